@@ -1,4 +1,4 @@
-"""Beam search on the device: which continuations live on, which hypotheses are kept, and the end.
+"""Beam search on the device: the live continuations, the finished hypotheses, and the end.
 
 The arithmetic is that of transformers 5 (`GenerationMixin._beam_search`), step for step and in
 float32, so that scores and choices are the same: sums of log-probabilities, divided by the length
@@ -19,11 +19,11 @@ NONE = -1.0e9  # added to the sum of what must not live on
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """What is known of each search before a step; W beams, best first.
+    """The state of each search before a step; W beams, best first.
 
     running_SW: float32, sums of the live beams' log-probabilities.
-    kept_SW: float32, scores of the ended hypotheses that are kept; ended_SW bool, whether there is
-        one: -inf where not.
+    kept_SW: float32, scores of the best finished hypotheses; ended_SW: bool, whether there is one
+        (its score is -inf otherwise).
     """
 
     running_SW: Tensor
@@ -33,10 +33,10 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """The searches of one forward: those that had beams in it, then those that begin.
+    """The searches of one forward: those that had beams in it, then new ones.
 
-    length_S1: int64, tokens of a hypothesis after this step; budget_S1: int64, most tokens it may
-        have; stops_SE: int64, stop ids, -1 where a request has fewer than others.
+    length_S1: int64, tokens of a hypothesis after this step; budget_S1: int64, the maximum of that;
+    stops_SE: int64, stop ids, padded with -1.
     """
 
     beams: Beams
@@ -47,12 +47,12 @@ class Searches:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What a step chose; C candidates, best first.
+    """The choices of a step; C candidates, best first.
 
-    parent_SW, token_SW: int64, the beam that each new one continues, and how.
-    origin_SW: int64, where each kept hypothesis comes from: the old one w, or candidate W + c.
-    parent_SC, token_SC: int64, the candidates: a beam and the token behind it.
-    beams: what is known afterwards. over_S: bool, whether the search has ended.
+    parent_SW, token_SW: int64, the beam that each new beam continues, and its token.
+    origin_SW: int64, the source of each finished hypothesis: the old one w, or candidate W + c.
+    parent_SC, token_SC: int64, the candidates: a beam and the next token.
+    beams: the state after the step. over_S: bool, whether the search has ended.
     """
 
     parent_SW: Tensor
@@ -65,7 +65,7 @@ class Chosen:
 
 
 def first_beams(num_beams: int, device: torch.device) -> Beams:
-    """A search that begins: one live beam, so that the first step does not find equal ones."""
+    """A new search: one live beam, so that the first step has no duplicates."""
     running_SW = torch.full((1, num_beams), NONE, device=device)
     running_SW[:, 0] = 0.0
     kept_SW = torch.full((1, num_beams), -inf, device=device)
@@ -82,12 +82,12 @@ def select(
     length_penalty: float,
     early_stopping: bool | str,
 ) -> Chosen:
-    """The best continuations live on, those that ended compete with the hypotheses kept so far.
+    """Keep the best continuations as beams, and the best finished hypotheses.
 
-    So many candidates are looked at that enough live ones are left if all stop ids are among them.
+    There are enough candidates for W live beams even if all stop ids are among them.
 
     Args:
-        logits: [R, V], a row for each live beam, then one for each search that begins.
+        logits: [R, V], a row for each live beam, then one for each new search.
     """
     beams = searches.beams
     width = num_beams
@@ -117,7 +117,7 @@ def select(
 
 
 def _by_beam(rows: Rows, logits: Tensor, num_beams: int) -> Tensor:
-    """float32 [S, W, V] log-probabilities; every beam of a search that begins sees the prompt."""
+    """float32 [S, W, V] log-probabilities; every beam of a new search sees the prompt."""
     log_RV = logits.float().log_softmax(-1)
     vocab = logits.shape[1]
     trees_SWV = log_RV[: rows.tree_rows].view(rows.trees, num_beams, vocab)
@@ -132,9 +132,9 @@ def _power(length_S1: Tensor, length_penalty: float) -> Tensor:
 def _keep(
     beams: Beams, running_SW: Tensor, scores_SC: Tensor, stops_SC: Tensor
 ) -> tuple[Beams, Tensor]:
-    """What is known after a step, and origin_SW: of what was kept and what ended now the best.
+    """The state after a step, and origin_SW: the best of the finished hypotheses, old and new.
 
-    Only the first W candidates can be kept; the others are there to go on with.
+    Only the first W candidates can finish; the others are possible continuations.
     """
     width = running_SW.shape[1]
     ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < width)

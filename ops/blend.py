@@ -1,8 +1,8 @@
-"""What a forward on a blended cache is told: which rows are cached, and how many are recomputed.
+"""Cached rows of a forward (CacheBlend): their roles, budgets, and which are recomputed.
 
-A row is of the suffix (always computed), protected (cached exactly: computed up to the check
-layer, never picked), reused (cached approximately: the check layer picks some) or padding. How
-many rows are picked is known on the host, which ones on the device alone.
+A row is of the suffix (always computed), protected (cached exactly: computed up to the check layer,
+never picked), reused (cached approximately: the check layer picks some) or padding. The host knows
+the number of picked rows; only the device knows which rows they are.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ Pair = tuple[Tensor, Tensor]  # K before RoPE and V of one layer, each [rows, kv
 
 
 class RowRole(IntEnum):
-    """What a row of a blended forward is."""
+    """The role of a row in a blended forward."""
 
     PADDING = 0
     SUFFIX = 1
@@ -31,10 +31,11 @@ class RowRole(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkKV:
-    """Cached rows, wherever they will stand: K is that before RoPE. Never changed in place.
+    """Cached rows, independent of their positions: K before RoPE. Never changed in place.
 
     keys_LRgd, values_LRgd: [layers, rows, kv_heads, head_dim] in the model's dtype; keys after a
-        k_norm. features_RF: the target's tapped hidden states, joined; None if nobody asked.
+        k_norm. features_RF: the target's tapped hidden states, joined; None without a drafter that
+        reads them.
     """
 
     keys_LRgd: Tensor
@@ -53,7 +54,7 @@ class ChunkKV:
 
 
 def join(chunks: Sequence[ChunkKV]) -> ChunkKV:
-    """Chunks one after another; features only if all of them have some."""
+    """Chunks concatenated; features only if all chunks have them."""
     features = [chunk.features_RF for chunk in chunks if chunk.features_RF is not None]
     return ChunkKV(
         torch.cat([chunk.keys_LRgd for chunk in chunks], 1),
@@ -64,10 +65,11 @@ def join(chunks: Sequence[ChunkKV]) -> ChunkKV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendRows:
-    """What each row of a forward is, on the host; all int32 [B, Q].
+    """The roles of a forward's rows, on the host; all int32 [B, Q].
 
     role_BQ: `RowRole`. prompt_BQ, branch_BQ: the request and the owner of a row. chunk_BQ: for
-        reused rows the number of their chunk in its branch; a chunk that occurs twice has two.
+        reused rows the number of their chunk in its branch; a chunk that occurs twice has two
+        numbers.
     """
 
     role_BQ: Ints
@@ -87,7 +89,8 @@ class BlendRows:
             )
 
     def groups(self, budget: Budget) -> tuple[Ints, int]:
-        """int32 [B, Q], the budget that a reused row counts in, -1 for other rows; and how many."""
+        """int32 [B, Q], the budget of each reused row, -1 for other rows; and the number of
+        budgets."""
         keys = {
             "per_prompt": (self.prompt_BQ,),
             "per_branch": (self.prompt_BQ, self.branch_BQ),
@@ -105,13 +108,13 @@ class BlendRows:
 class Blend:
     """Cached rows of one forward. Build it with `Blend.of`.
 
-    rows: what each row is. cached: its R cached rows, protected and reused ones.
-    index_R: int64, their flat indices (b * Q + q), increasing. group_R: int64, the budget each
-        counts in; protected rows have the last one, which is always empty.
-    counts_CG: for each check layer and budget how many rows are picked (host ints);
-        quota_CG, start_G: int64, the same, and how many rows the budgets before have.
+    rows: the roles. cached: the R cached rows, protected and reused ones.
+    index_R: int64, their flat indices (b * Q + q), increasing. group_R: int64, the budget of each;
+        protected rows have the last one, which is always empty.
+    counts_CG: for each check layer and budget the number of rows that are picked (host ints);
+        quota_CG: int64, the same. start_G: int64, the number of rows in the budgets before each.
     suffix_M: bool [B * Q], the rows that every layer computes.
-    budget_M: int32 on the host, the budget that each row counts in, -1 for rows without one.
+    budget_M: int32 on the host, the budget of each row, -1 for rows without one.
     """
 
     settings: BlendSettings
@@ -127,9 +130,9 @@ class Blend:
 
     @classmethod
     def of(cls, rows: BlendRows, cached: ChunkKV, settings: BlendSettings) -> "Blend":
-        """Cached rows `cached`, in the order of the flat indices of `rows` that have one.
+        """Cached rows `cached`, in the order of the flat indices of the cached rows in `rows`.
 
-        Of a budget of n rows a check layer picks int(ratio * n): the product in float64, cut.
+        Of a budget of n rows a check layer picks int(ratio * n), computed in float64.
 
         Raises:
             ValueError: nothing is cached, a prompt has no suffix, or the numbers of cached rows
@@ -163,9 +166,9 @@ class Blend:
         )
 
     def width(self, rows_Gq: npt.NDArray[np.int64], check: int | None) -> int:
-        """Most rows that one of these sequences can have left: its suffix and, behind check layer
-        number `check`, what is picked. A budget may lie in several sequences; which of them gets
-        how much of it is known on the device only, so each has room for all of it."""
+        """Maximum number of live rows of these sequences: the suffix and, after check layer number
+        `check`, the picked rows. A budget may span several sequences; only the device knows the
+        split, so each has room for all of it."""
         suffix_G = (self.rows.role_BQ.reshape(-1)[rows_Gq] == RowRole.SUFFIX).sum(1)
         if check is None:
             return int(suffix_G.max())
@@ -177,18 +180,18 @@ class Blend:
         return most
 
     def count(self, role: RowRole) -> int:
-        """Rows of one kind."""
+        """The number of rows with this role."""
         return int((self.rows.role_BQ == role).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendReport:
-    """What a blended forward did.
+    """The result of a blended forward.
 
-    live_L: for each layer the rows whose new K and V went into the cache (host ints).
-    picked: for each check layer the flat indices (b * Q + q) of the rows picked there, int64 on
-        the device, increasing; the suffix is not among them.
-    reused, protected, suffix: rows of each kind (host ints).
+    live_L: for each layer the number of rows whose new K and V were cached (host ints).
+    picked: for each check layer the flat indices (b * Q + q) of the rows picked there, int64 on the
+        device, increasing, without the suffix.
+    reused, protected, suffix: rows of each role (host ints).
     """
 
     plan: LayerPlan
@@ -200,20 +203,23 @@ class BlendReport:
 
 
 def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
-    """[R], squared distance of K and V as computed from those cached, over all heads of a layer.
+    """[R], squared distance of new K and V from the cached ones, over all heads of a layer.
 
-    K before RoPE deviates as much as K after it: both turn by the same angle. In float32 at least.
+    K before RoPE deviates as much as K after it: both are turned by the same angle. In float32 at
+    least.
     """
-    found_R = new[0].new_zeros(len(new[0]), dtype=torch.promote_types(new[0].dtype, torch.float32))
+    distance_R = new[0].new_zeros(
+        len(new[0]), dtype=torch.promote_types(new[0].dtype, torch.float32)
+    )
     for name, new_Rgd, old_Rgd in zip("kv", new, old, strict=True):
         if name in metric:
-            gap_Rgd = new_Rgd.to(found_R.dtype) - old_Rgd.to(found_R.dtype)
-            found_R += gap_Rgd.square().sum((1, 2))
-    return found_R
+            gap_Rgd = new_Rgd.to(distance_R.dtype) - old_Rgd.to(distance_R.dtype)
+            distance_R += gap_Rgd.square().sum((1, 2))
+    return distance_R
 
 
 def pick(deviation_R: Tensor, blend: Blend, check: int) -> Tensor:
-    """bool [R], the rows that deviate most in each budget; of equals the one with a lower index.
+    """bool [R], the rows that deviate most in each budget; of equals the one with the lower index.
 
     Args:
         check: the number of the check layer (0 for the first).
@@ -227,5 +233,5 @@ def pick(deviation_R: Tensor, blend: Blend, check: int) -> Tensor:
 
 
 def where_true(mask_R: Tensor, count: int) -> Tensor:
-    """int64 [count], the indices of the `count` true entries, increasing; nothing is read back."""
+    """int64 [count], the indices of the `count` true entries, increasing, without a host read."""
     return (~mask_R).to(torch.int8).argsort(stable=True)[:count]

@@ -1,12 +1,11 @@
-"""Which layer of a prefill does what with cached rows (CacheBlend), decided before the forward.
+"""The status of each layer of a prefill with cached rows (CacheBlend), fixed before the forward.
 
 From "CacheBlend: Fast Large Language Model Serving for RAG with Cached Knowledge Fusion"
-(2405.16444), whose status per layer is that of its code. Needs no torch: graphs are checked by it.
+(2405.16444); the statuses are those of its code. Needs no torch: graphs are checked with it.
 
-What a prefill costs, in floating-point operations, is modelled as in its section 5.1, in more
-detail: each layer's projections, its attention by the pairs of query and key that see each other,
-and the rest of the layer; embedding and output head left out. Picked rows are taken to lie evenly
-in the context.
+The floating-point operations of a prefill are modelled as in its section 5.1, in more detail: each
+layer's projections, its attention by the visible pairs of query and key, and the rest of the layer,
+without embedding and output head. Picked rows are assumed to be spread evenly over the context.
 """
 
 from dataclasses import dataclass
@@ -15,12 +14,13 @@ from typing import Literal
 
 
 class LayerStatus(IntEnum):
-    """What one decoder layer does in a forward.
+    """The work of one decoder layer in a forward.
 
     DECODE: computes all rows of a forward that verifies trees. FULL: computes all rows. CHECK:
-    computes K and V of all rows that are still alive, and goes on with those that deviate most.
-    AFTER_CHECK: computes the rows that are alive, takes the others from the cache. REUSE: the
-    same with the suffix alone, from the first layer on.
+        computes
+    K and V of all live rows, and keeps those live that deviate most. AFTER_CHECK: computes the live
+    rows, takes the others from the cache. REUSE: the same with the suffix alone, from the first
+    layer on.
     """
 
     DECODE = -1
@@ -42,22 +42,22 @@ OnMiss = Literal["full"]
 
 @dataclass(frozen=True, slots=True)
 class BlendSettings:
-    """How a prefill uses cached rows; graphs are checked for what does not go together.
+    """How a prefill uses cached rows; graphs are checked for conflicting values.
 
     Attributes:
         plan: `plain` computes everything, `reuse` nothing that is cached, `blend` computes the
             cached rows that deviate most.
         check_layers: layers (from 0) where rows are picked, increasing, never the first.
-        ratios: for each check layer the share of a budget's rows that is picked, never growing:
-            with several, a later layer picks among the rows of the one before.
-        metric: what deviates: squared distance of V, of K, or of both.
-        check_update: `full` keeps all K and V that a check layer computes; `partial` keeps those
-            of the rows that it picks.
-        mask: `exact` hides what lies behind a row; `bottom_right` is the original code's mask for
-            one sequence, by which picked rows see later ones; for comparisons only.
-        budget: over which rows a share is taken: those of a branch, a prompt, or each chunk.
+        ratios: for each check layer the share of a budget's rows that is picked, never growing: a
+            later layer picks among the rows of the one before.
+        metric: the deviation: squared distance of V, of K, or of both.
+        check_update: `full` keeps all K and V that a check layer computes; `partial` keeps those of
+            the rows that it picks.
+        mask: `exact` hides later positions; `bottom_right` is the original code's mask for one
+            sequence, by which picked rows see later ones; for comparisons only.
+        budget: the rows that a share refers to: those of a branch, a prompt, or each chunk.
         min_tokens: with fewer cached rows, nothing is reused.
-        on_miss: what happens to a chunk that is not in the store: `full` computes it.
+        on_miss: the treatment of a chunk that is not in the store: `full` computes it.
     """
 
     plan: PlanKind = "plain"
@@ -71,7 +71,7 @@ class BlendSettings:
     on_miss: OnMiss = "full"
 
     def kind_for(self, cached: int) -> PlanKind:
-        """The plan of a prefill with so many cached rows: `plain` where the others gain nothing."""
+        """The plan of a prefill with `cached` cached rows: `plain` if the others gain nothing."""
         everything = self.plan == "blend" and min(self.ratios) == 1
         return "plain" if not cached or cached < self.min_tokens or everything else self.plan
 
@@ -128,17 +128,17 @@ class LayerShape:
 
 
 def prefill_flops(shape: LayerShape, layers: int, rows: int) -> float:
-    """A prefill of `rows` rows that computes everything."""
+    """Operations of a prefill of `rows` rows that computes everything."""
     return blend_flops(shape, layers, BlendSettings(plan="plain"), 0, rows)
 
 
 def blend_flops(
     shape: LayerShape, layers: int, settings: BlendSettings, context: int, suffix: int
 ) -> float:
-    """A prefill of `context` cached rows and `suffix` rows behind them.
+    """Operations of a prefill of `context` cached rows and then `suffix` rows.
 
     Raises:
-        ValueError: the settings do not fit a model of so many layers.
+        ValueError: the settings do not fit a model of this many layers.
     """
     plan = compile_layer_plan(settings, layers)
     shares = iter(settings.ratios)

@@ -54,7 +54,7 @@ class Candidates(NamedTuple):
         )
 
     def pick(self, pick_SN: Tensor) -> "Candidates":
-        """These nodes, in this order. What is picked without its parent has any parent."""
+        """These nodes, in this order. The parent of a node without its parent is undefined."""
         place_N = torch.arange(pick_SN.shape[1], device=pick_SN.device)
         place_SC = torch.zeros_like(self.tokens_SC).scatter(1, pick_SN, place_N.expand_as(pick_SN))
         parents_SN = self.parents_SC.gather(1, pick_SN)
@@ -80,9 +80,9 @@ class Candidates(NamedTuple):
 def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
     """The `nodes` best candidates over all levels, still in creation order, or the best first.
 
-    The sort is stable and the scores are float32: a child never scores above its parent, and
-    among equals the parent comes first, so the kept set is always connected (EAGLE-2 relies on
-    an unstable top-k here and can keep a child without its parent).
+    The sort is stable and the scores are float32: a child never scores above its parent, and among
+    equals the parent comes first, so the kept set is always connected (EAGLE-2 relies on an
+    unstable top-k here and can keep a child without its parent).
     """
     order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
     best_SN = order_SC[:, :nodes]

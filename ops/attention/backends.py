@@ -421,8 +421,8 @@ class _Candidate:
         self.stride = 0
 
     def add(self, index: int, first: int | None, queries: int, keys: int, slots: int) -> bool:
-        """Add a sequence if its slots have the same distance as those before (or are a list, as
-        theirs), and if it costs little more than to compute it by itself."""
+        """Add a sequence if its slots have the same distance as those before (or are a list, too),
+        and if that costs little more than a batch of its own."""
         count = len(self.indices) + 1
         stride = 0
         max_queries = max(self.queries, queries)
@@ -450,8 +450,8 @@ def arranged(
 ) -> list[AttentionBatch]:
     """Sequences with these slots as batches.
 
-    Sequences of one shape whose slots lie at equal distances, or in the same place, are side by
-    side; so are those whose slots are listed, by a table.
+    Sequences of one shape are side by side if their slots have equal distances or are the same, or
+    if their slots are lists, which a table holds.
     """
     if len(sequences) == 1 and not sequences[0].owners and isinstance(keys[0], tuple):
         run = SlotRun(*keys[0])  # the usual case

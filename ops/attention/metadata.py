@@ -248,7 +248,7 @@ class AttentionMetadata:
     """One forward, as backends get it.
 
     kv: the labels of the pool's slots.
-    sequences: its query rows; each row is in one sequence. Only padding may be in none.
+    sequences: its query rows, each in one sequence; padding may be in none.
     visibility, segment_N: the segments of the rows, and int32 on the host, the number of each row's
         segment in it (the number after the last one for padding).
     positions_N: int64 on the device, the position of each row.

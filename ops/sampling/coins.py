@@ -1,4 +1,5 @@
-"""Coins: random numbers that are functions of keys alone, never of when or where they are drawn.
+"""Coins: random numbers that are functions of keys alone, independent of when and where they are
+    drawn.
 
 A key is one int64 that stands for a request's seed and a branch, folded with a position or with a
 place in a tree. A coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform
@@ -6,7 +7,7 @@ number). Hashing is SplitMix64 (Steele, Lea, Flood, 2014) in wrapping int64 arit
 logarithms are sums and products that IEEE 754 rounds exactly, each one an operation of its own;
 so a coin has the same 64 bits on every device.
 
-Drawing the argmax of score + Gumbel noise draws from the softmax of the scores.
+The argmax of score + Gumbel noise is a draw from the softmax of the scores.
 """
 
 from enum import IntEnum
@@ -25,11 +26,11 @@ ODD = tuple(range(21, 1, -2))  # denominators of the series of artanh, last term
 ONE_BITS = 0x3FF << 52  # sign and exponent of a float64 in [1, 2)
 MANTISSA = (1 << 52) - 1
 
-SPARE = 8  # more tokens than can lie within rounding errors of each other
+SPARE = 8  # more tokens than can be within rounding errors of each other
 
 
 class CoinRole(IntEnum):
-    """What a coin of rejection sampling decides; the roles' coins are independent."""
+    """The decision that a coin of rejection sampling makes; the roles' coins are independent."""
 
     DRAFT = 0
     ACCEPT = 1
@@ -98,19 +99,20 @@ def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
     """The token of each row, int64 [R]: argmax of score + Gumbel noise.
 
     Args:
-        scores_RV: log-probabilities up to a constant per row, -inf for what is not kept.
-        most: no row keeps more ids than this (`SamplingColumns.most_kept`).
+        scores_RV: log-probabilities up to a constant per row, -inf for filtered ids.
+        most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
     """
     return ranked(scores_RV, key_R, most, 1).squeeze(1)
 
 
 def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
-    """int64 [R, min(count, most, V)]: ids by score + Gumbel noise, best first; -1 where none is.
+    """int64 [R, min(count, most, V)]: ids by score + Gumbel noise, best first; padded with -1.
 
-    The best id that a grammar allows is a draw from the distribution renormalised to the allowed.
+    The best id that a grammar allows is a draw from the distribution renormalised to the allowed
+    ids.
 
-    Noise is computed roughly for all kept ids, and to the last bit for those that can be among
-    the first; so the order is that of `perturbed`, and of equals the lowest id comes first.
+    Noise is computed roughly for all kept ids, and to the last bit for those that can be among the
+    first; so the order is that of `perturbed`, and of equals the lowest id comes first.
     """
     ids_RK = _kept_ids(scores_RV, most)
     kept_RK = scores_RV.gather(1, ids_RK).double()

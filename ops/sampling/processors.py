@@ -1,12 +1,12 @@
-"""Logits processors: from a target's (or a drafter's) logits to what tokens are drawn from.
+"""Logits processors: from the logits of a model to the scores that tokens are drawn from.
 
 Pure: logits are never changed. The order is that of transformers: bias, repetition, presence and
 frequency, banned ids, min_new_tokens, forced tokens; then, where the temperature is above 0,
-temperature, top k, top p, min p. Rows at temperature 0 keep all their scores, for what matters
-there is their order only.
+temperature, top k, top p, min p. Rows at temperature 0 keep all their scores: only their order
+matters.
 
-Filters need no sort of the vocabulary where top k is given. Of entries that tie for the last
-places, top p keeps those with the lowest ids; so the kept set is the same whatever sorts.
+With top k, filters need no sort of the vocabulary. Of entries that tie for the last places, top p
+keeps those with the lowest ids; so the kept set does not depend on the sort.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,15 +22,16 @@ from .settings import TIES, SamplingRules
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The rules of several branches (or rows) side by side; S stands for either.
+    """The rules of several branches (or rows) as columns; S stands for either.
 
-    Per branch: the numbers of `SamplingRules`, float64 or int64; bias_ids_SC, biases_SC padded
-    with (0, 0); stop_ids_SC, stop_biases_SC padded likewise, -inf for real stop ids; forced_SC
-    padded with -1.
+    Per branch: the numbers of `SamplingRules`, float64 or int64; bias_ids_SC, biases_SC padded with
+    (0, 0); stop_ids_SC, stop_biases_SC padded likewise, -inf for real stop ids; forced_SC padded
+    with -1.
 
-    Host facts, the same for all: depth, how many of the best scores the filters have to look at
-    (0 for no filter); most_kept, how many ids a drawn row keeps at most; what is asked for at all.
-    No row's result depends on its neighbours.
+    Host values, the same for all rows: depth, the number of best scores that the filters read (0
+        for no
+    filter); most_kept, the maximum number of ids that a drawn row keeps; the settings that occur at
+    all. A row's result does not depend on other rows.
     """
 
     greedy_S: Tensor
@@ -58,7 +59,7 @@ class SamplingColumns:
 
     def of_rows(self, branch_R: Tensor) -> "SamplingColumns":
         """The columns of rows that belong to these branches."""
-        values = ((one.name, getattr(self, one.name)) for one in fields(self))
+        values = ((column.name, getattr(self, column.name)) for column in fields(self))
         picks: dict[str, Any] = {
             name: value.index_select(0, branch_R)
             for name, value in values
@@ -76,42 +77,42 @@ def columns(
     """The columns of these branches; built when the set of active branches changes.
 
     Args:
-        stop_ids: of each branch, held back by `min_new_tokens`.
+        stop_ids: of each branch, withheld by `min_new_tokens`.
     """
-    drawn = [one for one in rules if not one.greedy]
+    drawn = [rule for rule in rules if not rule.greedy]
 
     def floats(values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64).to(device)
 
     stops = [[(stop, -torch.inf) for stop in sorted(some)] for some in stop_ids]
-    bias_ids_SC, biases_SC = _pairs([one.biases for one in rules])
+    bias_ids_SC, biases_SC = _pairs([rule.biases for rule in rules])
     stop_ids_SC, stop_biases_SC = _pairs(stops)
     scales = [
         1.0 if r.greedy or r.filter_order == "filters_first" else r.temperature for r in rules
     ]
     return SamplingColumns(
-        greedy_S=torch.tensor([one.greedy for one in rules]).to(device),
-        temperature_S=floats([one.temperature or 1.0 for one in rules]),
+        greedy_S=torch.tensor([rule.greedy for rule in rules]).to(device),
+        temperature_S=floats([rule.temperature or 1.0 for rule in rules]),
         scale_S=floats(scales),
-        top_k_S=torch.tensor([one.top_k for one in rules]).to(device),
-        top_p_S=floats([one.top_p for one in rules]),
-        min_p_S=floats([one.min_p for one in rules]),
-        repetition_S=floats([one.repetition_penalty for one in rules]),
-        presence_S=floats([one.presence_penalty for one in rules]),
-        frequency_S=floats([one.frequency_penalty for one in rules]),
+        top_k_S=torch.tensor([rule.top_k for rule in rules]).to(device),
+        top_p_S=floats([rule.top_p for rule in rules]),
+        min_p_S=floats([rule.min_p for rule in rules]),
+        repetition_S=floats([rule.repetition_penalty for rule in rules]),
+        presence_S=floats([rule.presence_penalty for rule in rules]),
+        frequency_S=floats([rule.frequency_penalty for rule in rules]),
         bias_ids_SC=bias_ids_SC.to(device),
         biases_SC=biases_SC.to(device),
         stop_ids_SC=stop_ids_SC.to(device),
         stop_biases_SC=stop_biases_SC.to(device),
-        least_new_S=torch.tensor([one.min_new_tokens for one in rules]).to(device),
-        forced_SC=_padded([one.forced for one in rules], -1).to(device),
+        least_new_S=torch.tensor([rule.min_new_tokens for rule in rules]).to(device),
+        forced_SC=_padded([rule.forced for rule in rules], -1).to(device),
         depth=_depth(drawn, vocabulary),
-        most_kept=max((_most_kept(one, vocabulary) for one in drawn), default=1),
+        most_kept=max((_most_kept(rule, vocabulary) for rule in drawn), default=1),
         any_greedy=len(drawn) < len(rules),
         all_greedy=not drawn,
-        any_min_p=any(one.min_p for one in drawn),
-        penalises=any(one.penalises for one in rules),
-        looks_back=any(one.looks_back for one in rules),
+        any_min_p=any(rule.min_p for rule in drawn),
+        penalises=any(rule.penalises for rule in rules),
+        looks_back=any(rule.looks_back for rule in rules),
     )
 
 
@@ -120,9 +121,9 @@ def _most_kept(rules: SamplingRules, vocabulary: int) -> int:
 
 
 def _depth(drawn: Sequence[SamplingRules], vocabulary: int) -> int:
-    """Top p alone needs the whole vocabulary in order; behind top k only what that leaves."""
-    filtered = [one for one in drawn if 0 < one.top_k < vocabulary or one.top_p < 1]
-    return max((_most_kept(one, vocabulary) for one in filtered), default=0)
+    """Top p alone needs the whole vocabulary in order; after top k only the kept ids."""
+    filtered = [rule for rule in drawn if 0 < rule.top_k < vocabulary or rule.top_p < 1]
+    return max((_most_kept(rule, vocabulary) for rule in filtered), default=0)
 
 
 def _pairs(rows: Sequence[Sequence[tuple[int, float]]]) -> tuple[Tensor, Tensor]:
@@ -143,13 +144,15 @@ def _padded(rows: Sequence[Sequence[float]], empty: float) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the rows have behind them; what is in the path is not in the branch's counts.
+    """The tokens before the rows; those on the path are not in the branch's counts.
 
-    seen_SV: bool, ids in the branch's prompt or in its answer. counts_SV: int32, how often an id
-    is in its answer. Both may be [S, 0] where nothing penalises.
-    answered_S: int64, tokens of the answer that the counts hold.
-    tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them lie on the row's path
-    (the row's own token included); [R, 0] for rows outside trees.
+    seen_SV: bool, ids in the branch's prompt or in its answer. counts_SV: int32, occurrences of an
+        id
+    in its answer. Both may be [S, 0] without penalties.
+    answered_S: int64, tokens of the answer that the counts include.
+    tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them are on the row's path
+        (the
+    row's own token included); [R, 0] for rows outside trees.
     """
 
     seen_SV: Tensor
@@ -163,11 +166,11 @@ class Past:
 class Sampler:
     """How the next tokens of S branches are drawn.
 
-    A round without a sampler is one in which everybody takes the best token of the logits.
+    A round without a sampler takes the best token of the logits of all branches.
 
     rules: the branches' columns.
     key_S: int64, the key of each branch's coins (`coins.branch_key`).
-    seen_SV, counts_SV, answered_S: what lies behind each branch, as in `Past`; a tree's root token
+    seen_SV, counts_SV, answered_S: the tokens before each branch, as in `Past`; a tree's root token
         is not counted, it is on every path.
     """
 
@@ -178,7 +181,7 @@ class Sampler:
     answered_S: Tensor
 
     def past(self, tokens_RC: Tensor, path_RC: Tensor) -> Past:
-        """What lies behind rows with these tokens on their way."""
+        """The tokens before rows with these tokens on their path."""
         return Past(self.seen_SV, self.counts_SV, self.answered_S, tokens_RC, path_RC)
 
 
@@ -199,9 +202,12 @@ def process(
         rules: columns of the branches.
         branch_R: int64, the branch of each row.
         past: None if no rule looks back (penalties, min_new_tokens, forced).
+
+    Raises:
+        ValueError: a rule looks back, but `past` is None.
     """
     if past is None and rules.looks_back:
-        raise ValueError("penalties, min_new_tokens and forced tokens need to know the past")
+        raise ValueError("penalties, min_new_tokens and forced tokens need `past`")
     rows = rules.of_rows(branch_R)
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     scores_RV = _biased(scores_RV, rows.bias_ids_SC, rows.biases_SC)
@@ -217,7 +223,7 @@ def process(
 
 
 def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: Tensor) -> Tensor:
-    """int64 [R]: the best id of greedy rows (lowest of equals), a draw with its coins of others.
+    """int64 [R]: the best id of greedy rows (lowest of equals), a draw with coins of the others.
 
     Args:
         key_R: `coins.token_keys` of the tokens to be drawn.
@@ -274,10 +280,10 @@ def warped(scores_RV: Tensor, rows: SamplingColumns) -> Tensor:
 
 
 def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
-    """bool [R, V]: what top k and then top p keep.
+    """bool [R, V]: the ids that top k and then top p keep.
 
-    Only the `depth` highest values are sorted; which ids have them follows from comparing with
-    the last value that stays, so the order that a sort gives to equals plays no part.
+    Only the `depth` highest values are sorted; their ids follow from a comparison with the last
+    value that stays, so the order of equals in a sort has no effect.
     """
     size = z_RV.shape[1]
     depth = rows.depth

@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import inf
 from typing import Literal
 
-TIES = 64  # ids that may tie with the last of the top k and stay beside them
+TIES = 64  # additional ids that may tie with the last of the top k
 
 FilterOrder = Literal["temperature_first", "filters_first"]
 
@@ -99,8 +99,8 @@ class SamplingRules:
 
     @property
     def penalises(self) -> bool:
-        own = self.presence_penalty or self.frequency_penalty
-        return self.repetition_penalty != 1 or bool(own)
+        counted = self.presence_penalty or self.frequency_penalty
+        return self.repetition_penalty != 1 or bool(counted)
 
     @property
     def looks_back(self) -> bool:

@@ -1,8 +1,8 @@
 """Rejection sampling of drafts: exact in distribution, with every random number an argument.
 
-p is the target's distribution after a node, q the law that a draft was drawn from; both have been
-through the same processors (`processors.probabilities`; at temperature 0 they are one-hot, and the
-rules below accept exactly the greedy tokens). q None means a draft that was not drawn: its law is
+p is the target's distribution after a node, q the distribution that a draft was drawn from; both
+have passed the same processors (`processors.probabilities`; at temperature 0 they are one-hot, and
+the rules below accept exactly the greedy tokens). q None means a draft that was not drawn: its q is
 one-hot. A rule is lossless only for drafts of its kind:
 
 ====================  =====================================================================
@@ -12,11 +12,13 @@ CHAIN                 one draft, drawn from q (Leviathan et al., 2211.17192)
 BLOCK                 the same, accepted as a block (Sun et al., 2403.10444)
 WITH_REPLACEMENT      independent draws from q (SpecInfer, 2305.09781)
 WITHOUT_REPLACEMENT   draws from q, each without its earlier siblings (2402.14160)
-TOPK                  any distinct tokens, chosen without looking at the coins (q is one-hot)
+TOPK                  any distinct tokens, chosen independently of the coins (q is one-hot)
 ====================  =====================================================================
 
 Probabilities are float32 (or float64), products that are compared are float64; nothing is changed
-in place. Uniform numbers are in [0, 1).
+in place. Uniform numbers are in [0, 1). The keys of the coins are (branch, position of the round's
+root, depth, rank among the siblings, role): every coin is used once, and siblings have different
+ones.
 """
 
 from dataclasses import dataclass, replace
@@ -32,13 +34,13 @@ from ..types import Proposal
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What is accepted of every tree.
+    """The accepted nodes of every tree.
 
     path_ST: bool, the root and the accepted nodes.
     bonus_S: int64, the token drawn after the last accepted node.
     weights_SV: the distribution that `bonus_S` was drawn from.
     chance_SN: probability with which each tried node was accepted; NaN for nodes never tried.
-    p_SN, q_SN: what each tried node was judged by, i.e. what earlier siblings had left of p and q.
+    p_SN, q_SN: the values that each tried node was compared by, after earlier siblings' rejections.
     """
 
     path_ST: Tensor
@@ -72,14 +74,14 @@ def accept_chain(
 ) -> Acceptance:
     """Accept the first drafts of a chain.
 
-    CHAIN accepts one after another while q(x) > 0 and r q(x) < p(x). The comparison is strict: what
-    the target gives probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix
+    CHAIN accepts one after another while q(x) > 0 and r q(x) < p(x). The comparison is strict: a
+    token with target probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix
     whose r is below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
     Args:
         p_STV: target's distribution before the first draft, after each one: T = N + 1 rows.
-        q_SNV: law of each draft; None if the drafts were not drawn.
-        valid_SN: False behind the end of a shorter chain.
+        q_SNV: distribution of each draft; None if the drafts were not drawn.
+        valid_SN: False after the end of a shorter chain.
         r_SN, u_S: uniform numbers of the drafts and of the final token.
         rule: CHAIN or BLOCK.
     """
@@ -98,7 +100,7 @@ def accept_chain(
         chance_SN = _chance(p_SN, q_SN)
         path_ST = _with_root((_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool())
         tried_SN = valid_SN & path_ST[:, :-1]
-    weights_SV = _left_over(p_STV, q_SNV, tokens_SN, valid_SN, path_ST, ratio_ST)
+    weights_SV = _final_weights(p_STV, q_SNV, tokens_SN, valid_SN, path_ST, ratio_ST)
     chance_SN = chance_SN.where(tried_SN, torch.nan)
     return Acceptance(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
 
@@ -113,26 +115,29 @@ def accept_tree(
     u_ST: Tensor,
     rule: Rule,
 ) -> Acceptance:
-    """Walk down from the root: try a node's children in order, step to the first accepted one.
+    """From the root on: try a node's children in order, step to the first accepted one.
 
     Args:
         p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
-        q_STV: law that each node's children were drawn from; None for TOPK.
+        q_STV: distribution that each node's children were drawn from; None for TOPK.
         parents_SN: index of the parent among the drafted nodes, -1 for the root; parents first.
         valid_SN: False for padding nodes.
-        r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a walk can end.
+        r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a path can end.
+
+    Raises:
+        ValueError: the rule needs q and there is none, or the reverse.
     """
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
-    walk = _Walk(_wide(p_STV), None if q_STV is None else _wide(q_STV), u_ST, rule)
+    path = _AcceptedPath(_wide(p_STV), None if q_STV is None else _wide(q_STV), u_ST, rule)
     for node in range(tokens_SN.shape[1]):
-        open_S = valid_SN[:, node] & (parents_SN[:, node] + 1 == walk.at_S)
-        walk.try_(node, tokens_SN[:, node], open_S, r_SN[:, node])
-    return walk.end()
+        open_S = valid_SN[:, node] & (parents_SN[:, node] + 1 == path.at_S)
+        path.try_(node, tokens_SN[:, node], open_S, r_SN[:, node])
+    return path.end()
 
 
-class _Walk:
-    """One pass over the nodes; a parent comes first, so its children are tried where it stands."""
+class _AcceptedPath:
+    """One pass over the nodes: parents come first, children are tried at the current node."""
 
     def __init__(self, p_STV: Tensor, q_STV: Tensor | None, u_ST: Tensor, rule: Rule) -> None:
         self.p_STV = p_STV
@@ -154,10 +159,10 @@ class _Walk:
         self.tried.append((p_S, q_S, open_S))
 
     def _reject_(self, token_S: Tensor, rejected_S: Tensor) -> None:
-        """What is left of p, and of q, once a child was rejected."""
+        """The remainder of p, and of q, after a child's rejection."""
         one_S = torch.ones_like(self.p_SV[:, 0])
-        left_SV = _excess(self.p_SV, self.q_SV, token_S, one_S)
-        self.p_SV = _normalised(left_SV, self.p_SV).where(rejected_S[:, None], self.p_SV)
+        excess_SV = _excess(self.p_SV, self.q_SV, token_S, one_S)
+        self.p_SV = _normalised(excess_SV, self.p_SV).where(rejected_S[:, None], self.p_SV)
         if self.q_SV is not None and self.rule is Rule.WITHOUT_REPLACEMENT:
             rest_SV = self.q_SV.scatter(1, token_S[:, None], 0.0)
             rest_SV = _normalised(rest_SV, rest_SV)  # with no mass left q stays 0
@@ -176,7 +181,7 @@ class _Walk:
         path_ST = torch.stack(self.path, 1)
         if not self.tried:
             return Acceptance(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
-        p_SN, q_SN, open_SN = (torch.stack(one, 1) for one in zip(*self.tried, strict=True))
+        p_SN, q_SN, open_SN = (torch.stack(values, 1) for values in zip(*self.tried, strict=True))
         chance_SN = _chance(p_SN, q_SN).where(open_SN, torch.nan)
         return Acceptance(path_ST, bonus_S, self.p_SV, chance_SN, p_SN, q_SN)
 
@@ -215,13 +220,13 @@ def _block_chance(
     """[S, N]: h of each prefix; the longest one's is its w."""
     inner_STV = p_STV[:, 1:-1] * ratio_ST[:, 1:-1, None]
     if q_SNV is None:
-        left_STV = inner_STV.scatter(2, tokens_SN[:, 1:, None], 0.0)
+        excess_STV = inner_STV.scatter(2, tokens_SN[:, 1:, None], 0.0)
     else:
-        left_STV = (inner_STV - q_SNV[:, 1:]).clamp(min=0)
-    left_SN = left_STV.sum(-1)
+        excess_STV = (inner_STV - q_SNV[:, 1:]).clamp(min=0)
+    excess_SN = excess_STV.sum(-1)
     ratio_SN = ratio_ST[:, 1:]
-    against_SN = left_SN + 1 - ratio_SN[:, :-1]
-    inner_SN = torch.where(against_SN > 0, left_SN / against_SN, 1.0)
+    against_SN = excess_SN + 1 - ratio_SN[:, :-1]
+    inner_SN = torch.where(against_SN > 0, excess_SN / against_SN, 1.0)
     longer_SN = valid_SN[:, 1:]
     return torch.cat([inner_SN.where(longer_SN, ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
 
@@ -243,7 +248,7 @@ def _excess(p_RV: Tensor, q_RV: Tensor | None, token_R: Tensor, ratio_R: Tensor)
     return (scaled_RV - q_RV).clamp(min=0)
 
 
-def _left_over(
+def _final_weights(
     p_STV: Tensor,
     q_SNV: Tensor | None,
     tokens_SN: Tensor,
@@ -251,7 +256,7 @@ def _left_over(
     path_ST: Tensor,
     ratio_ST: Tensor,
 ) -> Tensor:
-    """[S, V]: what the final token of each chain is drawn from."""
+    """[S, V]: the distribution of the final token of each chain."""
     last_S = path_ST[:, 1:].sum(1)
     row_S = torch.arange(len(last_S), device=last_S.device)
     p_SV = p_STV[row_S, last_S]
@@ -259,9 +264,9 @@ def _left_over(
         return p_SV
     next_S = last_S.clamp(max=tokens_SN.shape[1] - 1)
     q_SV = None if q_SNV is None else q_SNV[row_S, next_S]
-    left_SV = _excess(p_SV, q_SV, tokens_SN[row_S, next_S], ratio_ST[row_S, last_S])
+    excess_SV = _excess(p_SV, q_SV, tokens_SN[row_S, next_S], ratio_ST[row_S, last_S])
     rejected_S1 = (last_S < valid_SN.sum(1))[:, None]
-    return torch.where(rejected_S1, _normalised(left_SV, p_SV), p_SV)
+    return torch.where(rejected_S1, _normalised(excess_SV, p_SV), p_SV)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +278,10 @@ class RoundCoins:
 
     @classmethod
     def of(cls, key_S: Tensor, position_S: Tensor, proposal: Proposal) -> "RoundCoins":
-        """Args:
-        key_S: int64, keys of the branches. position_S: int64, positions of the roots.
+        """The coins of a proposal.
+
+        Args:
+            key_S: int64, keys of the branches. position_S: int64, positions of the roots.
         """
         nodes = (proposal.depths_SN, sibling_ranks(proposal.parents_SN))
         depths_ST, ranks_ST = (F.pad(value_SN, (1, 0)) for value_SN in nodes)  # the root has 0, 0
@@ -295,7 +302,7 @@ def sibling_ranks(parents_SN: Tensor) -> Tensor:
 def rule_for(proposal: Proposal, rule: str | None, draws: str) -> Rule:
     """The rule by its name; without one, the usual rule for drafts that were drawn like this.
 
-    Where nobody drew, a tree is made of the best tokens.
+    A tree without drawn drafts consists of the best tokens.
     """
     usual = Rule(rule) if rule else fitting_rules(Draws(draws), proposal.is_chain)[0]
     return Rule.TOPK if proposal.draft_probs_STV is None and usual not in CHAIN_RULES else usual
@@ -312,12 +319,12 @@ def accept_rejection(
     """Accept drafts of all trees against the target's distributions after each node.
 
     Args:
-        rule: as `rule_for` has it.
-        skip_sample_adjustment: draw the last token from the target's own distribution even where
-            a draft was rejected. That is not lossless; it is there to be looked at.
+        rule: as `rule_for` returns it.
+        skip_sample_adjustment: draw the last token from the target's own distribution even after a
+            rejected draft. Not lossless; for comparisons.
 
     Raises:
-        ValueError: the proposal does not bring what the rule needs.
+        ValueError: the proposal lacks what the rule needs.
     """
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN

@@ -1,6 +1,8 @@
-"""Accepting drafts: per node, what the target would have said there, and the path it confirms.
+"""Acceptance of drafts: the target's own token after each node, and the path that it confirms.
 
-Behind a prefill, where nothing was drafted, it says the first token of every branch.
+Processed rows are drawn from by their branches' columns and coins; a token that a grammar restricts
+is the best legal one of the row's order, which for a sampled branch is that of score + Gumbel
+noise. After a prefill, the same gives the first token of every branch.
 """
 
 from collections.abc import Sequence
@@ -19,8 +21,8 @@ from ..sampling.settings import Accept, Rule
 from ..types import Proposal, Rows
 from .rejection import Acceptance, RoundCoins, accept_rejection, rule_for
 
-BROKEN = -2  # the token of a row whose scores are no numbers
-BEST = 64  # scores per node that a grammar walk gets to see without a further read
+BROKEN = -2  # the token of a row with NaN scores
+BEST = 64  # ids per node that a grammar sees without a further read
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,9 @@ class Scored:
 
     scores_RV: as from `processors.process`; the logits themselves without a sampler.
     branch_R: int64, the branch of each row in the sampler's order. key_R: int64, the keys of the
-    tokens to be drawn. Both are empty without a sampler: nobody asks for them in such a round.
-    broken_R: bool, rows with a score that is no number, from which nothing can be drawn.
+        tokens
+    to be drawn. Both are empty without a sampler, where they are not used.
+    broken_R: bool, rows with a NaN score, from which nothing can be drawn.
     """
 
     sampler: Sampler | None
@@ -40,7 +43,7 @@ class Scored:
     broken_R: Tensor
 
     def drawn(self) -> Tensor:
-        """int64 [R]: the target's own token after each row, BROKEN where there is none."""
+        """int64 [R]: the target's own token after each row, BROKEN for broken rows."""
         if self.sampler is None:
             drawn_R = self.scores_RV.argmax(-1)
         else:
@@ -48,7 +51,7 @@ class Scored:
         return drawn_R.masked_fill(self.broken_R, BROKEN)
 
     def probabilities(self) -> Tensor:
-        """[R, V]: what each row draws from."""
+        """[R, V]: the distribution that each row draws from."""
         return probabilities(self.scores_RV, self._greedy_R())
 
     def branch_keys(self, branches: int) -> Tensor:
@@ -58,14 +61,14 @@ class Scored:
         return self.sampler.key_S[:branches]
 
     def noise(self, row_X: Tensor, id_X: Tensor) -> Tensor:
-        """float64 [X]: Gumbel noise of an id each, drawn after these rows; NaN for greedy ones."""
+        """float64 [X]: Gumbel noise of an id each, drawn after these rows; NaN for greedy rows."""
         if self.sampler is None:
             return torch.full_like(row_X, torch.nan, dtype=torch.float64)
         noise_X = gumbel(self.key_R[row_X], id_X[:, None]).squeeze(1)
         return noise_X.masked_fill(self._greedy_R()[row_X], torch.nan)
 
     def bound(self, rows: Sequence[int]) -> "GrammarRows":
-        """The rows that a grammar restricts (host ints); only outlines have some."""
+        """The rows that a grammar restricts (host ints); only outlines have any."""
         if not rows:
             none_0C = self.key_R.new_empty(0, min(BEST, self.scores_RV.shape[1]))
             return GrammarRows(none_0C, self.scores_RV[:0])
@@ -88,9 +91,9 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """Rows under a grammar: the best ids of each, best first, and all that a full look needs.
+    """Rows under a grammar: the best ids of each, best first, and the data for a full order.
 
-    key_G, greedy_G: None where every row is greedy.
+    key_G, greedy_G: None if every row is greedy.
     """
 
     best_GC: Tensor
@@ -99,7 +102,7 @@ class GrammarRows:
     greedy_G: Tensor | None = None
 
     def whole(self, row: int) -> Tensor:
-        """[V]: what orders all ids of one row, as `best_GC` orders the first of them."""
+        """[V]: the values that order all ids of one row, as `best_GC` orders the first of them."""
         scores_V = self.scores_GV[row]
         if self.key_G is None or self.greedy_G is None:
             return scores_V
@@ -108,7 +111,7 @@ class GrammarRows:
 
 
 def score_trees(rows: Rows, logits_RV: Tensor) -> Scored:
-    """All nodes of all trees, each with its own path behind it."""
+    """All nodes of all trees, each with the tokens on its path."""
     if rows.sampler is None:
         return _unprocessed(logits_RV)
     trees, nodes = rows.nodes_ST.shape
@@ -120,7 +123,7 @@ def score_trees(rows: Rows, logits_RV: Tensor) -> Scored:
 
 
 def score_tips(rows: Rows, logits_RV: Tensor) -> Scored:
-    """The last rows of prompts; their branches stand behind those with trees."""
+    """The last rows of prompts; their branches come after those with trees."""
     if rows.sampler is None:
         return _unprocessed(logits_RV)
     branch_R = torch.arange(len(rows.tips_R), device=logits_RV.device) + rows.trees
@@ -138,23 +141,23 @@ def _scored(
     sampler: Sampler, logits_RV: Tensor, branch_R: Tensor, past: Past, positions_R: Tensor
 ) -> Scored:
     broken_R = _broken(logits_RV)
-    logits_RV = logits_RV.masked_fill(broken_R[:, None], 0.0)  # what draws cannot do with NaN
+    logits_RV = logits_RV.masked_fill(broken_R[:, None], 0.0)  # draws fail with NaN
     scores_RV = process(logits_RV, sampler.rules, branch_R, past)
     key_R = token_keys(sampler.key_S[branch_R], positions_R + 1)
     return Scored(sampler, scores_RV, branch_R, key_R, broken_R)
 
 
 def _broken(logits_RV: Tensor) -> Tensor:
-    """bool [R]: a NaN is the greatest of its row, so one look at each row tells."""
+    """bool [R]: a NaN is the greatest value of its row."""
     return logits_RV.amax(-1).isnan()
 
 
 def best(scores_RV: Tensor) -> Tensor:
     """The ids of the `BEST` highest scores of each row, best first, int64 [R, min(BEST, V)].
 
-    Of equal scores the smallest id comes first, as in `argmax`; `topk` leaves the order of equals
-    open, and bfloat16 logits are often equal. What equals the last score may be cut off in any
-    order, so -1 stands there: whoever gets that far must look at the whole row.
+    Of equal scores the smallest id comes first, as in `argmax`; `topk` does not define the order of
+    equals, and bfloat16 logits are often equal. Ids that equal the last score may be missing, so
+    they are replaced by -1: a caller that reaches one must read the whole row.
     """
     size = scores_RV.shape[-1]
     ids_RC = scores_RV.topk(min(BEST, size), dim=-1).indices.sort(dim=-1).values
@@ -167,13 +170,14 @@ def best(scores_RV: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
-    """What is known of every drafted node.
+    """The figures of every drafted node; made only if `verify.accept` has `explain`.
+
+    They are part of the round's one read: floats as the bits of float64.
 
     bits_SNC: int64: the target's own token after the parent, then the numbers of `DraftFigures` in
         their order, as bits.
     rule: of rejection sampling; None where drafts are matched.
-    adjusted: whether a rejected draft's probability is taken out of what the final token is drawn
-        from.
+    adjusted: whether a rejected draft's probability is removed from the final token's distribution.
     """
 
     bits_SNC: Tensor
@@ -183,13 +187,13 @@ class TreeFigures:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """One drafted node; None for what there is not.
+    """One drafted node; None for missing values.
 
     draw: the target's own token after the node's parent, where drafts are matched.
     score: cumulative log-probability of the node under the drafter.
-    coin: Gumbel noise of its token at its position; not of branches at temperature 0.
-    p, q, r, chance: under rejection, what a tried node was judged by, its uniform number, and the
-        probability of accepting it (`rejection.Acceptance`).
+    coin: Gumbel noise of its token at its position; None at temperature 0.
+    p, q, r, chance: under rejection, the values that a tried node was compared by, its uniform
+        number, and the probability of accepting it (`rejection.Acceptance`).
     """
 
     draw: int | None
@@ -203,7 +207,7 @@ class DraftFigures:
 
 @dataclass(frozen=True, slots=True)
 class RejectionRecord:
-    """How rejection sampling judged the trees: under this rule, with these uniform numbers."""
+    """The result of rejection sampling, its rule, and its uniform numbers."""
 
     verdict: Acceptance
     r_SN: Tensor
@@ -217,7 +221,7 @@ def figures(
     """Collect the figures of a round.
 
     Args:
-        scored: the rows of all nodes, tree by tree. drawn_ST: int64, what they draw.
+        scored: the rows of all nodes, tree by tree. drawn_ST: int64, their draws.
         judged: None where drafts are matched.
     """
     trees, nodes = drawn_ST.shape
@@ -228,10 +232,10 @@ def figures(
     if judged is not None:
         verdict = judged.verdict
         tried_SN = ~verdict.chance_SN.isnan()
-        known = (verdict.p_SN, verdict.q_SN, judged.r_SN, verdict.chance_SN)
-        numbers = [one_SN.where(tried_SN, torch.nan) for one_SN in known]
+        values = (verdict.p_SN, verdict.q_SN, judged.r_SN, verdict.chance_SN)
+        numbers = [value_SN.where(tried_SN, torch.nan) for value_SN in values]
     floats = (proposal.scores_SN, coin_SN, *numbers)
-    bits = [one_SN.double().view(torch.int64) for one_SN in floats]
+    bits = [value_SN.double().view(torch.int64) for value_SN in floats]
     bits_SNC = torch.stack([drawn_ST.gather(1, parents_SN), *bits], dim=2)
     if judged is None:
         return TreeFigures(bits_SNC)
@@ -239,26 +243,25 @@ def figures(
 
 
 def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
-    """One tree's figures from what was read of `TreeFigures.bits_SNC`."""
+    """One tree's figures from the read values of `TreeFigures.bits_SNC`."""
     floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
-    known = ([number if np.isfinite(number) else None for number in row] for row in floats)
-    rows = zip(bits_NC[:, 0].tolist(), known, strict=True)
+    values = ([number if np.isfinite(number) else None for number in row] for row in floats)
+    rows = zip(bits_NC[:, 0].tolist(), values, strict=True)
     return [DraftFigures(draw, *numbers) for draw, numbers in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What the target confirms of every tree (node 0 is the root).
+    """The target's verdict on every tree (node 0 is the root).
 
     drawn_ST: int64, the target's own token after each node.
     path_ST: bool, the root and the accepted nodes: always one path from the root.
-    bonus_S: int64, the target's token after the last accepted node; BROKEN if its scores are no
-        numbers.
-    tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own;
-        tokens of padding nodes are -1).
-    side_outputs_SC: what the drafter wrote for the host, int64; [S, 0] if nothing.
+    bonus_S: int64, the target's token after the last accepted node; BROKEN if its scores are NaN.
+    tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own; tokens
+        of padding nodes are -1).
+    side_outputs_SC: the drafter's values for the host, int64; [S, 0] without any.
     bound: the nodes of trees under a grammar, tree by tree.
-    figures: what the drafts were judged by, if somebody asked.
+    figures: the figures of the drafts, with `explain`.
     """
 
     drawn_ST: Tensor
@@ -292,12 +295,12 @@ def accept(
     Args:
         logits: [R, V], the tree rows first.
         proposal: the trees of the active branches, in the rows' order.
-        accept: `sampling_settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
-            `rejection.rule_for`, `skip_sample_adjustment` as in `accept_rejection`. Trees
-            under a grammar are matched in any case.
-        filler_top_k: n-gram drafters that count more than the drawn token get so many best tokens
-            of every node in `side_outputs_SC`.
-        explain: bring `figures` too.
+        accept: `settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
+            `rejection.rule_for`, `skip_sample_adjustment` as in `accept_rejection`. Trees under a
+            grammar are matched in any case.
+        filler_top_k: for n-gram drafters that count several tokens: this many best tokens of every
+            node are in `side_outputs_SC`.
+        explain: return `figures`, too.
     """
     trees, nodes = rows.nodes_ST.shape
     scored = score_trees(rows, logits[: rows.tree_rows])
@@ -335,7 +338,7 @@ def _judged(
 
 
 def matching(proposal: Proposal, above_STT: Tensor, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
-    """(path_ST, bonus_S): the longest paths that the target confirms, and what it says next."""
+    """(path_ST, bonus_S): the longest paths that the target confirms, and its next tokens."""
     if drawn_ST.shape[1] == 1:  # roots alone
         return torch.ones_like(drawn_ST, dtype=torch.bool), drawn_ST[:, 0]
     agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
@@ -355,7 +358,7 @@ def _with_roots(proposal: Proposal, root_S1: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
-    """int64 [S, C]: the drafter's own notes, or the best tokens after each node of its tree."""
+    """int64 [S, C]: the drafter's own values, or the best tokens after each node of its tree."""
     trees = proposal.tokens_SN.shape[0]
     if filler_top_k > 1:
         return filler_ids(scores_RV, filler_top_k).view(trees, -1)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...ops.registry import OpTable, RegistryError, Room, read_table
+from ...ops.registry import OpTable, Place, RegistryError, read_table
 from ..yaml.source import (
     GraphError,
     KeyPath,
@@ -276,7 +276,7 @@ def _no_way(done: KeyPath, node: Any) -> str:
     return f"{'.'.join(map(str, done))} is {what}"
 
 
-def rooms() -> tuple[Room, ...]:
+def rooms() -> tuple[Place, ...]:
     """The packages that declare ops and guards: `ops` and `states`."""
     here = Path(__file__).parents[1]
     root = __name__.split(".")[0]

@@ -197,7 +197,7 @@ def test_rules_that_look_back_need_a_past() -> None:
         SamplingRules(forced=(1,)),
         SamplingRules(min_new_tokens=1),
     ):
-        with pytest.raises(ValueError, match="need to know the past"):
+        with pytest.raises(ValueError, match="need `past`"):
             scores_of(torch.zeros(1, 4), rules)
 
 
