@@ -101,8 +101,8 @@ def test_decorators_return_the_function_itself() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('@op("a")\ndef f(*x): ...', "neither"),
-        ('@op("a")\ndef f(**x): ...', "neither"),
+        ('@op("a")\ndef f(*x): ...', "without "),
+        ('@op("a")\ndef f(**x): ...', "without "),
         ('@op("a")\ndef f(x=1): ...', "default"),
         ('class A:\n    @op("a")\n    def f(self): ...', "top level"),
         ('@op(NAME)\ndef f(x): ...\n"@op("', "malformed"),
