@@ -74,8 +74,14 @@ def simulate(
     """
     with user_errors():
         from ..simulate.arrivals import Workload
-        from ..simulate.cluster_command import ClustersAsked, clusters_described, simulate_clusters
-        from ..simulate.command import Asked, described, fitted
+        from ..simulate.command import (
+            ClusterSettings,
+            SimulationSettings,
+            clusters_described,
+            described,
+            fitted,
+            simulate_clusters,
+        )
         from ..simulate.command import simulate as compare
         from ..simulate.costs import StepCost
 
@@ -97,18 +103,18 @@ def simulate(
             tell_problems(error.problems)
             raise typer.Exit(Code.GRAPH) from None
         names = [name for name in policies.split(",") if name]
-        asked = Asked(arrivals, requests, work, names, seed)
+        asked = SimulationSettings(arrivals, requests, work, names, seed)
         if cluster is not None:
-            wanted = ClustersAsked(cluster, tp, link, shape, together)
+            wanted = ClusterSettings(cluster, tp, link, shape, together)
             clusters = simulate_clusters(program.graph, cost, asked, wanted)
             if as_json:
-                print_json(clusters={name: one.told() for name, one in clusters.items()})
+                print_json(clusters={name: one.document() for name, one in clusters.items()})
             else:
                 print(clusters_described(clusters))
             return
         told = compare(program.graph, cost, asked)
         if as_json:
-            print_json(policies={name: one.told() for name, one in told.items()})
+            print_json(policies={name: one.document() for name, one in told.items()})
         else:
             print(described(told))
 

@@ -44,37 +44,37 @@ def answers(
 @flat_options
 def eagle2(settings: Eagle2Training, file: ConversationFile) -> None:
     """Train a head for EAGLE-1 and EAGLE-2. The defaults are the shape of the embedded one."""
-    from ..train.eagle2 import train_eagle2
-    from ..train.lessons import conversation_lessons
+    from ..train.dataset import conversation_dataset
+    from ..train.eagle import train_eagle2
 
-    typer.echo(train_eagle2(settings, partial(conversation_lessons, file)))
+    typer.echo(train_eagle2(settings, partial(conversation_dataset, file)))
 
 
 @train.command()
 @flat_options
 def eagle3(settings: Eagle3Training, file: ConversationFile) -> None:
     """Train an EAGLE-3 drafter. The defaults are the shape of the embedded one."""
-    from ..train.eagle3 import train_eagle3
-    from ..train.lessons import conversation_lessons
+    from ..train.dataset import conversation_dataset
+    from ..train.eagle import train_eagle3
 
-    typer.echo(train_eagle3(settings, partial(conversation_lessons, file)))
+    typer.echo(train_eagle3(settings, partial(conversation_dataset, file)))
 
 
 @train.command()
 @flat_options
 def dflash(settings: DFlashTraining, file: ConversationFile) -> None:
     """Train a DFlash drafter. The defaults are the shape of the embedded one."""
+    from ..train.dataset import conversation_dataset
     from ..train.dflash import train_dflash
-    from ..train.lessons import conversation_lessons
 
-    typer.echo(train_dflash(settings, partial(conversation_lessons, file)))
+    typer.echo(train_dflash(settings, partial(conversation_dataset, file)))
 
 
 @train.command()
 @flat_options
 def vanilla(settings: VanillaTraining, file: ConversationFile) -> None:
     """Train a small language model as a drafter. The defaults are the shape of the embedded one."""
-    from ..train.lessons import conversation_lessons
+    from ..train.dataset import conversation_dataset
     from ..train.vanilla import train_vanilla
 
-    typer.echo(train_vanilla(settings, partial(conversation_lessons, file)))
+    typer.echo(train_vanilla(settings, partial(conversation_dataset, file)))

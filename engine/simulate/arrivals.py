@@ -60,7 +60,7 @@ class Workload:
 
 
 def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """So many requests a second in the mean, each at a moment of its own."""
+    """Arrivals at `rate` requests a second, with exponential gaps."""
     chance = random.Random(f"poisson {seed}")
     at = 0.0
     for _ in range(count):
@@ -69,7 +69,7 @@ def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arri
 
 
 def bursts(rate: float, size: int, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """The same number a second in the mean, but `size` of them at once."""
+    """Arrivals at `rate` requests a second, `size` of them at once."""
     chance = random.Random(f"bursts {seed}")
     at = 0.0
     for number in range(count):
@@ -90,26 +90,26 @@ def recorded(path: Path) -> Iterator[Arrival]:
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
-                one = Arrival(**found | {"texts": tuple(found["texts"])})
-                wrong = one.at < before or not one.texts or min(one.texts) < 1
-                wrong |= not 0 <= one.shared <= one.prompt or one.prompt < 1
-                wrong |= one.outline < 0 or one.budget < 0
+                fields = json.loads(line)
+                arrival = Arrival(**fields | {"texts": tuple(fields["texts"])})
+                wrong = arrival.at < before or not arrival.texts or min(arrival.texts) < 1
+                wrong |= not 0 <= arrival.shared <= arrival.prompt or arrival.prompt < 1
+                wrong |= arrival.outline < 0 or arrival.budget < 0
             except (ValueError, TypeError, KeyError) as error:
-                raise UsageError(f"{path}:{number}: no arrival: {error}") from None
+                raise UsageError(f"{path}:{number}: not an arrival: {error}") from None
             if wrong:
-                raise UsageError(f"{path}:{number}: no arrival that can be: {line.strip()[:80]}")
-            before = one.at
-            yield one
+                raise UsageError(f"{path}:{number}: invalid arrival: {line.strip()[:80]}")
+            before = arrival.at
+            yield arrival
 
 
-def line_of(one: Arrival) -> str:
+def line_of(arrival: Arrival) -> str:
     """An arrival as a line of such a file."""
-    return json.dumps(asdict(one))
+    return json.dumps(asdict(arrival))
 
 
 def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """What `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file.
+    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file.
 
     Raises:
         UsageError: it is none of these.

@@ -1,8 +1,7 @@
-"""A run without a model: requests of known lengths, the real scheduler, a clock that is told.
+"""A run without a model: requests of known lengths, the real scheduler, a simulated clock.
 
-Everything that decides is what a run has: request table, admission, scheduler, radix tree,
-preemption. What a forward would bring is written down instead, and the clock moves by what such a
-step costs.
+Request table, admission, scheduler, radix tree and preemption are those of a run. The results of a
+forward are written down instead of computed, and the clock moves by the cost of the step.
 """
 
 import random
@@ -11,6 +10,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ...ops.kv.pool import KVCache
+from ...ops.kv.slots import CopyLedger, PoolFullError, Region
 from ...states.graph.graph import Graph
 from ...states.layout import Span
 from ...states.manager import BranchStateManager
@@ -22,36 +27,132 @@ from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
 from .arrivals import Arrival
 from .costs import StepCost
-from .figures import Served
-from .pool import CountedPool
+from .figures import ServedFigures
 
-ENDLESS = 1 << 30  # positions, and ids: no model limits them
-PART = 12  # tokens of a part's own prompt
-HINT = (0.5, 1.5)  # how far an outline's expected length may be off
+
+class CountedPool(KVCache):
+    """A pool that counts: the positions of every owner, in constant time, without slots.
+
+    Attributes:
+        spans: by owner, the first position and one past the last.
+    """
+
+    def __init__(self, capacity: int) -> None:  # the tables of slots are not made
+        self.capacity = capacity
+        self.rows = 1
+        self.slots = capacity
+        self.data = torch.zeros(0)
+        self.owner = np.zeros(0, np.int32)
+        self.committed = np.zeros(0, np.bool_)
+        self.regions: dict[int, Region] = {}
+        self.ledger = CopyLedger()
+        self.current_length = self.idle_length = self.peak_length = 0
+        self._idle: set[int] = set()
+        self.spans: dict[int, tuple[int, int]] = {}
+
+    def grow_(self, owner: int, position: int, count: int) -> None:
+        """Append rows to an owner.
+
+        Raises:
+            PoolFullError: too few slots.
+        """
+        first, last = self.spans.get(owner, (position, position))
+        assert last == position, f"owner {owner} goes on at {last}, not at {position}"
+        self.spans[owner] = first, last + count
+        self.current_length += count
+        if self.current_length > self.slots:
+            raise PoolFullError(f"{self.current_length} slots of {self.slots}")
+        self._note_peak()
+
+    def open_(self, home: int, size: int, least: int | None = None) -> None:
+        self.regions[home] = Region()
+
+    def release_(self, slots: npt.ArrayLike) -> None:
+        """Nothing: no slot has a number."""
+
+    def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
+        for owner in owners:
+            first, last = self.spans.pop(owner, (0, 0))
+            self.current_length -= last - first
+            self.regions.pop(owner, None)
+
+    def wipe_(self, owners: Iterable[int]) -> None:
+        """Nothing: there are no rows."""
+
+    def relabel_(self, old: int, new: int, home: int) -> None:
+        if old in self.spans:
+            self._join_(new, self.spans.pop(old))
+
+    def split_(self, owner: int, first: int, position: int) -> None:
+        self.regions.setdefault(first, Region())
+        if owner == first or owner not in self.spans:
+            return
+        start, last = self.spans.pop(owner)
+        cut = min(max(position, start), last)
+        if cut > start:
+            self._join_(first, (start, cut))
+        if last > cut:
+            self.spans[owner] = cut, last
+
+    def _join_(self, owner: int, span: tuple[int, int]) -> None:
+        mine = self.spans.get(owner, span)
+        assert mine == span or mine[1] == span[0] or span[1] == mine[0], "rows with a gap"
+        self.spans[owner] = min(mine[0], span[0]), max(mine[1], span[1])
+
+    def truncate_(self, owner: int, length: int) -> None:
+        first, last = self.spans.get(owner, (0, 0))
+        if last > length:
+            self.current_length -= last - max(length, first)
+            if length > first:
+                self.spans[owner] = first, length
+            else:
+                self.spans.pop(owner)
+
+    def rest_(self, owner: int, *, idle: bool) -> None:
+        first, last = self.spans.get(owner, (0, 0))
+        self.idle_length += (last - first) if idle else first - last
+        (self._idle.add if idle else self._idle.discard)(owner)
+        self._note_peak()
+
+    def _note_peak(self) -> None:
+        self.peak_length = max(self.peak_length, self.needed_length)
+
+    def span_of(self, owner: int) -> tuple[int, int]:
+        return self.spans.get(owner, (0, 0))
+
+    def check_integrity(self) -> None:
+        held = sum(last - first for first, last in self.spans.values())
+        assert held == self.current_length <= self.slots, "slots in use are counted wrongly"
+
+
+MAX_IDS = 1 << 30  # positions and token ids, without a model's limits
+PART_PROMPT = 12  # tokens of a part's own prompt
+HINT_FACTORS = (0.5, 1.5)  # of an outline's expected lengths
 
 
 @dataclass(slots=True)
 class Live:
-    """A request that has come: what it is like, whose it is, and whether it has written anything.
+    """An open request.
 
-    brought: rows of its prompt that come from elsewhere, so that nobody computes them.
+    tag: of the caller. received: rows of its prompt from another worker, which are not computed.
+    started: its first token is written.
     """
 
     arrival: Arrival
     tag: Any = None
-    brought: int = 0
-    begun: bool = False
+    received: int = 0
+    started: bool = False
 
 
 class Simulation:
     """One graph's scheduler on arrivals that come in the order of time.
 
     Attributes:
-        now: seconds on the simulation's own clock. busy: seconds of processor time in the
-            scheduler. served: what came of it.
+        now: seconds on the simulated clock. busy: processor seconds in the scheduler. served: the
+            figures.
 
     Raises:
-        UsageError: the graph's layout, or what it does, cannot be simulated.
+        UsageError: the graph cannot be simulated.
     """
 
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
@@ -60,28 +161,28 @@ class Simulation:
         scheduler = graph.scheduler.model_copy(update={"policy": policy})
         skeleton = graph.skeleton
         shares = skeleton is None or skeleton.share == "outline"
-        sizes = (shares, ENDLESS, ENDLESS)
+        sizes = (shares, MAX_IDS, MAX_IDS)
         limits = RunLimits(graph.layout, graph.drafter, *sizes, None, scheduler)
         self.graph = graph
         self.cost = cost
         self.shares = shares
         self.pool = CountedPool(graph.layout.kv_slots)
         self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
-        self.served = Served()
+        self.served = ServedFigures()
         self.now = 0.0
         self.busy = 0.0
         self._inbox = Inbox(serves=True)
-        self._chance = random.Random(f"simulation {seed}")
-        self._drawn = cost.drawn(self._chance)
+        self._rng = random.Random(f"simulation {seed}")
+        self._round_tokens = cost.round_tokens(self._rng)
         self._live: dict[int, Live] = {}
-        self._begun: list[Live] = []  # whose first token was written in this step
-        self._ids = 0  # of tokens: every prompt and answer has its own
+        self._started: list[Live] = []  # requests whose first token is of this step
+        self._ids = 0  # the last token id: every prompt and answer has its own
 
-    def run(self, arrivals: Iterable[Arrival]) -> Served:
-        """Serve them all."""
+    def run(self, arrivals: Iterable[Arrival]) -> ServedFigures:
+        """Serve all arrivals."""
         source = iter(arrivals)
         after = next(source, None)
-        while after is not None or self._live:  # until the last answer has been handed over
+        while after is not None or self._live:  # until the last answer is delivered
             while after is not None and after.at <= self.now:
                 self.submit(after)
                 after = next(source, None)
@@ -89,13 +190,13 @@ class Simulation:
                 if after is None:
                     break
                 self.now = after.at
-        return self.told()
+        return self.figures()
 
     def step(self) -> bool:
-        """One step, by which the clock moves; whether there was anything to do."""
-        began = perf_counter()
+        """One step of the clock; False if there is nothing to do."""
+        start = perf_counter()
         plan = self.manager.plan_(self._inbox)
-        self.busy += perf_counter() - began
+        self.busy += perf_counter() - start
         if plan.does is Does.REST:
             return False
         self._step_(plan)
@@ -103,38 +204,40 @@ class Simulation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody is there."""
+        """True without open requests."""
         return not self._live
 
-    def told(self) -> Served:
-        """What was served until now."""
+    def figures(self) -> ServedFigures:
+        """The figures so far."""
         self.served.seconds = self.now
         self.served.preemptions = self.manager.preemption.count
         if self.manager.prefixes is not None:
-            figures = self.manager.prefixes.figures
-            self.served.hit_rate = figures.reused / max(figures.asked, 1)
+            prefixes = self.manager.prefixes.figures
+            self.served.hit_rate = prefixes.reused / max(prefixes.asked, 1)
         return self.served
 
-    # -- who comes --------------------------------------------------------------------------------
+    # -- requests ---------------------------------------------------------------------------------
 
     def submit(
         self,
-        one: Arrival,
+        arrival: Arrival,
         ids: tuple[int, ...] = (),
-        brought: int = 0,
+        received: int = 0,
         tag: Any = None,
         place: int = -1,
     ) -> None:
-        """A request comes.
+        """Submit a request.
 
         Args:
-            ids: of its prompt; by default its own, but for what it shares.
-            brought, tag: see `Live`. place: in the order of arrivals; by default the next.
+            ids: of its prompt; by default new ones after the shared ones.
+            received, tag: see `Live`. place: in the order of arrivals; by default the next.
         """
         limits = self.graph.limits
         skeleton = self.graph.skeleton
-        ids = ids or (-1 - one.stem,) * one.shared + self._new(one.prompt - one.shared)
-        outlines = skeleton is not None and one.outline > 0
+        ids = ids or (-1 - arrival.stem,) * arrival.shared + self._new(
+            arrival.prompt - arrival.shared
+        )
+        outlines = skeleton is not None and arrival.outline > 0
         prompt = (PromptTokens(ids[:-1]), PromptTokens(ids[-1:])) if outlines else None
         request = Request(
             str(self.served.requests),
@@ -142,18 +245,18 @@ class Simulation:
             "",
             *(prompt or (PromptTokens(), PromptTokens(ids))),
             frozenset(),
-            one.budget or max(limits.max_new_tokens, 1),
+            arrival.budget or max(limits.max_new_tokens, 1),
             skeleton.max_tokens if outlines and skeleton is not None else 0,
         )
         self.served.requests += 1
         request.arrival = place
         self.manager.submit(request)
-        self._live[request.prefix_owner] = Live(one, tag, brought)
+        self._live[request.prefix_owner] = Live(arrival, tag, received)
         self.served.waited = max(self.served.waited, len(self.manager.table.waiting))
 
     def _new(self, count: int) -> tuple[int, ...]:
-        """Ids that nobody else has, so that only what is shared is found again."""
-        self._ids = (self._ids + 1) % ENDLESS
+        """Ids of no other text, so that only shared prefixes match."""
+        self._ids = (self._ids + 1) % MAX_IDS
         return (self._ids,) * count
 
     # -- a step -----------------------------------------------------------------------------------
@@ -167,20 +270,20 @@ class Simulation:
             ran = plan.running if plan.does is Does.ROUND else 0
             rows = self._forward_(plan, self.manager.active[:] if ran else [])
         self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
-        for live in self._begun:
-            self.begin(live)
-        self._begun.clear()
+        for live in self._started:
+            self.first_token(live)
+        self._started.clear()
         if plan.does is Does.ANSWER:
             self._answer_()
 
     def _forward_(self, plan: StepPlan, ran: Sequence[Branch]) -> int:
-        """Write down what a forward would bring; its rows."""
+        """Write down the results of a forward; returns its rows."""
         manager = self.manager
         starts = (manager.starting(plan), manager.beginning(plan), manager.reading(plan))
         newcomers, spans = manager.placer.start_(*starts)
         rows = manager.room.round_rows(len(ran)) + sum(map(self._computed, spans))
         for branch in ran:
-            self._write(branch, next(self._drawn))
+            self._write(branch, next(self._round_tokens))
         by_owner = {branch.owner: branch for branch in newcomers}
         for span in spans:
             self._read(span, by_owner.get(span.owner))
@@ -190,12 +293,12 @@ class Simulation:
         return rows
 
     def _computed(self, span: Span) -> int:
-        """Rows of a prompt that do not come from elsewhere."""
-        brought = self._live[span.request].brought
-        return len(span.tokens) - min(max(brought - span.position, 0), len(span.tokens))
+        """Rows of a prompt that are not received."""
+        received = self._live[span.request].received
+        return len(span.tokens) - min(max(received - span.position, 0), len(span.tokens))
 
     def _read(self, span: Span, branch: Branch | None) -> None:
-        """Rows of a prompt; a branch that begins draws its first token."""
+        """Rows of a prompt; a starting branch samples its first token."""
         self.pool.grow_(span.owner, span.position, len(span.tokens))
         if branch is None:
             return
@@ -204,24 +307,24 @@ class Simulation:
             self._append(branch, 1)
 
     def _write(self, branch: Branch, count: int) -> None:
-        """A round of a branch: so many tokens, and their rows."""
-        taken = self._append(branch, count)
-        self.pool.grow_(branch.owner, branch.length, taken)
-        branch.kept += taken
-        branch.length += taken
+        """A round of a branch: its tokens and their rows."""
+        written = self._append(branch, count)
+        self.pool.grow_(branch.owner, branch.length, written)
+        branch.kept += written
+        branch.length += written
 
     def _append(self, branch: Branch, count: int) -> int:
         goal = min(self._goal(branch), branch.budget)
-        taken = min(count, goal - len(branch.tokens))
-        branch.tokens += self._new(taken)
+        written = min(count, goal - len(branch.tokens))
+        branch.tokens += self._new(written)
         live = self._live[branch.request.prefix_owner]
-        if not live.begun:
-            live.begun = True
-            self._begun.append(live)
-        self.served.tokens += taken
+        if not live.started:
+            live.started = True
+            self._started.append(live)
+        self.served.tokens += written
         if len(branch.tokens) >= goal:
             branch.end(Finish.STOP if goal < branch.budget else Finish.LENGTH)
-        return taken
+        return written
 
     def _goal(self, branch: Branch) -> int:
         arrival = self._live[branch.request.prefix_owner].arrival
@@ -230,7 +333,7 @@ class Simulation:
     # -- outlines and answers ---------------------------------------------------------------------
 
     def _parse_(self) -> None:
-        """Finished outlines become branches, as long as the arrival says."""
+        """Turn finished outlines into branches with the arrival's lengths."""
         table = self.manager.table
         lifecycle = self.manager.lifecycle
         for request in [one for one in table.open.values() if one.outline_ended]:
@@ -245,9 +348,9 @@ class Simulation:
             request.hoist = request.opening + PromptTokens(pending)
             for index, length in enumerate(arrival.texts):
                 branch = table.new_branch(request, index, request.budget)
-                hint = max(round(length * self._chance.uniform(*HINT)), 1)
+                hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
                 branch.point = Point(index + 1, hint, None, (), "")
-                branch.prompt = PromptTokens(self._new(PART))
+                branch.prompt = PromptTokens(self._new(PART_PROMPT))
                 request.branches.append(branch)
             move("request", request, "run")
         lifecycle.retire_and_prepare_()
@@ -257,14 +360,14 @@ class Simulation:
             live = self._live.pop(request.prefix_owner)
             self.end(live, any(one.finish is Finish.REFUSED for one in request.all_branches()))
 
-    # -- what is told of requests -----------------------------------------------------------------
+    # -- figures of requests ----------------------------------------------------------------------
 
-    def begin(self, live: Live) -> None:
-        """A request has its first token."""
+    def first_token(self, live: Live) -> None:
+        """Count the first token of a request."""
         self.served.first.add(self.now - live.arrival.at)
 
     def end(self, live: Live, refused: bool) -> None:
-        """A request has its answer, or was refused."""
+        """Count the answer or the refusal of a request."""
         self.served.refused += refused
         if not refused:
             self.served.whole.add(self.now - live.arrival.at)

@@ -1,15 +1,14 @@
-"""Answers that the target writes itself, through any graph: what a drafter has to foresee.
+"""`specsot train answers`: the target's own answers, through any graph, as training data.
 
-A line of the file is one conversation: its number among those that were asked, the question, and
-its samples (see `Written`) as exact ids. Graphs with an outline give the outline and the parts in
-the very form that they have in a run.
+A line of the file is one conversation: its number, the question, and its samples (see `Written`) as
+exact ids. Graphs with an outline give the outline and the parts as a run writes them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,36 +21,7 @@ from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..run.session import Session, load
 from ..terminal import working
-from .chats import ChatCoder, Conversation, Turn, read_conversations
-from .data import GOLD, Tokens
-
-Piece = tuple[Sequence[int], bool]
-"""Ids, and whether the target wrote them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """kind: answer, outline or parts. trunk: what all branches go on from. branches: of each its
-    pieces, one after another."""
-
-    kind: str
-    trunk: Sequence[int]
-    branches: Sequence[Sequence[Piece]]
-
-    def tokens(self) -> Tokens:
-        """As a sample to be trained on; the trunk is read only."""
-        ids = list(self.trunk)
-        size = len(self.trunk)
-        weights = [0.0] * size
-        segments = [0] * size
-        positions = list(range(size))
-        for number, pieces in enumerate(self.branches, 1):
-            own = [(token, GOLD * written) for part, written in pieces for token in part]
-            ids += [token for token, _ in own]
-            weights += [weight for _, weight in own]
-            segments += [number] * len(own)
-            positions += range(size, size + len(own))
-        return Tokens(ids, weights, segments, positions)
+from .dataset import ChatCoder, Conversation, Piece, Turn, Written, read_conversations, read_lines
 
 
 def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, length: int) -> int:
@@ -73,9 +43,9 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
 
 
 class Answering:
-    """Conversations that a session answers, many at once; every one that ended is a line of `out`.
+    """Answers conversations, many at once; each finished one is a line of `out`.
 
-    What the file holds already is not asked again, so a killed run goes on where it was.
+    Lines of the file are kept, so an interrupted run continues.
     """
 
     def __init__(self, session: Session, coder: ChatCoder, out: Path, length: int) -> None:
@@ -86,7 +56,7 @@ class Answering:
         self.outlines = session.program.graph.skeleton is not None
         stops = session.models.stop_ids
         usual = session.models.tokenizer.eos_token_id
-        self.end = usual if usual in stops else stops[0]  # which one it was, nobody kept
+        self.end = usual if usual in stops else stops[0]  # the sampled one is not recorded
         self._open: dict[str, tuple[Conversation, int, list[Written]]] = {}
 
     def write(self, conversations: Sequence[Conversation]) -> int:
@@ -108,7 +78,7 @@ class Answering:
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:
                 for number in islice(waiting, most - len(manager.unfinished)):
-                    self._ask(manager, number, conversations[number].asked, 0, [])
+                    self._ask(manager, number, conversations[number].without_answers, 0, [])
                 if not manager.unfinished:
                     break
                 run.step()
@@ -125,7 +95,7 @@ class Answering:
         """Whole lines of an earlier run, by the numbers of their conversations."""
         done: dict[int, str] = {}
         text = self.out.read_text(encoding="utf-8") if self.out.exists() else ""
-        for line in text.split("\n")[:-1]:  # what stands behind the last end of a line was cut off
+        for line in text.split("\n")[:-1]:  # an incomplete last line is dropped
             value = json.loads(line)
             number = value["number"]
             if number >= len(conversations) or value["question"] != conversations[number].text:
@@ -136,7 +106,7 @@ class Answering:
     def _ask(
         self, manager: Any, number: int, talk: Conversation, turn: int, done: list[Written]
     ) -> None:
-        """The next turn of a conversation; with an outline its first one, as a run asks it."""
+        """Submit the next turn of a conversation; with an outline the first one, as in a run."""
         question = talk.turns[talk.user_turns[turn]].text
         request = self.session.request(Prompt(str(number), question))
         if not self.outlines:
@@ -147,7 +117,7 @@ class Answering:
         manager.submit(request)
 
     def _take(self, manager: Any, request: Request) -> str | None:
-        """A request that ended: the next turn is asked, or the conversation's line is made."""
+        """After a finished request: submit the next turn, or return the conversation's line."""
         talk, turn, done = self._open.pop(request.key)
         samples = [*done, *self._samples(request)]
         if not self.outlines:
@@ -155,8 +125,11 @@ class Answering:
             if turn + 1 < len(talk.user_turns) and samples is not done:
                 self._ask(manager, int(request.key), talk, turn + 1, samples)
                 return None
-        own = [asdict(sample) for sample in samples]
-        line = {"number": int(request.key), "question": talk.text, "samples": own}
+        line = {
+            "number": int(request.key),
+            "question": talk.text,
+            "samples": [asdict(sample) for sample in samples],
+        }
         return json.dumps(line, ensure_ascii=False) + "\n"
 
     def _samples(self, request: Request) -> Iterator[Written]:
@@ -168,7 +141,7 @@ class Answering:
             yield Written("parts", request.context, parts)
 
     def _pieces(self, branch: Branch) -> list[Piece]:
-        """A branch's own prompt, and what it wrote; its end too, unless its budget was the end."""
+        """A branch's own prompt and its tokens, with the stop token if it ended with one."""
         end = (self.end,) if branch.finish is Finish.STOP else ()
         return [(branch.prompt.ids, False), ([*branch.tokens, *end], True)]
 
@@ -181,33 +154,13 @@ class Answering:
             return talk, done
         (prompt, _), answer = self._pieces(branch)
         text = self.session.prompts.decode(branch.tokens)
-        said = Turn("assistant", text, tuple(branch.tokens), branch.finish is Finish.STOP)
+        answer_turn = Turn("assistant", text, tuple(branch.tokens), branch.finish is Finish.STOP)
         place = talk.user_turns[turn]
-        talk = replace(talk, turns=(*talk.turns[: place + 1], said, *talk.turns[place + 2 :]))
+        talk = replace(
+            talk, turns=(*talk.turns[: place + 1], answer_turn, *talk.turns[place + 2 :])
+        )
         before = [i for part, _ in done[-1].branches[0] for i in part] if done else []
         if done and list(prompt[: len(before)]) == before:
             pieces = [*done[-1].branches[0], (prompt[len(before) :], False), answer]
             return talk, [*done[:-1], Written("answer", (), [pieces])]
         return talk, [*done, Written("answer", (), [[(prompt, False), answer]])]
-
-
-def read_lines(file: Path) -> list[list[Written]]:
-    """The samples of every conversation in a file of answers, in the order of their numbers.
-
-    Raises:
-        UsageError: a line is none that `Answering` wrote.
-    """
-    found: dict[int, list[Written]] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            value = json.loads(line)
-            found[value["number"]] = [Written(**sample) for sample in value["samples"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{file}:{number}: not a line of answers ({error})") from None
-    return [found[number] for number in sorted(found)]
-
-
-def is_answers(file: Path) -> bool:
-    """Whether a file's first line is one of answers."""
-    with file.open("rb") as stream:
-        return stream.readline(1 << 16).startswith(b'{"number": ')

@@ -1,24 +1,306 @@
-"""Training of a DFlash drafter: blocks of masks behind anchors in the answers."""
+"""Training of a DFlash drafter: many blocks of each sequence at once (arXiv 2602.06036, section 4).
+
+Anchors are sampled among the assistant's tokens. Each starts a block [token, mask, mask, ...] that
+sees the target's features before the anchor and itself, but no other block; row k predicts the
+token at its own position. The arithmetic follows SpecForge (`dflash_family_model.py`).
+
+Shape letters besides the usual ones: S tokens of a sequence, M blocks of a sequence, P rows of a
+block. Keys of a row are [S context tokens | M * P block rows], queries the M * P block rows.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...models.drafters.config import DFlashConfig, Reach, default_layer_ids
 from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
+from ...models.layers import wide_logits
 from ..errors import UsageError
-from .data import TrainingBatch
-from .dflash_blocks import Blocks, Packing
-from .dflash_loss import OnlineDFlashModel
-from .files import export_drafter
-from .lessons import HeldOutPrompt, LessonSource, frequent_ids
-from .loop import LossReport, train
-from .optim import MuonAdamW
+from .data import TrainingBatch, by_head
+from .dataset import DatasetBuilder, HeldOutPrompt, frequent_ids
+from .loop import LossReport, MuonAdamW, export_drafter, train
 from .settings import DFlashTraining
 from .teacher import Teacher, load_teacher
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Several texts in one sequence, which may share a beginning: a trunk and its branches.
+
+    positions_BS: int64, each token's position in its own text. visible_BSS: bool, True where token
+    q (second axis) follows on token k (third axis) or is it; never True for k > q.
+    """
+
+    positions_BS: Tensor
+    visible_BSS: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of a batch.
+
+    anchors_BM: int64, the anchors' places in their sequences. valid_BM: bool, False for padding
+    blocks, which see nothing and count nothing. size: P. length: S. packing: None where every
+    sequence is one text, so that a token's place is its position.
+    """
+
+    anchors_BM: Tensor
+    valid_BM: Tensor
+    size: int
+    length: int
+    packing: Packing | None = None
+
+    @property
+    def places_BMP(self) -> Tensor:
+        """int64, what the blocks' rows draft; they may run past the sequence's end."""
+        return self._from(self.anchors_BM)
+
+    @property
+    def positions_BMP(self) -> Tensor:
+        """int64, positions of the blocks' rows."""
+        return self._from(self.sources_BS.gather(1, self.anchors_BM))
+
+    @property
+    def sources_BS(self) -> Tensor:
+        """int64, positions of the context tokens."""
+        if self.packing is not None:
+            return self.packing.positions_BS
+        device = self.anchors_BM.device
+        return torch.arange(self.length, device=device).expand(len(self.anchors_BM), -1)
+
+    @property
+    def before_BMS(self) -> Tensor:
+        """bool, the context of every block: the tokens before its anchor in the anchor's text."""
+        context_S = torch.arange(self.length, device=self.anchors_BM.device)
+        before_BMS = context_S < self.anchors_BM[:, :, None]
+        if self.packing is None:
+            return before_BMS
+        index_BMS = self.anchors_BM[:, :, None].expand(-1, -1, self.length)
+        return before_BMS & self.packing.visible_BSS.gather(1, index_BMS)
+
+    def _from(self, start_BM: Tensor) -> Tensor:
+        return start_BM[:, :, None] + torch.arange(self.size, device=start_BM.device)
+
+    def at(self, value_BS: Tensor) -> Tensor:
+        """A value of every token -> [B, M, P]; past the end, the last token's."""
+        index_BMP = self.places_BMP.clamp(max=self.length - 1)
+        return value_BS.gather(1, index_BMP.flatten(1)).view(index_BMP.shape)
+
+    def before(self, value_BSH: Tensor) -> Tensor:
+        """[B * M * P, H]: a value of the token before each row's place, in the order of rows."""
+        index_BR1 = (self.places_BMP - 1).clamp(0, self.length - 1).flatten(1)[:, :, None]
+        index_BRH = index_BR1.expand(-1, -1, value_BSH.shape[-1])
+        return value_BSH.gather(1, index_BRH).flatten(0, 1)
+
+    def noise(self, input_ids_BS: Tensor, mask_token_id: int) -> Tensor:
+        """int64 [B, M * P]: each anchor's token, then masks; a padding block is all masks."""
+        tokens_BMP = torch.full_like(self.positions_BMP, mask_token_id)
+        anchor_BM = input_ids_BS.gather(1, self.anchors_BM)
+        tokens_BMP[:, :, 0] = anchor_BM.where(self.valid_BM, mask_token_id)
+        return tokens_BMP.flatten(1)
+
+    def counted(self, loss_mask_BS: Tensor) -> Tensor:
+        """bool [B, M, P]: rows that are drafted, inside the anchor's text, and the assistant's."""
+        inside_BMP = self.places_BMP < self.length
+        if self.packing is not None:
+            inside_BMP &= self._follow(self.packing)
+        drafted_P = torch.arange(self.size, device=self.anchors_BM.device) > 0
+        assistant_BMP = self.at(loss_mask_BS) > 0.5
+        return assistant_BMP & inside_BMP & drafted_P & self.valid_BM[:, :, None]
+
+    def _follow(self, packing: Packing) -> Tensor:
+        """bool [B, M, P]: the row's token follows the anchor in the anchor's text."""
+        place_BMP = self.places_BMP.clamp(max=self.length - 1)
+        pair_BMP = place_BMP * self.length + self.anchors_BM[:, :, None]
+        visible_BN = packing.visible_BSS.flatten(1).gather(1, pair_BMP.flatten(1))
+        near_BMP = self.at(packing.positions_BS) == self.positions_BMP
+        return near_BMP & visible_BN.view(place_BMP.shape)
+
+
+def sample_anchors(loss_mask_BS: Tensor, num_anchors: int, size: int, coins_BC: Tensor) -> Blocks:
+    """The candidates with the lowest coins: assistant tokens that an assistant token follows.
+
+    Args:
+        coins_BC: one uniform number per token but the last, [B, S - 1].
+
+    Raises:
+        ValueError: no sequence of the batch has a candidate.
+    """
+    assistant_BS = loss_mask_BS > 0.5
+    candidates_BC = assistant_BS[:, :-1] & assistant_BS[:, 1:]
+    count_B1 = candidates_BC.sum(1, keepdim=True)
+    width = min(num_anchors, int(count_B1.max()))
+    if width == 0:
+        raise ValueError("no sequence of the batch has two consecutive supervised tokens")
+    order_BC = coins_BC.masked_fill(~candidates_BC, 2.0).argsort(1)
+    valid_BM = torch.arange(width, device=loss_mask_BS.device) < count_B1
+    last = loss_mask_BS.shape[1]  # sorts padding behind every anchor
+    anchors_BM = order_BC[:, :width].where(valid_BM, last).sort(1).values
+    return Blocks(anchors_BM.where(valid_BM, 0), valid_BM, size, last)
+
+
+def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
+    """bool [B, 1, M * P, S + M * P]: True where a row may attend.
+
+    A window narrows the context only; no block is longer than it (`dflash_config`).
+    """
+    device = blocks.anchors_BM.device
+    size = blocks.size
+    position_BQ1 = blocks.positions_BMP.flatten(1)[:, :, None]
+    before_BQS = blocks.before_BMS.repeat_interleave(size, 1)
+    if reach.window is not None:
+        before_BQS &= position_BQ1 - blocks.sources_BS[:, None] < reach.window
+    row_Q = torch.arange(position_BQ1.shape[1], device=device)
+    same_block_QQ = row_Q[:, None] // size == row_Q // size
+    if reach.causal:
+        same_block_QQ &= row_Q <= row_Q[:, None]
+    visible_BQK = torch.cat((before_BQS, same_block_QQ.expand(len(before_BQS), -1, -1)), -1)
+    valid_BQ1 = blocks.valid_BM.repeat_interleave(size, 1)[:, :, None]
+    return (visible_BQK & valid_BQ1)[:, None]
+
+
+GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
+
+
+def attend(q_BhQd: Tensor, k_BgKd: Tensor, v_BgKd: Tensor, mask_B1QK: Tensor) -> Tensor:
+    """Grouped-query attention -> [B, heads, Q, d]; rows that see nothing give zeros."""
+    return F.scaled_dot_product_attention(q_BhQd, k_BgKd, v_BgKd, mask_B1QK, enable_gqa=True)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """The result of one training step.
+
+    loss: the weighted mean, to be differentiated. accuracy: share of counted rows whose best id is
+    right. loss_sum, weight: its numerator and denominator, for a mean over several batches.
+    """
+
+    loss: Tensor
+    accuracy: Tensor
+    loss_sum: Tensor
+    weight: Tensor
+
+
+def decay_of(block_size: int) -> float:
+    """The paper's decay for the nearest block size."""
+    return GAMMAS[min(GAMMAS, key=lambda size: abs(size - block_size))]
+
+
+class OnlineDFlashModel(nn.Module):
+    """The training forward of a drafter; its parameters are the drafter's.
+
+    Args:
+        num_anchors: blocks per sequence, sampled for every batch.
+        gamma: row k has weight exp(-(k - 1) / gamma); infinity: no decay, None: `decay_of`.
+        candidates: int64 [D], ids in the loss besides the labels; None for all.
+        distillation: share of the target's distribution in a row's label; the rest is the token
+            itself, as in the paper.
+    """
+
+    def __init__(
+        self,
+        draft_model: DFlashDraftModel,
+        num_anchors: int = 512,
+        gamma: float | None = None,
+        *,
+        candidates: Tensor | None = None,
+        distillation: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.candidates = candidates
+        self.distillation = distillation
+        self.draft_model = draft_model
+        self.num_anchors = num_anchors
+        self.block_size = draft_model.block_size
+        self.gamma = decay_of(self.block_size) if gamma is None else gamma
+
+    def forward(
+        self,
+        input_ids_BS: Tensor,
+        hidden_states_BSF: Tensor,
+        loss_mask_BS: Tensor,
+        blocks: Blocks | None = None,
+        generator: torch.Generator | None = None,
+        packing: Packing | None = None,
+        teacher_BSH: Tensor | None = None,
+    ) -> TrainingStep:
+        """One step on sequences padded at the right.
+
+        Args:
+            input_ids_BS: int64.
+            hidden_states_BSF: the target's hidden states of `tap_ids` at every token.
+            loss_mask_BS: 1 on the assistant's tokens, 0 on all others and on padding.
+            blocks: fixed blocks instead of sampled ones.
+            generator: of the anchors, on the inputs' device.
+            packing: for sequences of several texts, whose blocks see their own text only.
+            teacher_BSH: the input of the target's head at every token, for distillation.
+        """
+        if blocks is None:
+            shape = loss_mask_BS[:, 1:].shape
+            device = loss_mask_BS.device
+            coins_BC = torch.rand(shape, generator=generator, device=device)
+            sampled = sample_anchors(loss_mask_BS, self.num_anchors, self.block_size, coins_BC)
+            blocks = replace(sampled, packing=packing)
+        hidden_RH = self.hidden(input_ids_BS, hidden_states_BSF, blocks).flatten(0, 1)
+        labels_R = blocks.at(input_ids_BS).flatten()
+        # Only counted rows: the head is the largest product.
+        rows = blocks.counted(loss_mask_BS).flatten().nonzero().flatten()
+        before_RH = None if teacher_BSH is None else blocks.before(teacher_BSH)[rows]
+        return self._score(hidden_RH[rows], labels_R[rows], rows % self.block_size, before_RH)
+
+    def hidden(self, input_ids_BS: Tensor, hidden_states_BSF: Tensor, blocks: Blocks) -> Tensor:
+        """The drafter's output [B, M * P, H] of all blocks."""
+        draft = self.draft_model
+        batch = len(input_ids_BS)
+        masks = {reach: block_mask(blocks, reach) for reach in set(draft.config.reaches)}
+        context_RH = draft.fuse(hidden_states_BSF.flatten(0, 1))
+        context_angles = draft.angles(blocks.sources_BS.flatten())
+        block_angles = draft.angles(blocks.positions_BMP.flatten())
+        x_NH = draft.embed(blocks.noise(input_ids_BS, draft.mask_token_id).flatten())
+        for layer, reach in zip(draft.stack, draft.config.reaches, strict=True):
+            context_kv = layer.self_attn.keys_values(context_RH, context_angles)
+            q, *block_kv = layer.self_attn.project(layer.input_layernorm(x_NH), block_angles)
+            keys, values = (
+                torch.cat((by_head(c, batch), by_head(m, batch)), 2)
+                for c, m in zip(context_kv, block_kv, strict=True)
+            )
+            attended = attend(by_head(q, batch), keys, values, masks[reach])
+            x_NH = layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
+        return torch.unflatten(draft.norm(x_NH), 0, (batch, -1))
+
+    def _score(
+        self, hidden_RH: Tensor, labels_R: Tensor, place_R: Tensor, teacher_RH: Tensor | None
+    ) -> TrainingStep:
+        """Decayed cross-entropy with the tokens, mixed with the target's distribution."""
+        head_KH, labels_R = self._competing(labels_R)
+        logits_RK = wide_logits(hidden_RH, head_KH.to(hidden_RH.dtype))
+        decay_R = torch.exp(-(place_R - 1) / self.gamma)
+        losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
+        if teacher_RH is not None:
+            with torch.no_grad():
+                teacher_RK = wide_logits(teacher_RH.to(head_KH.dtype), head_KH).softmax(-1)
+            soft_R = F.cross_entropy(logits_RK, teacher_RK, reduction="none")
+            losses_R = torch.lerp(losses_R, soft_R, self.distillation)
+        loss_sum = (losses_R * decay_R).sum()
+        weight = decay_R.sum()
+        right_R = (logits_RK.argmax(-1) == labels_R).float()
+        tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
+        accuracy = right_R.sum() / max(len(labels_R), 1)
+        return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
+
+    def _competing(self, labels_R: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's rows of the competing ids, and the labels as indices among them."""
+        head_VH = self.draft_model.ends.head_VH
+        if self.candidates is None:
+            return head_VH, labels_R
+        both = torch.cat((self.candidates.to(labels_R.device), labels_R))
+        ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
+        return head_VH[ids_K], torch.searchsorted(ids_K, labels_R)
 
 
 def mask_id(teacher: Teacher) -> int:
@@ -39,9 +321,9 @@ def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
         raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
     if not 0 <= mask < target.vocab_size:
         raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
-    own = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
+    changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
     return DFlashConfig(
-        **target.sizes() | own,
+        **target.sizes() | changes,
         reaches=(Reach(),) * settings.layers,
         layer_ids=ids,
         block_size=settings.block_size,
@@ -66,23 +348,20 @@ def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
 
 @torch.no_grad()
 def inherit(drafter: DFlashDraftModel, teacher: Teacher) -> None:
-    """The layers begin as the target's last ones, which read the last tap.
-
-    What has another shape than the target's begins as chance has it.
-    """
+    """Copy the target's last layers into the drafter's, where shapes are equal."""
     target = teacher.model.base_model
     drafter.norm.weight.copy_(target.norm.weight)
     drafter.hidden_norm.weight.copy_(target.layers[-1].input_layernorm.weight)
     drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
-    for mine, layer in zip(reversed(drafter.stack), reversed(target.layers), strict=False):
-        theirs = dict(layer.named_parameters())
-        for name, own in mine.named_parameters():
-            if name in theirs and theirs[name].shape == own.shape:
-                own.copy_(theirs[name])
+    for layer, target_layer in zip(reversed(drafter.stack), reversed(target.layers), strict=False):
+        source = dict(target_layer.named_parameters())
+        for name, parameter in layer.named_parameters():
+            if name in source and source[name].shape == parameter.shape:
+                parameter.copy_(source[name])
 
 
-class DFlashCourse:
-    """See `loop.Course`."""
+class DFlashTrainer:
+    """Trains a DFlash drafter; see `loop.Trainer`."""
 
     name = "dflash"
 
@@ -100,22 +379,22 @@ class DFlashCourse:
         )
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
-    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
-        told = self.teacher.look(batch, self.model.tap_ids)
+    def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
+        output = self.teacher.read(batch, self.model.tap_ids)
         with self.teacher.low_precision():
             step = self.online(
                 batch.ids,
-                told.features_BSF,
+                output.features_BSF,
                 batch.written(),
-                generator=draw,
+                generator=generator,
                 packing=Packing(batch.positions, batch.mask[:, 0]),
-                told_BSH=told.hidden_BSH if self.online.distillation else None,
+                teacher_BSH=output.hidden_BSH if self.online.distillation else None,
             )
         return step.loss, {"accuracy": step.accuracy}
 
-    def hits(self, sample: HeldOutPrompt) -> Tensor:
+    def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
-        features_BSF = self.teacher.look(batch, self.model.tap_ids, exact=True).features_BSF
+        features_BSF = self.teacher.read(batch, self.model.tap_ids, exact=True).features_BSF
         roots = torch.arange(sample.first, batch.ids.shape[1], device=batch.ids.device)[None]
         blocks = Blocks(roots, roots >= 0, self.online.block_size, batch.ids.shape[1])
         hidden_BQH = self.online.hidden(batch.ids, features_BSF, blocks)
@@ -129,11 +408,11 @@ class DFlashCourse:
         export_drafter(self.model, out)
 
 
-def train_dflash(settings: DFlashTraining, source: LessonSource) -> Path:
-    """Train, saving now and then; returns the folder of the exported drafter."""
+def train_dflash(settings: DFlashTraining, source: DatasetBuilder) -> Path:
+    """Train a DFlash drafter; returns the folder of the exported drafter."""
     teacher = load_teacher(settings)
     size = settings.loss_vocabulary
-    lessons = source(settings, teacher)
+    dataset = source(settings, teacher)
     whole = teacher.config.vocab_size
-    candidates = None if size is None else frequent_ids(lessons, min(size, whole), whole)
-    return train(settings, DFlashCourse(settings, teacher, candidates), lessons)
+    candidates = None if size is None else frequent_ids(dataset, min(size, whole), whole)
+    return train(settings, DFlashTrainer(settings, teacher, candidates), dataset)

@@ -1,8 +1,12 @@
-"""What the trainings of all EAGLE drafters share: drafted steps, unrolled and scored by the target.
+"""Training of EAGLE drafters: drafted steps, unrolled and scored by the target.
 
 At step i, row j holds the drafter's own feature for token j + i beside the true token j + i + 1 and
 predicts token j + i + 2. It sees the rows of step 0 that a causal mask allows and, of later steps,
 only itself: the tree mask of an unrolled chain.
+
+The loss of EAGLE-1 and EAGLE-2 is the papers' (arXiv 2401.15077): the distance to the target's next
+feature, and a share (there a tenth) of the cross-entropy with the target's distribution for it;
+true features get some noise. EAGLE-3 learns the target's distribution alone.
 """
 
 from __future__ import annotations
@@ -15,23 +19,25 @@ from operator import mul
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...models.config import RopeConfig
+from ...models.drafters.config import Eagle3Config, EagleConfig, default_taps
 from ...models.drafters.eagle import Eagle, Eagle3
+from ..errors import UsageError
 from .data import GOLD, TrainingBatch, by_head
-from .files import export_drafter
-from .lessons import HeldOutPrompt
-from .loop import LossReport
-from .optim import MuonAdamW
-from .settings import EagleTraining
-from .teacher import Teacher, Told
+from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, frequent_ids
+from .loop import LossReport, MuonAdamW, export_drafter, load_checkpoint, train
+from .settings import Eagle2Training, Eagle3Training, EagleTraining
+from .teacher import Teacher, TeacherOutput, load_teacher
 
 AnyEagle = Eagle | Eagle3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleLesson(ABC):
-    """What the target said about a batch of sequences; all but `taps` already shifted by one.
+class EagleInputs(ABC):
+    """A batch with the target's outputs; all but `taps` already shifted by one.
 
     taps_BSF: the target's tapped hidden states of token j.
     tokens_BS: int64, token j + 1.
@@ -78,26 +84,26 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
     return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
 
 
-def rehearse(drafter: AnyEagle, lesson: EagleLesson, steps: int) -> LossTerms:
+def unrolled_loss(drafter: AnyEagle, inputs: EagleInputs, steps: int) -> LossTerms:
     """Unroll `steps` drafted steps; gradients flow through the fed-back features."""
-    unrolled = enumerate(unroll(drafter, lesson, steps))
-    scores = [lesson.score(drafter, hidden_BSH, step) for step, hidden_BSH in unrolled]
+    unrolled = enumerate(unroll(drafter, inputs, steps))
+    scores = [inputs.score(drafter, hidden_BSH, step) for step, hidden_BSH in unrolled]
     return LossTerms(*zip(*scores, strict=True))
 
 
-def unroll(drafter: AnyEagle, lesson: EagleLesson, steps: int) -> Iterator[Tensor]:
+def unroll(drafter: AnyEagle, inputs: EagleInputs, steps: int) -> Iterator[Tensor]:
     """The hidden states of all rows after each step, [B, S, H]."""
     keys: list[Tensor] = []  # one [B, heads, S, d] per step
     values: list[Tensor] = []
-    visible = lesson.visible_BSS
+    visible = inputs.visible_BSS
     layer = drafter.layer
     zeros_BSS = torch.zeros(visible.shape, device=visible.device)
     bias_B1SS = zeros_BSS.masked_fill(~visible, float("-inf"))[:, None]
-    hidden_BSH = drafter.fuse(lesson.taps_BSF)
+    hidden_BSH = drafter.fuse(inputs.taps_BSF)
     shape = hidden_BSH.shape
     for step in range(steps):
-        tokens_BS = shift(lesson.tokens_BS, step)
-        angles = drafter.angles((lesson.positions_BS + step).flatten())
+        tokens_BS = shift(inputs.tokens_BS, step)
+        angles = drafter.angles((inputs.positions_BS + step).flatten())
         embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
         mixed_NW, residual_NH = drafter.mix(embedded_NH, hidden_BSH.flatten(0, 1))
         q, k, v = layer.self_attn.project(mixed_NW, angles)
@@ -125,23 +131,23 @@ def _attend(q_BhSd: Tensor, keys: list[Tensor], values: list[Tensor], bias_B1SS:
 
 @torch.no_grad()
 def inherit(drafter: AnyEagle, teacher: Teacher, wide: int) -> None:
-    """The layer begins as the target's last; what has another shape begins as chance has it.
+    """Copy the target's last layer into the drafter's, where shapes are equal.
 
     Args:
-        wide: columns of the projections' inputs that stand before what the target's read.
+        wide: columns of the projections' inputs before those that the target's layer has.
     """
-    theirs = dict(teacher.model.base_model.layers[-1].named_parameters())
-    theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
-    for name, own in drafter.layer.named_parameters():
-        if (other := theirs.get(name)) is None:
+    source = dict(teacher.model.base_model.layers[-1].named_parameters())
+    source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
+    for name, parameter in drafter.layer.named_parameters():
+        if (other := source.get(name)) is None:
             continue
-        part = own[:, wide:] if wide and name.split(".")[1][0] in "qkv" else own
+        part = parameter[:, wide:] if wide and name.split(".")[1][0] in "qkv" else parameter
         if part.shape == other.shape:
             part.copy_(other)
 
 
-class EagleCourse(ABC):
-    """See `loop.Course`."""
+class EagleTrainer(ABC):
+    """Common to the trainers of all EAGLE drafters; see `loop.Trainer`."""
 
     name: str
 
@@ -152,61 +158,61 @@ class EagleCourse(ABC):
         self.optimizer = MuonAdamW(model, settings.lr, settings.head_lr)
 
     @abstractmethod
-    def made(
-        self, told: Told, common: dict[str, Tensor], noise: torch.Generator | None
-    ) -> EagleLesson:
-        """A lesson of what the target told; `common` is what all lessons hold."""
+    def make_inputs(
+        self, output: TeacherOutput, common: dict[str, Tensor], noise: torch.Generator | None
+    ) -> EagleInputs:
+        """The inputs of this kind of drafter; `common`: the fields of all kinds."""
 
-    def lesson(
+    def inputs(
         self, batch: TrainingBatch, *, exact: bool = False, noise: torch.Generator | None = None
-    ) -> EagleLesson:
-        """What the target says about a batch of packed rows.
+    ) -> EagleInputs:
+        """A batch of packed rows with the target's outputs.
 
-        Branches of one sample share the row that pairs the trunk's end with their first token;
-        after an outline that token is the same for all.
+        Branches of one sample share the row that pairs the trunk's last token with their first
+        token, which is the same for all after an outline.
 
         Args:
             exact: hidden states in float32, as in a run.
-            noise: where that of the features comes from, if a kind of drafter wants any.
+            noise: generator of the noise in the features, for drafters that use it.
         """
-        told = self.teacher.look(batch, self.model.config.taps, best=True, exact=exact)
+        output = self.teacher.read(batch, self.model.config.taps, best=True, exact=exact)
         common = {
             "tokens_BS": batch.labels,
-            "best_BS": shift(told.best_BS),
+            "best_BS": shift(output.best_BS),
             "counted_BS": (shift(batch.weights) >= GOLD).float(),
             "positions_BS": batch.positions,
             "visible_BSS": batch.mask[:, 0],
         }
         with torch.no_grad(), self.teacher.low_precision():
-            return self.made(told, common, noise)
+            return self.make_inputs(output, common, noise)
 
-    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
-        lesson = self.lesson(batch, noise=draw)
+    def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
+        inputs = self.inputs(batch, noise=generator)
         with self.teacher.low_precision():
-            verdict = rehearse(self.model, lesson, self.settings.unroll)
-        loss = verdict.total(self.settings.decay) / lesson.counted_BS.mean().clamp_min(1e-3)
-        accuracies = list(verdict.accuracies)
+            terms = unrolled_loss(self.model, inputs, self.settings.unroll)
+        loss = terms.total(self.settings.decay) / inputs.counted_BS.mean().clamp_min(1e-3)
+        accuracies = list(terms.accuracies)
         steps = {f"acc{i}": value for i, value in enumerate(accuracies)}
         figures = {"accuracy": accuracies[0], **steps, "tau": chain_tau(accuracies)}
         return loss, figures
 
-    def hits(self, sample: HeldOutPrompt) -> Tensor:
+    def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
         steps = self.settings.unroll
-        lesson = self.lesson(sample.batch(self.teacher.device), exact=True)
-        right_SK = lesson.tokens_BS.new_zeros((len(sample.ids), steps), dtype=torch.bool)
-        # What is drafted at a step is what a chain of drafts would, if its earlier ones were right.
-        for step, hidden_BSH in enumerate(unroll(self.model, lesson, steps)):
+        inputs = self.inputs(sample.batch(self.teacher.device), exact=True)
+        right_SK = inputs.tokens_BS.new_zeros((len(sample.ids), steps), dtype=torch.bool)
+        # Each step drafts what a chain would draft if its earlier drafts were right.
+        for step, hidden_BSH in enumerate(unroll(self.model, inputs, steps)):
             drafts_S = self.model.to_target(self.model.logits(hidden_BSH[0]).argmax(-1))
-            wanted_S = lesson.tokens_BS[0, step + 1 :]  # row j drafts behind the root token j + 1
-            right_SK[1 : len(wanted_S) + 1, step] = drafts_S[: len(wanted_S)] == wanted_S
+            labels_S = inputs.tokens_BS[0, step + 1 :]  # row j drafts after the root token j + 1
+            right_SK[1 : len(labels_S) + 1, step] = drafts_S[: len(labels_S)] == labels_S
         return right_SK
 
     def export(self, out: Path) -> None:
         export_drafter(self.model, out)
 
 
-def untrained(drafter: AnyEagle, seed: int) -> None:
-    """Weights as chance has them; those of `ends` are the target's and come later."""
+def initialise(drafter: AnyEagle, seed: int) -> None:
+    """Random initial weights, except those of `ends`, which are the target's."""
     torch.manual_seed(seed)
     for name, parameter in drafter.named_parameters():
         if name.endswith(".bias"):
@@ -215,3 +221,177 @@ def untrained(drafter: AnyEagle, seed: int) -> None:
             nn.init.ones_(parameter)
         elif name not in drafter.ends:
             nn.init.normal_(parameter, std=0.02)
+
+
+NOISE = 0.1  # half the width of the uniform noise, for texts of 512 tokens; less for longer ones
+
+
+def eagle2_config(settings: Eagle2Training, teacher: Teacher) -> EagleConfig:
+    """The head's shape: the target's width and heads, one layer."""
+    target = teacher.config
+    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
+    file = settings.out / "config.json"
+    changes = {"path": file, "intermediate_size": settings.intermediate, "rope": rope}
+    return EagleConfig(**target.sizes() | changes, taps=(target.num_layers,))
+
+
+@torch.no_grad()
+def new_eagle2(settings: Eagle2Training, teacher: Teacher) -> Eagle:
+    """An untrained head with the target's embedding and head, its layer as the target's last."""
+    drafter = Eagle(eagle2_config(settings, teacher))
+    initialise(drafter, settings.seed)
+    drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
+    inherit(drafter, teacher, wide=0)
+    drafter.to(teacher.device)
+    drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
+    drafter.lm_head.weight = nn.Parameter(teacher.head, requires_grad=False)
+    return drafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle2Inputs(EagleInputs):
+    """features_BSH: the target's last hidden state of token j + 1. weight: of the cross-entropy."""
+
+    features_BSH: Tensor
+    weight: float
+
+    def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Smooth L1 with the feature plus weighted cross-entropy with its logits; accuracy."""
+        counted_BS = shift(self.counted_BS, step)
+        rows = counted_BS.flatten().nonzero().flatten()
+        hidden_RH = hidden_BSH.flatten(0, 1)[rows]
+        target_RH = shift(self.features_BSH, step).flatten(0, 1)[rows]
+        near_R = F.smooth_l1_loss(hidden_RH.float(), target_RH.float(), reduction="none").mean(-1)
+        logits_RV = drafter.logits(hidden_RH)
+        with torch.no_grad():
+            teacher_RV = drafter.logits(target_RH.to(hidden_RH.dtype)).softmax(-1)
+        losses_R = near_R + self.weight * F.cross_entropy(logits_RV, teacher_RV, reduction="none")
+        right_R = logits_RV.argmax(-1) == shift(self.best_BS, step).flatten()[rows]
+        accuracy = right_R.sum() / counted_BS.sum().clamp_min(1e-6)
+        return losses_R.sum() / counted_BS.numel(), accuracy
+
+
+class Eagle2Trainer(EagleTrainer):
+    """Trains an EAGLE-1 or EAGLE-2 head."""
+
+    name = "eagle2"
+
+    def __init__(self, settings: Eagle2Training, teacher: Teacher) -> None:
+        super().__init__(settings, teacher, new_eagle2(settings, teacher))
+        self.weight = settings.classification
+
+    def make_inputs(
+        self, output: TeacherOutput, common: dict[str, Tensor], noise: torch.Generator | None
+    ) -> Eagle2Inputs:
+        taps_BSF = output.features_BSF
+        if noise is not None:
+            coins = torch.rand(taps_BSF.shape, generator=noise).to(taps_BSF.device)
+            taps_BSF = taps_BSF + (coins - 0.5) * (2 * NOISE * 512 / taps_BSF.shape[1])
+        features_BSH = shift(output.features_BSF)
+        return Eagle2Inputs(
+            taps_BSF=taps_BSF, features_BSH=features_BSH, weight=self.weight, **common
+        )
+
+
+def train_eagle2(settings: Eagle2Training, source: DatasetBuilder) -> Path:
+    """Train an EAGLE-1 or EAGLE-2 head; returns the folder of the exported head."""
+    teacher = load_teacher(settings)
+    return train(settings, Eagle2Trainer(settings, teacher), source(settings, teacher))
+
+
+def eagle3_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
+    """The drafter's shape: the target's width and heads, one layer."""
+    target = teacher.config
+    file = settings.out / "config.json"
+    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
+    changes = {"path": file, "intermediate_size": settings.intermediate, "rope": rope}
+    return Eagle3Config(
+        **target.sizes() | changes,
+        draft_vocab_size=settings.draft_vocabulary,
+        target_hidden_size=target.hidden_size,
+        taps=default_taps(target.num_layers),
+    )
+
+
+@torch.no_grad()
+def new_eagle3(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle3:
+    """An untrained drafter with the target's embedding; head and layer start from the target's head
+    and last layer.
+
+    Args:
+        ids: the draft vocabulary, increasing, int64 [draft vocabulary].
+    """
+    drafter = Eagle3(eagle3_config(settings, teacher))
+    initialise(drafter, settings.seed)
+    drafter.lm_head.weight.copy_(teacher.head[ids])
+    drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
+    drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
+    inherit(drafter, teacher, wide=drafter.config.hidden_size)
+    drafter.d2t.copy_(ids - torch.arange(len(ids)))
+    drafter.t2d.fill_(False)[ids] = True
+    drafter.to(teacher.device)
+    drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
+    return drafter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Inputs(EagleInputs):
+    """teacher_BSD: the target's distribution after token j + 1, over the draft vocabulary."""
+
+    teacher_BSD: Tensor
+
+    def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
+        assert isinstance(drafter, Eagle3)
+        best_BS = shift(self.best_BS, step)
+        counted_BS = shift(self.counted_BS, step)
+        draftable_BS = drafter.t2d[best_BS] * counted_BS
+        rows = draftable_BS.flatten().nonzero().flatten()  # nothing else contributes
+        teacher_RD = self.teacher_BSD.flatten(0, 1)[rows + step].float()
+        logits_RD = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
+        losses_R = -(teacher_RD * F.log_softmax(logits_RD, -1)).sum(-1)
+        weights_R = draftable_BS.flatten()[rows]
+        right_R = drafter.to_target(logits_RD.argmax(-1)) == best_BS.flatten()[rows]
+        accuracy = (right_R * weights_R).sum() / counted_BS.sum().clamp_min(1e-6)
+        return (losses_R * weights_R).sum() / draftable_BS.numel(), accuracy.detach()
+
+
+class Eagle3Trainer(EagleTrainer):
+    """Trains an EAGLE-1 or EAGLE-2 head."""
+
+    name = "eagle3"
+
+    def __init__(self, settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
+        super().__init__(settings, teacher, new_eagle3(settings, teacher, ids))
+        self.head_DH = teacher.head[ids]
+
+    def make_inputs(
+        self, output: TeacherOutput, common: dict[str, Tensor], noise: torch.Generator | None
+    ) -> Eagle3Inputs:
+        teacher_BSD = F.linear(shift(output.hidden_BSH), self.head_DH).softmax(-1)
+        return Eagle3Inputs(taps_BSF=output.features_BSF, teacher_BSD=teacher_BSD, **common)
+
+
+def _vocabulary(settings: Eagle3Training, dataset: Dataset, whole: int) -> Tensor:
+    """The draft vocabulary: the checkpoint's, else the most frequent ids of the answers."""
+    size = settings.draft_vocabulary
+    if settings.resume and settings.checkpoint.exists():
+        state = load_checkpoint(settings.checkpoint)
+        ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
+        if len(ids) != size:
+            raise UsageError(
+                f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
+            )
+        return ids
+    return frequent_ids(dataset, size, whole)
+
+
+def train_eagle3(settings: Eagle3Training, source: DatasetBuilder) -> Path:
+    """Train an EAGLE-3 drafter; returns the folder of the exported drafter."""
+    teacher = load_teacher(settings)
+    whole = teacher.config.vocab_size
+    if settings.draft_vocabulary > whole:
+        raise UsageError(f"--draft-vocabulary {settings.draft_vocabulary}: the target has {whole}")
+    dataset = source(settings, teacher)
+    trainer = Eagle3Trainer(settings, teacher, _vocabulary(settings, dataset, whole))
+    return train(settings, trainer, dataset)

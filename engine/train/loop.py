@@ -1,8 +1,7 @@
-"""The training loop of all drafters: batches, steps, the log, checkpoints, an exact resume.
+"""The training loop of all drafters: steps, optimizers, the log, checkpoints, an exact resume.
 
-What a step does depends on the samples, the seed and the step's number alone, and on the time only
-where the time is what ends the training. So a run that was killed and resumed takes the same steps
-as one that was not.
+A step depends on the samples, the seed and the number of the step; on the time only if a limit in
+minutes ends the training. So an interrupted and resumed training takes the same steps as another.
 """
 
 from __future__ import annotations
@@ -11,34 +10,194 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from rich import progress as bars
 from rich.console import Console
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ...models.drafters.dflash import DFlashDraftModel
+from ...models.drafters.eagle import Eagle, Eagle3
+from ...models.linear import has_products
 from ..errors import UsageError
 from .data import Packer, TrainingBatch
-from .files import load_checkpoint, save_atomically
-from .lessons import HeldOutPrompt, Lessons, held_out_tau
-from .optim import MuonAdamW
+from .dataset import Dataset, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
 
+
+def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float = 0.05) -> float:
+    """Linear warm-up, then cosine down to ``floor * peak``; ``done`` is the share trained."""
+    if done < warmup:
+        return peak * max(done, 1e-4) / warmup
+    progress = min(1.0, (done - warmup) / (1.0 - warmup))
+    return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
+    """About the nearest semi-orthogonal matrix [rows, columns], by Newton-Schulz steps."""
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
+    x = matrix.to(torch.bfloat16 if has_products(matrix.device, torch.bfloat16) else torch.float32)
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    result: Tensor = (x.T if tall else x).to(matrix.dtype)
+    return result
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose update of each matrix is orthogonalized, scaled to AdamW's step size."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every matrix that has a gradient."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                buffer = state.setdefault("momentum", torch.zeros_like(p))
+                buffer.lerp_(p.grad, 1.0 - group["momentum"])
+                update = orthogonalized(p.grad.lerp(buffer, group["momentum"]))
+                p.mul_(1.0 - group["lr"] * 0.02)
+                p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
+
+
+class MuonAdamW:
+    """Muon for the matrices of the layers and AdamW for everything else."""
+
+    def __init__(self, model: nn.Module, lr: float, embedding_lr: float) -> None:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
+        of_layers = {id(p) for p in matrices}
+        others = [p for _, p in named if id(p) not in of_layers]
+        self.muon = Muon(matrices, lr)
+        self.adam = torch.optim.AdamW(
+            others, embedding_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+        self.peaks = (lr, embedding_lr)
+
+    def step(self, done: float) -> None:
+        """One update at the learning rates for this share of the training."""
+        for optimizer, peak in zip((self.muon, self.adam), self.peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(done, peak)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
+
+    def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
+        self.muon.load_state_dict(state["muon"])
+        self.adam.load_state_dict(state["adam"])
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+
+
+def save_atomically(state: dict[str, object], path: Path) -> None:
+    """Write a checkpoint to a temporary file, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint written by ``save_atomically``."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+@contextmanager
+def replace_files(out: Path) -> Iterator[Path]:
+    """A folder to write into; at the end each of its files replaces the one in ``out``, whole."""
+    out.mkdir(parents=True, exist_ok=True)
+    folder = out.with_name(f"{out.name}.partial")
+    shutil.rmtree(folder, ignore_errors=True)  # of a killed process
+    folder.mkdir()
+    yield folder
+    for path in sorted(folder.iterdir()):
+        path.chmod(0o644)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(path, out / path.name)
+    folder.rmdir()
+
+
+def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel, out: Path) -> None:
+    """Write a drafter's folder: its weights in bf16 and its config; each file is replaced whole."""
+    tensors = {
+        name: value.detach().to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype)
+        for name, value in drafter.published().items()
+    }
+    with replace_files(out) as folder:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        write_json(drafter.config.to_json(), folder / "config.json")
+
+
+def export_beside(model: PreTrainedModel, target: Path, out: Path) -> None:
+    """Write a folder in bf16 that transformers loads, with the tokenizer of another model.
+
+    Each file is replaced whole.
+    """
+    with replace_files(out) as folder:
+        deepcopy(model).bfloat16().save_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # for older readers
+        write_json(config, folder / "config.json")
+        for file in TOKENIZER_FILES:
+            if (target / file).is_file():
+                shutil.copyfile(target / file, folder / file)
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 PRINTED_EVERY = 10.0  # seconds between lines where there is no terminal
-KNOWN_BY = 8  # samples that texts are recognised by
+IDENTITY_SAMPLES = 8  # samples whose ids identify the dataset
 LIMITS = ("minutes", "tokens", "steps", "save_minutes", "measure_minutes")
-FREE = (*LIMITS, "out", "run", "resume", "force", "device", "threads")  # may change on the way
+# Settings that may differ when a training is resumed.
+FREE = (*LIMITS, "out", "run", "resume", "force", "device", "threads")
 
 
 @dataclass(slots=True)
 class Progress:
-    """What has been trained so far; ``index`` is the next sample's number."""
+    """The progress of a training; ``index`` is the number of the next sample."""
 
     step: int = 0
     tokens: int = 0
@@ -48,33 +207,36 @@ class Progress:
     def done(self, settings: DrafterTraining) -> float:
         """The share of the training that is over."""
         minutes = self.seconds / 60.0
-        spent = (minutes, self.tokens, self.step)
-        limits = (settings.minutes, settings.tokens, settings.steps)
-        shares = [part / most for part, most in zip(spent, limits, strict=True) if most is not None]
+        pairs = (
+            (minutes, settings.minutes),
+            (self.tokens, settings.tokens),
+            (self.step, settings.steps),
+        )
+        shares = [value / limit for value, limit in pairs if limit is not None]
         return max(shares, default=minutes / MINUTES)
 
 
 LossReport = tuple[Tensor, dict[str, Tensor]]
-"""The loss, to be differentiated, and what the log says beside it, by name."""
+"""The loss, to be differentiated, and further figures of the log by name."""
 
 
-class Course(Protocol):
-    """What one kind of drafter brings: its model, its loss, and how it is measured and saved."""
+class Trainer(Protocol):
+    """One kind of drafter in training: its model, its loss, its measurement and its export."""
 
     name: str
     optimizer: MuonAdamW
 
     @property
     def model(self) -> nn.Module:
-        """What is trained; its state is the checkpoint's."""
+        """The trained module; the checkpoint holds its state."""
         ...
 
-    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
-        """The loss on a batch, which lies on the model's device; ``draw`` is a CPU generator."""
+    def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
+        """The loss of a batch on the model's device; the generator is on the CPU."""
         ...
 
-    def hits(self, sample: HeldOutPrompt) -> Tensor:
-        """bool [S, K]: where token t is a round's root, whether draft k is token t + 1 + k."""
+    def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
+        """bool [S, K]: with token t as the root, whether draft k equals token t + 1 + k."""
         ...
 
     def export(self, out: Path) -> None:
@@ -82,36 +244,37 @@ class Course(Protocol):
         ...
 
 
-def train(settings: DrafterTraining, course: Course, lessons: Lessons) -> Path:
-    """Train until the end, saving now and then; returns the folder of the exported drafter."""
-    if settings.keep_features and lessons.distinct is None:
+def train(settings: DrafterTraining, trainer: Trainer, dataset: Dataset) -> Path:
+    """Train to the limit with periodic checkpoints; returns the folder of the exported drafter."""
+    if settings.keep_features and dataset.distinct is None:
         raise UsageError("--keep-features: these texts have no end")
-    progress = _restore(settings, course, lessons)
+    progress = _restore(settings, trainer, dataset)
     log_file = settings.run_folder / "log.jsonl"
     keep_lines(log_file, progress.step)
-    packer = Packer(lessons.source, settings.batch_tokens, settings.length, progress.index)
+    packer = Packer(dataset.source, settings.batch_tokens, settings.length, progress.index)
     batches = packer.batches()
     saved = measured = progress.seconds
-    with TrainingLog(log_file, course.name) as log:
+    with TrainingLog(log_file, trainer.name) as log:
         while progress.done(settings) < 1.0:
-            values = _step(settings, course, next(batches), progress)
-            progress.index, done = packer.index, progress.done(settings)
+            values = _step(settings, trainer, next(batches), progress)
+            progress.index = packer.index
+            done = progress.done(settings)
             due = done >= 1.0 or _past(progress, measured, settings.measure_minutes)
-            if lessons.held_out and due:
+            if dataset.held_out and due:
                 measured = progress.seconds
-                tau = held_out_tau(lessons.held_out, course.hits)
+                tau = held_out_tau(dataset.held_out, trainer.draft_hits)
                 log.standing = f"held-out tau {tau['held_tau']:.2f}"
                 values |= tau
             log.report(done, **values, step=progress.step, tokens=progress.tokens)
             if done < 1.0 and _past(progress, saved, settings.save_minutes):
                 saved = progress.seconds
-                _checkpoint(settings, course, lessons, progress)
-    _checkpoint(settings, course, lessons, progress)
+                _checkpoint(settings, trainer, dataset, progress)
+    _checkpoint(settings, trainer, dataset, progress)
     return settings.out
 
 
-def generator(seed: int, step: int) -> torch.Generator:
-    """The chance of one step; nothing is left over from earlier ones."""
+def step_generator(seed: int, step: int) -> torch.Generator:
+    """The random generator of one step, independent of earlier steps."""
     return torch.Generator().manual_seed(Random(f"{seed}:{step}").getrandbits(63))
 
 
@@ -120,16 +283,16 @@ def _past(progress: Progress, since: float, minutes: float) -> bool:
 
 
 def _step(
-    settings: DrafterTraining, course: Course, batch: TrainingBatch, progress: Progress
+    settings: DrafterTraining, trainer: Trainer, batch: TrainingBatch, progress: Progress
 ) -> dict[str, float]:
-    """One update; returns the loss and the course's figures."""
+    """One update; returns the loss and the trainer's figures."""
     start = time.monotonic()
     batch = batch.to(torch.device(settings.device))
-    loss, figures = course.teach(batch, generator(settings.seed, progress.step))
+    loss, figures = trainer.loss(batch, step_generator(settings.seed, progress.step))
     loss.backward()  # type: ignore[no-untyped-call]
-    trained = [p for p in course.model.parameters() if p.requires_grad]
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
     torch.nn.utils.clip_grad_norm_(trained, 1.0)
-    course.optimizer.step(progress.done(settings))
+    trainer.optimizer.step(progress.done(settings))
     values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
     if not math.isfinite(values["loss"]):
         raise UsageError(f"the loss of step {progress.step + 1} is not finite: try a lower --lr")
@@ -139,28 +302,28 @@ def _step(
     return values
 
 
-def _identity(settings: DrafterTraining, lessons: Lessons) -> dict[str, str]:
-    """What must be the same in both parts of a training for the second to go on with the first."""
-    own = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
-    samples = [lessons.source(index).ids for index in range(KNOWN_BY)]
-    texts = hashlib.sha256(repr((lessons.distinct, samples)).encode()).hexdigest()
-    return own | {"texts": texts[:12]}
+def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
+    """The settings and samples that a resumed training must share with its checkpoint."""
+    identity = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
+    samples = [dataset.source(index).ids for index in range(IDENTITY_SAMPLES)]
+    texts = hashlib.sha256(repr((dataset.distinct, samples)).encode()).hexdigest()
+    return identity | {"texts": texts[:12]}
 
 
 def _checkpoint(
-    settings: DrafterTraining, course: Course, lessons: Lessons, progress: Progress
+    settings: DrafterTraining, trainer: Trainer, dataset: Dataset, progress: Progress
 ) -> None:
     state: dict[str, object] = {
-        "identity": _identity(settings, lessons),
-        "model": course.model.state_dict(),
-        "optimizer": course.optimizer.state_dict(),
+        "identity": _identity(settings, dataset),
+        "model": trainer.model.state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
         "progress": asdict(progress),
     }
     save_atomically(state, settings.checkpoint)
-    course.export(settings.out)
+    trainer.export(settings.out)
 
 
-def _restore(settings: DrafterTraining, course: Course, lessons: Lessons) -> Progress:
+def _restore(settings: DrafterTraining, trainer: Trainer, dataset: Dataset) -> Progress:
     if not settings.checkpoint.exists():
         return Progress()
     if not settings.resume:
@@ -169,14 +332,14 @@ def _restore(settings: DrafterTraining, course: Course, lessons: Lessons) -> Pro
         )
     state = load_checkpoint(settings.checkpoint)
     before = state.get("identity", {})
-    now = _identity(settings, lessons)
+    now = _identity(settings, dataset)
     other = [f"{k} {before[k]} then, {now.get(k)} now" for k in before if before[k] != now.get(k)]
     if other and not settings.force:
         reason = f"of a training with other settings ({'; '.join(other)}); --force goes on"
         raise UsageError(f"{settings.checkpoint}: {reason}")
     try:
-        course.model.load_state_dict(state["model"])
-        course.optimizer.load_state_dict(state["optimizer"])
+        trainer.model.load_state_dict(state["model"])
+        trainer.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
@@ -186,7 +349,7 @@ def _restore(settings: DrafterTraining, course: Course, lessons: Lessons) -> Pro
 
 
 def keep_lines(path: Path, count: int) -> None:
-    """Drop what a log says behind its first ``count`` lines: steps that will be taken again."""
+    """Truncate a log to its first ``count`` lines: later steps will be repeated."""
     if path.exists():
         lines = path.read_bytes().splitlines(keepends=True)
         os.truncate(path, sum(map(len, lines[:count])))
@@ -196,7 +359,7 @@ class TrainingLog(bars.Progress):
     """Writes one JSON line per report and shows the progress (0..1).
 
     Attributes:
-        standing: shown behind the latest values until it is replaced.
+        standing: text after the latest values.
     """
 
     def __init__(self, path: Path, title: str) -> None:

@@ -1,4 +1,4 @@
-"""The target of a drafter's training: what it says about a batch, and what it answers."""
+"""The target of a drafter's training: its outputs for a batch, and its greedy answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .data import Tokens, TrainingBatch, pack
 from .settings import DrafterTraining
 
 
-class Told(NamedTuple):
-    """What the target says of packed rows.
+class TeacherOutput(NamedTuple):
+    """The target's outputs for packed rows.
 
     features_BSF: the tapped hidden states, joined. hidden_BSH: the input of its head.
-    best_BS: int64, its likeliest next token; zeros unless it was asked for.
+    best_BS: int64, its most likely next token; zeros if not requested.
     """
 
     features_BSF: Tensor
@@ -32,18 +32,18 @@ class Told(NamedTuple):
     best_BS: Tensor
 
 
-class Kept(NamedTuple):
-    """A sample, held so that nothing else gets its id, and what was told of it, in bfloat16."""
+class CachedSample(NamedTuple):
+    """A sample with the target's outputs in bfloat16; the reference keeps its `id` unique."""
 
     tokens: Tokens
-    told: Told
+    output: TeacherOutput
 
 
 class Teacher:
     """A frozen target with its tokenizer.
 
     Args:
-        keep: read every sample once, and keep in memory what was found.
+        keep: read every sample once, and keep its outputs in memory.
 
     Raises:
         ModelError: the folder holds no target that specsot can run, or no usable tokenizer.
@@ -61,56 +61,60 @@ class Teacher:
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
-        self._kept: dict[int, Kept] | None = {} if keep else None
+        self._cache: dict[int, CachedSample] | None = {} if keep else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     @torch.no_grad()
-    def look(
+    def read(
         self,
         batch: TrainingBatch,
         taps: tuple[int, ...] = (),
         *,
         best: bool = False,
         exact: bool = False,
-    ) -> Told:
+    ) -> TeacherOutput:
         """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
 
         Args:
-            best: the likeliest tokens are wanted too; that is the largest product of all.
-            exact: in float32, as a run would be; nothing of it is kept.
+            best: compute the most likely tokens too, which is the largest product.
+            exact: in float32, as in a run; the outputs are not kept.
         """
-        if self._kept is None or exact:
-            return self._forward(batch, taps, best, exact)
-        rows = [[self._recall(self._kept, one, taps, best) for one in row] for row in batch.samples]
+        if self._cache is None or exact:
+            return self._run_model(batch, taps, best, exact)
+        rows = [
+            [self._recall(self._cache, one, taps, best) for one in row] for row in batch.samples
+        ]
         length = batch.ids.shape[1]
-        parts = range(len(Told._fields))
-        return Told(*(self._joined(rows, part, length) for part in parts))
+        parts = range(len(TeacherOutput._fields))
+        return TeacherOutput(*(self._joined(rows, part, length) for part in parts))
 
-    def _joined(self, rows: list[list[Told]], part: int, length: int) -> Tensor:
-        """One part of what is kept of each row's samples, behind each other."""
-        joined = [torch.cat([told[part][0] for told in row]) for row in rows]
+    def _joined(self, rows: list[list[TeacherOutput]], part: int, length: int) -> Tensor:
+        """One field of the cached outputs of each row's samples, concatenated."""
+        joined = [torch.cat([output[part][0] for output in row]) for row in rows]
         padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, length - len(x))) for x in joined]
         both = torch.stack(padded).to(self.device)
         return both.float() if both.is_floating_point() else both
 
     def _recall(
-        self, kept: dict[int, Kept], tokens: Tokens, taps: tuple[int, ...], best: bool
-    ) -> Told:
-        """What the target says of a sample. It is read by itself, so that this is the same in
-        whatever batch it stands."""
-        if id(tokens) not in kept:
-            alone = pack([[tokens]], len(tokens.ids)).to(self.device)
-            features, hidden, likeliest = self._forward(alone, taps, best, exact=False)
-            told = Told(features.bfloat16().cpu(), hidden.bfloat16().cpu(), likeliest.cpu())
-            kept[id(tokens)] = Kept(tokens, told)
-        return kept[id(tokens)].told
+        self, cache: dict[int, CachedSample], tokens: Tokens, taps: tuple[int, ...], best: bool
+    ) -> TeacherOutput:
+        """The outputs for a sample, computed in a batch of its own, so that they do not depend on
+        other samples."""
+        if id(tokens) not in cache:
+            row = pack([[tokens]], len(tokens.ids)).to(self.device)
+            features, hidden, likeliest = self._run_model(row, taps, best, exact=False)
+            output = TeacherOutput(
+                features.bfloat16().cpu(), hidden.bfloat16().cpu(), likeliest.cpu()
+            )
+            cache[id(tokens)] = CachedSample(tokens, output)
+        return cache[id(tokens)].output
 
-    def _forward(
+    def _run_model(
         self, batch: TrainingBatch, taps: tuple[int, ...], best: bool, exact: bool
-    ) -> Told:
+    ) -> TeacherOutput:
         with self.low_precision(not exact):
             out = self.model.base_model(
                 input_ids=batch.ids,
@@ -122,7 +126,7 @@ class Teacher:
         last: Tensor = out.last_hidden_state
         features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
         likeliest = self.logits(last).argmax(-1) if best else torch.zeros_like(batch.ids)
-        return Told(torch.cat(features, -1).float(), last, likeliest)
+        return TeacherOutput(torch.cat(features, -1).float(), last, likeliest)
 
     @torch.no_grad()
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -130,31 +134,31 @@ class Teacher:
         with self.low_precision():
             return F.linear(hidden_RH, self.head)
 
-    def low_precision(self, wanted: bool = True) -> torch.autocast:
-        """Products in bfloat16 where the device has them, everything else as it is."""
-        low = wanted and has_products(self.device, torch.bfloat16)
+    def low_precision(self, enabled: bool = True) -> torch.autocast:
+        """Matrix products in bfloat16 where the device supports them."""
+        low = enabled and has_products(self.device, torch.bfloat16)
         return torch.autocast(self.device.type, torch.bfloat16, enabled=low)
 
     @torch.no_grad()
     def answer(self, prompts: list[list[int]], limit: int) -> list[list[int]]:
-        """What the target writes greedily: up to and with a stop id, or ``limit`` ids."""
+        """Greedy answers: up to and including a stop id, or ``limit`` ids."""
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(row)) + row for row in prompts])
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts])
-        # The folder's own settings may ask for sampling or punish repetition.
+        # The folder's own settings may enable sampling or a repetition penalty.
         settings: dict[str, Any] = {"max_new_tokens": limit, "do_sample": False, "pad_token_id": 0}
         settings["eos_token_id"] = list(self.stops)
         self.model.generation_config = GenerationConfig.from_dict(settings)
         out = self.model.generate(ids.to(self.device), attention_mask=mask.to(self.device))
-        return [self._ended(row) for row in out[:, width:].tolist()]
+        return [self._until_stop(row) for row in out[:, width:].tolist()]
 
-    def _ended(self, row: list[int]) -> list[int]:
+    def _until_stop(self, row: list[int]) -> list[int]:
         end = next((i + 1 for i, token in enumerate(row) if token in self.stops), len(row))
         return row[:end]
 
 
 def load_teacher(settings: DrafterTraining) -> Teacher:
-    """The target that a training asks for, after torch was set up for it.
+    """The target of a training; sets torch up for it.
 
     Raises:
         UsageError: no such device.

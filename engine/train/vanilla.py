@@ -11,10 +11,8 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from .data import GOLD, TrainingBatch
-from .files import export_beside
-from .lessons import HeldOutPrompt, LessonSource
-from .loop import LossReport, train
-from .optim import MuonAdamW
+from .dataset import DatasetBuilder, HeldOutPrompt
+from .loop import LossReport, MuonAdamW, export_beside, train
 from .settings import VanillaTraining
 from .teacher import Teacher, load_teacher
 
@@ -41,8 +39,8 @@ def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
     )
 
 
-class VanillaCourse:
-    """See `loop.Course`."""
+class VanillaTrainer:
+    """Trains a small language model; see `loop.Trainer`."""
 
     name = "vanilla"
 
@@ -55,7 +53,7 @@ class VanillaCourse:
         self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
 
     def _hidden(self, batch: TrainingBatch) -> Tensor:
-        """[B, S, H], what the head is applied to."""
+        """[B, S, H] the inputs of the head."""
         hidden: Tensor = self.model.model(
             input_ids=batch.ids,
             attention_mask=batch.mask,
@@ -64,22 +62,22 @@ class VanillaCourse:
         ).last_hidden_state
         return hidden
 
-    def teach(self, batch: TrainingBatch, draw: torch.Generator) -> LossReport:
+    def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         rows = (batch.weights.flatten() >= GOLD).nonzero().flatten()
         labels_R = batch.labels.flatten()[rows]
-        hidden_BSH = self.teacher.look(batch).hidden_BSH
-        wanted_RV = log_softmax(self.teacher.logits(hidden_BSH.flatten(0, 1)[rows]).float(), -1)
+        hidden_BSH = self.teacher.read(batch).hidden_BSH
+        teacher_RV = log_softmax(self.teacher.logits(hidden_BSH.flatten(0, 1)[rows]).float(), -1)
         with self.teacher.low_precision():
             logits_RV = self._hidden(batch).flatten(0, 1)[rows] @ self.model.lm_head.weight.T
         drafts_RV = log_softmax(logits_RV.float(), -1)
         plain = cross_entropy(logits_RV.float(), labels_R)
-        distilled = kl_div(drafts_RV, wanted_RV, reduction="batchmean", log_target=True)
+        distilled = kl_div(drafts_RV, teacher_RV, reduction="batchmean", log_target=True)
         share = self.settings.distillation
-        right = drafts_RV.argmax(-1) == wanted_RV.argmax(-1)
+        right = drafts_RV.argmax(-1) == teacher_RV.argmax(-1)
         figures = {"accuracy": right.float().mean(), "cross_entropy": plain.detach()}
         return (1.0 - share) * plain + share * distilled, figures
 
-    def hits(self, sample: HeldOutPrompt) -> Tensor:
+    def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
         drafts_S = (self._hidden(batch)[0] @ self.model.lm_head.weight.T).argmax(-1)
         right_S = drafts_S == batch.labels[0]
@@ -91,7 +89,7 @@ class VanillaCourse:
         export_beside(self.model, self.teacher.folder, out)
 
 
-def train_vanilla(settings: VanillaTraining, source: LessonSource) -> Path:
-    """Train, saving now and then; returns the folder of the exported drafter."""
-    course = VanillaCourse(settings, load_teacher(settings))
-    return train(settings, course, source(settings, course.teacher))
+def train_vanilla(settings: VanillaTraining, source: DatasetBuilder) -> Path:
+    """Train a vanilla drafter; returns the folder of the exported drafter."""
+    trainer = VanillaTrainer(settings, load_teacher(settings))
+    return train(settings, trainer, source(settings, trainer.teacher))

@@ -28,7 +28,7 @@ RUNNER = """
 import os, random, signal, sys, time
 from pathlib import Path
 from specsot.engine.train import dflash as train_dflash
-from specsot.engine.train import eagle3 as train_eagle3
+from specsot.engine.train import eagle as train_eagle
 from specsot.engine.train import vanilla as train_vanilla
 from specsot.engine.cli.main import main
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from specsot.engine.errors import UsageError
-from specsot.engine.train.lessons import HeldOutPrompt, Lessons, held_out_prompts
+from specsot.engine.train.dataset import Dataset, HeldOutPrompt, held_out_prompts
 from specsot.engine.train.settings import DrafterTraining
 from specsot.engine.train.teacher import Teacher
 
@@ -31,7 +31,7 @@ ANSWER_TOKENS = 200
 PARTS = 2  # of every held-out outline
 
 
-def corpus_lessons(settings: DrafterTraining, teacher: Teacher) -> Lessons:
+def corpus_lessons(settings: DrafterTraining, teacher: Teacher) -> Dataset:
     """Generated texts without end, and held-out prompts of every kind that has long answers.
 
     Raises:
@@ -43,7 +43,7 @@ def corpus_lessons(settings: DrafterTraining, teacher: Teacher) -> Lessons:
         raise UsageError(f"{settings.target} has another tokenizer than the embedded family")
     corpus = Corpus(lambda text: len(encode(text)), seed=settings.seed, mixture=MIXTURE)
     held_out = _held_out(teacher, encode, settings.held_out) if settings.held_out else []
-    return Lessons(corpus_source(corpus, encode), None, held_out)
+    return Dataset(corpus_source(corpus, encode), None, held_out)
 
 
 def _held_out(teacher: Teacher, encode: Encode, limit: int) -> list[HeldOutPrompt]:

@@ -17,9 +17,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from typer import Option
 
 from specsot.engine.train.data import Packer, TrainingBatch
-from specsot.engine.train.files import export_beside, load_checkpoint, save_atomically, write_json
-from specsot.engine.train.loop import TrainingLog
-from specsot.engine.train.optim import MuonAdamW
+from specsot.engine.train.loop import (
+    MuonAdamW,
+    TrainingLog,
+    export_beside,
+    load_checkpoint,
+    save_atomically,
+    write_json,
+)
 from specsot.models.linear import has_products
 
 from .corpus import Corpus

@@ -10,8 +10,7 @@ import typer
 
 from specsot.engine.cli.options import flat_options
 from specsot.engine.train.dflash import train_dflash
-from specsot.engine.train.eagle2 import train_eagle2
-from specsot.engine.train.eagle3 import train_eagle3
+from specsot.engine.train.eagle import train_eagle2, train_eagle3
 from specsot.engine.train.settings import (
     DFlashTraining,
     Eagle2Training,

@@ -10,17 +10,24 @@ from helpers.embedded import embedded_folder
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals
-from specsot.engine.simulate.cluster import ClusterSimulation
-from specsot.engine.simulate.cluster_command import shape_of
-from specsot.engine.simulate.cluster_parts import (
-    WHOLE,
+from specsot.engine.simulate.cluster import (
+    WHOLE_ANSWER,
     ClusterJob,
     ClusterSetup,
+    ClusterSimulation,
     SimulatedWorker,
     WorkerGroup,
 )
-from specsot.engine.simulate.costs import StepCost
-from specsot.engine.simulate.links import LINKS, SHAPES, GroupCost, Link, ModelShape, link_of
+from specsot.engine.simulate.command import shape_of
+from specsot.engine.simulate.costs import (
+    LINKS,
+    SHAPES,
+    GroupCost,
+    Link,
+    ModelShape,
+    StepCost,
+    link_of,
+)
 
 PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(0, 6), stems=3, shared=130)
 SETS = ("layout.max_num_branches=16", "layout.kv_slots=4000", "limits.max_new_tokens=64")
@@ -89,15 +96,15 @@ def test_parts_stand_before_requests_that_came_later() -> None:
     many = [Arrival(0.0, 10, (20, 20), outline=5) for _ in range(60)]
     world = cluster(1, 1)
     ended = list[tuple[int, int]]()
-    hear = world._hear
+    hear = world._collect
 
     def hear_(worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
         ended.extend((tag.job.number, tag.part) for tag in worker.ended)
         return hear(worker, group)
 
-    world._hear = hear_  # type: ignore[method-assign]
+    world._collect = hear_  # type: ignore[method-assign]
     world.run(many)
-    assert len(ended) == 180 and ended.index((0, 1)) < ended.index((59, WHOLE))
+    assert len(ended) == 180 and ended.index((0, 1)) < ended.index((59, WHOLE_ANSWER))
 
 
 def test_a_prefix_is_sent_where_it_pays() -> None:
@@ -136,7 +143,7 @@ def test_shapes_and_steps_of_a_group() -> None:
     assert group.seconds(8, 2, 0) == pytest.approx((1 + (8 + 16) / 4 + 8) / 1e3)
     assert group.seconds(0, 0, 0) == cost.seconds(0, 0, 0)
     slow = GroupCost.of_steps(cost, 2, Link("", 0.0, 0.0, 1e6), SHAPE, 3)
-    assert slow.talk(8, 6) == pytest.approx((8 * 8 * 400 + 6 * 500 * 4 / 2) / 1e6)
+    assert slow.collectives(8, 6) == pytest.approx((8 * 8 * 400 + 6 * 500 * 4 / 2) / 1e6)
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -84,11 +84,11 @@ def test_a_recorded_file(tmp_path: Path) -> None:
     path.write_text("\n".join(map(line_of, made)))
     assert list(arrivals(str(path), 1, WORK, 0)) == made
     for line, said in (
-        ("{}", "no arrival"),
-        ('{"at": 1, "prompt": 3, "texts": []}', "that can be"),
-        ('{"at": -1, "prompt": 3, "texts": [4]}', "that can be"),
-        ("[]", "no arrival"),
-        ('{"at": 0, "prompt": 3, "texts": [4], "more": 1}', "no arrival"),
+        ("{}", "not an arrival"),
+        ('{"at": 1, "prompt": 3, "texts": []}', "invalid arrival"),
+        ('{"at": -1, "prompt": 3, "texts": [4]}', "invalid arrival"),
+        ("[]", "not an arrival"),
+        ('{"at": 0, "prompt": 3, "texts": [4], "more": 1}', "not an arrival"),
     ):
         path.write_text(f"\n{line}\n")
         with pytest.raises(UsageError, match=rf"came.jsonl:2: .*{said}"):
@@ -118,7 +118,7 @@ def test_costs_are_found_again_and_saved(tmp_path: Path) -> None:
         fit(records[:6])
     for wrong in ("{", "[]", '{"row": -1}', '{"tokens": {}}', '{"tokens": {"0": 1}}', '{"a": 1}'):
         (tmp_path / "costs.json").write_text(wrong)
-        with pytest.raises(UsageError, match="no costs of steps"):
+        with pytest.raises(UsageError, match="not costs of steps"):
             StepCost.load(tmp_path / "costs.json")
 
 

@@ -11,8 +11,13 @@ from helpers.blocks import GOLDEN, Pair, golden_pair
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specsot.engine.train.dflash_blocks import Blocks, block_mask, sample_anchors
-from specsot.engine.train.dflash_loss import OnlineDFlashModel, decay_of
+from specsot.engine.train.dflash import (
+    Blocks,
+    OnlineDFlashModel,
+    block_mask,
+    decay_of,
+    sample_anchors,
+)
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Reach
 from specsot.models.drafters.dflash import DFlashDraftModel
@@ -139,7 +144,7 @@ def test_anchors_of_recorded_coins(step: dict[str, Tensor], case: dict[str, Any]
     coins = step[f"sampler.{case['seed']}.random_values"]
     blocks = sample_anchors(step["loss_mask"], case["num_anchors"], 8, coins)
     assert blocks.anchors_BM.tolist() == case["anchors"]
-    assert blocks.kept_BM.tolist() == case["keep"]
+    assert blocks.valid_BM.tolist() == case["keep"]
 
 
 def test_anchors_are_drawn_by_the_generator(
@@ -155,7 +160,7 @@ def test_anchors_are_drawn_by_the_generator(
 
 
 def test_without_two_supervised_tokens_side_by_side() -> None:
-    with pytest.raises(ValueError, match="no two supervised tokens"):
+    with pytest.raises(ValueError, match="no sequence of the batch has two consecutive"):
         sample_anchors(torch.tensor([[0.0, 1, 0, 1, 0]]), 4, 8, torch.rand(1, 4))
 
 
@@ -175,7 +180,7 @@ def test_blocks_in_training_are_the_blocks_of_inference(
         trained = OnlineDFlashModel(drafter).hidden(ids, features, blocks).unflatten(1, (-1, 8))
     for row, many in enumerate(blocks.anchors_BM.tolist()):
         for number, anchor in enumerate(many):
-            if not blocks.kept_BM[row, number]:
+            if not blocks.valid_BM[row, number]:
                 continue
             pair = Pair(models[0], drafter)
             pair.take_in(features[row, :anchor], 0)
@@ -228,10 +233,10 @@ def test_distillation_with_what_the_target_says(
     """Row by row: cross-entropy with the target's softmax after the token before its place."""
     drafter, blocks = models[1], fixed(step)
     ids, features, supervised = batch(step)
-    told_BSH = torch.randn(*ids.shape, drafter.config.hidden_size)
+    teacher_BSH = torch.randn(*ids.shape, drafter.config.hidden_size)
     none, half, whole = (
         OnlineDFlashModel(drafter, gamma=math.inf, distillation=share)(
-            ids, features, supervised, blocks, told_BSH=told_BSH
+            ids, features, supervised, blocks, teacher_BSH=teacher_BSH
         )
         for share in (0.0, 0.5, 1.0)
     )
@@ -242,7 +247,7 @@ def test_distillation_with_what_the_target_says(
     place_BMP, counted_BMP = blocks.places_BMP, blocks.counted(supervised)
     losses = []
     for b, m, p in counted_BMP.nonzero().tolist():
-        before_H = told_BSH[b, place_BMP[b, m, p] - 1]
+        before_H = teacher_BSH[b, place_BMP[b, m, p] - 1]
         wanted_V = drafter.logits(before_H[None])[0].softmax(-1)
         row = (b * counted_BMP.shape[1] + m) * blocks.size + p
         losses.append(-(wanted_V * drafter.logits(drafts_QH[row][None])[0].log_softmax(-1)).sum())

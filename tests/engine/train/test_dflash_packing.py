@@ -6,8 +6,7 @@ from helpers.blocks import golden_pair
 from torch import Tensor
 
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
-from specsot.engine.train.dflash_blocks import Blocks, Packing, sample_anchors
-from specsot.engine.train.dflash_loss import OnlineDFlashModel
+from specsot.engine.train.dflash import Blocks, OnlineDFlashModel, Packing, sample_anchors
 from specsot.models.drafters.config import Reach
 
 from .test_dflash_loss import varied
@@ -98,7 +97,7 @@ def test_drawn_anchors_take_the_packing_over() -> None:
 
     coins = torch.rand(1, found.ids.shape[1] - 1, generator=torch.Generator().manual_seed(3))
     drawn = sample_anchors(found.written(), 4, 8, coins)
-    fixed = Blocks(drawn.anchors_BM, drawn.kept_BM, 8, drawn.length, packing(found))
+    fixed = Blocks(drawn.anchors_BM, drawn.valid_BM, 8, drawn.length, packing(found))
     step = online(found.ids, taps, found.written(), fixed)
     assert loss(packing(found)) == pytest.approx(float(step.loss), rel=1e-6)
     assert loss(packing(found)) != pytest.approx(loss(None), rel=1e-3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specsot.engine.train.eagle import chain_tau
-from specsot.engine.train.optim import learning_rate, orthogonalized
+from specsot.engine.train.loop import learning_rate, orthogonalized
 
 
 def test_learning_rate_warms_up_and_falls_to_the_floor() -> None:

@@ -15,17 +15,13 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
-from specsot.engine.train import files
+from specsot.engine.train import loop
 from specsot.engine.train.data import Tokens, pack
-from specsot.engine.train.dflash import DFlashCourse
+from specsot.engine.train.dataset import HeldOutPrompt, held_out_tau, rounds
+from specsot.engine.train.dflash import DFlashTrainer, OnlineDFlashModel
 from specsot.engine.train.dflash import new_drafter as new_dflash
-from specsot.engine.train.dflash_loss import OnlineDFlashModel
-from specsot.engine.train.eagle import unroll
-from specsot.engine.train.eagle2 import Eagle2Course
-from specsot.engine.train.eagle3 import Eagle3Course, new_drafter
-from specsot.engine.train.files import export_drafter
-from specsot.engine.train.lessons import HeldOutPrompt, held_out_tau, rounds
-from specsot.engine.train.loop import Progress, generator
+from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer, new_eagle3, unroll
+from specsot.engine.train.loop import Progress, export_drafter, step_generator
 from specsot.engine.train.settings import (
     DFlashTraining,
     DrafterTraining,
@@ -34,7 +30,7 @@ from specsot.engine.train.settings import (
     VanillaTraining,
 )
 from specsot.engine.train.teacher import Teacher
-from specsot.engine.train.vanilla import VanillaCourse
+from specsot.engine.train.vanilla import VanillaTrainer
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import (
     load_dflash,
@@ -102,13 +98,13 @@ def test_a_vanilla_drafter_has_the_targets_tokenizer(inputs: list[str], tmp_path
 
 def test_the_embedded_vanilla_drafter_has_at_most_one_and_a_half_million_parameters() -> None:
     config = VanillaTraining(out=Path())
-    model = VanillaCourse(config, Teacher(EMBEDDED)).model
+    model = VanillaTrainer(config, Teacher(EMBEDDED)).model
     assert sum(p.numel() for p in model.parameters()) <= 1_500_000
 
 
 def test_the_embedded_dflash_drafter_is_what_the_documents_say() -> None:
     config = DFlashTraining(out=Path())
-    course = DFlashCourse(config, Teacher(EMBEDDED))
+    course = DFlashTrainer(config, Teacher(EMBEDDED))
     shape = course.model.config
     assert (shape.block_size, shape.num_layers, shape.mask_token_id) == (8, 2, 3)
     assert shape.layer_ids == (1, 5) and course.online.gamma == 4.0
@@ -163,7 +159,7 @@ def test_a_full_disk_leaves_the_drafter_that_was_there(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(files, "save_file", full)
+        patched.setattr(loop, "save_file", full)
         export_drafter(drafter, out)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     export_drafter(drafter, out)
@@ -198,7 +194,7 @@ def test_minutes_are_not_looked_at_when_steps_are_given() -> None:
 
 def test_every_step_has_a_chance_of_its_own() -> None:
     def coins(seed: int, step: int) -> list[float]:
-        return [float(x) for x in torch.rand(4, generator=generator(seed, step))]
+        return [float(x) for x in torch.rand(4, generator=step_generator(seed, step))]
 
     assert coins(1, 2) == coins(1, 2)
     assert coins(1, 2) != coins(1, 3) != coins(2, 3)
@@ -230,10 +226,12 @@ def test_held_out_rounds_of_dflash_are_those_of_a_run(tmp_path: Path) -> None:
     made = Pair(*golden_pair()).generate(prompt, 60, [], 8)
     teacher = Teacher(golden_target(tmp_path))
     config = DFlashTraining(out=tmp_path)
-    course = DFlashCourse(config, teacher)
+    course = DFlashTrainer(config, teacher)
     course.model = golden_pair()[1]
     course.online = OnlineDFlashModel(course.model)
-    found = rounds(course.hits(HeldOutPrompt("prompt", tuple(made.ids), len(prompt))), len(prompt))
+    found = rounds(
+        course.draft_hits(HeldOutPrompt("prompt", tuple(made.ids), len(prompt))), len(prompt)
+    )
     assert found[:-1] == made.accepted[: len(found) - 1] and max(found) > 3 > min(found)
     assert sum(found) == len(made.ids) - len(prompt) - 1
 
@@ -260,11 +258,11 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
     teacher, steps = Teacher(folder), 3
     drafter = load_eagle3(tmp_path, load_target(folder))
     config = Eagle3Training(out=tmp_path, draft_vocabulary=32, unroll=steps)
-    course = Eagle3Course(config, teacher, torch.arange(32))
+    course = Eagle3Trainer(config, teacher, torch.arange(32))
     course.model = drafter
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 40)
-    taps = teacher.look(held.batch(teacher.device), drafter.config.taps, exact=True).features_BSF
-    hits, ids = course.hits(held), list(held.ids)
+    taps = teacher.read(held.batch(teacher.device), drafter.config.taps, exact=True).features_BSF
+    hits, ids = course.draft_hits(held), list(held.ids)
     lengths = []
     for root in range(held.first, len(ids) - steps):
         with torch.no_grad():
@@ -280,15 +278,17 @@ def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path)
     """The target drafts for itself: all is right, but for a token that it did not write."""
     teacher = Teacher(Path(inputs[1]))
     config = VanillaTraining(out=tmp_path, gamma=3)
-    course = VanillaCourse(config, teacher)
+    course = VanillaTrainer(config, teacher)
     course.model = teacher.model
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 21)
     size = len(held.ids) - held.first - 1
     whole, rest = divmod(size, 4)
-    assert rounds(course.hits(held), held.first) == [4] * whole + [rest] * (rest > 0)
+    assert rounds(course.draft_hits(held), held.first) == [4] * whole + [rest] * (rest > 0)
     other = list(held.ids)
     other[held.first + 2] = 4000
-    changed = rounds(course.hits(HeldOutPrompt("prompt", tuple(other), held.first)), held.first)
+    changed = rounds(
+        course.draft_hits(HeldOutPrompt("prompt", tuple(other), held.first)), held.first
+    )
     assert changed[0] == 2
 
 
@@ -300,7 +300,7 @@ def test_a_new_eagle3_begins_as_the_targets_last_layer(
     teacher = Teacher(Path(inputs[1]))
     wide = teacher.config.intermediate_size + (0 if same else 8)
     config = Eagle3Training(out=tmp_path, draft_vocabulary=32, intermediate=wide)
-    drafter = new_drafter(config, teacher, torch.arange(32))
+    drafter = new_eagle3(config, teacher, torch.arange(32))
     last, hidden = teacher.model.base_model.layers[-1], teacher.config.hidden_size
     for name in ("q_proj", "k_proj", "v_proj"):
         own = getattr(drafter.midlayer.self_attn, name).weight
@@ -340,14 +340,14 @@ def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
 ) -> None:
     """The loss of the papers, row by row; without noise where acceptance is measured."""
     teacher = Teacher(Path(inputs[1]))
-    course = Eagle2Course(Eagle2Training(out=tmp_path, intermediate=32, unroll=1), teacher)
+    course = Eagle2Trainer(Eagle2Training(out=tmp_path, intermediate=32, unroll=1), teacher)
     ids, first = list(answered(teacher, [5, 9, 3, 70, 31, 8], 12).ids), 6
     weights = [0.0] * first + [1.0] * (len(ids) - first)
     batch = pack([[Tokens.linear(ids, weights)]], len(ids))
-    lesson = course.lesson(batch, exact=True)
-    features_SH = teacher.look(batch, course.model.config.taps, exact=True).features_BSF[0]
+    lesson = course.inputs(batch, exact=True)
+    features_SH = teacher.read(batch, course.model.config.taps, exact=True).features_BSF[0]
     assert torch.equal(lesson.taps_BSF[0], features_SH), "behind the target's last norm"
-    noisy = course.lesson(batch, exact=True, noise=generator(1, 1)).taps_BSF[0]
+    noisy = course.inputs(batch, exact=True, noise=step_generator(1, 1)).taps_BSF[0]
     off = (noisy - features_SH).abs().max()
     assert 0.05 < float(off) * features_SH.shape[0] / 512 <= 0.1
     (found_SH,) = (hidden[0] for hidden in unroll(course.model, lesson, 1))

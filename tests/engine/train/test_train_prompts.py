@@ -15,10 +15,18 @@ from typer.testing import CliRunner
 from specsot.engine.cli.train import train
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.train.answers import Written, answer_file, read_lines
-from specsot.engine.train.chats import ChatCoder, Conversation, Turn, read_conversations
+from specsot.engine.train.answers import answer_file
 from specsot.engine.train.data import GOLD, Tokens, pack
-from specsot.engine.train.lessons import HeldOutPrompt, conversation_lessons
+from specsot.engine.train.dataset import (
+    ChatCoder,
+    Conversation,
+    HeldOutPrompt,
+    Turn,
+    Written,
+    conversation_dataset,
+    read_conversations,
+    read_lines,
+)
 from specsot.engine.train.settings import ConversationFile, DrafterTraining
 from specsot.engine.train.teacher import Teacher
 from specsot.models.files import ModelError
@@ -230,7 +238,7 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
     tokens = parts.tokens()
     assert tokens.positions[: len(parts.trunk)] == list(range(len(parts.trunk)))
     batch = pack([[tokens]], len(tokens.ids))
-    best_S = teacher.look(batch, best=True, exact=True).best_BS[0]
+    best_S = teacher.read(batch, best=True, exact=True).best_BS[0]
     counted_S = batch.weights[0] >= GOLD
     first_S = torch.tensor(tokens.segments) != torch.tensor([*tokens.segments[1:], -1])
     assert counted_S.sum() > 40 and not (counted_S & first_S).any()
@@ -247,16 +255,16 @@ def test_what_is_kept_of_a_text_is_what_the_target_says_of_it(teacher: Teacher) 
     keeping, taps = Teacher(EMBEDDED, keep=True), (2, 4)
     batches = [pack([samples[:2], samples[2:]], 48), pack([samples[::-1]], 80)]
     for batch in batches:
-        kept = keeping.look(batch, taps, best=True)
-        said = teacher.look(batch, taps, best=True)
+        kept = keeping.read(batch, taps, best=True)
+        said = teacher.read(batch, taps, best=True)
         for mine, theirs in zip(kept[:2], said[:2], strict=True):
             there = (mine != 0).any(-1, keepdim=True)
             assert ((mine - theirs) * there).norm() < 0.02 * (theirs * there).norm()
         there_BS = (kept.hidden_BSH != 0).any(-1)
         same_BS = (kept.best_BS == said.best_BS)[there_BS]
         assert len(same_BS) > 40 and same_BS.float().mean() > 0.95
-    again = keeping.look(batches[1], taps, best=True).features_BSF[0, : len(samples[3].ids)]
-    first = keeping.look(batches[0], taps, best=True).features_BSF[1, 7:28]
+    again = keeping.read(batches[1], taps, best=True).features_BSF[0, : len(samples[3].ids)]
+    first = keeping.read(batches[0], taps, best=True).features_BSF[1, 7:28]
     assert torch.equal(again, first), "in whatever batch it stands"
 
 
@@ -269,7 +277,7 @@ def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
     made = [{"number": n, "question": "Q", "samples": [sample]} for n in range(20)]
     file.write_text("".join(json.dumps(line) + "\n" for line in reversed(made)))
     settings = DrafterTraining(target=str(EMBEDDED), out=tmp_path, length=100, held_out=5)
-    found = conversation_lessons(ConversationFile(prompts=[file]), settings, teacher)
+    found = conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
     assert found.distinct == 18 and len(found.held_out) == 4  # a tenth of twenty, of two parts
     assert found.held_out[:2] == [
         HeldOutPrompt("parts", (3, 4, 5, 6, 7, 8, 2), 4),
@@ -287,7 +295,7 @@ def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
     ]
     file.write_text('{"number": 0, "samples": [{"kind": "parts"}]}\n')
     with pytest.raises(UsageError, match=r"answers.jsonl:1: not a line of answers"):
-        conversation_lessons(ConversationFile(prompts=[file]), settings, teacher)
+        conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
 
 
 def test_an_answer_that_was_cut_does_not_teach_its_end(teacher: Teacher) -> None:
@@ -302,7 +310,7 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:
     words = write_inputs(folder)
     teacher, file = Teacher(Path(words[1])), Path(words[3])
     settings = DrafterTraining(target=words[1], out=tmp_path, length=100, held_out=5)
-    found = conversation_lessons(ConversationFile(prompts=[file]), settings, teacher)
+    found = conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
     assert found.distinct == 27 and len(found.held_out) == 3  # a tenth of thirty
     epoch = [found.source(i).ids for i in range(27)]
     assert sorted(epoch) == sorted(found.source(i).ids for i in range(27, 54))

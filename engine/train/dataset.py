@@ -1,0 +1,484 @@
+"""Samples of a drafter's training: conversations and answers of JSONL files, as token ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...models.files import ModelError
+from ...states.text.prompts import NO_THINKING
+from ...states.text.tokens import PromptError, check_question
+from ..errors import UsageError
+from ..prepare.inputs import json_object
+from .data import GOLD, Source, Tokens, TrainingBatch, pack, trimmed
+from .settings import ConversationFile, DrafterTraining
+from .teacher import Teacher
+
+KEYS = ("prompt", "messages", "conversations")
+ROLES = {
+    "system": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+}
+MARK = re.compile(r"Turn(\d+)Mark")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message.
+
+    ids: an answer as the target wrote it, without the end of its turn; None for a text of a file.
+    ended: the end of the turn belongs to the answer.
+    """
+
+    role: str
+    text: str
+    ids: tuple[int, ...] | None = None
+    ended: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """place: file and line. turns: an optional system turn, then user and assistant alternate."""
+
+    place: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def user_turns(self) -> list[int]:
+        return [i for i, turn in enumerate(self.turns) if turn.role == "user"]
+
+    @property
+    def question(self) -> Conversation:
+        """Everything up to the last user turn."""
+        return self.head(self.user_turns[-1] + 1)
+
+    def head(self, count: int) -> Conversation:
+        """The first turns."""
+        return Conversation(self.place, self.turns[:count])
+
+    @property
+    def text(self) -> str:
+        """The texts of all user turns."""
+        return "\n".join(self.turns[at].text for at in self.user_turns)
+
+    @property
+    def without_answers(self) -> Conversation:
+        """Every user turn followed by an empty answer."""
+        pairs = [(t, Turn("assistant", "")) if t.role == "user" else (t,) for t in self.turns]
+        pairs = [pair for pair in pairs if pair[0].role != "assistant"]
+        return Conversation(self.place, tuple(turn for pair in pairs for turn in pair))
+
+
+def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
+    """One conversation per line.
+
+    Args:
+        questions: only the user turns are needed; answers may be missing.
+
+    Raises:
+        UsageError: with the file and the line.
+    """
+    try:
+        conversations = list(_lines(file, questions))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+    if not conversations:
+        raise UsageError(f"{file}: no prompts in it")
+    return conversations
+
+
+def _lines(file: Path, questions: bool) -> Iterator[Conversation]:
+    with file.open("rb") as stream:
+        for number, data in enumerate(stream, 1):
+            place = f"{file}:{number}"
+            try:
+                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError:
+                raise UsageError(f"{place}: not UTF-8") from None
+            if not line.strip():
+                continue
+            turns = tuple(_turns(json_object(line.rstrip("\r\n"), place, KEYS), place))
+            _check_order(turns, place)
+            if turns[-1].role == "user" and not questions:
+                raise UsageError(
+                    f"{place}: the last user turn has no answer; with `specsot train answers` the"
+                    " target writes it"
+                )
+            yield Conversation(place, turns)
+
+
+def _turns(value: Mapping[str, Any], place: str) -> Iterator[Turn]:
+    keys = [key for key in KEYS if value.get(key) is not None]
+    if len(keys) != 1:
+        which = f"has {' and '.join(keys)}" if keys else "has none"
+        raise UsageError(f"{place}: needs one of {', '.join(KEYS)}; it {which}")
+    content = value[keys[0]]
+    if keys[0] == "prompt":
+        yield _turn("user", content, f"{place}: 'prompt'")
+        return
+    if not isinstance(content, list) or not content:
+        raise UsageError(f"{place}: {keys[0]!r} must be a list of messages")
+    role, text = ("role", "content") if keys[0] == "messages" else ("from", "value")
+    for number, message in enumerate(content, 1):
+        where = f"{place}: message {number}"
+        if not isinstance(message, dict) or not {role, text} <= message.keys():
+            raise UsageError(f"{where} must be an object with {role!r} and {text!r}")
+        yield _turn(message[role], message[text], where)
+
+
+def _turn(role: Any, text: Any, where: str) -> Turn:
+    if not isinstance(role, str) or role not in ROLES:
+        raise UsageError(f"{where} is from {role!r}, which is none of {', '.join(ROLES)}")
+    if not isinstance(text, str):
+        raise UsageError(f"{where} must be a text")
+    try:
+        check_question(text)
+    except PromptError as error:
+        raise UsageError(f"{where}: {str(error).replace('the prompt', 'the text')}") from None
+    return Turn(ROLES[role], text)
+
+
+def _check_order(turns: Sequence[Turn], place: str) -> None:
+    first = 1 if turns[0].role == "system" else 0
+    if len(turns) == first:
+        raise UsageError(f"{place}: no user turn")
+    for number, turn in enumerate(turns[first:]):
+        wanted = ("user", "assistant")[number % 2]
+        if turn.role != wanted:
+            where = f"{place}: message {number + first + 1}"
+            raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {wanted!r}")
+
+
+Part = tuple[int, list[int], bool]
+"""The turn, or -1 for text of the format; ids; whether the model has to write them."""
+
+
+class ChatCoder:
+    """Conversations as ids, in the target's own chat format.
+
+    Text of the format and of the turns is encoded separately, as in a run; so a turn never becomes
+    a control token.
+
+    Raises:
+        ModelError: the tokenizer has no chat format.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
+        if not tokenizer.chat_template:
+            raise ModelError(folder, "the tokenizer has no chat template to write conversations in")
+        self._tokenizer = tokenizer
+        self._stops = frozenset(stops)
+
+    def prompt(self, conversation: Conversation) -> list[int]:
+        """The ids up to the start of the next answer."""
+        return [i for _, ids in self._cut(conversation, generation=True) for i in ids]
+
+    def samples(self, conversation: Conversation, length: int) -> Iterator[Tokens]:
+        """One sample, or one per answer if the format renders earlier turns differently.
+
+        Samples with fewer than two written tokens within ``length`` are left out.
+        """
+        answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
+        if not answers:
+            return
+        whole = self._until(conversation, answers[-1])
+        prompts = [self.prompt(conversation.head(i)) for i in answers]
+        if all(_starts(whole, i, ids) for i, ids in zip(answers, prompts, strict=True)):
+            samples = [whole]
+        else:
+            samples = [
+                [(-1, prompt, False), *(p for p in self._until(conversation, i) if p[0] == i)]
+                for i, prompt in zip(answers, prompts, strict=True)
+            ]
+        for parts in samples:
+            weights = [GOLD * counts for _, ids, counts in parts for _ in ids]
+            if sum(weight >= GOLD for weight in weights[:length]) > 1:
+                yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
+
+    def _until(self, conversation: Conversation, last: int) -> list[Part]:
+        """All parts up to the end of turn ``last``."""
+        turns = conversation.turns[: last + 1]
+        parts: list[Part] = []
+        for turn, ids in self._cut(conversation.head(last + 1), generation=False):
+            before = turns[parts[-1][0]] if turn < 0 and parts else None
+            if before is None or before.role != "assistant":
+                parts.append((turn, ids, turn >= 0 and turns[turn].role == "assistant"))
+            else:
+                end = next((i + 1 for i, token in enumerate(ids) if token in self._stops), 0)
+                parts += [(parts[-1][0], ids[:end], before.ended), (-1, ids[end:], False)]
+        return parts
+
+    def _cut(
+        self, conversation: Conversation, *, generation: bool
+    ) -> Iterator[tuple[int, list[int]]]:
+        """(turn, ids) of the turns, (-1, ids) of the format's text."""
+        pieces = MARK.split(self._render(conversation, generation))
+        if [int(number) for number in pieces[1::2]] != list(range(len(conversation.turns))):
+            message = "the target's chat format drops or moves a turn"
+            raise UsageError(f"{conversation.place}: {message}")
+        for index, piece in enumerate(pieces):
+            if index % 2 == 0:
+                yield -1, self._encode(piece, split_special_tokens=False)
+                continue
+            turn = conversation.turns[int(piece)]
+            ids = self._encode(turn.text, split_special_tokens=True)
+            yield int(piece), ids if turn.ids is None else list(turn.ids)
+
+    def _render(self, conversation: Conversation, generation: bool) -> str:
+        marked = [
+            {"role": turn.role, "content": f"Turn{number}Mark"}
+            for number, turn in enumerate(conversation.turns)
+        ]
+        options = {"add_generation_prompt": generation, **NO_THINKING}
+        try:
+            return str(self._tokenizer.apply_chat_template(marked, tokenize=False, **options))
+        except Exception as error:  # a chat format can raise anything
+            reason = str(error).strip().split("\n", 1)[0]
+            raise UsageError(
+                f"{conversation.place}: the target's chat format refuses it: {reason}"
+            ) from None
+
+    def _encode(self, text: str, **options: bool) -> list[int]:
+        encode = self._tokenizer.encode
+        return list(encode(text, add_special_tokens=False, verbose=False, **options))
+
+
+def _starts(whole: list[Part], turn: int, prompt: list[int]) -> bool:
+    """Whether the conversation up to this turn equals the turn's prompt."""
+    end = next(i for i, (number, _, _) in enumerate(whole) if number == turn)
+    return [i for _, ids, _ in whole[:end] for i in ids] == prompt
+
+
+Piece = tuple[Sequence[int], bool]
+"""Token ids, and whether the target wrote them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """kind: answer, outline or parts. trunk: ids shared by all branches. branches: the pieces of
+    each branch in order."""
+
+    kind: str
+    trunk: Sequence[int]
+    branches: Sequence[Sequence[Piece]]
+
+    def tokens(self) -> Tokens:
+        """As a training sample; the trunk has no loss weight."""
+        ids = list(self.trunk)
+        size = len(self.trunk)
+        weights = [0.0] * size
+        segments = [0] * size
+        positions = list(range(size))
+        for number, pieces in enumerate(self.branches, 1):
+            branch = [(token, GOLD * written) for part, written in pieces for token in part]
+            ids += [token for token, _ in branch]
+            weights += [weight for _, weight in branch]
+            segments += [number] * len(branch)
+            positions += range(size, size + len(branch))
+        return Tokens(ids, weights, segments, positions)
+
+
+def read_lines(file: Path) -> list[list[Written]]:
+    """The samples of every conversation in a file of answers, in the order of their numbers.
+
+    Raises:
+        UsageError: a line is not one of `Answering`.
+    """
+    samples: dict[int, list[Written]] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            value = json.loads(line)
+            samples[value["number"]] = [Written(**sample) for sample in value["samples"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{file}:{number}: not a line of answers ({error})") from None
+    return [samples[number] for number in sorted(samples)]
+
+
+def is_answers(file: Path) -> bool:
+    """Whether a file's first line is one of answers."""
+    with file.open("rb") as stream:
+        return stream.readline(1 << 16).startswith(b'{"number": ')
+
+
+MAX_COUNTED_SAMPLES = 4000  # samples in which frequent ids are counted
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutPrompt:
+    """A prompt with the target's greedy answer.
+
+    kind: its group in the log. ids: prompt and answer. first: index of the answer's first id.
+    """
+
+    kind: str
+    ids: tuple[int, ...]
+    first: int
+
+    def batch(self, device: torch.device) -> TrainingBatch:
+        """The sample as a batch [1, S] without loss weights."""
+        tokens = Tokens.linear(list(self.ids), [0.0] * len(self.ids))
+        return pack([[tokens]], len(self.ids)).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """source: the samples. distinct: their number, None if endless. held_out: for evaluation."""
+
+    source: Source
+    distinct: int | None
+    held_out: list[HeldOutPrompt]
+
+
+DatasetBuilder = Callable[[DrafterTraining, Teacher], Dataset]
+"""Builds a dataset from the settings and the target of a training."""
+
+
+def conversation_dataset(
+    file: ConversationFile, settings: DrafterTraining, teacher: Teacher
+) -> Dataset:
+    """Conversations, shuffled in every epoch; some of each file are held out.
+
+    Raises:
+        UsageError: the file cannot be used.
+        ModelError: the target has no chat format.
+    """
+    samples = list[Tokens]()
+    held_out = list[HeldOutPrompt]()
+    for path in file.prompts:
+        read = _answer_samples if is_answers(path) else _chat_samples
+        trained, evaluated = read(path, settings, teacher)
+        samples += trained
+        held_out += evaluated
+    samples = [trimmed(sample, settings.length) for sample in samples]
+    samples = [s for s in samples if sum(weight >= GOLD for weight in s.weights) > 1]
+    if not samples:
+        names = ", ".join(map(str, file.prompts))
+        raise UsageError(
+            f"{names}: no answer of two tokens or more within {settings.length} tokens"
+        )
+    return Dataset(_epochs(samples, settings.seed), len(samples), held_out)
+
+
+def _held_out(count: int, settings: DrafterTraining) -> set[int]:
+    """Indices of the held-out lines of a file: a tenth at most."""
+    order = Random(f"held:{settings.seed}").sample(range(count), count)
+    return set(order[: min(settings.held_out, max(count // 10, 1)) if count > 1 else 0])
+
+
+def _answer_samples(
+    path: Path, settings: DrafterTraining, teacher: Teacher
+) -> tuple[list[Tokens], list[HeldOutPrompt]]:
+    """Samples of a file of the target's answers."""
+    lines = read_lines(path)
+    size = teacher.config.vocab_size
+    held_out = _held_out(len(lines), settings)
+    prompts = [p for at in sorted(held_out) for written in lines[at] for p in _paths(written)]
+    trained = [
+        written.tokens() for at, line in enumerate(lines) if at not in held_out for written in line
+    ]
+    if any(token >= size for tokens in trained for token in tokens.ids):
+        raise UsageError(f"{path}: has tokens that the target lacks; it has {size}")
+    return trained, [p for p in prompts if p.first < len(p.ids) <= settings.length]
+
+
+def _paths(written: Written) -> Iterator[HeldOutPrompt]:
+    """One prompt per branch; its last piece is the drafted answer."""
+    for pieces in written.branches:
+        ids = [*written.trunk, *(token for part, _ in pieces for token in part)]
+        yield HeldOutPrompt(written.kind, tuple(ids), len(ids) - len(pieces[-1][0]))
+
+
+def _chat_samples(
+    path: Path, settings: DrafterTraining, teacher: Teacher
+) -> tuple[list[Tokens], list[HeldOutPrompt]]:
+    """Samples of a file of conversations; the target answers the held-out ones."""
+    coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
+    conversations = read_conversations(path, questions=False)
+    held_out = _held_out(len(conversations), settings)
+    trained = [
+        tokens
+        for i, conversation in enumerate(conversations)
+        if i not in held_out
+        for tokens in coder.samples(conversation, settings.length)
+    ]
+    prompts = [coder.prompt(conversations[i].question) for i in sorted(held_out)]
+    prompts = [ids for ids in prompts if len(ids) < settings.length]
+    limit = settings.length - max(map(len, prompts), default=0)
+    return trained, held_out_prompts(teacher, "prompt", prompts, limit)
+
+
+def _epochs(samples: list[Tokens], seed: int) -> Source:
+    """Endless epochs of all samples, each shuffled."""
+
+    @lru_cache(2)
+    def shuffled(epoch: int) -> list[int]:
+        return Random(f"{seed}:{epoch}").sample(range(len(samples)), len(samples))
+
+    def sample(index: int) -> Tokens:
+        epoch, place = divmod(index, len(samples))
+        return samples[shuffled(epoch)[place]]
+
+    return sample
+
+
+def held_out_prompts(
+    teacher: Teacher, kind: str, prompts: list[list[int]], limit: int
+) -> list[HeldOutPrompt]:
+    """Prompts with the target's answers of at most ``limit`` tokens."""
+    answers = teacher.answer(prompts, limit) if prompts else []
+    return [
+        HeldOutPrompt(kind, (*prompt, *answer), len(prompt))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
+def frequent_ids(dataset: Dataset, size: int, vocabulary: int) -> Tensor:
+    """The most frequent ids of the answers, increasing, int64 [size]."""
+    counts: Counter[int] = Counter(dict.fromkeys(range(vocabulary), 0))
+    for index in range(min(MAX_COUNTED_SAMPLES, dataset.distinct or MAX_COUNTED_SAMPLES)):
+        tokens = dataset.source(index)
+        counts.update(i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD)
+    return torch.tensor(sorted(i for i, _ in counts.most_common(size)))
+
+
+def rounds(hits_SK: Tensor, first: int) -> list[int]:
+    """Tokens committed by each round of a chain of drafts, including the target's own token.
+
+    A draft counts only if all drafts before it are right, and then it follows the true tokens; so
+    the hits of every root determine the rounds of a run.
+    """
+    rows: list[list[bool]] = hits_SK.tolist()
+    root = first
+    last = len(rows) - 1
+    gains = []
+    while root < last:
+        right = next((k for k, hit in enumerate(rows[root]) if not hit), len(rows[root]))
+        gains.append(min(right + 1, last - root))
+        root += gains[-1]
+    return gains
+
+
+@torch.no_grad()
+def held_out_tau(
+    samples: Iterable[HeldOutPrompt], draft_hits: Callable[[HeldOutPrompt], Tensor]
+) -> dict[str, float]:
+    """Tokens per round over all samples, and per kind; `draft_hits` as in `loop.Trainer`."""
+    gains: defaultdict[str, list[int]] = defaultdict(list)
+    for sample in samples:
+        tokens = rounds(draft_hits(sample), sample.first)
+        gains[f"held_{sample.kind}"] += tokens
+        gains["held_tau"] += tokens
+    return {kind: sum(tokens) / len(tokens) for kind, tokens in sorted(gains.items()) if tokens}
