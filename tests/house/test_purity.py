@@ -23,7 +23,7 @@ from specsot.ops.kv.pool import KVCache
 from specsot.ops.registry import OpEntry, OpTable
 from specsot.states import machine
 from specsot.states.graph.program import OpStep
-from specsot.states.machine import Run
+from specsot.states.machine import BoundOp, Run
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.scheduler import Inbox
@@ -104,22 +104,23 @@ class Watch:
         self.changed: set[str] = set()
         self.broken: list[str] = []
 
-    def __call__(self, step: OpStep) -> Callable[[Run], None]:
-        inner, entry = self.bind(step), step.entry
+    def __call__(self, step: OpStep) -> BoundOp:
+        op, entry = self.bind(step), step.entry
 
-        def run_op(run: Run) -> None:
-            given = {key: run.board[key] for key in entry.reads}
-            before = {key: snapshot(value) for key, value in given.items()}
-            inner(run)
-            after = {key: snapshot(value) for key, value in given.items()}
+        def watched(*values: Any) -> Any:
+            before = [snapshot(value) for value in values]
+            result = op.function(*values)
+            after = [snapshot(value) for value in values]
             self.called.add((entry.module, entry.function))
-            changed = [key for key in given if before[key] != after[key]]
+            triples = zip(entry.reads, before, after, strict=True)
+            changed = [key for key, old, new in triples if old != new]
             if changed and entry.name.endswith("_"):
                 self.changed.add(entry.name)
             elif changed:
                 self.broken.append(f"{entry.name} changed {', '.join(changed)}")
+            return result
 
-        return run_op
+        return op._replace(function=watched)
 
 
 def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:

@@ -1,0 +1,63 @@
+"""A drafter that a package adds with one file and a graph: it drafts, and no token changes."""
+
+import pytest
+from helpers.packages import Write, install
+
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.api import open_session, token_digest
+from specsot.engine.run.runner import perform
+
+PROMPT = Prompt("1", "Tell me about honey bees.")
+DRAFTER = '''\
+from typing import Literal
+
+from specsot.states.drafter import Drafter
+from specsot.states.graph.drafter_settings import DrafterSettings
+from specsot.states.yaml.spec import Int
+
+
+class ToySettings(DrafterSettings):
+    kind: Literal["toy"]
+    nodes: Int = 3
+
+
+class ToyDrafter(Drafter):
+    """Drafts the tokens behind the last earlier occurrence of a branch's last token."""
+
+    Settings = ToySettings
+
+    def grow(self, frontier):
+        from specsot.ops.draft.proposals import HostTree, pack
+
+        trees = []
+        for branch in frontier:
+            ids = branch.context()
+            places = [place for place, token in enumerate(ids[:-1]) if token == ids[-1]]
+            tokens = tuple(ids[places[-1] + 1 :][: self.settings.nodes]) if places else ()
+            depths = tuple(range(1, len(tokens) + 1))
+            parents = tuple(depth - 2 for depth in depths)
+            trees.append(HostTree(tokens, parents, depths, (0.0,) * len(tokens)))
+        return pack(trees, self.context.layout.device)
+'''
+GRAPH = "extends: bim_plain\nname: toy\ndoc: A toy drafts.\ndrafter: {kind: toy, nodes: 4}\n"
+
+
+def decoded(graph: str, *sets: str) -> tuple[str, int]:
+    """The digest of a run, and its accepted drafts."""
+    session = open_session(graph, sets=sets, threads=1, max_new_tokens=16)
+    run, recorder, _ = perform(session, [PROMPT])
+    return token_digest(run.board["answers"]), recorder.meter.accepted
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_a_drafter_is_one_file_and_a_graph(layout: str, write: Write) -> None:
+    folder = write({"own_toy": DRAFTER})
+    install(folder, "specsot.drafters", "own_toy:ToyDrafter", point="toy")
+    graph = folder / "toy.yaml"
+    graph.write_text(GRAPH)
+    added = [file for file in folder.rglob("*") if file.suffix in (".py", ".yaml")]
+    assert sorted(map(str, added)) == [str(folder / "own_toy.py"), str(folder / "toy.yaml")]
+    kind = f"layout.kind={layout}"
+    digest, accepted = decoded(str(graph), kind)
+    assert accepted > 0
+    assert (digest, 0) == decoded("bim_plain", kind, "drafter.kind=none")
