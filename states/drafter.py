@@ -94,7 +94,7 @@ class Drafter:
 
     @classmethod
     def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:
         """float32 [Q, V]: one forward over rows of one text, to measure its cost.
 

@@ -38,9 +38,9 @@ def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts
     """
     if not block.chooses:
         return None
-    given = getattr(block, "costs", None)
-    if given is not None:
-        return RoundCosts(Curve.of(given.target), Curve.of(given.drafter), given.overhead)
+    costs = getattr(block, "costs", None)
+    if costs is not None:
+        return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)
     if getattr(models.target, "ranks", None) is not None:
         reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
         raise ModelError(models.target.config.path, reason)

@@ -79,7 +79,7 @@ def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) ->
     depth_R = index_R % levels + 1
     behind_R1 = drawing.root_S[branch_R][:, None]
     scores_RV = drawing.scores(logits_SDV.flatten(0, 1), branch_R, behind_R1)
-    tokens_SN = drawing.one(scores_RV, branch_R, depth_R).view(trees, levels)
+    tokens_SN = drawing.draw(scores_RV, branch_R, depth_R).view(trees, levels)
     drafted = chain(log_probs_SDV, tokens_SN)
     if not drawing.shows_probs:
         return drafted

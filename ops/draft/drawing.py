@@ -51,12 +51,12 @@ class Drawing:
         past = self.sampler.past(behind_RC, torch.ones_like(behind_RC, dtype=torch.bool))
         return process(logits_RV, self.sampler.rules, branch_R, past)
 
-    def one(self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor) -> Tensor:
+    def draw(self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor) -> Tensor:
         """int64 [R]: a draft of each row, at this depth of its branch's tree."""
         key_R = self._keys(branch_R, depth_R, torch.zeros_like(depth_R))
         return choose(scores_RV, self.sampler.rules, branch_R, key_R)
 
-    def several(
+    def children(
         self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor, count: int, draws: str
     ) -> Tensor:
         """int64 [R, count]: the children of each row in the order they are tried; -1 for none.

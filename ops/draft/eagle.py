@@ -112,9 +112,9 @@ def first_level(
     rows = draft_rows.rows
     assert draft_rows.features_NF is not None
     hidden_BQH = _placed(drafter.fuse(draft_rows.features_NF), draft_rows)
-    seen = plan_attention(rows, kv_draft, attention=draft_rows.attention)
+    attention = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
-        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, seen, kv_draft
+        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, attention, kv_draft
     )
     tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
     scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)

@@ -104,7 +104,7 @@ class _Growth:
         """hidden_SEH of a level's inner nodes, of all branches in one forward."""
         frame = self.work.frame
         depth_M = torch.tensor(level.inner_depths, device=self.device)
-        seen_EM = torch.tensor(level.seen, device=self.device)
+        seen_EM = torch.tensor(level.ancestors, device=self.device)
         position_SM = self.position_S1 + depth_M - 1
         out_BQH = self.drafter.forward(
             frame.spread(tokens_SE),
@@ -136,7 +136,7 @@ class _Growth:
             probs_RV = self.drawing.probabilities(scores_RV, branch_R)
             self.draft_probs.append(probs_RV.view(trees, width, -1))
         depth_R = torch.full_like(branch_R, below.depth)
-        ids_RC = self.drawing.several(scores_RV, branch_R, depth_R, below.breadth, self.draws)
+        ids_RC = self.drawing.children(scores_RV, branch_R, depth_R, below.breadth, self.draws)
         ids_RC = F.pad(ids_RC, (0, below.breadth - ids_RC.shape[1]), value=-1)
         return ids_RC, logits_RV.log_softmax(-1).gather(1, ids_RC.clamp(min=0))
 

@@ -195,20 +195,20 @@ def first_state(settings: GammaSettings) -> GammaState:
 def reach(
     settings: GammaSettings, state: GammaState, drafted: int, figures: DraftDistributions
 ) -> int | None:
-    """How many drafts the rule of the policy would have made; None if it does not stop."""
+    """How many drafts the rule of the policy makes; None if it does not stop."""
     policy = settings.gamma_policy
-    for made, h in enumerate(figures.h):  # before draft number made + 1
+    for count, h in enumerate(figures.h):  # before draft number count + 1
         bound = 1 - sqrt(ADAEDL_SCALE * h) if policy == "adaedl" else 1.0
-        if bound < state.threshold and made >= settings.gamma_min:
-            return made
-        if made == drafted:
+        if bound < state.threshold and count >= settings.gamma_min:
+            return count
+        if count == drafted:
             break
-        if made + 1 < settings.gamma_min:
+        if count + 1 < settings.gamma_min:
             continue
         if policy == "svip" and sqrt(SVIP_SCALE * h) > settings.limit:
-            return made + 1
-        if policy == "confidence" and figures.chance[made] < settings.limit:
-            return made + 1
+            return count + 1
+        if policy == "confidence" and figures.chance[count] < settings.limit:
+            return count + 1
     return None
 
 

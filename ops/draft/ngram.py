@@ -205,9 +205,9 @@ def longest_match(
 def _merged(parts: Sequence[Followers]) -> Followers:
     if len(parts) == 1:
         return parts[0]
-    sums = {t: sum(one.counts.get(t, 0) for one in parts) for each in parts for t in each.ranked}
+    sums = {t: sum(part.counts.get(t, 0) for part in parts) for each in parts for t in each.ranked}
     ranked = sorted(sums, key=lambda token: -sums[token])
-    return Followers(sums, ranked, sum(one.total for one in parts))
+    return Followers(sums, ranked, sum(part.total for part in parts))
 
 
 def count_tree(
@@ -282,8 +282,8 @@ class CountTables:
         shared = self.requests[request]
         if self.scope is Scope.REQUEST or branch is None:
             return (shared,)
-        own = self.branches.setdefault((request, branch), CountTable(*self.shape))
-        return (shared, own)
+        table = self.branches.setdefault((request, branch), CountTable(*self.shape))
+        return (shared, table)
 
     def close_(self, request: str) -> None:
         """A request is done: forget what only it had."""

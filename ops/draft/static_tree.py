@@ -26,7 +26,7 @@ class Level:
     ranks: for each node which of its parent's children it is.
     inner: those with children, which the drafter has to forward.
     inner_depths: depths of all inner nodes down to this level.
-    seen: for each inner node of this level, which of those are its ancestors or itself.
+    ancestors: for each inner node of this level, which of those are its ancestors or itself.
     """
 
     depth: int
@@ -34,7 +34,7 @@ class Level:
     ranks: tuple[int, ...]
     inner: tuple[int, ...]
     inner_depths: tuple[int, ...]
-    seen: tuple[tuple[bool, ...], ...]
+    ancestors: tuple[tuple[bool, ...], ...]
 
     @property
     def breadth(self) -> int:
@@ -57,7 +57,7 @@ class StaticTree:
 
 
 def fault(tree: Sequence[Node]) -> tuple[int, str] | None:
-    """The first node that cannot stand where it does, and why."""
+    """The first invalid node, and the reason; None for a valid tree."""
     known: set[Node] = {(), *tree}
     before: set[Node] = set()
     for index, node in enumerate(tree):

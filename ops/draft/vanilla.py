@@ -45,14 +45,14 @@ def logits_of(
     tokens_BQ: Tensor,
     positions_BQ: Tensor,
     slots_BQ: Tensor,
-    seen: AttentionPlan,
+    attention: AttentionPlan,
     kv: KVCache,
     logit_rows_R: Tensor,
 ) -> Tensor:
     """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
     plan = (LayerStatus.DECODE,) * drafter.num_layers
     return drafter.forward(
-        tokens_BQ, positions_BQ, slots_BQ, seen, kv, plan, logit_rows_R, ()
+        tokens_BQ, positions_BQ, slots_BQ, attention, kv, plan, logit_rows_R, ()
     ).logits_RV
 
 
@@ -65,9 +65,9 @@ def catch_up_(
         lengths: drafts of each branch (host ints).
     """
     rows = draft_rows.rows
-    seen = plan_attention(rows, kv, attention=draft_rows.attention)
+    attention = plan_attention(rows, kv, attention=draft_rows.attention)
     logits_SV = logits_of(
-        drafter, rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, seen, kv, rows.tips_R
+        drafter, rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention, kv, rows.tips_R
     )
     return ChainStart(logits_SV, tuple(lengths), looks, draft_rows)
 
@@ -126,7 +126,7 @@ class _Growth:
         scores_SV = self.drawing.scores(self.logits_SV, self.branch_S, behind_SC)
         if self.drawing.shows_probs:
             self.draft_probs.append(self.drawing.probabilities(scores_SV, self.branch_S))
-        return self.drawing.one(scores_SV, self.branch_S, torch.full_like(self.branch_S, step))
+        return self.drawing.draw(scores_SV, self.branch_S, torch.full_like(self.branch_S, step))
 
     def _forward(self, step: int) -> Tensor:
         """logits_SV behind draft number `step`, which is written as a fresh row."""
@@ -137,9 +137,11 @@ class _Growth:
         seen_S1M = torch.ones(len(self.branch_S), 1, step, dtype=torch.bool, device=device)
         tokens_BQ = frame.spread(self.tokens[-1])
         position_SM = self.start.draft_rows.position_S[:, None] + step_M
-        positions_BQ, slots_BQ, seen = self.work.fresh(seen_S1M, position_SM)
+        positions_BQ, slots_BQ, attention = self.work.fresh(seen_S1M, position_SM)
         kv = self.work.kv
-        return logits_of(self.drafter, tokens_BQ, positions_BQ, slots_BQ, seen, kv, frame.index_S)
+        return logits_of(
+            self.drafter, tokens_BQ, positions_BQ, slots_BQ, attention, kv, frame.index_S
+        )
 
     def proposal(self) -> Proposal:
         start = self.start

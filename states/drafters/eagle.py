@@ -86,11 +86,11 @@ class PairingDrafter(Drafter):
 
     @classmethod
     def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:
         embedding = model.embed_tokens.weight
         hidden_1QH = embedding.new_zeros(*tokens_1Q.shape, embedding.shape[1]).to(kv.data.dtype)
-        out_1QH = model.forward(tokens_1Q, hidden_1QH, slots_1Q, slots_1Q, seen, kv)
+        out_1QH = model.forward(tokens_1Q, hidden_1QH, slots_1Q, slots_1Q, attention, kv)
         logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
         return logits_QV
 

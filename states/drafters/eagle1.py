@@ -57,9 +57,9 @@ class Eagle1Settings(TreeSettings):
     @model_validator(mode="after")
     def _draws_are_valid(self) -> Self:
         """Draws without earlier siblings need these siblings in the tree."""
-        known = {(), *self.tree}
+        nodes = {(), *self.tree}
         for node in self.tree if self.draws == "distinct" else ():
-            if any((*node[:-1], rank) not in known for rank in range(node[-1])):
+            if any((*node[:-1], rank) not in nodes for rank in range(node[-1])):
                 what = "draws: distinct needs all siblings before {node} in the tree"
                 raise PydanticCustomError("draws", what, {"at": "draws", "node": str(list(node))})
         return self

@@ -123,12 +123,12 @@ class VanillaDrafter(Drafter):
 
     @classmethod
     def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, seen: AttentionPlan, kv: KVCache
+        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:
         from ...ops.draft.vanilla import logits_of
 
         every_Q = slots_1Q[0] - slots_1Q[0, 0]
-        return logits_of(model, tokens_1Q, slots_1Q, slots_1Q, seen, kv, every_Q)
+        return logits_of(model, tokens_1Q, slots_1Q, slots_1Q, attention, kv, every_Q)
 
     def write_rows_(
         self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
@@ -139,9 +139,9 @@ class VanillaDrafter(Drafter):
         from ...ops.draft.vanilla import logits_of
 
         steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
-        seen = AttentionPlan.causal(rows, tokens_1Q.device)
+        attention = AttentionPlan.causal(rows, tokens_1Q.device)
         last_R = steps_1Q[0, -1:]
-        logits_of(self.model, tokens_1Q[:, :rows], steps_1Q, steps_1Q, seen, kv, last_R)
+        logits_of(self.model, tokens_1Q[:, :rows], steps_1Q, steps_1Q, attention, kv, last_R)
 
     def observe(self, rows: CommittedRows) -> None:
         first = 1 if rows.is_path else 0  # the root was read when it was drawn

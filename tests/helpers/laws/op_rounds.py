@@ -102,5 +102,5 @@ def _children(
     if draws is Draws.BEST:
         return scores_SV.topk(width).indices, law_SV
     if width == 1:
-        return drawing.one(scores_SV, branch_S, depth_S)[:, None], law_SV
-    return drawing.several(scores_SV, branch_S, depth_S, width, draws), law_SV
+        return drawing.draw(scores_SV, branch_S, depth_S)[:, None], law_SV
+    return drawing.children(scores_SV, branch_S, depth_S, width, draws), law_SV

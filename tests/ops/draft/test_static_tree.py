@@ -48,7 +48,7 @@ def test_inner_nodes_see_their_own_path(name: str) -> None:
         known = inner[: len(level.inner_depths)]
         assert [len(node) for node in known] == list(level.inner_depths)
         mine = [node for node in known if len(node) == level.depth]
-        for node, seen in zip(mine, level.seen, strict=True):
+        for node, seen in zip(mine, level.ancestors, strict=True):
             sees = [other for other, visible in zip(known, seen, strict=True) if visible]
             assert sees == [node[:length] for length in range(1, len(node) + 1)]
 
