@@ -101,9 +101,9 @@ class RunOptions(SessionOptions):
     skip_scan: bool = _option(False, "Do not look for values that are not finite in the target.")
     as_json: bool = _option(False, "One JSON document on stdout.", "--json")
     no_tui: bool = _option(False, "Plain lines, no live view.")
-    step: bool = _option(False, "StopSignal before each transition.")
+    step: bool = _option(False, "Halt before each transition.")
     breaks: Sequence[str] = _option(
-        (), "StopSignal only in this state; may be repeated.", "--break", metavar="STATE"
+        (), "Halt only in this state; may be repeated.", "--break", metavar="STATE"
     )
     slow: float | None = _option(
         None, "Wait so long before each transition; not counted.", metavar="SECONDS"
