@@ -242,8 +242,8 @@ def check_blend(
     cached = blend.cached
     compiled = compile_layer_plan(settings, model.num_layers)
     if plan != compiled:
-        given, expected = (list(map(int, statuses)) for statuses in (plan, compiled))
-        raise ValueError(f"the layer plan {given} is not the blend's {expected}")
+        actual, expected = (list(map(int, statuses)) for statuses in (plan, compiled))
+        raise ValueError(f"the layer plan {actual} is not the blend's {expected}")
     if blend.rows.role_BQ.shape != tokens_BQ.shape:
         raise ValueError(
             f"the blend is for {blend.rows.role_BQ.shape} rows, not for {tuple(tokens_BQ.shape)}"

@@ -51,9 +51,9 @@ class Share(NamedTuple):
 
     @classmethod
     def of(cls, config: DecoderConfig, index: int = 0, count: int = 1) -> Self:
-        """Part `index` of `count` equal ones; ValueError if there is no such part."""
+        """Part `index` of `count` equal ones; ValueError if `index` is out of range."""
         if not 0 <= index < count:
-            raise ValueError(f"there is no part {index} of {count}")
+            raise ValueError(f"part {index} of {count} does not exist")
         sizes = (config.kv_heads, config.intermediate_size, config.vocab_size)
         return cls(*(part(size, index, count) for size in sizes))
 
@@ -196,7 +196,7 @@ class Decoder(PoolModel):
                 f"`mask: bottom_right` cannot have the model's sliding window {window}"
             )
         if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers:
-            raise ValueError(f"taps {taps} must lie in 0..{self.num_layers}")
+            raise ValueError(f"taps {taps} must be in 0..{self.num_layers}")
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""

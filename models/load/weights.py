@@ -63,7 +63,7 @@ def load_target(
 
     Raises:
         ModelError: the checkpoint is refused; the message names the file and the reason.
-        ValueError: there is no such part.
+        ValueError: the index of the part is out of range.
     """
     index, count = part
     config = decoder_config(folder)
