@@ -16,7 +16,7 @@ GGUF = ".gguf"
 
 
 def find_model(ref: str, dtype: str = "float32") -> Path:
-    """A folder, a .gguf file (converted once), a known, cached or shipped name, or a Hub id -> its folder.
+    """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id.
 
     Args:
         dtype: of a converted .gguf file: bfloat16, or else float32.
