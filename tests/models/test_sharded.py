@@ -137,7 +137,7 @@ def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
     assert sharded(replica, None, 0, 1) is replica
     with pytest.raises(ModelError, match="were not loaded here"):
         ShardedDecoder(load_target(folders["uneven"], part=(1, 2)), nobody)
-    with pytest.raises(ValueError, match="no part 2 of 2"):
+    with pytest.raises(ValueError, match="part 2 of 2 does not exist"):
         load_target(folders["uneven"], part=(2, 2))
     with pytest.raises(ModelError, match=r"config.json: packed weights .* packed=False"):
         pack_(replica)
