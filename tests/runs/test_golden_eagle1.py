@@ -54,7 +54,7 @@ def test_the_default_tree_is_the_recorded_one() -> None:
     parents = {row[i]: row[i - 1] for row in paths for i in range(1, len(row)) if row[i] > 0}
     assert [parents[i + 1] - 1 for i in range(len(tree.parents))] == list(tree.parents)
     inner = [level for level in tree.levels if level.inner]
-    masks = [[list(map(int, row)) for row in level.seen] for level in inner]
+    masks = [[list(map(int, row)) for row in level.ancestors] for level in inner]
     assert masks == FACTS["draft"]["attn_mask"]
 
 
