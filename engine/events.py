@@ -13,7 +13,7 @@ from operator import itemgetter
 
 from ..states.blend import Reused
 from ..states.graph.graph import Graph
-from ..states.phases.outline_ops import Answer
+from ..states.phases.merge import Answer
 from ..states.request import Branch, Request, Stage
 from .text_stream import Decode, TextStream
 

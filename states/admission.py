@@ -1,4 +1,8 @@
-"""How long texts get: what admission reserves of the pool for them."""
+"""Admission: whether a request or a branch fits into the KV pool, as arithmetic over slots.
+
+A branch reserves its prompt and its whole budget, and every round needs slots for all trees, so an
+admitted branch can always run to its end. Under `admission: optimistic` it reserves an estimate.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,19 +11,24 @@ from functools import cached_property
 from .graph.drafter_settings import nodes_for
 from .graph.graph import Order
 from .prefix_cache import PrefixCache
-from .request import Branch, Finish, Request, Stage
+from .request import COMPLETE, Branch, Request, Stage
 from .request_table import RunLimits
 
-BRANCH_PROMPT = 64  # slots of the prompt of a request's first branch, before any is known
-AT_FIRST = 2  # half the budget is expected before any text has ended
-MEMORY = 8  # texts that the mean remembers
+PROMPT_ESTIMATE = 64  # slots of the prompt of a request's first branch, before any is known
+FIRST_ESTIMATE = 2  # 1/2 of the budget is expected before any text has ended
+MEAN_WINDOW = 8  # texts in the moving mean
+REGION_STEP = 64  # larger regions are rounded up to a multiple of it
+
+RowsHeldByOthers = Callable[[Request], int]
+"""Cached rows that a waiting request would start after, and that other requests hold anyway."""
 
 
-class Expected:
-    """Under reserved admission every text may need its whole budget. Under optimistic admission a
-    part is expected to be as long as its outline says, other texts, and the prompts of parts that
-    no outline names yet, as long as those before them; whoever has been preempted reserves
-    everything, so that it is not soon again.
+class LengthEstimator:
+    """The number of tokens that admission reserves for a text.
+
+    Reserved admission reserves the whole budget. Optimistic admission expects a part to be as long
+    as its outline says; other texts, and prompts of parts before the outline, as long as the mean
+    of those before. Preempted branches reserve their whole budget, to avoid thrashing.
     """
 
     def __init__(self, *, optimistic: bool) -> None:
@@ -27,55 +36,57 @@ class Expected:
         self._mean: dict[str, float] = {}  # of outlines, of answers, of prompts of parts
 
     def of(self, branch: Branch) -> int:
-        """Tokens that are reserved for a branch: what it has written at least."""
+        """Tokens reserved for a branch, at least those it has decoded."""
         if not self.optimistic or branch.preempted:
             return branch.budget
         if branch.point is not None:
             return min(branch.budget, max(branch.point.length, len(branch.tokens)))
-        guess = self._guess(branch.budget, _kind(branch))
-        return min(branch.budget, max(guess, len(branch.tokens)))
+        estimate = self._estimate(branch.budget, _kind(branch))
+        return min(branch.budget, max(estimate, len(branch.tokens)))
 
     def of_new(self, request: Request) -> tuple[int, int]:
-        """The same of a request that has no branch yet: for its outline, and its first branch."""
+        """Tokens reserved for the outline and the first branch of a request without branches."""
         if not self.optimistic:
             return request.outline_budget, request.budget
-        outline = self._guess(request.outline_budget, "outline")
-        return outline, self._guess(request.budget, "answer")
+        outline = self._estimate(request.outline_budget, "outline")
+        return outline, self._estimate(request.budget, "answer")
 
     def of_first(self, request: Request) -> int:
-        """Tokens that are reserved for a request's first part, its prompt with them, before an
-        outline names it."""
-        prompt = self._mean.get("prompt", BRANCH_PROMPT) if self.optimistic else BRANCH_PROMPT
+        """Slots reserved for the first part, its prompt included, before the outline names it."""
+        prompt = self._mean.get("prompt", PROMPT_ESTIMATE) if self.optimistic else PROMPT_ESTIMATE
         return self.of_new(request)[1] + round(prompt)
 
-    def _guess(self, budget: int, kind: str) -> int:
+    def _estimate(self, budget: int, kind: str) -> int:
         mean = self._mean.get(kind)
-        return min(budget, -(-budget // AT_FIRST) if mean is None else round(mean) + 1)
+        return min(budget, -(-budget // FIRST_ESTIMATE) if mean is None else round(mean) + 1)
 
     def learn(self, branch: Branch) -> None:
-        """A branch that has just ended, or goes on."""
-        if branch.finish in (Finish.STOP, Finish.LENGTH):
-            self._take(_kind(branch), len(branch.tokens))
+        """Update the means with a branch that ended; other branches are ignored."""
+        if branch.finish in COMPLETE:
+            self._update(_kind(branch), len(branch.tokens))
             if branch.point is not None:
-                self._take("prompt", len(branch.prompt))
+                self._update("prompt", len(branch.prompt))
 
-    def _take(self, kind: str, length: int) -> None:
+    def _update(self, kind: str, length: int) -> None:
         before = self._mean.get(kind, length)
-        self._mean[kind] = before + (length - before) / MEMORY
+        self._mean[kind] = before + (length - before) / MEAN_WINDOW
 
 
 def _kind(branch: Branch) -> str:
     return "outline" if branch.is_root else "answer"
 
 
+RESERVED = LengthEstimator(optimistic=False)
+
+
 @dataclass(frozen=True)
-class Room:
-    """The target pool's capacity and what a round's trees take of it.
+class CapacityModel:
+    """The capacity of the target's pool and the slots that the trees of a round need.
 
     capacity: slots of a row of the pool.
     nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
-    rows: of the pool if every branch has one of its own (``batching``), else 0.
-    shared: drafted tokens of all branches together, if they share them.
+    rows: rows of the pool if every branch has a row of its own (``batching``), else 0.
+    shared: drafted tokens of all branches together (`rows_per_round`), if they share them.
     beams: hypotheses of a branch, each of which may need rows for the whole budget.
     """
 
@@ -89,346 +100,370 @@ class Room:
     def tree_slots(self, active: int) -> int:
         """Slots of a row for the trees of a round while up to `active` branches run."""
         if self.rows:  # one tree in each row, as large as it gets with any number of branches
-            return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
-        known = self._by_count
-        while len(known) < active:
-            count = len(known) + 1
-            known.append(max(known[-1], self._drafted(count, count) + count))
-        return known[max(active, 1) - 1]
+            return self._row_slots
+        slots = self._slots_by_count
+        while len(slots) < active:
+            count = len(slots) + 1
+            slots.append(max(slots[-1], self._drafted(count, count) + count))
+        return slots[max(active, 1) - 1]
 
     @cached_property
-    def _by_count(self) -> list[int]:
-        """Slots for the trees of up to 1, 2, ... branches, as far as somebody has asked."""
+    def _row_slots(self) -> int:
+        return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
+
+    @cached_property
+    def _slots_by_count(self) -> list[int]:
+        """Slots for the trees of up to 1, 2, ... branches; extended on demand."""
         return [self._drafted(1, 1) + 1]
 
     def round_rows(self, active: int) -> int:
-        """Rows of a forward for the trees of so many branches."""
+        """Rows of a forward for the trees of `active` branches."""
         return active + self._drafted(active, active) if active else 0
 
     def _drafted(self, active: int, trees: int) -> int:
-        """Most drafted tokens of so many trees while `active` branches run."""
-        most = trees * nodes_for(self.nodes, active)
-        return most if self.shared is None else min(most, self.shared)
+        """Upper bound of drafted tokens in `trees` trees while `active` branches run."""
+        drafted = trees * nodes_for(self.nodes, active)
+        return drafted if self.shared is None else min(drafted, self.shared)
 
     @property
-    def most(self) -> int:
-        """Slots that one request may have beside its trees."""
+    def max_request_slots(self) -> int:
+        """Slots of one request besides its trees."""
         return self.capacity - self.tree_slots(1)
 
-    def alone(self, prefix: int, prompt: int, budget: int) -> int:
-        """Slots that one branch needs if nothing else runs."""
+    def slots_alone(self, prefix: int, prompt: int, budget: int) -> int:
+        """Slots that one branch needs while nothing else runs."""
         return prefix + prompt + budget + self.tree_slots(1)
 
 
-RESERVED = Expected(optimistic=False)
+# -- slots of a request ---------------------------------------------------------------------------
 
 
-def reserved(request: Request, beams: int, expected: Expected) -> int:
-    """Slots that an open request holds or has reserved, trees not counted."""
+def reserved_slots(request: Request, beams: int, lengths: LengthEstimator) -> int:
+    """Slots that an open request holds or has reserved, trees excluded."""
     if request.stage is Stage.PREFILL:
-        return request_slots(request, beams, expected) - request.shared
+        return request_slots(request, beams, lengths) - request.shared
     live = 0
     waits = False
     for branch in request.all_branches():
         if branch.stage is Stage.RUNNING:
-            live += _at_most(branch, beams, expected)
+            cached = max(branch.first_own_row - branch.start, 0)
+            live += len(branch.prompt) + beams * lengths.of(branch) - cached
         elif branch.waits:
             waits = True
     outlines = request.root is not None and request.stage is Stage.OUTLINE
     first = 0
     if outlines or (waits and not live):
-        first = expected.of_first(request)
-    return request.prefix_length - request.shared + len(request.hoist) + live + first
+        first = lengths.of_first(request)
+    return request.prefix_length - request.shared + len(request.common_prompt) + live + first
 
 
-def _at_most(branch: Branch, beams: int, expected: Expected) -> int:
-    """Slots of a running branch's own in the end, kept ones not counted."""
-    kept = max(branch.shared - branch.start, 0)
-    return len(branch.prompt) + beams * expected.of(branch) - kept
-
-
-def request_slots(request: Request, beams: int = 1, expected: Expected = RESERVED) -> int:
+def request_slots(request: Request, beams: int = 1, lengths: LengthEstimator = RESERVED) -> int:
     """Slots that a waiting request reserves: prompt, outline, and its first branch."""
-    outline, answer = expected.of_new(request)
-    later = outline + expected.of_first(request) - answer if request.outline_budget else 0
-    if (first := request.first) is not None:
-        own = request.body_size + len(request.hoist) + len(first.prompt) + expected.of(first)
-        return own + (later if first.is_root else 0)
-    own = len(request.prefix) + len(request.tail) + len(request.given_ids)
-    return own + later + beams * answer
+    outline, answer = lengths.of_new(request)
+    later = outline + lengths.of_first(request) - answer if request.outline_budget else 0
+    if (first := request.first_branch) is not None:
+        slots = request.body_size + len(request.common_prompt)
+        slots += len(first.prompt) + lengths.of(first)
+        return slots + (later if first.is_root else 0)
+    slots = len(request.prefix) + len(request.tail) + len(request.given_ids)
+    return slots + later + beams * answer
 
 
-def attended_slots(request: Request, unknown: int = BRANCH_PROMPT) -> int:
+def attended_slots(request: Request, prompt_estimate: int = PROMPT_ESTIMATE) -> int:
     """Slots of a request whose parts stay until one more branch has combined them.
 
     Args:
-        unknown: taken for prompts that are not known yet.
+        prompt_estimate: slots of a prompt that is not known yet.
     """
-    later = (b for b in request.branches if b.stage is Stage.WAITING)
-    slots = kept_for(request) + sum((len(b.prompt) or unknown) + b.budget for b in later)
+    waiting = [branch for branch in request.branches if branch.stage is Stage.WAITING]
+    slots = retained_slots(request)
+    slots += sum((len(b.prompt) or prompt_estimate) + b.budget for b in waiting)
     if request.combine is None or len(request.branches) < 2 or request.branches[-1].combines:
         return slots
     return slots + len(request.combine) + request.budget
 
 
-def kept_for(request: Request) -> int:
-    """What of them is there already, and what the running parts have reserved."""
-    parts = sum(b.own for b in request.branches if b.stays)
-    live = sum(len(b.prompt) + b.budget for b in running(request))
-    return request.prefix_length + len(request.hoist) + parts + live
+def retained_slots(request: Request) -> int:
+    """Slots of the parts that stay, and those that the running parts have reserved."""
+    parts = sum(branch.num_tokens for branch in request.branches if branch.stays)
+    live = sum(len(branch.prompt) + branch.budget for branch in running_branches(request))
+    return request.prefix_length + len(request.common_prompt) + parts + live
 
 
-def running(request: Request) -> list[Branch]:
-    return [b for b in request.all_branches() if b.stage is Stage.RUNNING]
+def running_branches(request: Request) -> list[Branch]:
+    return [branch for branch in request.all_branches() if branch.stage is Stage.RUNNING]
 
 
-REGION = 64  # what a larger region is rounded up to
+# -- admission ------------------------------------------------------------------------------------
 
 
 class Admission:
-    """Who may start: what fits; `order` ranks the branches of one request.
+    """Decides what fits; `order` ranks the branches of one request.
 
-    cache: of kept rows, of which those that nobody goes on from are as good as free.
+    cache: the prefix cache, whose idle rows count as free.
 
     Attributes:
-        expected: how long texts get. optimistic: they may get longer, and rows run out; a beam
-            search, a branch in a row of its own and parts that stay until they are combined always
-            reserve all that they may need.
+        lengths: the estimated lengths of texts.
+        optimistic: texts may become longer than estimated, and rows may run out. Beam search, a
+            row per branch, and parts that stay until they are combined always reserve their whole
+            budget.
     """
 
     def __init__(
-        self, room: Room, order: Order, limits: RunLimits, cache: PrefixCache | None = None
+        self,
+        *,
+        capacity: CapacityModel,
+        order: Order,
+        limits: RunLimits,
+        cache: PrefixCache | None = None,
     ) -> None:
-        self.room = room
+        self.capacity = capacity
         self.order = order
         self.limits = limits
         self.cache = cache
-        asked = limits.scheduler.admission == "optimistic"
-        self.optimistic = asked and room.beams == 1 and not (room.rows or limits.holds_parts)
-        self.expected = Expected(optimistic=self.optimistic)
+        optimistic = limits.scheduler.admission == "optimistic"
+        exact = capacity.beams > 1 or capacity.rows > 0 or limits.holds_parts
+        self.optimistic = optimistic and not exact
+        self.lengths = LengthEstimator(optimistic=self.optimistic)
 
     def missing(self, needed: int, active: int) -> int:
-        """Rows that a round of so many branches lacks beside those that are needed; negative: so
-        many are free."""
-        return needed + self.room.tree_slots(active) - self.room.capacity
+        """Slots that a round of `active` branches lacks; negative: free slots.
+
+        needed: slots of the target's pool that are in use and not idle.
+        """
+        return needed + self.capacity.tree_slots(active) - self.capacity.capacity
 
     def intake(
-        self, requests: Iterable[Request], active: int, held_for: "HeldFor | None" = None
+        self,
+        requests: Iterable[Request],
+        active: int,
+        rows_held_by_others: RowsHeldByOthers | None = None,
     ) -> "Intake":
-        """Room for those that may start beside the open requests and so many active branches."""
-        return Intake([*requests], active, self.room, self.pinned, self.expected, held_for)
+        """What may start next to the open requests and `active` running branches."""
+        return Intake(
+            requests=[*requests],
+            active=active,
+            capacity=self.capacity,
+            pinned=self.pinned,
+            lengths=self.lengths,
+            rows_held_by_others=rows_held_by_others,
+        )
 
     def claimed(
         self, requests: Iterable[Request], active: int, starting: Iterable[Branch | Request]
     ) -> int:
-        """Slots of the only row that are held or reserved once these start, the trees of a round
-        and the kept rows that somebody goes on from among them."""
-        plan = self.intake(requests, active)
+        """Slots of the only pool row that are held or reserved once `starting` have started, the
+        trees of a round and the pinned rows of the prefix cache included."""
+        intake = self.intake(requests, active)
         for item in starting:
-            plan.start(item if isinstance(item, Request) else item.request, item)
-        return plan.used + self.room.tree_slots(plan.count)
+            intake.start(item if isinstance(item, Request) else item.request, item)
+        return intake.used + self.capacity.tree_slots(intake.count)
 
     @property
     def pinned(self) -> int:
         return 0 if self.cache is None else self.cache.pinned
 
     def why_never(self, request: Request) -> str:
-        """Why a request can never start, with the numbers; nothing if it can."""
+        """Why a request can never start, with the numbers; empty if it can."""
         outline = len(request.given_ids) if self.limits.share_outline else 0
         prompt = len(request.prefix) + len(request.tail) + outline
         return self._why_never("prompt", prompt, self._needed(request))
 
     def why_never_branch(self, branch: Branch) -> str:
-        """Why a branch whose prompt is known can never start; nothing if it can."""
+        """Why a branch with a known prompt can never start; empty if it can."""
         request = branch.request
         prompt = len(branch.prompt)
-        more = len(request.hoist) + request.body_size - request.prefix_length  # that has no rows
-        prefix = request.prefix_length + more + sum(one.own for one in branch.reads)
-        needed = self.room.alone(prefix, prompt, branch.budget)
-        return self._why_never("context", branch.begins + more + prompt, needed)
+        unread = len(request.common_prompt) + request.body_size - request.prefix_length
+        parts = sum(part.num_tokens for part in branch.reads)
+        prefix = request.prefix_length + unread + parts
+        needed = self.capacity.slots_alone(prefix, prompt, branch.budget)
+        return self._why_never("context", branch.first_position + unread + prompt, needed)
 
-    def why_apart(self, request: Request) -> str:
-        """Why parts cannot stay until they are combined, with the numbers; nothing if they can:
-        there is room for the next one beside those that have ended, or (rows) for all."""
-        needed = attended_slots(request, unknown=0)
-        if not self.room.rows and request.combine is not None:
-            later = [b for b in request.branches if b.stage is Stage.WAITING]
-            one = max((len(b.prompt) + b.budget for b in later), default=0)
-            live = sum(len(b.prompt) + b.budget for b in running(request))
+    def why_isolated(self, request: Request) -> str:
+        """Why parts cannot stay until they are combined, with the numbers; empty if they can.
+
+        The pool needs slots for the next part next to those that have ended, or, with a row per
+        branch, for all parts.
+        """
+        needed = attended_slots(request, prompt_estimate=0)
+        if not self.capacity.rows and request.combine is not None:
+            waiting = [b for b in request.branches if b.stage is Stage.WAITING]
+            largest = max((len(b.prompt) + b.budget for b in waiting), default=0)
+            live = sum(len(b.prompt) + b.budget for b in running_branches(request))
             last = len(request.combine) + request.budget
-            needed = kept_for(request) - live + (one if later or live else last)
-        needed += self.room.tree_slots(1)
+            needed = retained_slots(request) - live + (largest if waiting or live else last)
+        needed += self.capacity.tree_slots(1)
         return self._why_never("prefix", request.prefix_length, needed)
 
     def is_tight(self, request: Request) -> bool:
-        """Whether its parts, all of them at their longest, do not fit side by side."""
-        return not self.room.rows and attended_slots(request) > self.room.most
+        """Whether its parts at full length do not fit into the pool together."""
+        return not self.capacity.rows and attended_slots(request) > self.capacity.max_request_slots
 
-    def _why_never(self, what: str, tokens: int, needed: int) -> str:
+    def _why_never(self, text: str, tokens: int, needed: int) -> str:
         limit = self.limits.max_positions
-        capacity = self.room.capacity
+        slots = self.capacity.capacity
         if tokens >= limit:
-            return f"{what} of {tokens} tokens, the model takes {limit}"
-        return f"needs {needed} slots, the pool has {capacity}" if needed > capacity else ""
+            return f"{text} of {tokens} tokens, the model takes {limit}"
+        return f"needs {needed} slots, the pool has {slots}" if needed > slots else ""
 
     def _needed(self, request: Request) -> int:
-        return request_slots(request, self.room.beams) + self.room.tree_slots(1)  # all it may need
+        return request_slots(request, self.capacity.beams) + self.capacity.tree_slots(1)
 
     def region(self, request: Request) -> tuple[int, int]:
-        """Slots that a request's rows should find side by side, and the least of them."""
+        """Preferred and minimal number of contiguous slots for the rows of a request."""
         needed = self._needed(request) - request.shared
-        share = self.room.capacity // self.room.max_active
-        least = -(-needed // REGION) * REGION
-        # equal shares lie at equal distances, so that requests can be computed side by side
-        return (share if needed <= share else least), min(least, self.room.capacity)
-
-
-HeldFor = Callable[[Request], int]
-"""Rows that a request which has not begun would go on behind, and that others hold anyway."""
+        share = self.capacity.capacity // self.capacity.max_active
+        least = -(-needed // REGION_STEP) * REGION_STEP
+        # Equal shares have equal strides, so requests can be computed in one batched product.
+        return (share if needed <= share else least), min(least, self.capacity.capacity)
 
 
 class Intake:
-    """Who starts in a step, and what that leaves for the next one; `count` branches would run.
+    """The items that start in a step, and the slots that remain; `count` branches would run.
 
     Attributes:
-        full: nobody else may start, but in a row of its own. held: why the first who does not fit
-            does not.
+        full: no other item may start, except in a row of its own.
+        blocked: why the first item that does not fit has to wait.
     """
 
     def __init__(
         self,
+        *,
         requests: Sequence[Request],
         active: int,
-        room: Room,
+        capacity: CapacityModel,
         pinned: int,
-        expected: Expected = RESERVED,
-        held_for: HeldFor | None = None,
+        lengths: LengthEstimator = RESERVED,
+        rows_held_by_others: RowsHeldByOthers | None = None,
     ) -> None:
-        self.room = room
+        self.capacity = capacity
         self.count = active
-        self.expected = expected
-        self.held_for = held_for
+        self.lengths = lengths
+        self.rows_held_by_others = rows_held_by_others
         self.open = requests
-        # it is counted when somebody asks
         self._pinned = pinned
-        self._used = -1
-        self.live = {r.prefix_owner for r in self.open if running(r)}
-        self.aside = {r.prefix_owner for r in self.open if room.rows and r.row_waits}
+        self._used = -1  # computed on demand
+        self.live = {r.prefix_owner for r in self.open if running_branches(r)}
+        self.retaining = {r.prefix_owner for r in self.open if capacity.rows and r.row_waits}
         self.branches: list[Branch] = []
-        self.opened: list[Request] = []
+        self.requests: list[Request] = []
         self.full = False
-        self.held = ""
+        self.blocked = ""
 
     @property
     def used(self) -> int:
-        """Slots of the only row that are held or reserved."""
+        """Slots of the only pool row that are held or reserved; 0 with a row per branch."""
         if self._used < 0:
-            rows = self.room.rows  # of its own each: nothing is counted
-            self._used = 0 if rows else self._pinned + sum(map(self._all_of, self.open))
+            shared_row = not self.capacity.rows
+            self._used = self._pinned + sum(map(self._all_of, self.open)) if shared_row else 0
         return self._used
 
-    def may_begin(self, request: Request) -> bool:
-        """Whether one that must be alone would be, and nobody else is."""
-        others = [one for one in (*self.open, *self.opened) if one is not request]
-        if any(one.alone for one in others):
-            self.held = self.held or f"{request.key}: {others[0].key} runs alone"
+    def allows(self, request: Request) -> bool:
+        """Whether no exclusive request prevents the start of this one."""
+        others = [other for other in (*self.open, *self.requests) if other is not request]
+        if any(other.exclusive for other in others):
+            self.blocked = self.blocked or f"{request.key}: {others[0].key} runs alone"
             return False
-        if request.alone and others:
-            self.held = self.held or f"{request.key}: runs alone, others are there"
+        if request.exclusive and others:
+            self.blocked = self.blocked or f"{request.key}: runs alone, others run"
             return False
         return True
 
-    def take(self, request: Request, item: Branch | Request) -> bool:
-        """Let a branch or a request start if there is room for it."""
-        more = self._more(request, item)
+    def admit(self, request: Request, item: Branch | Request) -> bool:
+        """Start a branch or a request if it fits."""
+        slots = self._more(request, item)
         count = self.count + 1
-        why = self._why_not(more, count, request)
-        if why and item is request and count <= self.room.max_active:
-            more -= self._held(request)
-            why = self._why_not(more, count, request)
+        why = self._why_not(slots, count, request)
+        if why and item is request and count <= self.capacity.max_active:
+            slots -= self._held_by_others(request)
+            why = self._why_not(slots, count, request)
         if why:
-            self.held = self.held or f"{request.key}: {why}"
+            self.blocked = self.blocked or f"{request.key}: {why}"
             return False
-        self.start(request, item, more)
+        self.start(request, item, slots)
         return True
 
-    def start(self, request: Request, item: Branch | Request, more: int | None = None) -> None:
-        """Let a branch or a request start, which takes so many slots more."""
-        if not self.room.rows:
-            self._used = self.used + (self._more(request, item) if more is None else more)
-        self.live = self.live | {request.prefix_owner}
-        self.count = self.count + 1
-        self.aside = self.aside - {request.prefix_owner}
+    def start(self, request: Request, item: Branch | Request, slots: int | None = None) -> None:
+        """Start a branch or a request that needs `slots` more slots."""
+        if not self.capacity.rows:
+            self._used = self.used + (self._more(request, item) if slots is None else slots)
+        self.live.add(request.prefix_owner)
+        self.count += 1
+        self.retaining.discard(request.prefix_owner)
         if isinstance(item, Branch):
             self.branches.append(item)
         else:
-            self.opened.append(item)
+            self.requests.append(item)
 
-    def _held(self, request: Request) -> int:
-        """Slots that a request which begins needs no room for."""
-        if self.held_for is None or request.shared or request.combine is not None:
+    def _held_by_others(self, request: Request) -> int:
+        if self.rows_held_by_others is None or request.shared or request.combine is not None:
             return 0
-        return self.held_for(request)
+        return self.rows_held_by_others(request)
 
-    def _why_not(self, more: int, count: int, request: Request) -> str:
-        room = self.room
-        if count > room.max_active:
-            return f"{self.count} of {room.max_active} branches run"
-        if room.rows and (rows := self._rows(count, request)) > room.rows:
-            return f"needs row {rows} of {room.rows}"
-        needed = more + room.tree_slots(count)
-        if self.used + needed > room.capacity:
-            return f"needs {needed} slots, {room.capacity - self.used} are free"
+    def _why_not(self, slots: int, count: int, request: Request) -> str:
+        capacity = self.capacity
+        if count > capacity.max_active:
+            return f"{self.count} of {capacity.max_active} branches run"
+        if capacity.rows and (rows := self._rows(count, request)) > capacity.rows:
+            return f"needs row {rows} of {capacity.rows}"
+        needed = slots + capacity.tree_slots(count)
+        if self.used + needed > capacity.capacity:
+            return f"needs {needed} slots, {capacity.capacity - self.used} are free"
         return ""
 
     def has_row(self, request: Request) -> bool:
-        """Whether a row holds its prefix and nothing else."""
-        return self.room.rows > 0 and request in self.open and request.prefix_owner not in self.live
+        """Whether a pool row holds its prefix and nothing else."""
+        is_open = self.capacity.rows > 0 and request in self.open
+        return is_open and request.prefix_owner not in self.live
 
     def _more(self, request: Request, item: Branch | Request) -> int:
-        """Slots that it takes beyond what is held: of the shared row, or of its own."""
-        if isinstance(item, Request):  # one that is read in chunks has reserved all of it
-            begun = item.stage is Stage.PREFILL and not self.room.rows
-            slots = request_slots(item, self.room.beams, self.expected) - item.shared
-            return 0 if begun else slots if item.combine is None else self._whole(item, slots)
-        own = len(item.prompt) + self.expected.of(item)
-        if self.room.rows:
-            return request.prefix_length + len(request.hoist) + own
-        if request.combine is not None and not request.apart:
-            return own if request.alone else 0  # else it is reserved since the outline was read
+        """Slots that the item needs besides those held: of the shared row, or of its own row."""
+        if isinstance(item, Request):
+            if item.stage is Stage.PREFILL and not self.capacity.rows:
+                return 0  # a request that is read in chunks has reserved all its slots
+            slots = request_slots(item, self.capacity.beams, self.lengths) - item.shared
+            return slots if item.combine is None else self._with_parts(item, slots)
+        slots = len(item.prompt) + self.lengths.of(item)
+        if self.capacity.rows:
+            return request.prefix_length + len(request.common_prompt) + slots
+        if request.combine is not None and not request.isolated:
+            return slots if request.exclusive else 0  # otherwise reserved since the parse
         if request.prefix_owner in self.live:
-            return own
-        return own - self.expected.of_first(request)
+            return slots
+        return slots - self.lengths.of_first(request)
 
     def _all_of(self, request: Request) -> int:
         """Slots that an open request holds or has reserved."""
         if request.combine is None:
-            return reserved(request, self.room.beams, self.expected)
-        if request.apart or not request.branches:
-            return self._whole(request, reserved(request, self.room.beams, self.expected))
-        whole = kept_for(request) if request.alone else attended_slots(request)
-        return whole - request.shared
+            return reserved_slots(request, self.capacity.beams, self.lengths)
+        if request.isolated or not request.branches:
+            slots = reserved_slots(request, self.capacity.beams, self.lengths)
+            return self._with_parts(request, slots)
+        slots = retained_slots(request) if request.exclusive else attended_slots(request)
+        return slots - request.shared
 
-    def _whole(self, request: Request, slots: int) -> int:
-        """Slots with those of the parts of an outline that is not read yet, if all must stay: then
-        as much as a request may have, which runs alone if that is all."""
+    def _with_parts(self, request: Request, slots: int) -> int:
+        """Slots including those of the parts of an outline that is not parsed yet, if all parts
+        stay; at most the slots of a request that runs alone."""
         if request.branches:
             return slots
-        most = self.room.most - request.shared
-        return max(slots, min(slots + request.most_parts * (BRANCH_PROMPT + request.budget), most))
+        most = self.capacity.max_request_slots - request.shared
+        parts = request.most_parts * (PROMPT_ESTIMATE + request.budget)
+        return max(slots, min(slots + parts, most))
 
     def _rows(self, count: int, starting: Request) -> int:
-        """Rows in use: one for each branch, one for each open prefix without a branch, and one for
-        each where finished parts are held and no branch runs."""
-        own = {starting.prefix_owner}
-        live = self.live | own
-        empty = sum(r.prefix_owner not in live for r in self.open)
-        return count + empty + len((self.aside & self.live) - own)
+        """Pool rows in use: one for each branch, one for each open prefix without a branch, and
+        one for each request whose parts are retained and that has no running branch there."""
+        starting_owner = {starting.prefix_owner}
+        live = self.live | starting_owner
+        empty = sum(request.prefix_owner not in live for request in self.open)
+        return count + empty + len((self.retaining & self.live) - starting_owner)
 
 
-def ready(request: Request, order: Order) -> list[Branch]:
-    """Its waiting branches whose prompts are known: by the outline's expected lengths, equal ones
-    in reading order."""
-    found = [b for b in request.branches if b.waits and b.prompt]
+def ready_branches(request: Request, order: Order) -> list[Branch]:
+    """Its waiting branches with known prompts, sorted by the lengths that the outline expects."""
+    branches = [b for b in request.branches if b.waits and b.prompt]
     sign = {"fcfs": 0, "longest_first": -1, "shortest_first": 1}[order]
-    return sorted(found, key=lambda b: sign * b.point.length if b.point else 0)
+    if not sign:
+        return branches
+    return sorted(branches, key=lambda b: sign * b.point.length if b.point else 0)

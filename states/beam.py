@@ -20,11 +20,11 @@ from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import NOBODY, Ints
 from ..ops.types import Proposal
-from .layout import Batch
+from .commit import read_all
 from .request import Branch, Finish
 from .request_table import RequestTable
-from .round import Ids, RoundSummary, read_all
-from .rows import Trees
+from .round import Ids, RoundSummary
+from .rows import Batch, Trees
 
 
 @dataclass(eq=False, slots=True)
@@ -206,7 +206,7 @@ class BeamState:
         for owner in search.owners_Wm[0, :trunk].tolist():
             if owner != branch.owner:
                 self.kv.relabel_(owner, branch.owner, home)
-                segments.absorb(owner, branch.owner)
+                segments.merge_into_parent(owner, branch.owner)
         search.owners_Wm[:, :trunk] = branch.owner
         branch.length = branch.start + len(branch.prompt) + trunk
 
@@ -237,7 +237,7 @@ def _settle_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) ->
     """What no later step can change is the branch's; in the end all of the best hypothesis."""
     if not step.over_S[number]:
         branch.tokens = search.settled
-        branch.kept = min(len(branch.tokens), search.length - 1)
+        branch.num_cached_tokens = min(len(branch.tokens), search.length - 1)
         return
     best = search.kept[0]
     assert best is not None, "a search that is over has a hypothesis"

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..ops.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
 from ..ops.layer_plan import BlendSettings
-from .layout import Span
-from .rows import PlacedRows
+from .rows import PlacedRows, Span
 from .text.tokens import Chunk
 
 

@@ -1,40 +1,43 @@
-"""What a forward of the target brought: rows are committed where they lie, tips move on."""
+"""After a target forward: read the results once, commit accepted rows, advance branches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ..ops.blend import BlendReport
 from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
-from ..ops.verify.verify import BROKEN, Accepted, FirstTokens
+from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .blend import BlendState, picked_rows
 from .drafter import Drafter
 from .fold import FoldState
-from .layout import Batch
-from .request import Branch, Finish, Stage, failing
+from .request import Branch, Finish, Matcher, Stage, failing
 from .round import (
+    AcceptedPath,
     CommittedRows,
+    Ids,
     RoundResult,
     RoundSummary,
-    Walk,
-    bound_path,
     explain,
-    free_path,
-    read_round,
-    take,
-    take_legal_,
     verified_trees,
 )
+from .rows import Batch
 from .segments import SegmentTree
 
+NAN_SCORES = "the model's scores are not numbers (NaN)"
 
-@dataclass(eq=False, slots=True)
+
+class BrokenRequest(ValueError):
+    """An error that ends one request with its reason."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
 class Committer:
-    """Commits a batch, in one read of the device; the target's pool is the first."""
+    """Commits a batch with one read of the device; pools[0] is the target's."""
 
     pools: Sequence[KVCache]
     segments: SegmentTree
@@ -45,146 +48,295 @@ class Committer:
     def commit_(
         self,
         batch: Batch,
+        *,
         host: HostReader,
         features_QF: Tensor | None,
         accepted: Accepted | None,
         roots: FirstTokens,
         report: BlendReport | None = None,
     ) -> RoundSummary:
-        """Read the round, commit accepted rows where they lie, advance tips, finish branches."""
+        """Read the round, commit accepted rows in place, advance the branches and end those that
+        are complete.
+
+        Args:
+            features_QF: the target's tapped hidden states of all rows.
+            accepted: the verified trees; None without trees.
+            roots: the tokens drawn at the ends of prompts.
+            report: the reused rows; None without cached documents.
+        """
         kv = self.pools[0]
         result = read_round(host, accepted, roots, picked_rows(report))
-        everyone = batch.everyone
-        before = [len(b.tokens) for b in everyone]
+        branches = batch.everyone
+        before = [len(branch.tokens) for branch in branches]
         placed = batch.placed.with_host_tokens(result.tokens_ST)
-        walks = []
+        paths = []
         for tree, branch in enumerate(batch.ran):
-            assert accepted is not None, "trees have been judged"
-            walk = _walk(tree, batch, result, accepted, host)
-            walks.append(walk)
-            nodes = np.array(walk.nodes[: walk.taken + 1])
+            assert accepted is not None, "trees are verified"
+            path = _accept_path(tree, batch, result, accepted, host)
+            paths.append(path)
+            nodes = np.array(path.nodes[: path.num_committed + 1])
             slots = placed.tree_slots[tree, nodes]
             rows = placed.tree_rows[tree, nodes]
-            self._keep(branch, slots, rows, features_QF)
+            self._commit_path_(branch, slots, rows, features_QF)
         kv.release_(placed.fresh[~kv.committed[placed.fresh]])
-        self._commit_spans(batch, result, roots, features_QF, host)
-        gamma = self.drafter.learn(batch.ran, result, [walk.nodes for walk in walks])
+        if batch.spans:
+            self._commit_prompts_(batch, result, roots, features_QF, host=host)
+        gamma = self.drafter.learn(batch.ran, result, [path.nodes for path in paths])
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
         return RoundSummary(
-            tuple(b.name for b in everyone),
-            tuple(len(b.tokens) - had for b, had in zip(everyone, before, strict=True)),
-            (*(len(walk.nodes) - 1 for walk in walks), *(-1 for _ in batch.newcomers)),
-            int(np.count_nonzero(result.tokens_ST[:, 1:] >= 0)),
-            kv.needed_length,
-            sum(pool.needed_length for pool in self.pools[1:]),
-            batch.rows.tokens_BQ.numel(),
-            placed.padding,
-            batch.rows.alignment,
-            gamma,
-            explain(batch.ran, walks, result, accepted, batch.rows.bound_trees),
-            blend,
-            verified_trees(batch.ran, walks, result, batch.forced),
-            batch.work,
-            self.drafter.choices,
+            branches=tuple([branch.name for branch in branches]),
+            committed=tuple([len(b.tokens) - n for b, n in zip(branches, before, strict=True)]),
+            accepted=(*[len(path.nodes) - 1 for path in paths], *[-1] * len(batch.newcomers)),
+            drafted=int(np.count_nonzero(result.tokens_ST[:, 1:] >= 0)),
+            target_length=kv.needed_length,
+            draft_length=sum([pool.needed_length for pool in self.pools[1:]]),
+            rows=batch.rows.tokens_BQ.numel(),
+            padding=placed.padding,
+            alignment=batch.rows.alignment,
+            gamma=gamma,
+            explained=explain(batch.ran, paths, result, accepted, batch.rows.bound_trees),
+            blend=blend,
+            trees=verified_trees(batch.ran, paths, result, batch.forced),
+            work=batch.work,
+            choices=self.drafter.choices,
         )
 
-    def _keep(self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None) -> None:
-        """Commit the rows of a path; the branch's counts move on."""
+    def _commit_path_(
+        self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None
+    ) -> None:
+        """Commit the rows of an accepted path."""
         position = branch.length
-        first = branch.kept
-        branch.kept += len(slots)
+        first = branch.num_cached_tokens
+        branch.num_cached_tokens += len(slots)
         branch.length += len(slots)
         positions = range(position, branch.length)
         self.pools[0].commit_(slots, positions, branch.owner, self.segments.home(branch.owner))
-        tokens = branch.tokens[first : branch.kept]
-        part = CommittedRows.of_branch(
-            branch, position, tokens, rows, features_QF=features_QF, is_path=True
+        committed = CommittedRows.of_branch(
+            branch,
+            position,
+            branch.tokens[first : branch.num_cached_tokens],
+            rows,
+            features_QF=features_QF,
+            is_path=True,
         )
-        self._hand_on(branch, part)
+        self._observe_(branch, committed)
 
-    def _commit_spans(
+    def _commit_prompts_(
         self,
         batch: Batch,
         result: RoundResult,
         roots: FirstTokens,
         features_QF: Tensor | None,
+        *,
         host: HostReader,
     ) -> None:
-        """Commit prompt rows; every newcomer gets its root token."""
-        by_owner = {b.owner: b for b in batch.newcomers}
-        parts = {part.owner: part for b in batch.newcomers for part in b.reads}
+        """Commit the rows of prompts; each branch that starts gets its root token."""
+        by_owner = {branch.owner: branch for branch in batch.newcomers}
+        parts = {part.owner: part for branch in batch.newcomers for part in branch.reads}
         tip = 0
         bound = 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
-            owner = span.owner
-            position = span.position
-            tokens = span.tokens
+            count = len(span.tokens)
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
-            if owner not in by_owner:
-                ended = parts.get(owner)
-                if ended is not None:
-                    ended.kept += len(tokens)
-                    ended.length += len(tokens)
-                part = CommittedRows(
-                    owner=owner,
-                    prefix=owner,
-                    position=position,
-                    tokens=tokens,
+            if span.owner not in by_owner:
+                ended_part = parts.get(span.owner)
+                if ended_part is not None:
+                    ended_part.num_cached_tokens += count
+                    ended_part.length += count
+                committed = CommittedRows(
+                    owner=span.owner,
+                    prefix=span.owner,
+                    position=span.position,
+                    tokens=span.tokens,
                     rows=slots.rows,
                     features_QF=features_QF,
-                    branch=ended,
+                    branch=ended_part,
                 )
-                if part.matter:
-                    self.drafter.observe(part)
+                if committed.matter:
+                    self.drafter.observe(committed)
                 continue
-            branch = by_owner[owner]
-            branch.length += len(tokens)
-            if branch.tokens:  # it goes on where it was: what follows is known
-                pass
+            branch = by_owner[span.owner]
+            branch.length += count
+            if branch.tokens:
+                pass  # a resumed branch: its next token is known
             elif not span.draws:
                 branch.end(Finish.STOP)
             elif branch.matcher is not None:
                 with failing(branch):
-                    legal = take_legal_(branch.matcher, result.best_RC, roots.bound, bound, host)
-                    take(branch, [legal])
+                    token = draw_legal(branch.matcher, result.best_RC, roots.bound, bound, host)
+                    append_tokens(branch, [token])
                 bound += 1
             else:
-                take(branch, [int(result.drawn_R[tip])])
+                append_tokens(branch, [int(result.drawn_R[tip])])
             tip += span.draws
-            part = CommittedRows.of_branch(
-                branch, position, tokens, slots.rows, features_QF=features_QF
+            committed = CommittedRows.of_branch(
+                branch, span.position, span.tokens, slots.rows, features_QF=features_QF
             )
-            self._hand_on(branch, part)
+            self._observe_(branch, committed)
 
-    def _hand_on(self, branch: Branch, part: CommittedRows) -> None:
-        """Pass a branch's rows to the drafter and to the fold."""
-        if part.matter:
-            self.drafter.observe(part)
+    def _observe_(self, branch: Branch, committed: CommittedRows) -> None:
+        """Pass committed rows to the drafter and to the fold."""
+        if committed.matter:
+            self.drafter.observe(committed)
         if self.fold is not None:
-            self.fold.remember_(branch, part.features())
+            self.fold.remember_(branch, committed.features())
 
 
-def _walk(
+# -- the one host read ----------------------------------------------------------------------------
+
+
+def read_round(
+    host: HostReader, accepted: Accepted | None, roots: FirstTokens, picked_P: Tensor | None = None
+) -> RoundResult:
+    """All device values that the host decides on, in one read."""
+    parts = {"drawn_R": roots.drawn_R, "best_RC": roots.bound.best_GC}
+    if accepted is not None:
+        parts["path_ST"] = accepted.path_ST
+        parts["tokens_ST"] = accepted.tokens_ST
+        parts["bonus_S"] = accepted.bonus_S
+        parts["parents_ST"] = accepted.parents_ST
+        parts["side_outputs_SC"] = accepted.side_outputs_SC
+        parts["best_GC"] = accepted.bound.best_GC
+        if accepted.figures is not None:
+            parts["figures_SNC"] = accepted.figures.bits_SNC
+    if picked_P is not None:
+        parts["picked_P"] = picked_P
+    return RoundResult(**dict(zip(parts, read_all(host, parts.values()), strict=True)))
+
+
+def read_all(host: HostReader, values: Iterable[Tensor]) -> list[Ids]:
+    """The integers of several tensors as host arrays of the same shapes, in one read."""
+    parts = list(values)
+    filled = [part.reshape(-1).long() for part in parts if part.numel()] or [parts[0].reshape(-1)]
+    flat = host.read(torch.cat(filled))
+    arrays = list[Ids]()
+    start = 0
+    for part in parts:
+        arrays.append(flat[start : start + part.numel()].reshape(part.shape))
+        start += part.numel()
+    return arrays
+
+
+# -- accepted paths -------------------------------------------------------------------------------
+
+
+def _accept_path(
     tree: int, batch: Batch, result: RoundResult, accepted: Accepted, host: HostReader
-) -> Walk:
-    """The way through a tree; its tokens are appended to the branch."""
+) -> AcceptedPath:
+    """The accepted path of a tree; its tokens are appended to the branch."""
     branch = batch.ran[tree]
     bound_trees = batch.rows.bound_trees
     if tree in bound_trees:
-        at = bound_trees.index(tree)
         nodes = [0]
         tokens = [BROKEN]
         with failing(branch):
-            nodes, tokens = bound_path(result, tree, at, branch, accepted.bound, host)
+            row = bound_trees.index(tree)
+            nodes, tokens = bound_path(result, tree, row, branch, bound=accepted.bound, host=host)
     else:
         nodes, tokens = free_path(result, tree)
     root = branch.tokens[-1]
     position = branch.length
-    taken = take(branch, tokens) if branch.stage is Stage.RUNNING else 0
+    committed = append_tokens(branch, tokens) if branch.stage is Stage.RUNNING else 0
     branch.accepted.append(len(nodes) - 1)
-    branch.emitted.append(taken)
+    branch.emitted.append(committed)
     branch.forced.append(tree in batch.forced)
-    return Walk(root, position, nodes, tokens, taken)
+    return AcceptedPath(root, position, nodes, tokens, committed)
+
+
+def free_path(result: RoundResult, tree: int) -> tuple[list[int], list[int]]:
+    """The accepted nodes of a tree without a grammar, the root first, and the new tokens."""
+    node_L = result.path_ST[tree].nonzero()[0]
+    drafts = result.tokens_ST[tree, node_L[1:]]
+    return node_L.tolist(), [*drafts.tolist(), int(result.bonus_S[tree])]
+
+
+def bound_path(
+    result: RoundResult,
+    tree: int,
+    row: int,
+    branch: Branch,
+    *,
+    bound: GrammarRows,
+    host: HostReader,
+) -> tuple[list[int], list[int]]:
+    """The accepted path of a tree under a grammar: at each node the best legal token.
+
+    Args:
+        row: number of the tree among those under a grammar.
+    """
+    assert branch.matcher is not None
+    first = row * result.path_ST.shape[1]
+    closing = closing_ids(branch)
+    nodes = [0]
+    tokens = []
+    while True:
+        node = nodes[-1]
+        token = draw_legal(branch.matcher, result.best_GC, bound, first + node, host)
+        tokens.append(token)
+        child = _child(result, tree, node, token)
+        if child is None or token in closing:
+            return nodes, tokens
+        nodes.append(child)
+
+
+def _child(result: RoundResult, tree: int, node: int, token: int) -> int | None:
+    matches = (result.parents_ST[tree] == node) & (result.tokens_ST[tree] == token)
+    matches[0] = False
+    return int(matches.argmax()) if matches.any() else None
+
+
+def draw_legal(
+    matcher: Matcher, best_GC: Ids, bound: GrammarRows, row: int, host: HostReader
+) -> int:
+    """The best legal token of a row; the whole row is read only if no candidate is legal.
+
+    Raises:
+        BrokenRequest: the row's scores are NaN.
+    """
+    if best_GC[row, 0] == BROKEN:
+        raise BrokenRequest(NAN_SCORES)
+    token = _first_legal(matcher, best_GC[row])
+    if token is None:
+        token = _first_legal(matcher, host.read_order(bound.whole(row)))
+    assert token is not None, "the grammar has a dead end"
+    matcher.advance(token)
+    return token
+
+
+def _first_legal(matcher: Matcher, ids: Ids) -> int | None:
+    for token in ids.tolist():
+        if token >= 0 and matcher.is_legal(token):
+            return int(token)
+    return None
+
+
+def append_tokens(branch: Branch, tokens: Sequence[int]) -> int:
+    """Append tokens to a branch, and end it at a stop id, at its budget, or at a broken token.
+
+    Stop ids are searched in the whole accepted path.
+
+    Returns:
+        The number of appended tokens.
+    """
+    closing = closing_ids(branch)
+    for count, token in enumerate(tokens):
+        if token == BROKEN:
+            branch.end(Finish.FAILED, NAN_SCORES)
+            return count
+        if token in closing:
+            branch.end(Finish.STOP)
+            return count
+        branch.tokens.append(token)
+        if len(branch.tokens) >= branch.budget:
+            branch.end(Finish.LENGTH, branch.note)
+            return count + 1
+    return len(tokens)
+
+
+def closing_ids(branch: Branch) -> frozenset[int]:
+    """The ids that end a branch: under a grammar those that close it."""
+    closing = branch.request.closing_ids if branch.matcher is not None else None
+    return closing or branch.request.stop_ids

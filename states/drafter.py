@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from ..ops.draft.sizes import Chooser, RoundCosts
     from ..ops.kv.pool import KVCache
     from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
-    from .layout import Layout, PendingRows
+    from .layout import Layout
     from .request import Branch, Request
     from .request_table import RequestTable
     from .round import CommittedRows, RoundResult
+    from .rows import PendingRows
     from .sampling import Samplers
 
 
@@ -249,7 +250,7 @@ class Drafter:
         self, owner: int, position: int, tokens: Sequence[int], features_RF: Tensor | None = None
     ) -> None:
         """Add rows to the inbox: tokens[i] with features_RF[i] at `position + i`."""
-        from .layout import PendingRows
+        from .rows import PendingRows
 
         if tokens:
             features_RF = None if features_RF is None else features_RF[: len(tokens)]

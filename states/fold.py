@@ -86,7 +86,7 @@ class FoldState:
         assert self.before_rope is not None
         size = len(branch.prompt)
         # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
-        said = max(min(branch.kept, len(branch.tokens) - 1), 0)
+        said = max(min(branch.num_cached_tokens, len(branch.tokens) - 1), 0)
         head, tail = matched(self._own(branch).ids, branch.prompt.ids)
         index = [*range(head), *range(size - tail, size + said)]
         data = kv.take_out(slots[index], "fold")

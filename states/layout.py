@@ -6,7 +6,7 @@ branch has a row of its own, under ``paged`` only its queries have.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,52 +17,21 @@ from ..ops.attention.metadata import QuerySequence
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import UNKNOWN, Ints
 from ..ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState, PaddedLayout
-from ..ops.types import NO_WORK, DraftRows, DraftWork, Rows, no_trees
-from .request import Branch, Request
-from .rows import PackedQueries, PlacedRows, QueryRun, Roots, SpanSlots, Trees, by_node, grow, stand
+from ..ops.types import DraftRows, Rows, no_trees
+from .rows import (
+    PackedQueries,
+    PendingRows,
+    PlacedRows,
+    QueryRun,
+    Roots,
+    Span,
+    SpanSlots,
+    Trees,
+    by_node,
+    grow,
+    stand,
+)
 from .segments import SegmentTree
-from .text.tokens import Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Prefill rows of one segment, in reading order.
-
-    request: of whose prompt it is a part: its prefix's owner. draws: whether the last row's logits
-    draw a root token; bound: under a grammar. chunks: of documents, in `tokens`.
-    """
-
-    owner: int
-    request: int
-    position: int
-    tokens: Sequence[int]
-    draws: bool = False
-    bound: bool = False
-    chunks: tuple[Chunk, ...] = ()
-
-    @property
-    def positions(self) -> list[int]:
-        return list(range(self.position, self.position + len(self.tokens)))
-
-
-@dataclass(frozen=True, slots=True)
-class PendingRows:
-    """Rows that the drafter has yet to take in.
-
-    The row at `position + i` takes `tokens[i]` and, of drafters that want any, `features[i]` [F];
-    how they are paired is the drafter's own (see `draft_inputs.py`).
-    """
-
-    owner: int
-    position: int
-    tokens: Sequence[int]
-    features: Tensor | None
-
-    def before(self, position: int) -> "PendingRows":
-        """Those of the rows that stand before a position."""
-        count = max(position - self.position, 0)
-        features = None if self.features is None else self.features[:count]
-        return PendingRows(self.owner, self.position, self.tokens[:count], features)
 
 
 class Layout:
@@ -287,32 +256,6 @@ class Layout:
 
     def _ids(self, values: Any) -> Tensor:
         return torch.from_numpy(np.array(values, np.int64)).to(self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The rows of one forward and whom they belong to; on the blackboard until it is committed.
-
-    placed: the rows, where they went, and where the trees' nodes are. rows: the same with how their
-        tokens are drawn and which of them are cached.
-    ran: the branches with a tree in it, in the proposal's order. newcomers: those that start with
-        it; opened: the requests that do. spans: prefill rows, as in `placed.spans`.
-    forced: trees, as in the proposal; work: what drafting them cost.
-    """
-
-    rows: Rows
-    placed: PlacedRows
-    ran: tuple[Branch, ...]
-    newcomers: tuple[Branch, ...]
-    opened: tuple[Request, ...]
-    spans: tuple[Span, ...]
-    forced: tuple[int, ...] = ()
-    work: DraftWork = NO_WORK
-
-    @property
-    def everyone(self) -> tuple[Branch, ...]:
-        """Who gets tokens from it: those that had a tree, then those that begin."""
-        return self.ran + self.newcomers
 
 
 class RowPerBranch(Layout):

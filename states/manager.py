@@ -1,21 +1,16 @@
-"""The one door to everything that is true of a run between two forwards.
+"""`BranchStateManager`: the owner of all state of a run that lives between two forwards.
 
-All decisions are functions of host integers read once per round. Slots belong to the pools, rows
-are laid out by the layout, and the drafter's rows derive from the target's.
+It builds the scheduler, the KV cache manager, the batch builder and the committer of a run. All
+decisions are functions of host integers that are read once per round.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from ..ops.blend import BlendReport
-from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
-from ..ops.verify.verify import Accepted, FirstTokens
-from .admission import Admission, Room
-from .batch import Placer
+from .admission import Admission, CapacityModel
+from .batch import BatchBuilder
 from .beam import BeamState
 from .blend import BlendState, Reused
 from .commit import Committer
@@ -24,35 +19,37 @@ from .fold import FoldState
 from .graph.drafter_settings import nodes_for
 from .graph.drafters import drafter_class
 from .graph.graph import BeamBlock
-from .kv_cache import CopyingKeeper, Keeper
-from .layout import Batch, BatchingLayout, Layout, PagedLayout
-from .lifecycle import BuildPrompt, Lifecycle, Preemption
+from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
+from .layout import BatchingLayout, Layout, PagedLayout
+from .lifecycle import BuildPrompt, Lifecycle
 from .prefix_cache import PrefixCache
 from .request import Branch, Request
 from .request_table import RequestTable, RunLimits
-from .round import RoundSummary
+from .rows import Batch
 from .sampling import Samplers
-from .scheduler import Does, Inbox, Scheduler, StepPlan
+from .scheduler import Inbox, Scheduler, StepPlan
 
 
 class BranchStateManager:
-    """Requests, owners, positions, tips and outputs of a run, for target and drafter.
+    """Requests, branches, KV rows and outputs of a run, for the target and its drafters.
 
     Args:
-        build_prompt: a branch's own prompt, once all that it depends on is finished.
-        blend: how cached chunks are used; None computes every row.
+        build_prompt: the prompt of a branch whose dependencies have ended.
+        blend: how cached document chunks are reused; None computes every row.
         fold: how finished parts are combined; None leaves them as they are.
-        beam: every branch is a beam search.
-        kv_outline: the pool of the outlines' own drafter. draft_models: the networks of the
-            drafter and of the outlines' own drafter; None for a kind without one.
-        kept: pools of one row for what stays of prompts and answers, in the order of the others;
-            without them it stays in these, if branches share them.
+        beam: settings of beam search; None decodes branches.
+        kv_outline: pool of the outlines' own drafter. draft_models: the networks of the drafter
+            and of the outlines' own drafter; None for a kind without one.
+        cache_pools: pools of the prefix cache, one row each, in the order of the others (target,
+            drafter, outlines' drafter); without them the cache uses those pools themselves, if
+            branches share their rows.
 
     Attributes:
-        table: who there is. placer: lays out the next forward. committer: reads what came of it.
-        preemption: takes rows from those who make way.
-        drafter: proposes the trees of a round; two drafters behind one if outlines have their own.
-        prefixes: what is kept of prompts and answers for whoever begins alike; None without it.
+        table: requests and branches. admission: what fits. scheduler: plans each step.
+        kv_cache: rows in the pools. prefixes: the radix tree of cached rows, or None.
+        lifecycle: requests and branches between forwards.
+        batch_builder: builds the next forward. committer: commits its results.
+        drafter: proposes the trees of a round; two drafters as one if outlines have their own.
     """
 
     def __init__(
@@ -61,11 +58,12 @@ class BranchStateManager:
         kv_draft: KVCache | None,
         limits: RunLimits,
         build_prompt: BuildPrompt,
+        *,
         blend: BlendState | None = None,
         fold: FoldState | None = None,
         beam: BeamBlock | None = None,
         kv_outline: KVCache | None = None,
-        kept: Sequence[KVCache] = (),
+        cache_pools: Sequence[KVCache] = (),
         draft_models: Sequence[Any] = (None, None),
     ) -> None:
         self.kv = kv
@@ -75,41 +73,69 @@ class BranchStateManager:
         self.fold = fold
         self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
-        device = kv.data.device
-        segments = self.table.segments
-        self.samplers = Samplers(limits.vocabulary, device)
-        kind = limits.layout.kind
-        rows = 0
-        self.layout = PagedLayout(device, segments) if kind == "paged" else Layout(device, segments)
-        if kind == "batching":  # every branch in a row of its own
-            self.layout = BatchingLayout(device, segments, kv.rows)
-            rows = kv.rows
-        width = 1 if beam is None else beam.num_beams
-        most = limits.layout.max_num_branches
-        nodes = limits.nodes
-        shared = limits.drafter.shared
-        if kind == "paged" and shared is not None:  # each tree is laid out as large as it may be
-            counts = range(1, most + 1)
-            nodes = {n: min(nodes_for(nodes, n), shared) for n in counts}
-            shared = None
-        self.room = Room(kv.capacity, most, nodes, rows, shared, width)
+        self.samplers = Samplers(limits.vocabulary, kv.data.device)
+        self.layout = _layout(limits, kv, self.table)
+        self.capacity = _capacity(limits, kv, beam)
         self.drafter = self._drafter(kv_outline, draft_models)
         self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
-        self.prefixes = self._prefixes(kept or (() if rows else self.pools))
-        beside = None if rows else self.prefixes
-        self.admission = Admission(self.room, limits.layout.order, limits, beside)
-        keeper = self._keeper()
-        parts = (self.table, self.layout, self.pools, self.admission, self.samplers, blend)
-        self.placer = Placer(*parts, self.beams, keeper)
-        self.committer = Committer(self.pools, segments, self.drafter, fold, blend)
-        self.lifecycle = Lifecycle(*parts, self.beams, self.drafter, fold, build_prompt, keeper)
-        self.preemption = Preemption(self.table, self.pools, self.lifecycle, fold, keeper)
-        deciding = self.table, self.admission, limits.scheduler
-        self.scheduler = Scheduler(*deciding, keeper, self.preemption)
+        row_per_branch = isinstance(self.layout, BatchingLayout)
+        self.prefixes: PrefixCache | None = None
+        pools = cache_pools or (() if row_per_branch else self.pools)
+        # Blended rows are not the rows of a plain prompt, and beams are not a text.
+        if pools and blend is None and beam is None and limits.scheduler.prefix_cache:
+            self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
+        self.admission = Admission(
+            capacity=self.capacity,
+            order=limits.layout.order,
+            limits=limits,
+            cache=None if row_per_branch else self.prefixes,
+        )
+        prefix_manager = self._prefix_manager()
+        self.kv_cache = KVCacheManager(
+            table=self.table,
+            layout=self.layout,
+            pools=self.pools,
+            drafter=self.drafter,
+            samplers=self.samplers,
+            blend=blend,
+            beams=self.beams,
+            fold=fold,
+            prefixes=prefix_manager,
+        )
+        self.lifecycle = Lifecycle(
+            table=self.table,
+            kv_cache=self.kv_cache,
+            admission=self.admission,
+            fold=fold,
+            build_prompt=build_prompt,
+        )
+        self.scheduler = Scheduler(
+            table=self.table,
+            admission=self.admission,
+            block=limits.scheduler,
+            kv_cache=self.kv_cache,
+            lifecycle=self.lifecycle,
+        )
+        self.batch_builder = BatchBuilder(
+            table=self.table,
+            layout=self.layout,
+            pools=self.pools,
+            admission=self.admission,
+            samplers=self.samplers,
+            blend=blend,
+            beams=self.beams,
+            prefixes=prefix_manager,
+        )
+        self.committer = Committer(
+            pools=self.pools,
+            segments=self.table.segments,
+            drafter=self.drafter,
+            fold=fold,
+            blend=blend,
+        )
 
     def _drafter(self, kv_outline: KVCache | None, models: Sequence[Any]) -> Drafter:
         limits = self.limits
-        first = limits.drafter
         second = limits.outline_drafter
         context = DraftContext(
             table=self.table,
@@ -121,7 +147,7 @@ class BranchStateManager:
             costs=limits.costs,
             outlines=None if second is None else False,
         )
-        main: Drafter = drafter_class(first.kind)(first, context)
+        main: Drafter = drafter_class(limits.drafter.kind)(limits.drafter, context)
         if second is None:
             return main
         context = replace(
@@ -129,29 +155,20 @@ class BranchStateManager:
         )
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
-    def _prefixes(self, pools: Sequence[KVCache]) -> PrefixCache | None:
-        """What is kept of prompts and answers; None where nothing can be: blended rows are no
-        prompt's own, and beams are no text."""
-        exact = self.blend is None and self.beams is None
-        if not (pools and exact and self.limits.scheduler.prefix_cache):
-            return None
-        return PrefixCache(pools, self.table.segments, self.drafter.lookback)
-
-    def _keeper(self) -> Keeper | None:
+    def _prefix_manager(self) -> PrefixCacheManager | None:
         if self.prefixes is None:
             return None
-        whole = self.table, self.prefixes, self.drafter
         if isinstance(self.layout, BatchingLayout):
-            return CopyingKeeper(*whole, layout=self.layout, rows=self.pools)
-        return Keeper(*whole)
+            return CopyingPrefixCacheManager(
+                table=self.table,
+                cache=self.prefixes,
+                drafter=self.drafter,
+                layout=self.layout,
+                rows=self.pools,
+            )
+        return PrefixCacheManager(table=self.table, cache=self.prefixes, drafter=self.drafter)
 
-    @property
-    def kept_rows(self) -> int:
-        """Rows of the target's pool that stay for whoever begins like what has ended."""
-        cache = self.prefixes
-        return cache.idle + cache.pinned if cache and cache.pools[0] is self.kv else 0
-
-    # -- who there is -----------------------------------------------------------------------------
+    # -- what users of a run read -----------------------------------------------------------------
 
     @property
     def requests(self) -> list[Request]:
@@ -164,66 +181,67 @@ class BranchStateManager:
 
     @property
     def active(self) -> list[Branch]:
-        """The branches that run, in the order of every [S, ...] tensor."""
+        """The running branches, in the order of every [S, ...] tensor."""
         return self.table.active
 
     @property
     def reused(self) -> dict[int, Reused]:
-        """Which of an owner's rows came from cached chunks."""
+        """By owner, which of its rows came from cached documents."""
         return {} if self.blend is None else self.blend.reused
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; it starts at the next admission that has room for it."""
-        self.lifecycle.submit(request)
-
-    def cancel(self, key: str) -> None:
-        """End a request at the next step boundary; what it has written so far is kept."""
-        self.table.cancel(key)
-
-    # -- the next step ----------------------------------------------------------------------------
+    # -- the steps of a run -----------------------------------------------------------------------
 
     def plan_(self, inbox: Inbox) -> StepPlan:
-        """Who came is queued and who is to end is retired; then what the next step does."""
-        arrived, ended = inbox.take()
+        """Queue new requests, release ended ones, and plan the next step.
+
+        A request that can never run next to the others is refused instead of waiting forever.
+        """
+        arrived, ended = inbox.drain()
         for request in arrived:
-            self.submit(request)
+            self.lifecycle.submit(request)
         for request, finish in ended:
             self.table.end(request, finish)
         self.table.expire()
-        self.lifecycle.retire_cancelled_()
+        self.lifecycle.release_cancelled_()
         while True:
             plan = self.scheduler.plan_(serves=inbox.serves)
-            if plan.does is not Does.REST or not self.lifecycle.refuse_stuck_():
+            if not plan.is_idle or not self.lifecycle.refuse_stuck_():
                 return plan
 
-    def starting(self, step: StepPlan) -> list[Branch]:
-        """The branches that start in this step."""
-        return [self.table.branch_of(owner) for owner in step.branches]
+    def finish_step_(self, batch: Batch) -> None:
+        """Copy out what a fold needs of ended parts, and release and prepare branches."""
+        branches = batch.everyone
+        if self.fold is not None:
+            for branch in branches:
+                if branch.ended:
+                    slots = self.kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
+                    self.fold.keep_(branch, self.kv, slots)
+        self.lifecycle.release_and_prepare_(branches)
 
-    def beginning(self, step: StepPlan) -> list[Request]:
-        """The requests that begin in this step."""
-        return [self.table.request_of(owner) for owner in step.requests]
 
-    def reading(self, step: StepPlan) -> list[tuple[Request, int]]:
-        """The requests whose prompts go on in this step, and by how many tokens."""
-        return [(self.table.request_of(owner), count) for owner, count in step.chunks]
+def _layout(limits: RunLimits, kv: KVCache, table: RequestTable) -> Layout:
+    device = kv.data.device
+    if limits.layout.kind == "batching":
+        return BatchingLayout(device, table.segments, kv.rows)
+    if limits.layout.kind == "paged":
+        return PagedLayout(device, table.segments)
+    return Layout(device, table.segments)
 
-    # -- the next forward, and what it brought ----------------------------------------------------
 
-    def commit_(
-        self,
-        batch: Batch,
-        host: HostReader,
-        features: Tensor | None,
-        accepted: Accepted | None,
-        roots: FirstTokens,
-        report: BlendReport | None = None,
-    ) -> RoundSummary:
-        """Take in what a forward brought (one read of the device), and settle who goes on."""
-        summary = self.committer.commit_(batch, host, features, accepted, roots, report)
-        for branch in batch.everyone:
-            if self.fold is not None and branch.ended:
-                slots = self.kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
-                self.fold.keep_(branch, self.kv, slots)
-        self.lifecycle.retire_and_prepare_(batch.everyone)
-        return summary
+def _capacity(limits: RunLimits, kv: KVCache, beam: BeamBlock | None) -> CapacityModel:
+    max_branches = limits.layout.max_num_branches
+    nodes = limits.nodes
+    shared = limits.drafter.shared
+    if limits.layout.kind == "paged" and shared is not None:
+        # Each tree has as many rows as the shared budget may give to one tree.
+        counts = range(1, max_branches + 1)
+        nodes = {count: min(nodes_for(nodes, count), shared) for count in counts}
+        shared = None
+    return CapacityModel(
+        capacity=kv.capacity,
+        max_active=max_branches,
+        nodes=nodes,
+        rows=kv.rows if limits.layout.kind == "batching" else 0,
+        shared=shared,
+        beams=1 if beam is None else beam.num_beams,
+    )

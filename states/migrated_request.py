@@ -45,7 +45,7 @@ def hand_over_(request: Request, handed: MigratedRequest) -> None:
     request.prefix = PromptTokens(handed.prefix)
     request.tail = PromptTokens()
     request.opening = PromptTokens()
-    request.given = None
+    request.given_outline = None
     request.given_ids = []
     request.branches = [_branch(request, one) for one in handed.branches]
 
@@ -56,10 +56,10 @@ def go_on_(request: Request, begun: Mapping[int, Sequence[int]]) -> None:
     Args:
         begun: tokens of branches by index, the outline's at -1; they may end anywhere.
     """
-    request.begun = {index: tuple(tokens) for index, tokens in begun.items()}
+    request.resumed_tokens = {index: tuple(tokens) for index, tokens in begun.items()}
     outlined = request.outline_budget > 0
     index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)
-    if tokens := request.begun.pop(index, ())[: budget - 1]:
+    if tokens := request.resumed_tokens.pop(index, ())[: budget - 1]:
         first = _first(request, index, tokens, budget)
         request.root, request.branches = (first, []) if outlined else (None, [first])
 
@@ -79,5 +79,5 @@ def _branch(request: Request, handed: MigratedBranch) -> Branch:
     kept = max(len(handed.tokens) - 1, 0)
     branch = Branch(request, handed.index, -1, handed.budget, prompt=PromptTokens(handed.prompt))
     branch.tokens = list(handed.tokens)
-    branch.kept = kept
+    branch.num_cached_tokens = kept
     return branch

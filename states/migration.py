@@ -24,8 +24,8 @@ def kept_rows(branches: BranchStateManager, ids: Sequence[int], salt: str = "") 
         return ()
     path, covered = cache.match(np.asarray(ids, np.int32), salt)
     drafted = [cache.covered(pool, path) for pool in cache.pools[1:]]
-    rows = min([covered, *(count + cache.back for count in drafted)])
-    if rows < cache.shortest:
+    rows = min([covered, *(count + cache.lookback for count in drafted)])
+    if rows < cache.min_match:
         return ()
     return (rows, *(min(rows, count) for count in drafted))
 
@@ -78,18 +78,18 @@ def put_in_(
     if kept_rows(branches, ids, salt) == tuple(rows):
         return False
     segment = cache.segments.add()
-    start = cache.hang_(segment, ids_T, len(ids_T), salt)
+    start = cache.attach_(segment, ids_T, len(ids_T), salt, counted=False)
     left = _unclaimed(branches, cache) - (len(ids_T) - start)
     if left < 0:
-        cache.release_(segment)
+        cache.detach_(segment)
         cache.segments.remove([segment])
         return False
-    cache.make_room_(left)
+    cache.evict_to_(left)
     pools = travelling_pools(branches)
     for pool, count, part in zip(pools, rows, parts, strict=True):
         pool.put_in_(part[:, :, :, start:], np.arange(min(start, count), count), segment, CAUSE)
-    cache.release_(segment)
-    return cache.keep_(segment, ids_T[start:], start, salt)
+    cache.detach_(segment)
+    return cache.insert_(segment, ids_T[start:], start, salt)
 
 
 def _unclaimed(branches: BranchStateManager, cache: PrefixCache) -> int:

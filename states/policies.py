@@ -1,7 +1,7 @@
-"""Policies: how those who wait are ranked. A policy is a function of host integers.
+"""Scheduler policies: functions of host integers that rank waiting requests and branches.
 
-A request is ranked once, when it arrives, so that a step costs the same however many wait; the
-waiting branches of open requests are ranked anew in every step. A smaller rank starts earlier.
+A request is ranked once, when it arrives, so the cost of a step does not grow with the queue.
+Waiting branches of open requests are ranked in every step. A smaller rank starts earlier.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,20 +13,20 @@ from .graph.plugins import installed, title_of
 
 Rank = tuple[int, ...]
 
-AGEING = 1  # tokens of work that a step of waiting is worth
-READING = 16  # tokens that are read in the time in which one is written
+AGEING = 1  # tokens of work that one step of waiting is worth
+PREFILL_SPEED = 16  # prompt tokens that are prefilled in the time of one decoded token
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A branch or a request that waits.
+    """A waiting branch or request.
 
-    arrival: number of its request in the order of submission; step: number of the step that first
-        looked at it.
-    is_open: its request has begun, so this is one of its branches.
-    place: among the waiting branches of its request, as `layout.order` has them.
-    prompt: tokens to be read; left: tokens that its whole request may still write; own: that it may
-        write itself.
+    arrival: number of its request in the order of submission; step: the first step that considered
+        it.
+    is_open: its request has started, so this is one of its branches.
+    place: its place among the waiting branches of its request, in the order of `layout.order`.
+    prompt: tokens to prefill; request_tokens: tokens that its whole request may still decode;
+        own_tokens: tokens that it may decode itself.
     """
 
     arrival: int
@@ -34,16 +34,18 @@ class Candidate:
     is_open: bool
     place: int
     prompt: int
-    left: int
-    own: int
+    request_tokens: int
+    own_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """rank: whose turn comes first. overtakes: whether others may start where one does not fit.
+    """A rank function and its properties.
 
-    fair: nobody starves by these ranks. Else every `max_wait` steps whoever has waited longest has
-        a turn, whatever its rank.
+    rank: orders the candidates. overtakes: whether later candidates may start when an earlier one
+        does not fit.
+    fair: every candidate starts in the end by its rank alone. Otherwise the oldest waiting request
+        starts every `max_wait` steps, whatever its rank.
     """
 
     rank: Callable[[Candidate], Rank]
@@ -51,61 +53,61 @@ class Policy:
     fair: bool = False
 
 
-def fcfs(one: Candidate) -> Rank:
-    """First come, first served; the branches of a request stand where the request stood."""
-    return (one.arrival, one.place)
+def fcfs(candidate: Candidate) -> Rank:
+    """First come, first served; branches have the rank of their request."""
+    return (candidate.arrival, candidate.place)
 
 
-def max_throughput(one: Candidate) -> Rank:
-    """Whoever is done soonest: few tokens left to write and read, of a branch its own.
+def max_throughput(candidate: Candidate) -> Rank:
+    """Shortest remaining work first: tokens to decode and to prefill.
 
-    All age alike, so a later arrival is as good as an earlier one that has more work by `AGEING`
-    tokens a step, and nobody starves.
+    All candidates age alike, so a later arrival overtakes an earlier one only if it has less work
+    by `AGEING` tokens per step between them. Every candidate starts in the end.
     """
-    return (one.own + one.prompt // READING + AGEING * one.step, one.arrival, one.place)
+    work = candidate.own_tokens + candidate.prompt // PREFILL_SPEED
+    return (work + AGEING * candidate.step, candidate.arrival, candidate.place)
 
 
-def sot_priority(one: Candidate) -> Rank:
-    """Branches before new requests: an answer that has begun is brought to its end. All branches of
-    the request that is closest to it start together, then those of the next; requests as they came.
+def sot_priority(candidate: Candidate) -> Rank:
+    """Branches before new requests, those of the request closest to its end first.
 
-    Open requests are few and come to an end, so nobody starves.
+    Open requests are few and finish, so every candidate starts in the end.
     """
-    if not one.is_open:
-        return (1, one.arrival, one.place)
-    return (0, one.left, one.arrival, one.place)
+    if not candidate.is_open:
+        return (1, candidate.arrival, candidate.place)
+    return (0, candidate.request_tokens, candidate.arrival, candidate.place)
 
 
 class PolicyError(RuntimeError):
-    """A policy failed: nobody can say who starts."""
+    """A scheduler policy is missing, is not usable, or failed."""
 
 
 def find_policy(name: str) -> Policy:
-    """The policy of a name, specsot's or an installed package's.
+    """The policy with this name, built in or from an installed package.
 
     Raises:
-        PolicyError: there is none, or it cannot be used; says which package has it.
+        PolicyError: no package provides it, or it is not usable; names the package.
     """
     if name in POLICIES:
         return POLICIES[name]
     try:
-        for point, found in installed(GROUP, name):
-            if not isinstance(found, Policy):
-                raise RegistryError(f"{title_of(point)}: {point.value} is no Policy")
-            return replace(found, rank=_checked(found.rank))
+        for point, policy in installed(GROUP, name):
+            if not isinstance(policy, Policy):
+                raise RegistryError(f"{title_of(point)}: {point.value} is not a Policy")
+            return replace(policy, rank=_checked(policy.rank))
     except RegistryError as error:
         raise PolicyError(f"scheduler.policy {name!r}: {error}") from error
     raise PolicyError(f"scheduler.policy {name!r}: no installed package has it")
 
 
 def _checked(rank: Callable[[Candidate], Rank]) -> Callable[[Candidate], Rank]:
-    """Somebody else's rank, which must be one: anything else could not be compared."""
+    """A plug-in's rank function, with its result checked."""
 
-    def ranked(one: Candidate) -> Rank:
-        found = rank(one)
-        if not (isinstance(found, tuple) and all(isinstance(part, int) for part in found)):
-            raise TypeError(f"a rank is a tuple of integers, not {found!r}")
-        return found
+    def ranked(candidate: Candidate) -> Rank:
+        result = rank(candidate)
+        if not (isinstance(result, tuple) and all(isinstance(part, int) for part in result)):
+            raise TypeError(f"a rank is a tuple of integers, not {result!r}")
+        return result
 
     return ranked
 

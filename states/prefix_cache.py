@@ -1,4 +1,14 @@
-"""Segments of rows that stay for whoever begins with the same tokens, and how they are found."""
+"""The prefix cache: a radix tree of segments that new requests can continue after.
+
+When a request ends, its rows stay in the pools as segments with their token ids. The prompt of a
+new request is matched against the tree token by token. The request continues after the longest
+match, whose rows it neither computes nor copies. A match that ends inside a segment splits it: rows
+are relabelled, none is moved. Segments that no request continues after are idle; they are evicted
+when their slots are needed, least recently used leaves first.
+
+The rows of a drafter mirror the target's. EAGLE pairs a row with the next token, so its matches end
+one token early (`lookback`), where both texts agree on the pair.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,15 +20,15 @@ from ..ops.kv.pool import SlotTable
 from ..ops.kv.slots import NOBODY, Ints
 from .segments import SegmentTree
 
-# Tokens that a match must have. Rows that lie apart are gathered in every forward: fewer are read
-# anew in less time than that takes.
-SHORTEST = 64
+# Minimal tokens of a match. Attention gathers rows that are not contiguous in every forward; fewer
+# rows are recomputed in less time.
+MIN_MATCH = 64
 
 
 @dataclass(slots=True)
 class PrefixFigures:
-    """What a cache has done: tokens of prompts that were looked up and of those reused, segments
-    that were split, and segments and rows that were evicted."""
+    """Counters of a cache: prompt tokens that were looked up (`asked`) and reused, segments that
+    were split, and segments and rows that were evicted."""
 
     asked: int = 0
     reused: int = 0
@@ -28,18 +38,18 @@ class PrefixFigures:
 
 
 @dataclass(eq=False, slots=True)
-class KeptSegment:
-    """Rows that stay: `tokens` int32, their ids, the first of them at position `start`.
+class CachedSegment:
+    """A node of the tree: a segment with its token ids, int32, the first at position `start`.
 
-    behind: kept segments that go on from it, by how they begin. pins: requests that go on from it
-    or from one of these. used: when it was last, in steps of the cache's own clock. salt: whose
-    requests may go on from it.
+    children: cached segments that continue it, indexed by their first tokens. pins: requests that
+    continue after it or its descendants. used: time of its last use, on the cache's clock.
+    salt: only requests with this salt may continue after it.
     """
 
     segment: int
     start: int
     tokens: Ints
-    behind: "Beginnings"
+    children: "ChildIndex"
     pins: int = 0
     used: int = 0
     salt: str = ""
@@ -49,44 +59,43 @@ class KeptSegment:
         return self.start + len(self.tokens)
 
     @property
-    def is_leaf(self) -> bool:
-        """Whether it can be evicted."""
-        return not self.pins and not len(self.behind)
+    def is_evictable(self) -> bool:
+        return not self.pins and not len(self.children)
 
 
 @dataclass(slots=True)
-class Leaves:
-    """Kept segments that may be evicted, those that were not used for longest first.
+class EvictionHeap:
+    """Evictable segments, least recently used first.
 
-    marked: a heap of (when it was used, segment); outdated ones are passed over.
+    entries: a heap of (last use, segment); outdated entries are skipped.
     """
 
-    kept: dict[int, KeptSegment]
-    marked: list[tuple[int, int]] = field(default_factory=list)
+    nodes: dict[int, CachedSegment]
+    entries: list[tuple[int, int]] = field(default_factory=list)
 
-    def mark(self, one: KeptSegment) -> None:
-        """Note a segment that may be evicted now."""
-        if one.is_leaf:
-            heappush(self.marked, (one.used, one.segment))
-        if len(self.marked) > 4 * len(self.kept) + 64:
-            self.marked = [(one.used, one.segment) for one in self.kept.values() if one.is_leaf]
-            heapify(self.marked)
+    def push(self, node: CachedSegment) -> None:
+        """Add a segment if it is evictable."""
+        if node.is_evictable:
+            heappush(self.entries, (node.used, node.segment))
+        if len(self.entries) > 4 * len(self.nodes) + 64:
+            evictable = [node for node in self.nodes.values() if node.is_evictable]
+            self.entries = [(node.used, node.segment) for node in evictable]
+            heapify(self.entries)
 
-    def oldest(self) -> KeptSegment:
-        """The first one, which is marked no more."""
+    def pop(self) -> CachedSegment:
+        """Remove and return the least recently used segment."""
         while True:
-            used, segment = heappop(self.marked)
-            one = self.kept.get(segment)
-            if one is not None and one.used == used and one.is_leaf:
-                return one
+            used, segment = heappop(self.entries)
+            node = self.nodes.get(segment)
+            if node is not None and node.used == used and node.is_evictable:
+                return node
 
 
 @dataclass(slots=True)
-class Beginnings:
-    """Segments that begin at one place, found by their first tokens.
+class ChildIndex:
+    """Sibling segments, indexed by their first `width` tokens.
 
-    width: how many of these; segments can begin with the same `back` tokens, which their drafter's
-    rows do not share.
+    Siblings may share their first `lookback` tokens, because their drafter rows differ there.
     """
 
     width: int
@@ -104,8 +113,8 @@ class Beginnings:
         if not self.by_start[key]:
             del self.by_start[key]
 
-    def find(self, tokens: Ints) -> Iterator[int]:
-        """Segments that may go on like this."""
+    def candidates(self, tokens: Ints) -> Iterator[int]:
+        """Segments that may start with the same tokens."""
         key = self._key(tokens)
         for width in range(len(key), 0, -1):
             yield from self.by_start.get(key[:width], ())
@@ -114,77 +123,83 @@ class Beginnings:
         return tuple(tokens[: self.width].tolist())
 
 
-def shared_length(one: Ints, other: Ints) -> int:
-    """How many tokens two texts begin with together."""
-    most = min(len(one), len(other))
-    if not most or one.item(0) != other.item(0):
+def shared_length(first: Ints, second: Ints) -> int:
+    """Length of the common prefix of two token sequences."""
+    length = min(len(first), len(second))
+    if not length or first.item(0) != second.item(0):
         return 0
-    return int((one[:most] != other[:most]).argmax()) or most  # 0: nothing differs
+    return int((first[:length] != second[:length]).argmax()) or length  # 0: nothing differs
 
 
 class PrefixCache:
-    """The kept segments of all pools of a run; pools[0] is the target's.
+    """The cached segments of all pools of a run; pools[0] is the target's.
 
     Args:
-        back: how many tokens before its end a match is cut, for the drafter's sake.
-        shortest: tokens that a match must have.
+        lookback: tokens by which a match is shortened, because a drafter pairs rows with tokens.
+        min_match: minimal tokens of a match.
 
     Attributes:
-        idle: rows of the target's pool that no request needs; pinned: kept rows that some do.
+        nodes: cached segments by id.
+        idle: rows of the target's pool that no request continues after; pinned: the other cached
+            rows.
     """
 
     def __init__(
         self,
         pools: Sequence[SlotTable],
         segments: SegmentTree,
-        back: int,
-        shortest: int = SHORTEST,
+        lookback: int,
+        min_match: int = MIN_MATCH,
     ) -> None:
         self.pools = pools
         self.segments = segments
-        self.back = back
-        self.shortest = shortest
-        self.kept: dict[int, KeptSegment] = {}
+        self.lookback = lookback
+        self.min_match = min_match
+        self.nodes: dict[int, CachedSegment] = {}
         self.figures = PrefixFigures()
-        self.idle = self.pinned = 0
-        self._tops: dict[str, Beginnings] = {}  # by salt: trees of their own
+        self.idle = 0
+        self.pinned = 0
+        self._roots: dict[str, ChildIndex] = {}  # a tree per salt
         self._clock = 0
-        self._leaves = Leaves(self.kept)
+        self._evictable = EvictionHeap(self.nodes)
 
-    def _shelf(self) -> Beginnings:
-        return Beginnings(self.back + 1)
+    def _new_index(self) -> ChildIndex:
+        return ChildIndex(self.lookback + 1)
 
-    # -- who begins -------------------------------------------------------------------------------
+    # -- matching ---------------------------------------------------------------------------------
 
     def match(self, ids: Ints, salt: str = "") -> tuple[list[int], int]:
-        """The kept segments that ids begin with, from the root on, and how many ids they cover;
-        the last one perhaps in part. Those of other salts are never looked at."""
+        """The cached segments on the path of these ids, and the number of ids that they cover; the
+        last segment may match in part."""
         path = list[int]()
         covered = 0
-        shelf = self._tops.get(salt, self._shelf())
+        children = self._roots.get(salt, self._new_index())
         while covered < len(ids):
             rest = ids[covered:]
-            found = [(shared_length(self.kept[one].tokens, rest), one) for one in shelf.find(rest)]
-            length, best = max(found, default=(0, NOBODY))
+            matches = [
+                (shared_length(self.nodes[segment].tokens, rest), segment)
+                for segment in children.candidates(rest)
+            ]
+            length, best = max(matches, default=(0, NOBODY))
             if not length:
                 break
             path.append(best)
             covered += length
-            if length < len(self.kept[best].tokens):
+            if length < len(self.nodes[best].tokens):
                 break
-            shelf = self.kept[best].behind
+            children = self.nodes[best].children
         return path, covered
 
     def reusable(self, ids: Ints, limit: int, salt: str = "") -> int:
-        """Rows that a request with this prompt finds, `limit` at most; 0 if they are too few."""
+        """Cached rows for this prompt, at most `limit`; 0 if they are fewer than `min_match`."""
         path, covered = self.match(ids, salt)
-        length = min(covered - self.back, limit, len(ids) - 1)
+        length = min(covered - self.lookback, limit, len(ids) - 1)
         for pool in self.pools[1:]:
             length = min(length, self.covered(pool, path))
-        return length if length >= self.shortest else 0
+        return length if length >= self.min_match else 0
 
     def covered(self, pool: SlotTable, path: Sequence[int]) -> int:
-        """So many positions of a path have their rows in a drafter's pool."""
+        """Number of positions of a path with rows in a drafter's pool."""
         covered = 0
         for segment in path:
             first, last = pool.span_of(segment)
@@ -193,207 +208,212 @@ class PrefixCache:
             covered = last
         return covered
 
-    def lend_(self, segment: int, ids: Ints, limit: int, salt: str = "") -> int:
-        """Let a new request's prefix go on behind what is kept of its prompt.
+    # -- requests that continue after cached rows -------------------------------------------------
+
+    def attach_(
+        self, segment: int, ids: Ints, limit: int, salt: str = "", *, counted: bool = True
+    ) -> int:
+        """Let a segment without rows continue after the cached rows of these ids, and pin them.
 
         Args:
-            segment: the prefix, without rows yet.
+            counted: whether the rows count as reused; False for a segment that will be cached.
 
         Returns:
-            The position that it begins at: so many rows are there already.
+            The number of rows, i.e. the position of the segment's first own row.
         """
-        length = self.hang_(segment, ids, limit, salt)
-        self.figures.reused += length
-        return length
-
-    def hang_(self, segment: int, ids: Ints, limit: int, salt: str) -> int:
-        """The same of a segment whose rows are about to be kept themselves."""
         if length := self.reusable(ids, limit, salt):
-            self.segments.hang(segment, self._end_at_(self.match(ids, salt)[0], length))
+            path, _ = self.match(ids, salt)
+            self.segments.set_parent(segment, self._pin_end_at_(path, length))
+        if counted:
+            self.figures.reused += length
         return length
 
-    def _end_at_(self, path: Iterable[int], length: int) -> int:
-        """The kept segment that ends at a position of a path, split off if need be, and pinned."""
-        last = next(self.kept[one] for one in path if self.kept[one].end >= length)
-        ends = self._split_(last, length) if last.end > length else last.segment
-        self._pin_(ends, 1)
-        return ends
+    def _pin_end_at_(self, path: Iterable[int], length: int) -> int:
+        """Pin and return the segment that ends at a position of a path, split off if need be."""
+        last = next(self.nodes[s] for s in path if self.nodes[s].end >= length)
+        segment = self._split_(last, length) if last.end > length else last.segment
+        self._pin_(segment, 1)
+        return segment
 
     def shorten_(self, segment: int, length: int) -> None:
-        """A prefix that lies behind what is kept needs no more of it than its first rows."""
+        """Let a segment continue after the first `length` cached rows only."""
         parent = self.segments.parent(segment)
         path = reversed(self.segments.path(parent))
-        self.segments.hang(segment, self._end_at_(path, length) if length else NOBODY)
+        self.segments.set_parent(segment, self._pin_end_at_(path, length) if length else NOBODY)
         self._pin_(parent, -1)
 
-    def release_(self, segment: int, *, drop: bool = False) -> None:
-        """A request does not go on any more from what its prefix lies behind, of which nothing idle
-        shall stay if it is to be dropped."""
+    def detach_(self, segment: int, *, drop: bool = False) -> None:
+        """Unpin the cached rows that a segment continues after; drop: evict the idle ones."""
         parent = self.segments.parent(segment)
         if parent == NOBODY:
             return
         self._pin_(parent, -1)
-        idle = [one for one in self.segments.path(parent) if not self.kept[one].pins]
+        idle = [s for s in self.segments.path(parent) if not self.nodes[s].pins]
         if drop and idle:
-            self._drop_(idle[-1])
-
-    def _drop_(self, segment: int) -> None:
-        """Evict an idle segment with all that lies behind it."""
-        for one in reversed(list(self._subtree(segment))):
-            self._evict_(self.kept[one])
+            self._evict_subtree_(idle[-1])
 
     def _pin_(self, segment: int, change: int) -> None:
         now = self._tick()
-        for one in self.segments.path(segment):
-            kept = self.kept[one]
-            if bool(kept.pins) != bool(kept.pins + change):
-                self._count(kept, -1)
-                kept.pins += change
-                self._count(kept, 1)
+        for member in self.segments.path(segment):
+            node = self.nodes[member]
+            if bool(node.pins) != bool(node.pins + change):
+                self._count(node, -1)
+                node.pins += change
+                self._count(node, 1)
             else:
-                kept.pins += change
-            kept.used = now
-            self._leaves.mark(kept)
+                node.pins += change
+            node.used = now
+            self._evictable.push(node)
 
-    # -- what stays -------------------------------------------------------------------------------
+    # -- insertion --------------------------------------------------------------------------------
 
     def publish_(
         self, segment: int, more: Sequence[int], tokens: Ints, start: int, salt: str = ""
     ) -> None:
-        """The first rows of a running request can be shared from now on; it goes on behind them.
+        """Cache the first rows of a running request, which continues after them.
 
         Args:
-            segment: its prefix, whose own rows begin at `start`. more: the segments behind it that
-                have some of the rows, where the prefix alone has not all.
-            tokens: the ids of the rows.
+            segment: the request's prefix, whose own rows begin at `start`.
+            more: descendants of it that hold some of the rows, if the prefix does not hold all.
+            tokens: int32, the ids of the rows.
         """
-        above = self.segments.insert(segment)
+        above = self.segments.insert_above(segment)
         end = start + len(tokens)
         for pool in self.pools:
             for owner in (segment, *more):
                 pool.split_(owner, above, end)
-        self._place(KeptSegment(above, start, tokens, self._shelf(), 1, self._tick(), salt))
+        self._add(CachedSegment(above, start, tokens, self._new_index(), 1, self._tick(), salt))
 
-    def keep_(self, segment: int, tokens: Ints, start: int, salt: str = "") -> bool:
-        """A segment that nobody writes to any more stays, if it lies behind what stays.
+    def insert_(self, segment: int, tokens: Ints, start: int, salt: str = "") -> bool:
+        """Cache a complete segment, if its parent is cached.
 
         Returns:
-            False where there is nothing new in it: then its rows are the caller's to give back.
+            False if its tokens are cached already: then the caller frees its rows.
         """
         parent = self.segments.parent(segment)
-        if not len(tokens) or (parent != NOBODY and parent not in self.kept):
+        if not len(tokens) or (parent != NOBODY and parent not in self.nodes):
             return False
-        same = self._shelf_of(parent, salt).find(tokens)
-        if any(shared_length(self.kept[one].tokens, tokens) == len(tokens) for one in same):
+        siblings = self._siblings(parent, salt).candidates(tokens)
+        if any(shared_length(self.nodes[s].tokens, tokens) == len(tokens) for s in siblings):
             return False
-        self.segments.settle(segment)
+        self.segments.make_home(segment)
         for pool in self.pools:
             pool.truncate_(segment, start + len(tokens))
             pool.split_(segment, segment, start + len(tokens))
-        self._place(KeptSegment(segment, start, tokens, self._shelf(), 0, self._tick(), salt))
+        self._add(CachedSegment(segment, start, tokens, self._new_index(), 0, self._tick(), salt))
         return True
 
-    def _place(self, kept: KeptSegment) -> None:
-        """Take a new segment in."""
-        self.kept[kept.segment] = kept
-        parent = self.segments.parent(kept.segment)
-        self._shelf_of(parent, kept.salt).add(kept.segment, kept.tokens)
-        self._count(kept, 1)
-        self._leaves.mark(kept)
+    def _add(self, node: CachedSegment) -> None:
+        self.nodes[node.segment] = node
+        parent = self.segments.parent(node.segment)
+        self._siblings(parent, node.salt).add(node.segment, node.tokens)
+        self._count(node, 1)
+        self._evictable.push(node)
 
-    def _count(self, kept: KeptSegment, sign: int) -> None:
-        """Its rows are idle or pinned from now on (or, with -1, no longer)."""
-        rows = sign * len(kept.tokens)
-        if kept.pins:
+    def _count(self, node: CachedSegment, sign: int) -> None:
+        """Add its rows to the idle or pinned rows, or with -1 subtract them."""
+        rows = sign * len(node.tokens)
+        if node.pins:
             self.pinned += rows
             return
         self.idle += rows
         for pool in self.pools:
-            pool.rest_(kept.segment, idle=sign > 0)
+            pool.rest_(node.segment, idle=sign > 0)
 
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
 
-    def _shelf_of(self, parent: int, salt: str) -> Beginnings:
+    def _siblings(self, parent: int, salt: str) -> ChildIndex:
         if parent == NOBODY:
-            return self._tops.setdefault(salt, self._shelf())
-        return self.kept[parent].behind
+            return self._roots.setdefault(salt, self._new_index())
+        return self.nodes[parent].children
 
-    def _split_(self, kept: KeptSegment, position: int) -> int:
-        """Cut a segment in two; returns the first part, a new segment in front of the second."""
+    def _split_(self, node: CachedSegment, position: int) -> int:
+        """Split a segment in two; returns the first part, a new segment above the second."""
         self.figures.splits += 1
-        parent = self.segments.parent(kept.segment)
-        cut = position - kept.start
-        shelf = self._shelf_of(parent, kept.salt)
-        shelf.remove(kept.segment, kept.tokens)
-        self._count(kept, -1)
-        above = self.segments.insert(kept.segment)
+        parent = self.segments.parent(node.segment)
+        cut = position - node.start
+        siblings = self._siblings(parent, node.salt)
+        siblings.remove(node.segment, node.tokens)
+        self._count(node, -1)
+        above = self.segments.insert_above(node.segment)
         for pool in self.pools:
-            pool.split_(kept.segment, above, position)
-        own = kept.tokens[:cut]
-        behind = self._shelf()
-        first = KeptSegment(above, kept.start, own, behind, kept.pins, kept.used, kept.salt)
-        kept.start = position
-        kept.tokens = kept.tokens[cut:]
-        self.kept[above] = first
-        shelf.add(above, first.tokens)
-        first.behind.add(kept.segment, kept.tokens)
-        for part in (first, kept):
-            self._count(part, 1)
+            pool.split_(node.segment, above, position)
+        first = CachedSegment(
+            segment=above,
+            start=node.start,
+            tokens=node.tokens[:cut],
+            children=self._new_index(),
+            pins=node.pins,
+            used=node.used,
+            salt=node.salt,
+        )
+        node.start = position
+        node.tokens = node.tokens[cut:]
+        self.nodes[above] = first
+        siblings.add(above, first.tokens)
+        first.children.add(node.segment, node.tokens)
+        self._count(first, 1)
+        self._count(node, 1)
         return above
 
-    # -- what goes --------------------------------------------------------------------------------
+    # -- eviction ---------------------------------------------------------------------------------
 
-    def make_room_(self, most: int) -> None:
-        """Evict idle segments until their rows are no more than `most`."""
-        while self.idle > max(most, 0):
-            self._evict_(self._leaves.oldest())
+    def evict_to_(self, rows: int) -> None:
+        """Evict idle segments until at most `rows` rows are idle."""
+        while self.idle > max(rows, 0):
+            self._evict_(self._evictable.pop())
 
-    def clear_(self, first: int, last: int) -> None:
-        """Evict the idle segments that have slots from `first` to before `last` in the target's
-        pool, with all that lies behind them."""
+    def evict_slots_(self, first: int, last: int) -> None:
+        """Evict the idle segments with slots in [first, last) of the target's pool, and their
+        descendants."""
         owners = np.unique(self.pools[0].owner[first:last])
         for segment in owners.tolist():
-            if segment in self.kept and not self.kept[segment].pins:
-                self._drop_(segment)
+            if segment in self.nodes and not self.nodes[segment].pins:
+                self._evict_subtree_(segment)
+
+    def _evict_subtree_(self, segment: int) -> None:
+        """Evict an idle segment and its descendants."""
+        for descendant in reversed(list(self._subtree(segment))):
+            self._evict_(self.nodes[descendant])
 
     def _subtree(self, segment: int) -> Iterator[int]:
         yield segment
-        for below in self.kept[segment].behind.by_start.values():
-            for one in below:
-                yield from self._subtree(one)
+        for children in self.nodes[segment].children.by_start.values():
+            for child in children:
+                yield from self._subtree(child)
 
-    def _evict_(self, kept: KeptSegment) -> None:
+    def _evict_(self, node: CachedSegment) -> None:
         self.figures.evicted += 1
-        self.figures.evicted_rows += len(kept.tokens)
-        parent = self.segments.parent(kept.segment)
-        shelf = self._shelf_of(parent, kept.salt)
-        shelf.remove(kept.segment, kept.tokens)
-        if parent == NOBODY and not len(shelf):
-            del self._tops[kept.salt]
-        self._count(kept, -1)
-        del self.kept[kept.segment]
+        self.figures.evicted_rows += len(node.tokens)
+        parent = self.segments.parent(node.segment)
+        siblings = self._siblings(parent, node.salt)
+        siblings.remove(node.segment, node.tokens)
+        if parent == NOBODY and not len(siblings):
+            del self._roots[node.salt]
+        self._count(node, -1)
+        del self.nodes[node.segment]
         for pool in self.pools:
-            pool.retire_([kept.segment])
-        self.segments.remove([kept.segment])
+            pool.retire_([node.segment])
+        self.segments.remove([node.segment])
         if parent != NOBODY:
-            self._leaves.mark(self.kept[parent])
+            self._evictable.push(self.nodes[parent])
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless tree, labels and counts agree."""
         target = self.pools[0]
         idle = 0
-        for kept in self.kept.values():
-            name = f"kept segment {kept.segment}"
-            rows = np.sort(target.position[target.owner == kept.segment])
-            assert np.array_equal(rows, np.arange(kept.start, kept.end)), f"{name}: rows"
-            parent = self.segments.parent(kept.segment)
-            above = None if parent == NOBODY else self.kept[parent]
-            start, salt = (0, kept.salt) if above is None else (above.end, above.salt)
-            assert (start, salt) == (kept.start, kept.salt), f"{name} does not follow its parent"
-            assert above is None or above.pins >= kept.pins, f"{name}: pins"
-            idle += 0 if kept.pins else len(kept.tokens)
+        for node in self.nodes.values():
+            name = f"cached segment {node.segment}"
+            rows = np.sort(target.position[target.owner == node.segment])
+            assert np.array_equal(rows, np.arange(node.start, node.end)), f"{name}: rows"
+            parent = self.segments.parent(node.segment)
+            above = None if parent == NOBODY else self.nodes[parent]
+            start, salt = (0, node.salt) if above is None else (above.end, above.salt)
+            assert (start, salt) == (node.start, node.salt), f"{name} does not follow its parent"
+            assert above is None or above.pins >= node.pins, f"{name}: pins"
+            idle += 0 if node.pins else len(node.tokens)
         assert idle == self.idle, "idle rows are counted wrongly"
-        whole = sum(len(kept.tokens) for kept in self.kept.values())
-        assert whole == self.idle + self.pinned, "kept rows are counted wrongly"
+        total = sum(len(node.tokens) for node in self.nodes.values())
+        assert total == self.idle + self.pinned, "cached rows are counted wrongly"

@@ -1,8 +1,8 @@
-"""The lives of requests and of branches: two machines, declared in one table.
+"""Requests and their branches: host state between two forwards, and the lifecycle of both.
 
-Whoever takes a way that is not in the table has a fault of ours: `transitions` raises MachineError.
-The machines have no models of their own; a request or a branch is moved by `move`, which sets its
-`stage`. A way costs some microseconds, and nobody takes one for a token or a round.
+The lifecycles are two `transitions` machines without models of their own, declared in one table.
+`move` sets the `stage` of a request or a branch; a transition that is not in the table is a defect
+of the engine and raises MachineError. No transition is taken per token or per round.
 """
 
 import logging
@@ -19,32 +19,36 @@ from .text.documents import Document
 from .text.outline import Outline, Point
 from .text.tokens import PromptTokens
 
-logging.getLogger("transitions").setLevel(logging.WARNING)  # it tells of each step, at a price
+# At level INFO the library logs every transition, which costs more than the transition.
+logging.getLogger("transitions").setLevel(logging.WARNING)
+
+
+# -- lifecycles -----------------------------------------------------------------------------------
 
 
 class Stage(StrEnum):
-    """Where a request or a branch stands."""
+    """The stage of a request or a branch."""
 
     WAITING = "waiting"
     PREFILL = "prefilling"  # a request whose prompt is read in chunks
     OUTLINE = "outlining"  # a request whose root branch is writing
     RUNNING = "running"
     MERGING = "merging"  # a request whose last branch combines the others
-    PREEMPTED = "preempted"  # it had to make way, and goes on where it was once there is room
+    PREEMPTED = "preempted"  # its rows were freed; it continues when there is capacity
     DONE = "done"
     REFUSED = "refused"
     CANCELLED = "cancelled"
     FAILED = "failed"
 
 
-WAITS = (Stage.WAITING, Stage.PREEMPTED)
-OPEN = (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING)
-LIVE = (*WAITS, *OPEN)
-ENDED = (Stage.DONE, Stage.REFUSED, Stage.CANCELLED, Stage.FAILED)
+WAITING_STAGES = (Stage.WAITING, Stage.PREEMPTED)
+OPEN_STAGES = (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING)
+LIVE_STAGES = (*WAITING_STAGES, *OPEN_STAGES)
+ENDED_STAGES = (Stage.DONE, Stage.REFUSED, Stage.CANCELLED, Stage.FAILED)
 
 
-class Way(NamedTuple):
-    """One row of the table: from any of some stages to another."""
+class Transition(NamedTuple):
+    """A row of the table: from any of the source stages to the target stage."""
 
     name: str
     sources: tuple[Stage, ...]
@@ -52,33 +56,37 @@ class Way(NamedTuple):
     doc: str
 
 
-_NEW = (*WAITS, Stage.PREFILL)
+_NEW = (*WAITING_STAGES, Stage.PREFILL)
 
 
-def _ends(live: tuple[Stage, ...]) -> tuple[Way, ...]:
+def _endings(live: tuple[Stage, ...]) -> tuple[Transition, ...]:
     return (
-        Way("refuse", live, Stage.REFUSED, "it can never run, or not beside the others"),
-        Way("cancel", live, Stage.CANCELLED, "somebody has ended it, or its time was up"),
-        Way("fail", (*live, Stage.DONE), Stage.FAILED, "what it met ends it, and nobody else"),
+        Transition("refuse", live, Stage.REFUSED, "it does not fit, alone or next to the others"),
+        Transition("cancel", live, Stage.CANCELLED, "cancelled by the client, or timed out"),
+        Transition("fail", (*live, Stage.DONE), Stage.FAILED, "an error ended it alone"),
     )
 
 
-REQUEST_WAYS = (
-    Way("read", _NEW, Stage.PREFILL, "a part of its prompt is read"),
-    Way("outline", _NEW, Stage.OUTLINE, "its root branch writes the outline"),
-    Way("run", (*_NEW, Stage.OUTLINE), Stage.RUNNING, "its branches write"),
-    Way("merge", (*_NEW, Stage.RUNNING), Stage.MERGING, "one last branch combines the others"),
-    Way("preempt", OPEN, Stage.PREEMPTED, "rows ran out, and it is the youngest"),
-    Way("finish", (Stage.RUNNING, Stage.MERGING), Stage.DONE, "all of its branches have ended"),
-    *_ends(LIVE),
+REQUEST_TRANSITIONS = (
+    Transition("read", _NEW, Stage.PREFILL, "a chunk of its prompt is prefilled"),
+    Transition("outline", _NEW, Stage.OUTLINE, "its root branch writes the outline"),
+    Transition("run", (*_NEW, Stage.OUTLINE), Stage.RUNNING, "its branches decode"),
+    Transition("merge", (*_NEW, Stage.RUNNING), Stage.MERGING, "a last branch combines the others"),
+    Transition("preempt", OPEN_STAGES, Stage.PREEMPTED, "rows ran out, and it is the youngest"),
+    Transition("finish", (Stage.RUNNING, Stage.MERGING), Stage.DONE, "all its branches ended"),
+    *_endings(LIVE_STAGES),
 )
-BRANCH_WAYS = (
-    Way("run", WAITS, Stage.RUNNING, "its prompt is read, or what is gone of its rows"),
-    Way("preempt", (Stage.RUNNING,), Stage.PREEMPTED, "rows ran out, and it is the youngest"),
-    Way("finish", (*WAITS, Stage.RUNNING), Stage.DONE, "a stop token, or its budget"),
-    *_ends((*WAITS, Stage.RUNNING)),
+BRANCH_TRANSITIONS = (
+    Transition(
+        "run", WAITING_STAGES, Stage.RUNNING, "its prompt, or its freed rows, are prefilled"
+    ),
+    Transition("preempt", (Stage.RUNNING,), Stage.PREEMPTED, "rows ran out, it is the youngest"),
+    Transition(
+        "finish", (*WAITING_STAGES, Stage.RUNNING), Stage.DONE, "a stop token or its budget"
+    ),
+    *_endings((*WAITING_STAGES, Stage.RUNNING)),
 )
-LIFECYCLES = {"request": REQUEST_WAYS, "branch": BRANCH_WAYS}
+LIFECYCLES = {"request": REQUEST_TRANSITIONS, "branch": BRANCH_TRANSITIONS}
 
 
 class Finish(StrEnum):
@@ -92,73 +100,54 @@ class Finish(StrEnum):
     FAILED = "failed"
 
 
-ENDS = {  # which way of its life ends whom
+ENDING_OF = {  # the transition of each finish reason
     **dict.fromkeys((Finish.STOP, Finish.LENGTH), "finish"),
     **dict.fromkeys((Finish.CANCELLED, Finish.TIMEOUT), "cancel"),
     Finish.REFUSED: "refuse",
     Finish.FAILED: "fail",
 }
+COMPLETE = (Finish.STOP, Finish.LENGTH)  # the branch decoded to its end
 
 
-class Staged(Protocol):
-    """What has a life."""
-
-    stage: Stage
-
-
-def _machine(ways: Sequence[Way]) -> Machine:
+def _events(transitions: Sequence[Transition]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
-        {"trigger": way.name, "source": list(way.sources), "dest": way.target} for way in ways
+        {"trigger": row.name, "source": list(row.sources), "dest": row.target}
+        for row in transitions
     ]
-    return Machine(
+    stages = dict.fromkeys(stage for row in transitions for stage in (*row.sources, row.target))
+    machine = Machine(
         model=None,
-        states=list(dict.fromkeys(s for way in ways for s in (*way.sources, way.target))),
+        states=list(stages),
         transitions=rows,
         initial=Stage.WAITING,
         auto_transitions=False,
         model_attribute="stage",
     )
+    return dict(machine.events)
 
 
-_EVENTS = {name: _machine(ways).events for name, ways in LIFECYCLES.items()}
+_EVENTS = {kind: _events(transitions) for kind, transitions in LIFECYCLES.items()}
 
 
-def move(kind: str, whom: Staged, way: str) -> None:
-    """A request or a branch (`kind`) takes a way of its life.
+def move(item: "Request | Branch", transition: str) -> None:
+    """Take a transition of the item's lifecycle.
 
     Raises:
-        transitions.MachineError: there is no such way from where it stands.
+        transitions.MachineError: the table has no such transition from the item's stage.
     """
-    _EVENTS[kind][way].trigger(whom)
+    kind = "branch" if isinstance(item, Branch) else "request"
+    _EVENTS[kind][transition].trigger(item)
+
+
+# -- branches and requests ------------------------------------------------------------------------
 
 
 class Matcher(Protocol):
-    """A grammar's state in one root branch; `states.grammar` has the real one."""
+    """The state of a grammar in one branch; `states.text.grammar` implements it."""
 
     def is_legal(self, token: int) -> bool: ...
     def advance(self, token: int) -> None: ...
     def forced(self) -> list[int]: ...
-
-
-class Ends(Protocol):
-    """What can be ended."""
-
-    def end(self, finish: Finish, note: str = "") -> None: ...
-
-
-@contextmanager
-def failing(branch: Ends) -> Iterator[None]:
-    """What goes wrong inside ends this branch, with the reason, and nobody else."""
-    try:
-        yield
-    except Exception as error:  # a grammar, a template: somebody else's code
-        branch.end(Finish.FAILED, reason_of(error))
-
-
-def reason_of(error: BaseException) -> str:
-    """In a line: the kind of error, and what it says."""
-    said = str(error).strip().split("\n", 1)[0]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 @dataclass(eq=False, slots=True)
@@ -166,20 +155,21 @@ class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
 
     Attributes:
-        index: BIM number inside the request. owner: id of its rows in every pool.
-        prompt: own token ids behind the shared prefix; empty until they are known.
-        start: position of its first row; `length` the position of its next row.
-        tokens: its answer so far, the pending root token included, stop tokens not.
-        kept: how many of `tokens` have rows in the target's pool.
-        accepted: drafted tokens accepted in each of its rounds; emitted: tokens appended; forced:
-            whether the drafts were all that its grammar left.
-        score: of the hypothesis that a beam search chose. documents: what its prompt is to hold.
-        combines: whether it writes one answer behind the folded parts. held: it has ended, and its
-            rows stay for that one. reads: finished parts that it sees where they lie (`attend`).
-        among: it runs in the row of the pools where held parts lie (``batching``).
-        settled: it has ended, and its rows are kept ones.
-        shared: where the first of its own rows stands, if rows before it are kept ones that it goes
-            on behind since it was preempted; else 0. preempted: how often it was.
+        index: BIM number in the request. owner: segment id of its rows in every pool.
+        prompt: its token ids after the shared prefix; empty until they are known.
+        start: position of its first row; `length`: position of its next row.
+        tokens: its answer so far, the pending root token included, stop tokens excluded.
+        num_cached_tokens: number of `tokens` with rows in the target's pool.
+        accepted: drafted tokens accepted in each round; emitted: tokens appended in each round;
+            forced: whether the drafts of the round were the grammar's only continuation.
+        score: of the hypothesis that a beam search chose. documents: quoted in its prompt.
+        combines: it writes one answer after the folded parts. retained: it ended, and its rows
+            stay for that answer. reads: finished parts that it attends to in place
+            (`merge: attend`).
+        in_shared_row: it runs in the pool row of the retained parts (``batching``).
+        rows_released: it ended, and the prefix cache owns its rows.
+        first_own_row: position of its first own row, if it resumed after cached rows of its own;
+            0 otherwise. preempted: how often it was preempted.
     """
 
     request: "Request"
@@ -192,7 +182,7 @@ class Branch:
     start: int = 0
     length: int = 0
     tokens: list[int] = field(default_factory=list)
-    kept: int = 0
+    num_cached_tokens: int = 0
     finish: Finish | None = None
     note: str = ""
     matcher: Matcher | None = None
@@ -203,29 +193,29 @@ class Branch:
     documents: tuple[Document, ...] = ()
     combines: bool = False
     reads: "tuple[Branch, ...]" = ()
-    held: bool = False
-    among: bool = False
-    settled: bool = False
-    shared: int = 0
+    retained: bool = False
+    in_shared_row: bool = False
+    rows_released: bool = False
+    first_own_row: int = 0
     preempted: int = 0
 
     @property
     def waits(self) -> bool:
-        return self.stage in WAITS
+        return self.stage in WAITING_STAGES
 
     @property
     def ended(self) -> bool:
-        return self.stage in ENDED
+        return self.stage in ENDED_STAGES
 
     @property
     def rows(self) -> PromptTokens:
-        """What is read when it starts, or goes on: its prompt, and what it has written by then."""
-        return self.prompt + self.tokens[: self.kept]
+        """The tokens prefilled when it starts or resumes: its prompt and its cached answer."""
+        return self.prompt + self.tokens[: self.num_cached_tokens]
 
     @property
     def row_count(self) -> int:
-        """Rows of its own that are in the target's pool while it runs, or is held."""
-        return self.length - max(self.start, self.shared)
+        """Number of its own rows in the target's pool while it runs or is retained."""
+        return self.length - max(self.start, self.first_own_row)
 
     @property
     def is_root(self) -> bool:
@@ -233,56 +223,57 @@ class Branch:
 
     @property
     def size(self) -> int:
-        """Tokens of its whole context, its own included."""
-        return len(self.request.context) + sum(one.own for one in (*self.reads, self))
+        """Number of tokens of its whole context, its own included."""
+        return len(self.request.context) + sum(part.num_tokens for part in (*self.reads, self))
 
     @property
     def before(self) -> list[int]:
-        """The token ids that its answer stands behind."""
+        """The token ids before its answer."""
         return self.context()[: self.size - len(self.tokens)]
 
     @property
-    def own(self) -> int:
-        """Tokens of its prompt and of its answer."""
+    def num_tokens(self) -> int:
+        """Number of tokens of its prompt and its answer."""
         return len(self.prompt) + len(self.tokens)
 
     @property
-    def begins(self) -> int:
-        """Position of its first row: behind the prefix, or behind the longest part that it sees."""
-        return max((one.start + one.own for one in self.reads), default=self.request.prefix_length)
+    def first_position(self) -> int:
+        """Position of its first row: after the prefix, or after the longest part that it reads."""
+        ends = (part.start + part.num_tokens for part in self.reads)
+        return max(ends, default=self.request.prefix_length)
 
     @property
     def ends_part(self) -> bool:
-        """Whether it is a part that can be combined with others."""
-        return self.point is not None and self.finish in (Finish.STOP, Finish.LENGTH)
+        """Whether it is a finished part that can be combined with others."""
+        return self.point is not None and self.finish in COMPLETE
 
     @property
     def stays(self) -> bool:
-        """It has ended, and is to be read where it lies."""
-        return self.request.combine is not None and self.ends_part and not self.request.apart
+        """Whether it ended and its rows are to be attended to in place."""
+        return self.request.combine is not None and self.ends_part and not self.request.isolated
 
     def context(self, first: int = 0) -> list[int]:
-        """The token ids that it was decoded behind, and its own, from number `first` on."""
+        """The token ids that it attends to, and its own, from number `first` on."""
         ids: list[int] = []
-        read = (own for one in self.reads for own in (one.prompt, one.tokens))
-        for part in (self.request.context, *read, self.prompt, self.tokens):
-            ids += part[max(first, 0) :]
-            first -= len(part)
+        parts = (text for part in self.reads for text in (part.prompt, part.tokens))
+        for text in (self.request.context, *parts, self.prompt, self.tokens):
+            ids += text[max(first, 0) :]
+            first -= len(text)
         return ids
 
     @property
     def pending(self) -> list[int]:
-        """Tokens of the answer that have no row yet."""
-        return self.tokens[self.kept :]
+        """Tokens of the answer without a row."""
+        return self.tokens[self.num_cached_tokens :]
 
     @property
     def name(self) -> str:
-        what = "combined" if self.combines else self.index + 1
-        return f"{self.request.key}/{'outline' if self.is_root else what}"
+        part = "outline" if self.is_root else "combined" if self.combines else self.index + 1
+        return f"{self.request.key}/{part}"
 
     @property
     def title(self) -> str:
-        """What it writes, in a few words."""
+        """A few words that say what it writes."""
         if self.point is not None:
             return self.point.title
         if self.request.samples > 1:
@@ -290,7 +281,7 @@ class Branch:
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
     def end(self, finish: Finish, note: str = "") -> None:
-        move("branch", self, ENDS[finish])
+        move(self, ENDING_OF[finish])
         self.finish = finish
         self.note = note
 
@@ -301,24 +292,26 @@ class Request:
 
     Attributes:
         key: stable name (given id or line number); `seed` keys its coins, never arrival order.
-        prefix: token ids that all branches share at admission; `tail` the root branch's prompt;
-            `hoist` what all branches' prompts begin with, until it is a part of the prefix, and
-            `opening` what of it is known before there is an outline. So many ids of the tail as
-            `lent` says are a part of the prefix for now.
-        prefix_length: rows of the shared prefix in the pool; `context` their token ids. The first
-            `shared` rows are kept ones, which other requests may go on from as well; `reused` of
-            them were there when it came.
-        grown: what became a part of the prefix later: the outline, what parts begin with. first:
-            the branch that goes on first when it begins again. begun: by index, what branches that
-            are not there yet have written elsewhere. sampling: how its tokens are drawn.
-        asked: the budget that somebody asked for, if any did. given: outline ids of
-            `--outline FILE`, prefilled. documents: those that its branches are searched for.
-        cancelled: somebody wants it to end. finish, why: how it ends (budget 0: with its outline).
-        arrival: its number in the order of submission; step: the one that first looked at it.
-        deadline: moment of `time.monotonic` at which it is ended. alone: nobody runs beside it.
-        cache_salt: only requests of the same one share what is kept of prompts and answers.
-        closing_ids: end what a grammar bounds, as `stop_ids` do the rest. samples: answers drawn.
-        combine: asks for one answer of parts that are read where they lie (`merge: attend`).
+        prefix: token ids shared by all branches at admission; `tail`: prompt of the root branch.
+            `common_prompt`: how all branch prompts begin, until it joins the prefix; `opening`:
+            the part of it that is known before the outline. `borrowed_rows`: ids of the tail that
+            are part of the prefix for now.
+        prefix_length: rows of the shared prefix; `context`: their token ids. The first
+            `shared` rows belong to the prefix cache; `reused` of them were cached on arrival.
+        prefix_parts: texts that joined the prefix later: the outline, the common prompt.
+            first_branch: the branch that resumes first after a preemption. resumed_tokens: by
+            branch index, tokens decoded elsewhere of branches that do not exist yet.
+        requested_tokens: the budget that the user set. given_outline: outline of
+            `--outline FILE`, prefilled as `given_ids`.
+        documents: searched for each branch. cancelled: it ends at the next step with the reason
+            (`finish`, `why`; a budget of 0 ends it after its outline).
+        arrival: number in the order of submission; step: the first step that considered it.
+        deadline: `time.monotonic()` at which it times out. exclusive: it runs alone.
+        cache_salt: only requests with the same salt share cached rows.
+        closing_ids: end a text under a grammar, as `stop_ids` do otherwise. samples: answers to
+            draw.
+        combine: prompt of the answer that combines parts in place (`merge: attend`);
+            most_parts: upper bound of their number; isolated: why they are not combined.
     """
 
     key: str
@@ -330,23 +323,23 @@ class Request:
     budget: int
     outline_budget: int
     sampling: SamplingRules = field(default_factory=SamplingRules)
-    asked: int | None = None
+    requested_tokens: int | None = None
     prefix_owner: int = 0
     root: Branch | None = None
     branches: list[Branch] = field(default_factory=list)
     stage: Stage = Stage.WAITING
     prefix_length: int = 0
     shared: int = 0
-    lent: int = 0
+    borrowed_rows: int = 0
     reused: int = 0
     context: list[int] = field(default_factory=list)
-    hoist: PromptTokens = field(default_factory=PromptTokens)
-    grown: list[PromptTokens] = field(default_factory=list)
-    first: Branch | None = None
-    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    common_prompt: PromptTokens = field(default_factory=PromptTokens)
+    prefix_parts: list[PromptTokens] = field(default_factory=list)
+    first_branch: Branch | None = None
+    resumed_tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
     opening: PromptTokens = field(default_factory=PromptTokens)
     outline: Outline | None = None
-    given: Outline | None = None
+    given_outline: Outline | None = None
     given_ids: list[int] = field(default_factory=list)
     new_matcher: Callable[[], Matcher] | None = None
     cancelled: bool = False
@@ -356,24 +349,24 @@ class Request:
     arrival: int = -1
     step: int = 0
     deadline: float | None = None
-    alone: bool = False
+    exclusive: bool = False
     cache_salt: str = ""
     closing_ids: frozenset[int] = frozenset()
     samples: int = 1
     combine: PromptTokens | None = None
-    most_parts: int = 0  # of those that it combines
-    apart: str = ""  # why they are not combined after all
+    most_parts: int = 0
+    isolated: str = ""
 
     @property
     def parts(self) -> tuple[Branch, ...]:
-        """The parts that can be combined, in reading order."""
+        """The finished parts that can be combined, in reading order."""
         return tuple(branch for branch in self.branches if branch.ends_part)
 
     @property
     def row_waits(self) -> bool:
-        """Whether parts are held in a row of the pools (``batching``) where no branch runs."""
-        running = any(one.among and one.stage is Stage.RUNNING for one in self.branches)
-        return not running and any(one.held for one in self.branches)
+        """Whether a pool row (``batching``) holds retained parts and no running branch."""
+        running = any(b.in_shared_row and b.stage is Stage.RUNNING for b in self.branches)
+        return not running and any(branch.retained for branch in self.branches)
 
     def all_branches(self) -> Iterator[Branch]:
         if self.root is not None:
@@ -382,11 +375,11 @@ class Request:
 
     @property
     def waits(self) -> bool:
-        return self.stage in WAITS
+        return self.stage in WAITING_STAGES
 
     @property
     def finished(self) -> bool:
-        return self.stage in ENDED
+        return self.stage in ENDED_STAGES
 
     @property
     def name(self) -> str:
@@ -394,59 +387,80 @@ class Request:
 
     @property
     def outline_ended(self) -> bool:
-        """Its outline is written and has not been read yet."""
+        """Whether its outline is complete and not parsed yet."""
         root = self.root
         return self.stage is Stage.OUTLINE and root is not None and root.ended
 
     @property
     def prompt_size(self) -> int:
-        """Tokens that are read before its first branch can begin, or go on."""
-        if self.first is not None:
-            return self.body_size + len(self.hoist) + len(self.first.rows)
+        """Number of tokens before its first branch can start or resume."""
+        if self.first_branch is not None:
+            return self.body_size + len(self.common_prompt) + len(self.first_branch.rows)
         return len(self.prefix) + len(self.tail) + len(self.given_ids)
 
     @property
     def body(self) -> PromptTokens:
-        """All that its branches share, as far as it is known."""
-        return sum(self.grown, self.prefix)
+        """All token ids that its branches share, as far as they are known."""
+        return sum(self.prefix_parts, self.prefix)
 
     @property
     def body_size(self) -> int:
-        return len(self.prefix) + sum(map(len, self.grown))
+        return len(self.prefix) + sum(map(len, self.prefix_parts))
 
-    def read(self, ids: Sequence[int]) -> None:
-        """More rows of its prefix are there, or on their way, with these ids."""
+    def extend_prefix(self, ids: Sequence[int]) -> None:
+        """Record rows with these ids at the end of the prefix."""
         end = self.prefix_length + len(ids)
         self.context[self.prefix_length : end] = ids
         self.prefix_length = end
 
-    def widen(self, count: int) -> None:
-        """What its first branch would read by itself becomes a part of the prefix, so many ids."""
+    def borrow_tail(self, count: int) -> None:
+        """Move the first `count` ids of the root branch's prompt into the prefix."""
         self.prefix += self.tail[:count]
         self.tail = PromptTokens(self.tail[count:])
-        self.lent += count
+        self.borrowed_rows += count
 
-    def narrow(self, length: int) -> None:
-        """The prefix is so many ids from now on, no more than branches stand behind; what is
-        missing of those is read again, as the first of `opening`."""
+    def shrink_prefix(self, length: int) -> None:
+        """Cut the prefix to `length` ids, those shared by all branches; the ids after them are
+        prefilled again as the start of `opening`."""
         ids = PromptTokens((*self.prefix, *self.tail))
-        end = len(self.prefix) - self.lent
+        end = len(self.prefix) - self.borrowed_rows
         self.opening = PromptTokens(ids[length:end]) + self.opening
         self.prefix = PromptTokens(ids[:length])
         self.tail = ids.behind(length)
         self.prefix_length = length
-        self.lent = 0
+        self.borrowed_rows = 0
         del self.context[length:]
 
     @property
-    def unread(self) -> int:
-        """Tokens of its prompt that have no rows yet, before its first branch begins."""
+    def num_unread_tokens(self) -> int:
+        """Number of prompt tokens without rows before its first branch starts."""
         return self.prompt_size - self.prefix_length
 
     @property
-    def left(self) -> int:
-        """Tokens that it may still write, as far as is known."""
+    def remaining_tokens(self) -> int:
+        """Number of tokens that it may still decode, as far as known."""
         if not self.branches:
             written = 0 if self.root is None else len(self.root.tokens)
             return self.outline_budget + self.budget - written
-        return sum(one.budget - len(one.tokens) for one in self.branches if not one.ended)
+        return sum(b.budget - len(b.tokens) for b in self.branches if not b.ended)
+
+
+# -- errors that end one branch -------------------------------------------------------------------
+
+
+@contextmanager
+def failing(branch: Branch) -> Iterator[None]:
+    """End this branch alone, with the reason, when the block raises.
+
+    The block calls code of a user or a plug-in: a grammar, a template, a tokenizer.
+    """
+    try:
+        yield
+    except Exception as error:
+        branch.end(Finish.FAILED, reason_of(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
+    message = str(error).strip().split("\n", 1)[0]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

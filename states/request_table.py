@@ -1,4 +1,4 @@
-"""Who there is: requests, their branches, and the segments that their rows belong to."""
+"""The requests of a run, the branches that run, and the segments of their rows."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from time import monotonic
 from ..ops.draft.sizes import RoundCosts
 from .graph.drafter_settings import DrafterSettings, nodes_for
 from .graph.graph import AnyLayout, SchedulerBlock
-from .request import ENDS, Branch, Finish, Request, move
+from .request import ENDING_OF, Branch, Finish, Request, move
 from .segments import SegmentTree
 
-DEADLINES = 64  # of requests that have ended, which are kept at least
+SPARE_DEADLINES = 64  # deadlines of ended requests that stay in the heap
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class RunLimits:
     """What a graph fixes for all requests of a run.
 
     holds_parts: finished parts stay until one more branch has read them (`merge: attend`).
-    costs: of either drafter, if it chooses how much to draft. accept: the rule of acceptance.
+    costs, outline_costs: measured costs of a round for the drafters that choose their draft size.
+    accept: the acceptance rule of the target.
     """
 
     layout: AnyLayout
@@ -37,7 +38,7 @@ class RunLimits:
 
     @property
     def nodes(self) -> int | Mapping[int, int]:
-        """Drafted tokens of a tree, or by number of active branches, of either drafter."""
+        """Drafted tokens per tree, or by number of active branches; the larger of both drafters."""
         first = self.drafter.offered
         second = self.outline_drafter
         if second is None:
@@ -50,16 +51,16 @@ class RequestTable:
     """Requests in the order of their submission, and the branches that run.
 
     Attributes:
-        open: requests that have begun; nothing but these is looked at in every step.
-        waiting: those that have not; both by prefix owner. ended: how many have come to an end.
-        active: branches that run, in the order of every [S, ...] tensor.
-        segments: what goes on behind what; a branch's `owner` and a request's `prefix_owner` are
+        open: started requests by prefix owner; a step looks at these alone.
+        waiting: requests that have not started, by prefix owner. ended: number of ended requests.
+        active: running branches, in the order of every [S, ...] tensor.
+        segments: the tree of segments; a branch's `owner` and a request's `prefix_owner` are
             segments.
     """
 
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits
-        self.segments = SegmentTree(apart=limits.layout.kind == "paged")
+        self.segments = SegmentTree(separate_homes=limits.layout.kind == "paged")
         self.open: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.active: list[Branch] = []
@@ -74,29 +75,29 @@ class RequestTable:
 
     @property
     def requests(self) -> list[Request]:
-        """All requests, finished ones until they are forgotten."""
+        """All requests, finished ones until `forget_finished`."""
         return list(self._requests.values())
 
     @property
     def unfinished(self) -> list[Request]:
         """Requests that wait or run, in the order of their submission."""
-        return sorted((*self.open.values(), *self.waiting.values()), key=lambda one: one.arrival)
+        unfinished = (*self.open.values(), *self.waiting.values())
+        return sorted(unfinished, key=lambda request: request.arrival)
 
     @property
     def any_unfinished(self) -> bool:
         return bool(self.open or self.waiting)
 
     def request_of(self, owner: int) -> Request:
-        """The request with this prefix."""
+        """The request with this prefix owner."""
         return self._requests[owner]
 
     def branch_of(self, owner: int) -> Branch:
-        """A branch of a request that has not ended."""
+        """The branch with this owner, of a request that has not ended."""
         return self._branches[owner]
 
     def add(self, request: Request) -> None:
-        """Queue a request, with the branches that it may bring; budgets are cut to what the model
-        can write at all."""
+        """Queue a request with its branches, if any; budgets are cut to the model's context."""
         request.prefix_owner = self.segments.add()
         for branch in request.all_branches():
             branch.owner = self.segments.add(request.prefix_owner)
@@ -105,20 +106,21 @@ class RequestTable:
             request.arrival = next(self._arrivals)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, id(request), request))
-        self._requests[request.prefix_owner] = self.waiting[request.prefix_owner] = request
+        self._requests[request.prefix_owner] = request
+        self.waiting[request.prefix_owner] = request
         self._arrived.append(request)
         limit = self.limits.max_positions
         request.budget = min(request.budget, limit)
         request.outline_budget = min(request.outline_budget, limit)
 
     def cancel(self, key: str) -> None:
-        """End a request at the next step boundary; what it has written so far is kept."""
+        """End requests with this key at the next step boundary; their tokens until then stay."""
         for request in self.unfinished:
             if request.key == key:
                 self.end(request, Finish.CANCELLED)
 
     def end(self, request: Request, finish: Finish, why: str = "") -> None:
-        """End one request at the next step boundary, and say how."""
+        """End a request at the next step boundary with this reason."""
         if not (request.finished or request.cancelled):
             request.cancelled = True
             request.finish = finish
@@ -126,88 +128,87 @@ class RequestTable:
             self._cancelled.append(request)
 
     def expire(self) -> None:
-        """Requests whose time is up end at this step boundary."""
-        while self._deadlines and (
-            self._deadlines[0][2].finished or self._deadlines[0][0] <= monotonic()
-        ):
-            request = heappop(self._deadlines)[2]
+        """End requests past their deadline at this step boundary."""
+        deadlines = self._deadlines
+        while deadlines and (deadlines[0][2].finished or deadlines[0][0] <= monotonic()):
+            request = heappop(deadlines)[2]
             self.end(request, Finish.TIMEOUT, "its time was up")
 
-    def take_arrived(self) -> list[Request]:
-        """Requests that were added since the last call."""
-        taken = self._arrived
+    def drain_arrived(self) -> list[Request]:
+        """Requests added since the last call."""
+        arrived = self._arrived
         self._arrived = []
-        return taken
+        return arrived
 
-    def take_cancelled(self) -> list[Request]:
-        """Requests that are to be ended and have not ended by themselves."""
-        taken = self._cancelled
+    def drain_cancelled(self) -> list[Request]:
+        """Requests to end that have not ended by themselves."""
+        cancelled = self._cancelled
         self._cancelled = []
-        return [request for request in taken if not request.finished]
+        return [request for request in cancelled if not request.finished]
 
     def requeue(self, request: Request) -> None:
-        """A request that has begun waits again."""
+        """Let a preempted request wait again."""
         del self.open[request.prefix_owner]
         self.waiting[request.prefix_owner] = request
         self._arrived.append(request)
 
     def begin(self, request: Request) -> None:
-        """A request has been given its place; once, however often its prompt goes on."""
+        """Mark a request as started; repeated calls (chunks of its prompt) do nothing."""
         if request.prefix_owner in self.waiting:
             self.open[request.prefix_owner] = self.waiting.pop(request.prefix_owner)
 
     def forget_finished(self) -> list[Request]:
-        """Hand over the requests that have ended; nothing of them stays here."""
+        """Return the ended requests and remove them from the table."""
         ended = self.finished
         self._finished = []
         for request in ended:
             del self._requests[request.prefix_owner]
-        if len(self._deadlines) > 2 * len(self._requests) + DEADLINES:
-            self._deadlines = [one for one in self._deadlines if not one[2].finished]
+        if len(self._deadlines) > 2 * len(self._requests) + SPARE_DEADLINES:
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
             heapify(self._deadlines)
         return ended
 
     @property
     def finished(self) -> list[Request]:
-        """Requests that have ended and were not handed over, in the order of their submission."""
-        return sorted(self._finished, key=lambda one: one.arrival)
+        """Ended requests that were not forgotten, in the order of their submission."""
+        return sorted(self._finished, key=lambda request: request.arrival)
 
     def drop(self, request: Request) -> None:
-        """A request goes as if it had never come."""
+        """Remove a request without an answer."""
         self.active = [branch for branch in self.active if branch.request is not request]
-        move("request", request, "cancel")
-        self._leave(request)
+        move(request, "cancel")
+        self._remove(request)
         del self._requests[request.prefix_owner]
 
     def new_branch(self, request: Request, index: int, budget: int) -> Branch:
-        """A branch that begins, or goes on behind what is written of it."""
+        """A new branch, with the tokens that were decoded elsewhere, if any."""
         owner = self.segments.add(request.prefix_owner)
         branch = Branch(request, index, owner, min(budget, self.limits.max_positions))
-        branch.tokens = [*request.begun.pop(index, ())[: max(branch.budget - 1, 0)]]
-        branch.kept = max(len(branch.tokens) - 1, 0)  # the last one has no row yet
+        branch.tokens = [*request.resumed_tokens.pop(index, ())[: max(branch.budget - 1, 0)]]
+        branch.num_cached_tokens = max(len(branch.tokens) - 1, 0)  # the last token has no row yet
         self._branches[owner] = branch
         return branch
 
     def end_unstarted(self, request: Request, finish: Finish, why: str = "") -> None:
-        """End a request that has no branch; its only branch says how."""
+        """End a request without branches; its only branch records the reason."""
         branch = self.new_branch(request, 0, 0)
         branch.end(finish, why)
         request.branches = [branch]
 
     def close(self, request: Request) -> None:
-        """All of a request's branches have ended."""
-        move("request", request, ENDS[request.finish])
+        """End a request whose branches have all ended."""
+        move(request, ENDING_OF[request.finish])
         self.ended += 1
         self._finished.append(request)
-        self._leave(request)
+        self._remove(request)
 
-    def _leave(self, request: Request) -> None:
-        for here in (self.open, self.waiting):
-            here.pop(request.prefix_owner, None)
+    def _remove(self, request: Request) -> None:
+        self.open.pop(request.prefix_owner, None)
+        self.waiting.pop(request.prefix_owner, None)
         for branch in request.all_branches():
             self._branches.pop(branch.owner, None)
 
     def bim(self, owner: int) -> int:
-        """The number a row of this owner is shown with: -1 for a prefix, else the branch index."""
+        """The branch index map value of a row of this owner: -1 for a prefix."""
         branch = self._branches.get(owner)
         return -1 if branch is None else branch.index

@@ -16,7 +16,51 @@ from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
 from ..ops.row_layout import AlignmentManager, AlignmentState, LiveNodes, pack_trees, packed_places
 from ..ops.tree import ancestors
-from ..ops.types import Proposal, Rows
+from ..ops.types import NO_WORK, DraftWork, Proposal, Rows
+from .request import Branch, Request
+from .text.tokens import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Prefill rows of one segment, in reading order.
+
+    request: prefix owner of the request whose prompt the rows belong to. draws: whether the last
+    row's logits draw a root token; bound: whether a grammar restricts it. chunks: document chunks
+    in `tokens`.
+    """
+
+    owner: int
+    request: int
+    position: int
+    tokens: Sequence[int]
+    draws: bool = False
+    bound: bool = False
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def positions(self) -> list[int]:
+        return list(range(self.position, self.position + len(self.tokens)))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRows:
+    """Committed rows that the drafter has not read yet.
+
+    The row at `position + i` has the token `tokens[i]` and, for drafters that read features,
+    `features[i]` [F]; the drafter defines how they are paired.
+    """
+
+    owner: int
+    position: int
+    tokens: Sequence[int]
+    features: Tensor | None
+
+    def before(self, position: int) -> "PendingRows":
+        """The rows before a position."""
+        count = max(position - self.position, 0)
+        features = None if self.features is None else self.features[:count]
+        return PendingRows(self.owner, self.position, self.tokens[:count], features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +292,28 @@ def _share(rows: Rows, trees: Trees, tokens_ST: Tensor, positions_ST: Tensor, sh
     rows.positions_BQ[0, part] = forest.pick(positions_ST, 0)
     segment_R = forest.pick(number_S[:, None].expand(tokens_ST.shape), len(numbers))
     return replace(rows, nodes_ST=forest.nodes_ST, packed_trees=forest, tree_segment_R=segment_R)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one target forward and their owners; on the blackboard until it is committed.
+
+    placed: the rows and their slots. rows: the same, with sampling parameters and cached rows.
+    ran: branches with a tree, in the proposal's order. newcomers: branches that start; opened:
+    requests that start. spans: prefill rows, in the order of `placed.spans`.
+    forced: trees that a grammar forces; work: the cost of the drafts.
+    """
+
+    rows: Rows
+    placed: PlacedRows
+    ran: tuple[Branch, ...]
+    newcomers: tuple[Branch, ...]
+    opened: tuple[Request, ...]
+    spans: tuple[Span, ...]
+    forced: tuple[int, ...] = ()
+    work: DraftWork = NO_WORK
+
+    @property
+    def everyone(self) -> tuple[Branch, ...]:
+        """All branches that get tokens: those with a tree, then those that start."""
+        return self.ran + self.newcomers

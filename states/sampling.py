@@ -39,7 +39,7 @@ class Samplers:
         if all(rules_of(branch).plain for branch in branches):
             return None
         rules, key_S = self._rules(branches)
-        answered = [branch.kept for branch in branches]
+        answered = [branch.num_cached_tokens for branch in branches]
         seen_SV, counts_SV = self._behind(branches, rules.penalises)
         return Sampler(rules, key_S, seen_SV, counts_SV, self._ids(answered))
 
@@ -71,9 +71,9 @@ class Samplers:
         counts = self._counts.get(branch.owner)
         if counts is None:
             counts = self._counts[branch.owner] = self._first(branch)
-        ids_C = self._ids(branch.tokens[counts.counted : branch.kept])
+        ids_C = self._ids(branch.tokens[counts.counted : branch.num_cached_tokens])
         take_in_(counts.seen_V[None], counts.counts_V[None], torch.zeros_like(ids_C), ids_C)
-        counts.counted = branch.kept
+        counts.counted = branch.num_cached_tokens
         return counts
 
     def _first(self, branch: Branch) -> TokenCounts:

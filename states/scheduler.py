@@ -1,69 +1,88 @@
-"""What a step does and for whom: decided once, by the op of the state `schedule`."""
+"""The scheduler: what is ready in a step, and which requests and branches start in it.
+
+A step is planned once, from host integers, by the op of the state `schedule`. The plan lists what
+is ready; the guards of the graph test the plan, and the order of the graph's transitions is the
+priority. No step looks at every waiting request.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heappop, heappush, merge
 from threading import Condition
-from typing import Protocol
 
-from .admission import Admission, Intake, ready
+from .admission import Admission, Intake, ready_branches
 from .graph.graph import SchedulerBlock
+from .kv_cache import KVCacheManager
+from .lifecycle import Lifecycle
 from .policies import Candidate, PolicyError, Rank, find_policy
 from .request import Branch, Finish, Request, Stage, reason_of
 from .request_table import RequestTable
 
+MAX_OVERTAKEN = 16  # waiting requests that an overtaking policy considers in a step
+MAX_NAMES = 4  # names in a reason
+MIN_CHUNK = 8  # prompt tokens that a step reads at least, however many rows the trees need
 
-class Does(StrEnum):
-    """The one thing that a step does."""
 
-    PARSE = "parse"  # read outlines that are written
-    ANSWER = "answer"  # hand over the answers of requests that have ended
-    FOLD = "fold"  # combine the finished parts of requests
-    OPEN = "open"  # read the prompts of requests, nobody runs
-    FORK = "fork"  # read the prompts of branches in a forward of their own
-    ROUND = "round"  # draft and verify for everybody who runs; prompts may ride along
-    REST = "rest"  # nobody is there
+# -- the plan of a step ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """A step of the run, in host integers and ids; the ways out of `schedule` read nothing else.
+    """What is ready in a step, in host integers and segment ids; guards test nothing else.
 
-    number: of the step, from 1. why: the reason for what it does, in words.
-    branches: owners of the branches that start. requests: prefix owners of those that begin.
-    chunks: prefix owners of requests whose prompts go on, and by how many tokens.
-    running: branches that are drafted for and verified.
-    waiting: requests that have not begun. held: why the first of all that could start does not.
-    preempted: names of branches, and requests, that make way from this step on.
+    A step has at most one target forward, so at most one of the lists of branches is filled.
+
+    number: of the step, from 1. why: the reason for the plan, in words.
+    outlines: keys of requests whose outlines are complete. answers: number of requests that ended
+        and whose answers are due.
+    folds: owners of branches that combine finished parts. parallel: owners of branches that start
+        in a forward of their own. branches: owners of the branches that start otherwise; requests:
+        prefix owners of the requests that start; chunks: prefix owners of requests whose prompts
+        are read on, each with the number of tokens.
+    running: branches to draft for and to verify. waiting: requests that have not started;
+    blocked: why the first of them that does not fit has to wait.
+    preempted: names of branches and requests preempted in this step.
     """
 
     number: int
-    does: Does
     why: str
+    outlines: tuple[str, ...] = ()
+    answers: int = 0
+    folds: tuple[int, ...] = ()
+    parallel: tuple[int, ...] = ()
     branches: tuple[int, ...] = ()
     requests: tuple[int, ...] = ()
     chunks: tuple[tuple[int, int], ...] = ()
     running: int = 0
     waiting: int = 0
-    held: str = ""
+    blocked: str = ""
     preempted: tuple[str, ...] = ()
 
     @property
-    def starts(self) -> int:
-        """How many branches and requests begin, or are read on."""
-        return len(self.branches) + len(self.requests) + len(self.chunks)
+    def starting(self) -> tuple[int, ...]:
+        """Owners of all branches that start in this step."""
+        return self.folds or self.parallel or self.branches
+
+    @property
+    def num_starts(self) -> int:
+        """Number of branches and requests that start or are read on."""
+        return len(self.starting) + len(self.requests) + len(self.chunks)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is ready."""
+        return not (self.outlines or self.answers or self.running or self.num_starts)
 
 
 class Inbox:
-    """New requests, and those that somebody wants to end. A closed inbox takes no new ones.
+    """Requests submitted and ended from any thread; the next `schedule` drains them.
 
-    A run over a closed list has an inbox that is closed from the start.
+    A run over a closed list of requests has an inbox that is closed from the start.
 
     Args:
         stays: whether requests may still come.
-        serves: whether answers are wanted one by one, not all of them at the end.
-        sleeps: whether to wait for what comes; else whoever drives the run does.
+        serves: whether answers are due one by one, not all of them at the end.
+        sleeps: whether `wait` blocks; otherwise the caller of the run waits.
     """
 
     def __init__(self, *, stays: bool = False, serves: bool = False, sleeps: bool = True) -> None:
@@ -81,11 +100,11 @@ class Inbox:
 
     @property
     def over(self) -> bool:
-        """Nothing is left to be taken in, and nothing will come."""
+        """True when the inbox is closed and empty."""
         return not (self._stays or self._arrived or self._ended)
 
     def submit(self, requests: Iterable[Request]) -> bool:
-        """Hand requests over; False if none are taken any more."""
+        """Add requests; returns False when the inbox is closed."""
         with self._changed:
             if self._stays:
                 self._arrived += requests
@@ -93,343 +112,346 @@ class Inbox:
             return self._stays
 
     def end(self, request: Request, finish: Finish) -> None:
-        """End a request at the next step; what it has written until then is kept."""
+        """End a request at the next step; its tokens until then stay."""
         with self._changed:
             self._ended.append((request, finish))
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         with self._changed:
             self._stays = False
             self._changed.notify_all()
 
-    def take(self) -> tuple[list[Request], list[tuple[Request, Finish]]]:
-        """Everything since the last call: who came, and who is to end."""
-        if not (self._arrived or self._ended):  # the usual case takes no lock
+    def drain(self) -> tuple[list[Request], list[tuple[Request, Finish]]]:
+        """The requests submitted and those ended since the last call."""
+        if not (self._arrived or self._ended):  # the usual case needs no lock
             return [], []
         with self._changed:
-            taken = self._arrived, self._ended
+            arrived = self._arrived
+            ended = self._ended
             self._arrived = []
             self._ended = []
-            return taken
+            return arrived, ended
 
     def wait(self, seconds: float | None = None) -> None:
-        """Sleep until there is something to take, or nothing will come any more."""
+        """Block until there is something to drain, or the inbox is closed."""
         if not self.sleeps:
             return
         with self._changed:
             self._changed.wait_for(lambda: not self._stays or self._arrived or self._ended, seconds)
 
 
-LEAST = 8  # tokens that are read in a step at least, however many rows the trees take
+# -- the token budget of a forward ----------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Portion:
-    """Who starts within the budget, and which prompts go on; what does not fit waits."""
+class Starts:
+    """What starts in the next forward: branches, requests, and chunks of prompts."""
 
     branches: list[Branch] = field(default_factory=list)
-    opened: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     chunks: list[tuple[Request, int]] = field(default_factory=list)
 
     def add(self, item: Branch | Request) -> None:
-        """Somebody starts."""
         if isinstance(item, Branch):
             self.branches.append(item)
         else:
-            self.opened.append(item)
+            self.requests.append(item)
+
+    def __bool__(self) -> bool:
+        return bool(self.branches or self.requests or self.chunks)
 
 
-def portion(intake: Intake, reading: Sequence[Request], rows: int, most: int | None) -> Portion:
-    """Of all that could start, what has rows in the next forward.
+def within_budget(
+    intake: Intake, half_read: Sequence[Request], *, tree_rows: int, max_tokens: int | None
+) -> Starts:
+    """Of all that could start, what fits into the rows of the next forward.
 
-    Prompts that are half read come first, then branches, then new requests. One that fits into what
-    is left is read to its end, the next one as far as it goes. One that cannot be cut (documents
-    that are reused stand in it) is read alone.
+    Prompts that are half read come first, then branches, then new requests. A prompt that fits
+    into the remaining rows is read to its end; the next one is read in part. A prompt that cannot
+    be cut (it contains reused documents) is read alone.
 
     Args:
-        reading: open requests whose prompts are half read. rows: of the trees in that forward.
-        most: rows of a forward; None for no limit.
+        half_read: open requests whose prompts are read in chunks.
+        tree_rows: rows of that forward for the trees.
+        max_tokens: rows of a forward (`scheduler.max_num_batched_tokens`); None for no limit.
     """
-    if most is None:
-        return Portion(intake.branches, intake.opened)
-    found = Portion()
-    left = max(most - rows, LEAST)
-    known = {id(request) for request in reading}
-    first = [one for one in intake.opened if id(one) in known]
-    for request in (one for one in reading if one not in first):  # no place for its branch yet
-        if (count := min(_cut(request), left)) > 0:
-            found.chunks.append((request, count))
-            left -= count
-    later = [one for one in intake.opened if id(one) not in known]
-    items: list[Branch | Request] = [*first, *intake.branches, *later]
+    if max_tokens is None:
+        return Starts(intake.branches, intake.requests)
+    starts = Starts()
+    remaining = max(max_tokens - tree_rows, MIN_CHUNK)
+    half_read_ids = {id(request) for request in half_read}
+    finishing = [request for request in intake.requests if id(request) in half_read_ids]
+    for request in half_read:
+        if request in finishing:
+            continue
+        # There is no slot for its first branch yet, so only the prefix is read.
+        if (count := min(_max_chunk(request), remaining)) > 0:
+            starts.chunks.append((request, count))
+            remaining -= count
+    new = [request for request in intake.requests if id(request) not in half_read_ids]
+    items: list[Branch | Request] = [*finishing, *intake.branches, *new]
     for item in items:
-        if left <= 0:
+        if remaining <= 0:
             break
-        cost = _cost(item)
-        most_cut = _cut(item)
-        if cost <= left or (not most_cut and not (found.branches or found.opened or found.chunks)):
-            found.add(item)
-        elif isinstance(item, Request) and most_cut:
-            found.chunks.append((item, min(left, most_cut)))
-            cost = left
+        cost = _prompt_rows(item)
+        max_chunk = _max_chunk(item)
+        if cost <= remaining or not (max_chunk or starts):
+            starts.add(item)
+        elif isinstance(item, Request) and max_chunk:
+            starts.chunks.append((item, min(remaining, max_chunk)))
+            cost = remaining
         else:
             break
-        left -= cost
-    return found
+        remaining -= cost
+    return starts
 
 
-def _cost(item: Branch | Request) -> int:
+def _prompt_rows(item: Branch | Request) -> int:
     """Rows of a prompt."""
     if isinstance(item, Request):
-        return item.unread
-    return len(item.rows) + len(item.request.hoist)
+        return item.num_unread_tokens
+    return len(item.rows) + len(item.request.common_prompt)
 
 
-def _cut(item: Branch | Request) -> int:
-    """Tokens of a prompt that can be read before its first branch begins; 0: all or nothing."""
+def _max_chunk(item: Branch | Request) -> int:
+    """Prompt tokens that can be read before the first branch starts; 0: all or nothing."""
     if isinstance(item, Branch) or item.body.chunks or item.tail.chunks:
         return 0
-    if item.first is not None:
+    if item.first_branch is not None:
         return item.body_size - item.prefix_length
-    if item.given is not None:
+    if item.given_outline is not None:
         return len(item.prefix) - item.prefix_length
     return max(item.prompt_size - 1 - item.prefix_length, 0)
 
 
-def half_read(requests: Sequence[Request]) -> list[Request]:
-    """Open requests whose prompts are read in chunks."""
-    return [one for one in requests if one.stage is Stage.PREFILL]
+# -- the scheduler --------------------------------------------------------------------------------
 
-
-LOOK = 16  # requests that a policy which overtakes looks at in a step
-SHOWN = 4  # names in a reason
-
-
-class Shares(Protocol):
-    """Lets requests that begin alike go on behind the same rows."""
-
-    def meet_(self, opened: Sequence[Request]) -> list[Request]: ...
-    def held_for(self, request: Request) -> int: ...
-
-
-class MakesWay(Protocol):
-    """Carries out who has to make way, and what."""
-
-    def preempt_(self, whom: Branch | Request) -> None: ...
-    def reclaim_(self, rows: int) -> None: ...
-    def recall_(self) -> bool: ...
-    @property
-    def needed(self) -> int: ...
-
-
-# Rank, then two numbers that are never equal, then who.
+# Rank, then two numbers that are never equal, then the request and its branch.
 Item = tuple[Rank, int, int, Request, Branch | None]
 
 
 class Scheduler:
-    """Decides each step from host integers. No step looks at everybody who waits.
+    """Plans each step from host integers.
 
     Args:
-        sharing: finds what is kept of those that are about to begin, and says who of them does;
-            None: all do.
-        making_way: takes rows from whoever is preempted; None: nobody ever is.
+        kv_cache: its prefix cache, if there is one, defers requests whose prefix another request
+            computes in the same step.
+        lifecycle: preempts requests and branches.
 
     Raises:
         PolicyError: the policy of the block cannot be found.
 
     Attributes:
-        steps: how many have been planned.
+        steps: number of planned steps.
     """
 
     def __init__(
         self,
+        *,
         table: RequestTable,
         admission: Admission,
         block: SchedulerBlock,
-        sharing: Shares | None = None,
-        making_way: MakesWay | None = None,
+        kv_cache: KVCacheManager,
+        lifecycle: Lifecycle,
     ) -> None:
         self.table = table
         self.admission = admission
         self.block = block
-        self.sharing = sharing
-        self.making_way = making_way
+        self.kv_cache = kv_cache
+        self.lifecycle = lifecycle
         self.policy = find_policy(block.policy)
         self.steps = 0
-        self._told = 0  # requests that had ended when answers were last handed over
-        self._parsed = False  # whether the last step read outlines
-        self._queue: list[Item] = []  # a heap of requests that have not begun
+        self._answered = 0  # requests that had ended when answers were last due
+        self._parsed = False  # whether the last step parsed outlines
+        self._queue: list[Item] = []  # a heap of requests that have not started
         self._queued: set[int] = set()  # those in it, by prefix owner
         self._preempted: list[str] = []  # in this step
-        self._turned = 0  # the step in which somebody last had a turn in spite of its rank
+        self._last_turn = 0  # the last step in which a request started in spite of its rank
 
     def plan_(self, *, serves: bool) -> StepPlan:
-        """The next step; serves: answers are wanted one by one, not all of them at the end.
+        """The plan of the next step.
+
+        Args:
+            serves: whether answers are due one by one, not all of them at the end.
 
         Raises:
             PolicyError: the policy failed.
         """
         self.steps += 1
         self._preempted = []
-        for request in self.table.take_arrived():
+        for request in self.table.drain_arrived():
             request.step = request.step or self.steps
             if request.prefix_owner not in self._queued:
                 self._queued.add(request.prefix_owner)
                 heappush(self._queue, self._item(request, None, -1))
         after_parse = self._parsed
-        self._parsed = False
-        if written := [r.key for r in self.table.open.values() if r.outline_ended]:
-            self._parsed = True
-            return self._plan(Does.PARSE, f"outlines are written: {_names(written)}")
-        if self.table.ended > self._told and (serves or not self.table.any_unfinished):
-            count = self.table.ended - self._told
-            self._told = self.table.ended
-            return self._plan(Does.ANSWER, f"{count} ended")
-        return self._next(after_parse)
+        outlines = [r.key for r in self.table.open.values() if r.outline_ended]
+        self._parsed = bool(outlines)
+        if outlines:
+            return self._plan(f"outlines are complete: {_names(outlines)}", outlines=outlines)
+        if self.table.ended > self._answered and (serves or not self.table.any_unfinished):
+            count = self.table.ended - self._answered
+            self._answered = self.table.ended
+            return self._plan(f"{count} ended", answers=count)
+        return self._plan_forward(after_parse)
 
-    def _next(self, after_parse: bool) -> StepPlan:
-        """Whoever starts, and a round of those who run."""
-        self._make_way_()
+    def _plan_forward(self, after_parse: bool) -> StepPlan:
+        """The prompts that start and the branches that run."""
+        self._free_rows_for_round_()
         intake = self._choose()
         running = len(self.table.active)
-        folds = [b for b in intake.branches if b.combines]
+        folds = [branch for branch in intake.branches if branch.combines]
         if folds:
-            return self._plan(Does.FOLD, f"parts are done: {_of(folds)}", intake, Portion(folds))
-        room = self.admission.room
-        reading = half_read([*self.table.open.values()])
-        new = portion(intake, reading, room.round_rows(running), self.block.max_num_batched_tokens)
-        outlined = any(branch.request.outline_budget for branch in new.branches)
+            return self._plan(f"parts are complete: {_names_of(folds)}", intake, folds=folds)
+        half_read = [r for r in self.table.open.values() if r.stage is Stage.PREFILL]
+        starts = within_budget(
+            intake,
+            half_read,
+            tree_rows=self.admission.capacity.round_rows(running),
+            max_tokens=self.block.max_num_batched_tokens,
+        )
+        outlined = any(branch.request.outline_budget for branch in starts.branches)
         if outlined and (after_parse or not running):
-            why = "outlines were read" if after_parse else "nobody runs"
-            starts = Portion(new.branches)
-            return self._plan(Does.FORK, f"{why}: {_of(new.branches)}", intake, starts)
+            why = "outlines were parsed" if after_parse else "no branch runs"
+            why = f"{why}: {_names_of(starts.branches)}"
+            return self._plan(why, intake, parallel=starts.branches)
+        names = [*(b.name for b in starts.branches), *(r.key for r in starts.requests)]
         if running:
-            joining = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
-            why = f"{running} run" + (f", {_names(joining)} join" if joining else "")
-            return self._plan(Does.ROUND, why + _read(new), intake, new)
-        if new.opened or new.chunks or new.branches:
-            starting = [*(b.name for b in new.branches), *(r.key for r in new.opened)]
-            why = f"nobody runs: {_names(starting)}"
-            return self._plan(Does.OPEN, why + _read(new), intake, new)
-        if self.admission.optimistic and self._give_way_():
-            return self._next(after_parse)
-        return self._plan(Does.REST, "nobody can start", intake)
+            why = f"{running} run" + (f", {_names(names)} join" if names else "")
+            return self._plan(why + _chunk_note(starts), intake, starts)
+        if starts:
+            return self._plan(
+                f"no branch runs: {_names(names)}" + _chunk_note(starts), intake, starts
+            )
+        if self.admission.optimistic and self._free_rows_():
+            return self._plan_forward(after_parse)
+        return self._plan("nothing can start", intake)
 
-    # -- who makes way ----------------------------------------------------------------------------
+    def _plan(
+        self,
+        why: str,
+        intake: Intake | None = None,
+        starts: Starts | None = None,
+        *,
+        outlines: Sequence[str] = (),
+        answers: int = 0,
+        folds: Sequence[Branch] = (),
+        parallel: Sequence[Branch] = (),
+    ) -> StepPlan:
+        starts = starts or Starts()
+        if self._preempted:
+            why += f"; rows ran out: {_names(self._preempted)} preempted"
+        return StepPlan(
+            number=self.steps,
+            why=why,
+            outlines=tuple(outlines),
+            answers=answers,
+            folds=tuple(branch.owner for branch in folds),
+            parallel=tuple(branch.owner for branch in parallel),
+            branches=tuple(branch.owner for branch in starts.branches),
+            requests=tuple(request.prefix_owner for request in starts.requests),
+            chunks=tuple((request.prefix_owner, count) for request, count in starts.chunks),
+            running=len(self.table.active),
+            waiting=len(self.table.waiting),
+            blocked="" if intake is None else intake.blocked,
+            preempted=tuple(self._preempted),
+        )
 
-    def _make_way_(self) -> None:
-        """Room for the next round of those who run: what nobody needs goes first, then the youngest
-        make way, one branch after another, and a request with its last one. The first of all
-        requests always goes on."""
-        if self.making_way is None or not self.admission.optimistic:
+    # -- preemption -------------------------------------------------------------------------------
+
+    def _free_rows_for_round_(self) -> None:
+        """Free rows until the trees of the next round fit.
+
+        Idle cached rows are evicted first. Then the youngest branches are preempted one after
+        another, a request with its last branch. The oldest request is never preempted.
+        """
+        if not self.admission.optimistic:
             return
-        while self.admission.missing(self.making_way.needed, len(self.table.active)) > 0:
-            if not self._give_way_():
+        while self.admission.missing(self.kv_cache.needed_slots, len(self.table.active)) > 0:
+            if not self._free_rows_():
                 return
-        self.making_way.reclaim_(self.admission.room.tree_slots(len(self.table.active)))
+        tree_slots = self.admission.capacity.tree_slots(len(self.table.active))
+        self.kv_cache.evict_idle_(tree_slots)
 
-    def _give_way_(self) -> bool:
-        """The youngest makes way; else those who wait give back what is kept for them.
+    def _free_rows_(self) -> bool:
+        """Preempt the youngest branch or request; if there is none, return borrowed cached rows.
 
         Returns:
             Whether anything has changed.
         """
-        assert self.making_way is not None
-        whom = self._youngest()
-        if whom is None:
-            return self.making_way.recall_()
-        self._preempted.append(whom.name)
-        self.making_way.preempt_(whom)
+        victim = self._youngest()
+        if victim is None:
+            return self.kv_cache.return_borrowed_()
+        self._preempted.append(victim.name)
+        self.lifecycle.preempt_(victim)
         return True
 
     def _youngest(self) -> Branch | Request | None:
-        """Who makes way; None if only the first request is left, and one branch of it at most."""
-        request = max(self.table.open.values(), key=lambda one: one.arrival, default=None)
+        """The next item to preempt; None if only the oldest request with one branch remains."""
+        request = max(self.table.open.values(), key=lambda item: item.arrival, default=None)
         if request is None:
             return None
-        running = [one for one in self.table.active if one.request is request]
+        running = [branch for branch in self.table.active if branch.request is request]
         if len(running) > 1:
             return running[-1]
         return request if len(self.table.open) > 1 else None
 
-    def _plan(
-        self,
-        does: Does,
-        why: str,
-        intake: Intake | None = None,
-        new: Portion | None = None,
-    ) -> StepPlan:
-        new = new or Portion()
-        if self._preempted:
-            why += f"; rows ran out: {_names(self._preempted)} made way"
-        return StepPlan(
-            self.steps,
-            does,
-            why,
-            tuple(branch.owner for branch in new.branches),
-            tuple(request.prefix_owner for request in new.opened),
-            tuple((request.prefix_owner, count) for request, count in new.chunks),
-            len(self.table.active),
-            len(self.table.waiting),
-            "" if intake is None else intake.held,
-            tuple(self._preempted),
-        )
-
-    # -- who starts -------------------------------------------------------------------------------
+    # -- what starts ------------------------------------------------------------------------------
 
     def _choose(self) -> Intake:
-        """Those that can start beside the running branches, first ranks first.
+        """The items that can start next to the running branches, in the order of their rank.
 
-        Where one does not fit, nobody behind it starts either, unless the policy lets others
-        overtake it, which ends when it has waited for `max_wait` steps; but for branches that start
-        in the row that their own idle prefix holds, of no use to others. While nothing runs, others
-        may start in its place, for only their rows can be in its way.
+        When an item does not fit, no item after it starts, unless the policy lets others overtake
+        it; overtaking ends when the item has waited for `max_wait` steps. Branches that start in
+        the row of their own idle prefix are exempt, because no other item can use that row. While
+        nothing runs, later items may start, because only their rows can block the first one.
         """
-        held_for = None if self.sharing is None else self.sharing.held_for
-        opened = self.table.open.values()
-        active = len(self.table.active)
-        intake = self.admission.intake(opened, active, held_for)
+        prefixes = self.kv_cache.prefixes
+        intake = self.admission.intake(
+            self.table.open.values(),
+            len(self.table.active),
+            None if prefixes is None else prefixes.rows_held_by_others,
+        )
         popped: list[Item] = []
-        turn = self._whose_turn()
-        first = [] if turn is None or not turn.waits else [_at_once(turn)]
-        branches = sorted([*first, *self._branches(turn)])
+        turn = self._turn()
+        overdue = [] if turn is None or not turn.waits else [_first_item(turn)]
+        branches = sorted([*overdue, *self._branches(turn)])
         for item in merge(branches, self._requests(intake, popped, turn)):
             request, branch = item[3:]
-            if branch is None and not intake.may_begin(request):
+            if branch is None and not intake.allows(request):
                 intake.full = True
             if intake.full and not intake.has_row(request):
                 continue
-            if intake.take(request, branch or request):
-                self._turned = self.steps if request is turn else self._turned
+            if intake.admit(request, branch or request):
+                self._last_turn = self.steps if request is turn else self._last_turn
                 continue
             if not intake.count:
                 continue
             waited = self.steps - request.step
-            crowded = intake.count >= intake.room.max_active
-            alone = not self.policy.overtakes or request is turn
-            intake.full |= crowded or alone or waited > self.block.max_wait
-        for item in popped:  # whoever does start is left out when it comes up again
+            crowded = intake.count >= intake.capacity.max_active
+            strict = not self.policy.overtakes or request is turn
+            intake.full |= crowded or strict or waited > self.block.max_wait
+        for item in popped:  # requests that do start are skipped when they are popped again
             heappush(self._queue, item)
-        if self.sharing is not None and intake.opened:
-            intake.opened = self.sharing.meet_(intake.opened)
+        if prefixes is not None and intake.requests:
+            intake.requests = prefixes.select_(intake.requests)
         return intake
 
-    def _whose_turn(self) -> Request | None:
-        """Who has waited longest, if it has a turn in spite of its rank."""
-        if self.policy.fair or self.steps - self._turned <= self.block.max_wait:
+    def _turn(self) -> Request | None:
+        """The request that has waited longest, if it starts next in spite of its rank."""
+        if self.policy.fair or self.steps - self._last_turn <= self.block.max_wait:
             return None
-        waiting = [next(iter(self.table.waiting.values()), None), *self.table.open.values()]
-        found = [
-            one for one in waiting if one and (one.waits or any(b.waits for b in one.branches))
-        ]
-        return min(found, key=lambda one: one.arrival, default=None)
+        oldest = next(iter(self.table.waiting.values()), None)
+        candidates = [*([] if oldest is None else [oldest]), *self.table.open.values()]
+        waiting = [r for r in candidates if r.waits or any(b.waits for b in r.branches)]
+        return min(waiting, key=lambda request: request.arrival, default=None)
 
     def _requests(self, intake: Intake, popped: list[Item], turn: Request | None) -> Iterator[Item]:
-        """Requests that have not begun, until nobody else can start; but for whose turn it is."""
+        """Requests that have not started, the one whose turn it is excepted."""
         while self._queue and not intake.full:
-            if self.policy.overtakes and intake.count and len(popped) >= LOOK:
+            if self.policy.overtakes and intake.count and len(popped) >= MAX_OVERTAKEN:
                 return
             item = heappop(self._queue)
             if item[3].waits:
@@ -441,47 +463,51 @@ class Scheduler:
 
     def _branches(self, turn: Request | None) -> Iterator[Item]:
         for request in self.table.open.values():
-            if request.stage is Stage.PREFILL:  # what has been begun is read to its end first
-                yield _at_once(request)
+            if request.stage is Stage.PREFILL:  # a half-read prompt is read to its end first
+                yield _first_item(request)
                 continue
-            for place, branch in enumerate(ready(request, self.admission.order)):
+            for place, branch in enumerate(ready_branches(request, self.admission.order)):
                 item = self._item(request, branch, place)
                 yield ((), *item[1:]) if request is turn else item
 
     def _item(self, request: Request, branch: Branch | None, place: int) -> Item:
-        prompt = request.prompt_size if branch is None else len(branch.prompt)
-        is_open = branch is not None or request.stage is Stage.PREEMPTED
-        left = request.left
-        own = left if branch is None else branch.budget - len(branch.tokens)
-        sizes = (max(place, 0), prompt, left, own)
-        one = Candidate(request.arrival, request.step, is_open, *sizes)
+        remaining = request.remaining_tokens
+        candidate = Candidate(
+            arrival=request.arrival,
+            step=request.step,
+            is_open=branch is not None or request.stage is Stage.PREEMPTED,
+            place=max(place, 0),
+            prompt=request.prompt_size if branch is None else len(branch.prompt),
+            request_tokens=remaining,
+            own_tokens=remaining if branch is None else branch.budget - len(branch.tokens),
+        )
         try:
-            rank = self.policy.rank(one)
+            rank = self.policy.rank(candidate)
         except Exception as error:
             name = self.block.policy
             raise PolicyError(f"scheduler.policy {name!r}: {reason_of(error)}") from error
         return rank, request.prefix_owner, place, request, branch
 
 
-def _at_once(request: Request) -> Item:
-    """Before everybody with a rank."""
+def _first_item(request: Request) -> Item:
+    """An item before all items with a rank."""
     return (), request.prefix_owner, -1, request, None
 
 
-def _read(new: Portion) -> str:
-    """Which prompts go on, in words."""
+def _chunk_note(starts: Starts) -> str:
+    """Which prompts are read on, in words."""
     parts = [
         f"{r.key} is read from {r.prefix_length} to {r.prefix_length + count} of {r.prompt_size}"
-        for r, count in new.chunks
+        for r, count in starts.chunks
     ]
     return "".join(f", {part}" for part in parts)
 
 
-def _of(branches: Iterable[Branch]) -> str:
+def _names_of(branches: Iterable[Branch]) -> str:
     return _names([branch.name for branch in branches])
 
 
-def _names(names: list[str]) -> str:
-    """Some of them, for a reason that can be read."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _names(names: Sequence[str]) -> str:
+    """The first names, and the number of the others."""
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -163,9 +163,9 @@ def _endless(rig: Rig) -> GateResult:
 
 def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
     """The slots that a run's largest request or branch needs alone, and what so few need set."""
-    room = free.run.board["branches"].room
+    room = free.run.board["branches"].capacity
     needs = [request_slots(replace(r, branches=[])) + room.tree_slots(1) for r in free.requests]
-    needs += [room.alone(b.start, len(b.prompt), b.budget) for b in free.branches]
+    needs += [room.slots_alone(b.start, len(b.prompt), b.budget) for b in free.branches]
     small: tuple[str, ...] = (f"limits.max_new_tokens={free.bench.extent.gate_tokens}",)
     if free.side.job.program.graph.skeleton is not None:
         small += ("skeleton.direct_tokens=1",)  # no answer here is direct
@@ -210,7 +210,7 @@ def _schedules(rig: Rig) -> GateResult:
         run = rig.probe(Trial(tuple(sets), prompts=prompts, expected=1))
         wrong += run.agree([branch.tokens for branch in free.branches])
         branches = run.run.board["branches"]
-        preempted += branches.preemption.count
+        preempted += branches.lifecycle.preemptions
         reused += 0 if branches.prefixes is None else branches.prefixes.figures.reused
     text += f"; the same under {len(SCHEDULES)} settings of policy, chunks, prefix cache, blocks "
     text += f"and admission: {preempted} times somebody made way, {reused} tokens were found again"

@@ -57,7 +57,7 @@ class Watch:
                 self.wrong.setdefault("integrity", f"{run.state}: {error}")
         if book.beams is not None:
             return  # a search's rows are a tree, which its own tests look at
-        expected = sum(_rows(book, one) for one in book.requests) + book.kept_rows
+        expected = sum(_rows(book, one) for one in book.requests) + book.kv_cache.num_cached_rows
         used = target.current_length
         if used != expected:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
@@ -69,7 +69,7 @@ class Watch:
 
 def _rows(book: Any, request: Request) -> int:
     """Rows of the target's pool that a request must have."""
-    there = [b for b in request.branches if b.stage is Stage.RUNNING or b.held]
+    there = [b for b in request.branches if b.stage is Stage.RUNNING or b.retained]
     own = 0 if request.finished else sum(b.row_count for b in there)
     if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
         own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))

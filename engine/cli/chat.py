@@ -24,7 +24,7 @@ from .completing import graph_names_of
 from .options import takes
 
 if TYPE_CHECKING:
-    from ...states.phases.outline_ops import Answer
+    from ...states.phases.merge import Answer
     from ..run.engine import Engine, Handle
 
 GRAPH = typer.Argument(

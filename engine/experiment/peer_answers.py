@@ -37,8 +37,8 @@ def answered(request: Request, written: list[int], most: int) -> None:
     branch.tokens = written[:-1] if stopped else written
     branch.end(Finish.STOP if stopped else Finish.LENGTH)
     request.branches = [branch]
-    move("request", request, "run")
-    move("request", request, "finish")
+    move(request, "run")
+    move(request, "finish")
 
 
 def cost_of(steps: Steps, whole: int, request: Request, drafts: bool) -> Cost:

@@ -90,11 +90,12 @@ class Recorder:
         starting: list[str] = []
         chunks: dict[str, int] = {}
         if self.write is not None or self.view.preempted:
-            table = board["branches"]
-            requests = table.beginning(step)
-            first = [request.first for request in requests if request.first is not None]
-            starting = [item.name for item in (*table.starting(step), *requests, *first)]
-            chunks = {request.key: count for request, count in table.reading(step)}
+            table = board["branches"].table
+            requests = [table.request_of(owner) for owner in step.requests]
+            resumed = [r.first_branch for r in requests if r.first_branch is not None]
+            branches = [table.branch_of(owner) for owner in step.starting]
+            starting = [item.name for item in (*branches, *requests, *resumed)]
+            chunks = {table.request_of(owner).key: count for owner, count in step.chunks}
         self.view.planned(step.preempted, (*starting, *chunks))
         if self.write is not None:
             self._record(at, step_record(step, starting, chunks))

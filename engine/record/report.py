@@ -5,7 +5,7 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
-from ...states.phases.outline_ops import Answer, Section, answer
+from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
 from ...states.text.outline import Outline, Point
 from ..text_stream import printable

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ...states.blend import BlendSummary, Reused
 from ...states.graph.graph import Graph
-from ...states.prefix_cache import KeptSegment
+from ...states.prefix_cache import CachedSegment
 from ...states.request import Branch, Finish, Request
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.trace import Moved, OpRan
@@ -114,13 +114,13 @@ def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> D
 def _mark(tree: VerifiedTree, node: int) -> Mark:
     if node not in tree.path:
         return Mark.REJECTED if tree.parents[node] in tree.path else Mark.UNREACHED
-    if tree.path.index(node) - 1 > tree.taken:  # number `taken` is the stop token
+    if tree.path.index(node) - 1 > tree.num_committed:  # number `taken` is the stop token
         return Mark.UNREACHED
     return Mark.FORCED if tree.forced else Mark.ACCEPTED
 
 
 def _final_mark(tree: VerifiedTree, drafts: Sequence[int]) -> Mark:
-    if len(tree.path) - 1 > tree.taken:
+    if len(tree.path) - 1 > tree.num_committed:
         return Mark.UNREACHED
     has_children = any(tree.parents[node] == tree.path[-1] for node in drafts)
     return Mark.TARGET if has_children or not drafts else Mark.BONUS
@@ -374,7 +374,7 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
     draft = board["kv_draft"]
     table = board["branches"]
     prefixes = table.prefixes
-    segments = prefixes.kept if prefixes is not None else None
+    segments = prefixes.nodes if prefixes is not None else None
     moved = sum(sum(pool.ledger.bytes.values()) for pool in (kv, draft) if pool is not None)
     return PoolView(
         codes=slot_codes(kv, table.requests, table.reused, segments),
@@ -393,7 +393,7 @@ def slot_codes(
     pool: Any,
     requests: Iterable[Request],
     reused: Mapping[int, Reused] | None = None,
-    segments: Mapping[int, KeptSegment] | None = None,
+    segments: Mapping[int, CachedSegment] | None = None,
 ) -> Codes:
     """The content of each slot of a pool (ops.kv.KVCache).
 

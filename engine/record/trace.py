@@ -46,18 +46,33 @@ def trace_record(at: int, item: Recordable, number: int) -> Record:
     return {**item, "t": at}
 
 
+def action_of(step: StepPlan) -> str:
+    """The word that a trace has for what is ready in a step."""
+    if step.outlines:
+        return "parse"
+    if step.answers:
+        return "answer"
+    if step.folds:
+        return "fold"
+    if step.parallel:
+        return "fork"
+    if step.running:
+        return "round"
+    return "open" if step.num_starts else "rest"
+
+
 def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]) -> Record:
     """The plan of a step: what starts, and why the first waiting item does not."""
     return {
         "kind": "step",
         "step": step.number,
-        "does": str(step.does),
+        "does": action_of(step),
         "why": step.why,
         "starts": list(starts),
         "chunks": dict(chunks),
         "running": step.running,
         "waiting": step.waiting,
-        "held": step.held,
+        "held": step.blocked,
         "preempted": list(step.preempted),
     }
 
@@ -141,7 +156,7 @@ def trees_of(record: Record) -> Iterator[VerifiedTree]:
             parents=(0, *parents),
             path=(0, *tree["path"]),
             final=tree["final"],
-            taken=record["committed"][at],
+            num_committed=record["committed"][at],
             forced=tree.get("forced", False),
         )
     if "trees" not in record:
@@ -166,7 +181,7 @@ def _explained_tree(entry: Record, committed: int) -> VerifiedTree:
         parents=tuple(parents),
         path=(0, *(draft["node"] for draft in drafts if draft["accepted"])),
         final=entry["final"],
-        taken=committed,
+        num_committed=committed,
     )
 
 

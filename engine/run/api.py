@@ -7,7 +7,7 @@ from typing import Any
 
 from ...engine.chunks.store import ChunkMaker, chunk_maker
 from ...models.load.checkpoint import model_hash
-from ...states.phases.outline_ops import Answer
+from ...states.phases.merge import Answer
 from ...states.prompt_builder import chunks_of
 from ...states.text.tokens import PromptTokens
 from ..chunks.files import ChunkFiles, ChunkInfo

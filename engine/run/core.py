@@ -11,7 +11,7 @@ from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import Run
 from ...states.manager import BranchStateManager
-from ...states.phases.outline_ops import Answer
+from ...states.phases.merge import Answer
 from ...states.request import Branch, Request
 from ...states.round import RoundSummary
 from ...states.trace import Sink
@@ -178,5 +178,5 @@ class EngineCounters:
             prefix_asked=0 if prefixes is None else prefixes.figures.asked,
             prefix_reused=0 if prefixes is None else prefixes.figures.reused,
             seconds=monotonic() - self.start_time,
-            preempted=manager.preemption.count,
+            preempted=manager.lifecycle.preemptions,
         )

@@ -11,7 +11,7 @@ from typing import Any, Self
 from ...engine.record.run_view import PoolView, pool_view
 from ...models.sharded import RankLost
 from ...states.manager import BranchStateManager
-from ...states.phases.outline_ops import Answer
+from ...states.phases.merge import Answer
 from ...states.policies import PolicyError
 from ...states.request import Finish, Request, reason_of
 from ...states.round import RoundSummary
@@ -335,8 +335,8 @@ class Engine:
         max_positions = self.session.models.target.max_positions
         admission = self.manager.admission
         size = request.prompt_size
-        needed = size + request.left
-        available = admission.room.capacity - admission.room.tree_slots(1)
+        needed = size + request.remaining_tokens
+        available = admission.capacity.capacity - admission.capacity.tree_slots(1)
         if needed > max_positions:
             why = f"{needed} tokens with the answer, the model takes {max_positions}"
         else:
@@ -472,10 +472,10 @@ class Engine:
             with self._lock:
                 handle = self._handles.pop(request)
                 again = self._request(handle)
-                again.alone = True
+                again.exclusive = True
                 again.arrival = request.arrival
                 self._handles[again] = handle
-            self.manager.submit(again)
+            self.manager.lifecycle.submit(again)
             if request.cancelled:
                 table.end(again, request.finish, request.why)
         self._counters.recovered += 1

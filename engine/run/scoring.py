@@ -43,7 +43,7 @@ def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[
         return
     if root is None:
         return
-    if request.given is None:
+    if request.given_outline is None:
         yield root, question
     if request.outline is None:
         return
@@ -92,7 +92,7 @@ def context_segments(branch: Branch) -> tuple[ContextSegment, ...]:
     if not branch.reads:
         return ()
     prefix = ContextSegment(len(branch.request.context), 0)
-    parts = [ContextSegment(part.own, part.start, (0,)) for part in branch.reads]
+    parts = [ContextSegment(part.num_tokens, part.start, (0,)) for part in branch.reads]
     sees = tuple(range(len(parts) + 1))
     return prefix, *parts, ContextSegment(len(branch.prompt), branch.start, sees)
 

@@ -181,7 +181,7 @@ class Session:
             settings.sampling or self.sampling,
             prompt.max_new_tokens or self.max_new_tokens,
             opening=opening,
-            given=outline,
+            given_outline=outline,
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
             new_matcher=self._matcher(prompt, settings),
             documents=prompt.documents if searched else (),
@@ -219,7 +219,9 @@ class Session:
         """An engine over a closed list of prompts or requests, before its first step."""
         core = EngineCore(self.program, self.board(), sink)
         for prompt in prompts:
-            core.manager.submit(self.request(prompt) if isinstance(prompt, Prompt) else prompt)
+            core.manager.lifecycle.submit(
+                self.request(prompt) if isinstance(prompt, Prompt) else prompt
+            )
         return core
 
     def board(self, inbox: Inbox | None = None) -> dict[str, Any]:
@@ -263,7 +265,7 @@ class Session:
             fold=fold,
             beam=graph.beam,
             kv_outline=pools.kv_outline,
-            kept=pools.kv_prefix,
+            cache_pools=pools.kv_prefix,
             draft_models=(drafter, self.outline_drafter),
         )
         return {

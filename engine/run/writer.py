@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...models.load.checkpoint import model_hash
-from ...states.phases.outline_ops import Answer
+from ...states.phases.merge import Answer
 from ...states.request import Request
 from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.job import Job

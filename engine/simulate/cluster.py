@@ -155,7 +155,7 @@ class ClusterSimulation:
         self.workers = [SimulatedWorker(number, graph, cost, policy, seed) for number in numbers]
         self.loads = Loads(numbers)
         self.beginnings = PrefixIndex()
-        tree = self.workers[0].manager.room.round_rows(1)
+        tree = self.workers[0].manager.capacity.round_rows(1)
         together = GroupCost.of_steps(cost, setup.tp, setup.link, setup.shape, tree)
         self.groups = [
             WorkerGroup(
@@ -198,7 +198,7 @@ class ClusterSimulation:
             served.refused += simulation.served.refused
             served.tokens += simulation.served.tokens
             served.steps += simulation.served.steps
-            served.preemptions += simulation.manager.preemption.count
+            served.preemptions += simulation.manager.lifecycle.preemptions
         caches = [simulation.manager.prefixes for simulation in simulations]
         trees = [cache.figures for cache in caches if cache is not None]
         served.hit_rate = sum(f.reused for f in trees) / max(sum(f.asked for f in trees), 1)

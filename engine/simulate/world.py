@@ -17,11 +17,11 @@ import torch
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import CopyLedger, PoolFullError, Region
 from ...states.graph.graph import Graph
-from ...states.layout import Span
 from ...states.manager import BranchStateManager
 from ...states.request import Branch, Finish, Request, move
 from ...states.request_table import RunLimits
-from ...states.scheduler import Does, Inbox, StepPlan
+from ...states.rows import Span
+from ...states.scheduler import Inbox, StepPlan
 from ...states.text.outline import Point
 from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
@@ -197,7 +197,7 @@ class Simulation:
         start = perf_counter()
         plan = self.manager.plan_(self._inbox)
         self.busy += perf_counter() - start
-        if plan.does is Does.REST:
+        if plan.is_idle:
             return False
         self._step_(plan)
         return True
@@ -210,7 +210,7 @@ class Simulation:
     def figures(self) -> ServedFigures:
         """The figures so far."""
         self.served.seconds = self.now
-        self.served.preemptions = self.manager.preemption.count
+        self.served.preemptions = self.manager.lifecycle.preemptions
         if self.manager.prefixes is not None:
             prefixes = self.manager.prefixes.figures
             self.served.hit_rate = prefixes.reused / max(prefixes.asked, 1)
@@ -250,7 +250,7 @@ class Simulation:
         )
         self.served.requests += 1
         request.arrival = place
-        self.manager.submit(request)
+        self.manager.lifecycle.submit(request)
         self._live[request.prefix_owner] = Live(arrival, tag, received)
         self.served.waited = max(self.served.waited, len(self.manager.table.waiting))
 
@@ -264,24 +264,23 @@ class Simulation:
     def _step_(self, plan: StepPlan) -> None:
         self.served.steps += 1
         rows = ran = 0
-        if plan.does is Does.PARSE:
+        if plan.outlines:
             self._parse_()
-        elif plan.does is not Does.ANSWER:
-            ran = plan.running if plan.does is Does.ROUND else 0
+        elif not plan.answers:
+            ran = 0 if plan.folds or plan.parallel else plan.running
             rows = self._forward_(plan, self.manager.active[:] if ran else [])
         self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
         for live in self._started:
             self.first_token(live)
         self._started.clear()
-        if plan.does is Does.ANSWER:
+        if plan.answers:
             self._answer_()
 
     def _forward_(self, plan: StepPlan, ran: Sequence[Branch]) -> int:
         """Write down the results of a forward; returns its rows."""
         manager = self.manager
-        starts = (manager.starting(plan), manager.beginning(plan), manager.reading(plan))
-        newcomers, spans = manager.placer.start_(*starts)
-        rows = manager.room.round_rows(len(ran)) + sum(map(self._computed, spans))
+        newcomers, _, spans = manager.batch_builder.start_(plan)
+        rows = manager.capacity.round_rows(len(ran)) + sum(map(self._computed, spans))
         for branch in ran:
             self._write(branch, next(self._round_tokens))
         by_owner = {branch.owner: branch for branch in newcomers}
@@ -289,7 +288,7 @@ class Simulation:
             self._read(span, by_owner.get(span.owner))
         self.served.forwards += 1
         self.served.rows += rows
-        manager.lifecycle.retire_and_prepare_([*ran, *newcomers])
+        manager.lifecycle.release_and_prepare_([*ran, *newcomers])
         return rows
 
     def _computed(self, span: Span) -> int:
@@ -310,7 +309,7 @@ class Simulation:
         """A round of a branch: its tokens and their rows."""
         written = self._append(branch, count)
         self.pool.grow_(branch.owner, branch.length, written)
-        branch.kept += written
+        branch.num_cached_tokens += written
         branch.length += written
 
     def _append(self, branch: Branch, count: int) -> int:
@@ -335,25 +334,25 @@ class Simulation:
     def _parse_(self) -> None:
         """Turn finished outlines into branches with the arrival's lengths."""
         table = self.manager.table
-        lifecycle = self.manager.lifecycle
+        kv_cache = self.manager.kv_cache
         for request in [one for one in table.open.values() if one.outline_ended]:
             root = request.root
             arrival = self._live[request.prefix_owner].arrival
             assert root is not None
             if self.shares:
-                lifecycle.promote_root_(request)
+                kv_cache.promote_root_(request)
             else:
-                lifecycle.leave_root_(request)
+                kv_cache.drop_root_(request)
             pending = tuple(root.pending) if self.shares else self._new(1)
-            request.hoist = request.opening + PromptTokens(pending)
+            request.common_prompt = request.opening + PromptTokens(pending)
             for index, length in enumerate(arrival.texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
                 branch.point = Point(index + 1, hint, None, (), "")
                 branch.prompt = PromptTokens(self._new(PART_PROMPT))
                 request.branches.append(branch)
-            move("request", request, "run")
-        lifecycle.retire_and_prepare_()
+            move(request, "run")
+        self.manager.lifecycle.release_and_prepare_()
 
     def _answer_(self) -> None:
         for request in self.manager.table.forget_finished():

@@ -114,7 +114,7 @@ class Answering:
             request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(ids)))
             request.budget = min(request.budget, max(self.length - len(ids), 1))
         self._open[request.key] = talk, turn, done
-        manager.submit(request)
+        manager.lifecycle.submit(request)
 
     def _take(self, manager: Any, request: Request) -> str | None:
         """After a finished request: submit the next turn, or return the conversation's line."""

@@ -35,7 +35,7 @@ def mermaid(graph: Graph) -> str:
 
 def lifecycles() -> str:
     """The lifecycles of requests and branches as Mermaid state diagrams, with comments."""
-    from ...states.request import ENDED, LIFECYCLES, Stage
+    from ...states.request import ENDED_STAGES, LIFECYCLES, Stage
 
     lines: list[str] = []
     for kind, transitions in LIFECYCLES.items():
@@ -46,7 +46,7 @@ def lifecycles() -> str:
                 f"  {source} --> {transition.target}: {transition.name}"
                 for source in transition.sources
             ]
-        lines += [f"  {stage} --> [*]" for stage in ENDED]
+        lines += [f"  {stage} --> [*]" for stage in ENDED_STAGES]
     return "\n".join(lines)
 
 

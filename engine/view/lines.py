@@ -20,7 +20,7 @@ POLL_SECONDS = 0.1  # between two checks of the branches: a run makes hundreds o
 ENDS = {
     FinalToken.BONUS: "a bonus after a path accepted to its end",
     FinalToken.RESIDUAL: "drawn from what the rejection leaves of p",
-    FinalToken.OWN: "the target's own",
+    FinalToken.TARGET: "the target's own",
 }
 
 

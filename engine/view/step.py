@@ -109,7 +109,7 @@ class Inspector:
     def _branch_text(self, branch: Branch) -> BranchText:
         decode = self.recorder.decode
         whole = decode(branch.tokens)
-        text = decode(branch.tokens[: branch.kept])
+        text = decode(branch.tokens[: branch.num_cached_tokens])
         if branch.ended or not whole.startswith(text):
             text = whole
         return BranchText(

@@ -5,7 +5,7 @@ from typing import Protocol
 from ...ops.registry import guard, op
 from ..request_table import RequestTable
 from ..text.prompts import PromptBook
-from .outline_ops import Answer, delivered
+from .merge import Answer, delivered
 
 
 class ClusterDirector(Protocol):

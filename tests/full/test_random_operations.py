@@ -22,7 +22,7 @@ from specsot.states.prefix_cache import PrefixCache
 from specsot.states.segments import SegmentTree
 
 OPERATIONS = int(os.environ.get("SPECSOT_TEST_OPERATIONS", 1_000_000))
-SLOTS, SHORTEST = 1500, 16
+SLOTS, MIN_MATCH = 1500, 16
 STEM = tuple(range(100, 260))
 WEIGHTS = {"submit": 12, "grow": 60, "finish": 8, "cancel": 3, "preempt": 3, "publish": 4}
 WEIGHTS |= {"evict": 4, "clear": 2, "retire_branch": 4}
@@ -64,9 +64,9 @@ class Engine:
     """Requests over one pool; `held` is the plain model: for every segment its slots."""
 
     def __init__(self, draw: Random, size: int, apart: bool) -> None:
-        self.draw, self.tree = draw, SegmentTree(apart=apart)
+        self.draw, self.tree = draw, SegmentTree(separate_homes=apart)
         self.pool = SlotTable(SLOTS, block_size=size)
-        self.cache = PrefixCache([self.pool], self.tree, 0, SHORTEST)
+        self.cache = PrefixCache([self.pool], self.tree, 0, MIN_MATCH)
         self.memory = np.zeros(SLOTS, np.int64)
         self.live: list[Request] = []
         self.finished: list[Text] = []
@@ -84,7 +84,7 @@ class Engine:
         """Make room for so many more rows, if there can be."""
         left = SLOTS - self.pool.needed_length - count
         if left >= 0:
-            self.cache.make_room_(left)
+            self.cache.evict_to_(left)
         return left >= 0
 
     def write(self, owner: int, text: Text, first: int, rejected: int = 0) -> None:
@@ -112,10 +112,10 @@ class Engine:
             return
         prefix = self.tree.add()
         ids = np.array(text.ids, np.int32)
-        shared = self.cache.lend_(prefix, ids, len(ids))
+        shared = self.cache.attach_(prefix, ids, len(ids))
         self.pool.open_(prefix, draw.choice([0, 64, 200]))
         if not self.room(len(ids) - shared + 8):
-            self.cache.release_(prefix)
+            self.cache.detach_(prefix)
             self.give_back(prefix)
             return
         self.write(prefix, text, shared)
@@ -148,13 +148,13 @@ class Engine:
         self.share(one, len(one.text.ids))
         for branch in one.branches:
             self.keep(one, branch)
-        self.cache.release_(one.prefix)
+        self.cache.detach_(one.prefix)
         self.give_back(one.prefix)
 
     def keep(self, one: Request, branch: Branch) -> None:
-        self.tree.hang(branch.owner, self.tree.parent(one.prefix))
+        self.tree.set_parent(branch.owner, self.tree.parent(one.prefix))
         tokens = np.array(branch.text.ids[branch.start :], np.int32)
-        if not self.cache.keep_(branch.owner, tokens, branch.start):
+        if not self.cache.insert_(branch.owner, tokens, branch.start):
             self.give_back(branch.owner)
         self.finished = [*self.finished[-50:], branch.text]
 
@@ -169,7 +169,7 @@ class Engine:
         if (one := self.taken()) is not None:
             for branch in one.branches:
                 self.give_back(branch.owner)
-            self.cache.release_(one.prefix)
+            self.cache.detach_(one.prefix)
             self.give_back(one.prefix)
 
     def preempt(self) -> None:
@@ -191,11 +191,11 @@ class Engine:
             one.shared = end
 
     def evict(self) -> None:
-        self.cache.make_room_(self.draw.randrange(SLOTS))
+        self.cache.evict_to_(self.draw.randrange(SLOTS))
 
     def clear(self) -> None:
         first = self.draw.randrange(SLOTS)
-        self.cache.clear_(first, first + 100)
+        self.cache.evict_slots_(first, first + 100)
 
     def give_back(self, owner: int) -> None:
         self.pool.retire_([owner])
@@ -216,12 +216,12 @@ class Engine:
         for branch in (branch for one in self.live for branch in one.branches):
             self.check(branch)
         live = {owner for r in self.live for owner in (r.prefix, *(b.owner for b in r.branches))}
-        assert set(self.pool.blocks.tables) <= live | set(self.cache.kept), "blocks of nobody"
+        assert set(self.pool.blocks.tables) <= live | set(self.cache.nodes), "blocks of nobody"
 
     def close(self) -> None:
         while self.live:
             self.finish()
-        self.cache.make_room_(0)
+        self.cache.evict_to_(0)
         self.check_all()
         assert self.pool.current_length == self.pool.blocks.in_use == len(self.tree) == 0
         assert not self.pool.regions, "regions of nobody"

@@ -23,7 +23,7 @@ from specsot.engine.record.trace import Record
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
-from specsot.states.phases.outline_ops import Answer
+from specsot.states.phases.merge import Answer
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline
 

@@ -155,9 +155,9 @@ class Witness:
     def _came(self, told: ExplainedRound) -> FinalToken:
         last = max((d.node for d in told.drafts if d.accepted), default=0)
         if not told.drafts:
-            return FinalToken.OWN
+            return FinalToken.TARGET
         if any(d.parent == last for d in told.drafts):
-            return FinalToken.OWN if told.rule == MATCH else FinalToken.RESIDUAL
+            return FinalToken.TARGET if told.rule == MATCH else FinalToken.RESIDUAL
         return FinalToken.BONUS
 
     def chances(self, observe: Heard) -> Iterator[tuple[ExplainedDraft, torch.Tensor]]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from specsot.ops.attention.metadata import QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
-from specsot.states.layout import BatchingLayout, Layout, Span
-from specsot.states.rows import PackedQueries, Trees
+from specsot.states.layout import BatchingLayout, Layout
+from specsot.states.rows import PackedQueries, Span, Trees
 from specsot.states.segments import SegmentTree
 
 KV_HEADS, HEADS, DIM = 2, 4, 4

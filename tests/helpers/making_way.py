@@ -59,7 +59,7 @@ def force(run: Run, seed: int, chance: float) -> None:
 
 
 def preemptions(run: Run) -> int:
-    return int(run.board["branches"].preemption.count)
+    return int(run.board["branches"].lifecycle.preemptions)
 
 
 def check_forced(case: dict[str, Any], made: Tiny, graphs: Graphs, seed: int) -> int:

@@ -12,12 +12,12 @@ from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
-from specsot.states.layout import Batch
 from specsot.states.manager import BranchStateManager
-from specsot.states.phases import phase_ops
+from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
 from specsot.states.request import Branch, Request, Stage
 from specsot.states.request_table import RunLimits
-from specsot.states.scheduler import Inbox
+from specsot.states.rows import Batch
+from specsot.states.scheduler import Inbox, StepPlan
 from specsot.states.text.tokens import PromptTokens
 
 STOP = 2
@@ -66,7 +66,7 @@ def request(
 def running(made: BranchStateManager, *requests: Request, first: int = 20) -> list[Branch]:
     """Submit requests and start them; their first tokens are `first` and the following ids."""
     for one in requests:
-        made.submit(one)
+        made.lifecycle.submit(one)
     batch = open_requests_(made)
     commit_(made, batch, range(first, first + len(batch.newcomers)))
     return list(batch.newcomers)
@@ -76,13 +76,13 @@ def fan_out_(
     made: BranchStateManager, one: Request, hoist: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> list[Branch]:
     """A finished outline becomes the prefix, and branches wait behind it, as parsing makes them."""
-    made.lifecycle.promote_root_(one)
-    one.hoist, one.stage = PromptTokens(tuple(hoist)), Stage.RUNNING
+    made.kv_cache.promote_root_(one)
+    one.common_prompt, one.stage = PromptTokens(tuple(hoist)), Stage.RUNNING
     for index, ids in enumerate(prompts):
         branch = made.table.new_branch(one, index, one.budget)
         branch.prompt = PromptTokens(tuple(ids))
         one.branches.append(branch)
-    made.lifecycle.retire_and_prepare_()
+    made.lifecycle.release_and_prepare_()
     return one.branches
 
 
@@ -139,27 +139,47 @@ def commit_(
 ) -> Any:
     """Commit a batch: the first tokens of its newcomers, and the outcome of its trees."""
     roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), bound or none())
-    return made.commit_(batch, HostReader(), features, outcome, roots)
+    summary = made.committer.commit_(
+        batch, host=HostReader(), features_QF=features, accepted=outcome, roots=roots
+    )
+    made.finish_step_(batch)
+    return summary
+
+
+def beginning(made: BranchStateManager, step: StepPlan) -> list[Request]:
+    """The requests that start in a step."""
+    return [made.table.request_of(owner) for owner in step.requests]
+
+
+def starting(made: BranchStateManager, step: StepPlan) -> list[Branch]:
+    """The branches that start in a step."""
+    return [made.table.branch_of(owner) for owner in step.starting]
+
+
+def start_(made: BranchStateManager, *requests: Request) -> Batch:
+    """The prompts of these requests, whatever the scheduler says."""
+    owners = tuple(one.prefix_owner for one in requests)
+    return made.batch_builder.build_(StepPlan(0, "", requests=owners))
 
 
 def open_requests_(made: BranchStateManager) -> Batch:
     """The prompts of the requests that can start."""
-    return phase_ops.open_requests_(made, made.plan_(Inbox()))[0]
+    return skeleton.open_requests_(made, made.plan_(Inbox()))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
     """The prompts of the branches that can start."""
-    return phase_ops.fork_(made, made.plan_(Inbox()))[0]
+    return parallel_prefill.fork_(made, made.plan_(Inbox()))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
     """All trees, each node with a row of its own."""
-    return phase_ops.tree_(made, offer)[0]
+    return verify.tree_(made, offer)[0]
 
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
     """The same, and whoever can start."""
-    return phase_ops.admit_(made, offer, made.plan_(Inbox()))[0]
+    return continuous_decode.admit_(made, offer, made.plan_(Inbox()))[0]
 
 
 def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:

@@ -98,7 +98,7 @@ def serve(session: Session, texts: Sequence[str], blocks: int) -> Served:
     for number in range(blocks):
         for at, text in enumerate(texts):
             key = f"{number}/{at}"
-            branches.submit(session.request(Prompt(key, text, seed=at)))
+            branches.lifecycle.submit(session.request(Prompt(key, text, seed=at)))
         with Calls() if number in counted else _Uncounted() as calls:
             while branches.unfinished:
                 run.advance()

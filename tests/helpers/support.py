@@ -22,7 +22,7 @@ from specsot.ops.kv.slots import FREE
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
 from specsot.states.machine import Run
-from specsot.states.request import OPEN, Branch, Finish, Request, Stage
+from specsot.states.request import OPEN_STAGES, Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompts import NOTHING
 from specsot.states.text.tokens import PromptTokens
@@ -349,7 +349,7 @@ def _check_target_rows(run: Run) -> None:
     book, pool = run.board["branches"], run.board["kv"]
     expected = 0
     for request in book.requests:
-        if request.stage in OPEN:
+        if request.stage in OPEN_STAGES:
             expected += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
             expected -= request.shared
         if request.stage is Stage.OUTLINE:
@@ -357,7 +357,7 @@ def _check_target_rows(run: Run) -> None:
         expected += sum(b.row_count for b in _in_pools(request) if not b.is_root)
     if book.prefixes is not None:
         book.prefixes.check_integrity()
-    expected += book.kept_rows
+    expected += book.kv_cache.num_cached_rows
     assert pool.current_length == expected, f"{pool.current_length} slots for {expected} rows"
     for branch in book.active:
         assert branch.stage is Stage.RUNNING
@@ -369,9 +369,9 @@ def _check_target_rows(run: Run) -> None:
 def _check_draft_rows(run: Run) -> None:
     """The drafter's row j is for token j + 1, so a branch sees its rows 0 .. length - 1."""
     book, pool = run.board["branches"], run.board["kv_draft"]
-    alive = set(book.prefixes.kept) if book.prefixes is not None else set[int]()
+    alive = set(book.prefixes.nodes) if book.prefixes is not None else set[int]()
     for request in book.requests:
-        if request.stage in OPEN:
+        if request.stage in OPEN_STAGES:
             alive.add(request.prefix_owner)
         if request.stage is Stage.OUTLINE:
             alive.add(request.root.owner)
@@ -392,7 +392,9 @@ def _check_draft_rows(run: Run) -> None:
 def _in_pools(request: Request) -> list[Branch]:
     """Branches with rows of their own: those that run, and parts that are held."""
     running = not request.finished
-    return [b for b in request.all_branches() if b.stage is Stage.RUNNING or (b.held and running)]
+    return [
+        b for b in request.all_branches() if b.stage is Stage.RUNNING or (b.retained and running)
+    ]
 
 
 def _seen(branch: Branch, length: int) -> list[int]:
@@ -424,7 +426,7 @@ def contexts(request: Request, book: Any, plain: bool) -> list[tuple[Branch, lis
     shared, found = [*prefix], []
     root = request.root
     assert root is not None and request.outline is not None
-    if request.given is None:
+    if request.given_outline is None:
         found.append((root, [*prefix, *tail]))
     if book.share == "outline":
         shared += [*tail, *(request.given_ids or root.tokens)]

@@ -50,9 +50,9 @@ class Together:
         assert isinstance(ended, BranchEnded) and ended.rows
         cache = self._team(0, 2).branches.prefixes
         assert cache is not None
-        kept = max(cache.kept.values(), key=lambda one: one.end)
+        kept = max(cache.nodes.values(), key=lambda one: one.end)
         path = cache.segments.path(kept.segment)[::-1]
-        ids = [token for one in path for token in cache.kept[one].tokens.tolist()]
+        ids = [token for one in path for token in cache.nodes[one].tokens.tolist()]
         return tuple(ids[: ended.rows[0]]), ended.rows
 
     def forget(self) -> None:
@@ -60,7 +60,7 @@ class Together:
         for worker in range(2):
             cache = self._team(worker, 1).branches.prefixes
             assert cache is not None
-            cache.make_room_(0)
+            cache.evict_to_(0)
             cache.check_integrity()
 
     def until(self, kind: type[Reply], count: int) -> list[Reply]:

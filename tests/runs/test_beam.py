@@ -126,7 +126,7 @@ def test_requests_may_come_late(layout: str, rig: Any) -> None:
         run = made.start(["a"], layout=layout)
         (late,) = requests_of(made.start(["b"], layout=layout))
         drive(run, check=False, until=lambda run, state=state: run.state == state)
-        run.board["branches"].submit(late)
+        run.board["branches"].lifecycle.submit(late)
         assert tokens_of(finish(run)) == alone
 
 
@@ -151,7 +151,7 @@ def test_a_cancelled_search_gives_everything_back(layout: str, rig: Any) -> None
     drive(run, check=False, until=lambda run: run.steps == 17)
     book = run.board["branches"]
     known = list(branches_of(run)[0].tokens)
-    book.cancel("a")
+    book.table.cancel("a")
     finish(run)
     first, second = branches_of(run)
     assert first.finish is Finish.CANCELLED and first.tokens[: len(known)] == known

@@ -293,7 +293,7 @@ def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
     assert branch.finish is Finish.REFUSED and branch.tokens == []
     root = requests_of(run_all(session, ["hello"]))[0].root
     nodes = 10 if "eagle" in graph else 0
-    context = root.start + len(root.prompt) + root.kept + len(branch.prompt)
+    context = root.start + len(root.prompt) + root.num_cached_tokens + len(branch.prompt)
     assert branch.note == f"needs {context + 380 + nodes + 1} slots, the pool has 400"
 
 

@@ -21,6 +21,7 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.trace import action_of
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 from specsot.states.request import Finish, Stage
@@ -89,13 +90,13 @@ def test_no_forward_has_more_rows_than_its_budget(layout: str, tiny: Make, graph
             batch = run.board["batch"]
             rows.append(sum(len(span.tokens) for span in batch.spans) + len(batch.ran))
         if isinstance(event, OpRan) and "step" in event.results:
-            seen.add((run.board["step"].does, bool(run.board["step"].chunks)))
+            seen.add((action_of(run.board["step"]), bool(run.board["step"].chunks)))
 
     run = session.start([Prompt(str(n), f"short {n}", max_new_tokens=40) for n in range(2)], see)
     while run.steps < 30:
         run.advance()
     before = {b.name: len(b.tokens) for b in run.board["branches"].active}
-    run.board["branches"].submit(session.request(Prompt("long", "long")))
+    run.board["branches"].lifecycle.submit(session.request(Prompt("long", "long")))
     first = run.board["branches"].requests[-1]
     forwards = len(rows)
     while first.stage is not Stage.RUNNING:
@@ -128,7 +129,7 @@ def test_a_request_that_is_cancelled_while_it_is_read_gives_everything_back(
     run = start(session, TEXTS)
     drive(run, until=lambda run: any(r.stage is Stage.PREFILL for r in requests_of(run)))
     doomed = next(r for r in requests_of(run) if r.stage is Stage.PREFILL)
-    run.board["branches"].cancel(doomed.key)
+    run.board["branches"].table.cancel(doomed.key)
     drive(run)
     assert [b.finish for b in doomed.branches] == [Finish.CANCELLED]
     assert {k: v for k, v in tokens_of(run).items() if k != doomed.key} == {

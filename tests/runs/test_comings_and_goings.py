@@ -51,9 +51,9 @@ def session_of(graph: str, tiny: Callable[..., Tiny], graphs: Graphs, most: int)
 def submit(run: Run, session: Session, key: str) -> None:
     """A request with a given plan of its own."""
     request = session.request(Prompt(key, key, max_new_tokens=3 + int(key) % 4 * 5))
-    request.given = session.prompts.plan(key)  # type: ignore[attr-defined]
-    request.given_ids = list(session.prompts.outline_ids(request.given.points))
-    run.board["branches"].submit(request)
+    request.given_outline = session.prompts.plan(key)  # type: ignore[attr-defined]
+    request.given_ids = list(session.prompts.outline_ids(request.given_outline.points))
+    run.board["branches"].lifecycle.submit(request)
 
 
 def alone(session: Session, key: str) -> list[Any]:
@@ -76,7 +76,7 @@ def busy(session: Session, seed: int) -> Run:
         if comes and (key := next(keys, None)) is not None:
             submit(run, session, key)
         if draw.random() < 0.04:
-            run.board["branches"].cancel(draw.choice(requests_of(run)).key)
+            run.board["branches"].table.cancel(draw.choice(requests_of(run)).key)
         run.advance()
         check_rows(run)
         assert run.steps < 3000

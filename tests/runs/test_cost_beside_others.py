@@ -41,7 +41,9 @@ def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) ->
 
     run = session.start([], sink)
     for number, length in enumerate(lengths):
-        run.board["branches"].submit(_request(session.request(Prompt(str(number), "?")), length))
+        run.board["branches"].lifecycle.submit(
+            _request(session.request(Prompt(str(number), "?")), length)
+        )
     while not run.finished:
         run.advance()
     run.close()

@@ -71,7 +71,10 @@ def test_without_a_drafter_there_is_the_final_token_alone(made: Tiny, graphs: Gr
     _, observe = listen(explaining(session_of(made, graphs, "none", *DRAWN)))
     assert observe
     for one in observe:
-        assert (one.told.drafts, one.told.accepted) == ((), 0) and one.told.came is FinalToken.OWN
+        assert (one.told.drafts, one.told.accepted) == (
+            (),
+            0,
+        ) and one.told.came is FinalToken.TARGET
 
 
 @pytest.mark.parametrize("rule", ["chain", "block"])
@@ -155,7 +158,7 @@ def test_an_unadjusted_token_is_the_targets_own(made: Tiny, graphs: Graphs) -> N
     sets = (*WAYS["rejection"], "drafter.gamma=3", "drafter.draws=sampled")
     sets = (*sets, "sampling.skip_sample_adjustment=true")
     _, observe = listen(explaining(session_of(made, graphs, "vanilla", *sets)))
-    assert {one.told.came for one in observe} == {FinalToken.OWN, FinalToken.BONUS}
+    assert {one.told.came for one in observe} == {FinalToken.TARGET, FinalToken.BONUS}
 
 
 @pytest.mark.parametrize("kind", ["none", *KINDS])

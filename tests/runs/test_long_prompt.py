@@ -36,7 +36,7 @@ def test_the_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
     run = start(session, [Prompt(str(n), str(n)) for n in range(MANY)], see)
     table = run.board["branches"].table
     drive(run, check=False, until=lambda run: len(table.active) == MANY)
-    run.board["branches"].submit(session.request(Prompt("long", "long")))
+    run.board["branches"].lifecycle.submit(session.request(Prompt("long", "long")))
     first, begun = table.requests[-1], len(rows)
     drive(run, check=False, until=lambda run: bool(first.branches))
     curve = rows[begun:]

@@ -222,7 +222,7 @@ def test_a_retired_outline_leaves_no_rows_when_branches_share_the_prompt(
         drive(run, until=lambda run: run.state == "parse")
         (request,) = requests_of(run)
         pool, prefix = run.board["kv"], len(request.prefix)
-        rows = len(request.tail) + request.root.kept
+        rows = len(request.tail) + request.root.num_cached_tokens
         expected = prefix if share == "prompt" else prefix + rows
         assert len(pool.slots_of(request.prefix_owner)) == expected == pool.current_length
         assert pool.slots_of(request.root.owner).size == 0

@@ -30,7 +30,6 @@ from specsot.engine.record.report import finish_of, uncombined
 from specsot.engine.run.scoring import context_segments, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
-from specsot.states.scheduler import Does
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.tokens import PromptTokens
 
@@ -215,7 +214,7 @@ def test_documents_of_parts_are_seen_where_they_lie(made: Tiny, graphs: Graphs) 
 def combining(opened: Any, texts: tuple[str, ...] = TEXTS[:1]) -> tuple[Run, Any]:
     """A run, halted where all parts are done, and what the pools' rows of them are."""
     run = start(opened, texts)
-    drive(run, until=lambda run: run.board["step"].does is Does.FOLD if run.steps else False)
+    drive(run, until=lambda run: bool(run.steps and run.board["step"].folds))
     return run, requests_of(run)[0]
 
 
@@ -243,7 +242,7 @@ def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(
     assert [p.owner for p in combined.reads] == [p.owner for p in parts]
     for branch, size, old in zip(parts, sizes, before, strict=True):
         assert torch.equal(rows_of(run, branch, size), old), "rows of a part have changed"
-        assert branch.kept == len(branch.tokens) and not branch.pending
+        assert branch.num_cached_tokens == len(branch.tokens) and not branch.pending
     total = sum(b.length - b.start for b in (*parts, combined))
     assert total == sum(sizes) + unread + len(combined.prompt), "as many rows as were computed"
     drive(run)
@@ -262,7 +261,7 @@ def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) 
     assert moved == watch.copied[pool_watch.GATHER] == sum(watch.copied.values())
     kv = run.board["kv"]
     assert 0 < kv.ledger.moves["attend"] <= 3 * len(TEXTS)
-    most = sum(b.own for r in requests_of(run) for b in r.parts)
+    most = sum(b.num_tokens for r in requests_of(run) for b in r.parts)
     assert kv.ledger.bytes["attend"] <= most * kv.slot_bytes
     assert kv.current_length == 0 and not run.board["branches"].layout._held
 
@@ -305,11 +304,11 @@ def test_who_is_cancelled_leaves_nothing(
     run = start(session(graphs, made, layout, outline=outline_of(3)), TEXTS)
     book, first = run.board["branches"], requests_of(run)[0]
     held_or_combined = {
-        "parts": lambda run: any(b.held for b in first.branches),
+        "parts": lambda run: any(b.retained for b in first.branches),
         "combined": lambda run: any(b.combines and b.tokens for b in first.branches),
     }
     drive(run, until=held_or_combined[last])
-    book.cancel("0")
+    book.table.cancel("0")
     drive(run)
     assert {k: tokens_of(run)[k] for k in "12"} == {k: others[k] for k in "12"}
     assert finish_of(run.board["answers"][0]) == "cancelled"
@@ -345,7 +344,7 @@ def test_parts_that_just_fit_are_combined_and_with_one_slot_less_they_stand_alon
     opened = partial(session, graphs, made, outline=outline_of(4), budget=20)
     wide = run_all(opened(*sets), ["hello"])
     (request,) = requests_of(wide)
-    own = sum(b.own for b in request.parts) + len(combined_of(request).prompt) + 20
+    own = sum(b.num_tokens for b in request.parts) + len(combined_of(request).prompt) + 20
     needed = request.prefix_length + own + nodes + 1
     for capacity in (needed, needed - 1):
         run = run_all(opened(*sets, f"layout.kv_slots={capacity}"), ["hello"])
@@ -364,4 +363,4 @@ def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Grap
     run = run_all(session(graphs, made, outline=outline_of(3)), ["hello"])
     (request,), cache = requests_of(run), run.board["branches"].prefixes
     owners = [b.owner for b in request.branches]
-    assert [owner in cache.kept for owner in owners] == [True, True, True, False]
+    assert [owner in cache.nodes for owner in owners] == [True, True, True, False]

@@ -374,7 +374,7 @@ def test_a_cancelled_request_is_not_combined_any_further(
                 b.combines and b.stage is wanted for b in last()
             ),
         )
-        book.cancel("0")
+        book.table.cancel("0")
         drive(run)
         assert combined_of(first).finish is Finish.CANCELLED
         found = tokens_of(run)

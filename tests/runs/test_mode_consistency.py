@@ -154,17 +154,20 @@ def _cancelled(session: Session, doomed: str) -> Run:
     run = start(session, [Prompt("0", "hello")])
     drive(run, until=lambda run: any(len(b.tokens) > 3 for b in branches_of(run)))
     book = run.board["branches"]
-    book.submit(session.request(Prompt("late", "another")))
+    book.lifecycle.submit(session.request(Prompt("late", "another")))
     late = requests_of(run)[1]
     drive(
-        run, until=lambda run: late.stage is Stage.RUNNING or bool(late.root and late.root.kept > 4)
+        run,
+        until=lambda run: (
+            late.stage is Stage.RUNNING or bool(late.root and late.root.num_cached_tokens > 4)
+        ),
     )
     assert not any(r.finished for r in requests_of(run)), "both were meant to run"
-    book.cancel(doomed)
+    book.table.cancel(doomed)
     (gone,) = (r for r in requests_of(run) if r.key == doomed)
     drive(run, until=lambda run: gone.finished)
     owners = {gone.prefix_owner, *(b.owner for b in gone.all_branches())}
-    owners -= set(book.prefixes.kept) if book.prefixes is not None else set()
+    owners -= set(book.prefixes.nodes) if book.prefixes is not None else set()
     for pool in book.pools:
         assert not owners & set(pool.owner.tolist()), "its rows are given back"
     return drive(run)

@@ -85,7 +85,7 @@ def late(session: Session, texts: tuple[str, ...]) -> Run:
     run = start(session, texts[:-1])
     drive(run, until=lambda run: run.state == "merge")
     request = session.request(Prompt(str(len(texts) - 1), texts[-1]))
-    run.board["branches"].submit(request)
+    run.board["branches"].lifecycle.submit(request)
     return drive(run)
 
 
@@ -162,7 +162,7 @@ def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
     drive(run, until=lambda run: run.state == "merge")
     answer = requests_of(run)[0].branches[0].tokens
     book.prompts["second"] = [*first, *answer, 7, 8, 9]
-    run.board["branches"].submit(session.request(Prompt("1", "second")))
+    run.board["branches"].lifecycle.submit(session.request(Prompt("1", "second")))
     drive(run)
     # What the last round committed has no row in a drafter's pool, its last token in none.
     last = requests_of(run)[0].branches[0].emitted[-1]
@@ -209,7 +209,7 @@ def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs
         tops.append({salt: len(shelf) for salt, shelf in cache._tops.items()})
         for request in run.board["branches"].unfinished:
             path = run.board["branches"].table.segments.path(request.prefix_owner)
-            assert all(cache.kept[s].salt == request.cache_salt for s in path if s in cache.kept)
+            assert all(cache.nodes[s].salt == request.cache_salt for s in path if s in cache.nodes)
         return False
 
     drive(run, until=looked)

@@ -50,7 +50,7 @@ def own_tokens(session: Session, key: str, text: str) -> list[list[int]]:
 
 
 def submit(run: Run, session: Session, key: str, text: str) -> None:
-    run.board["branches"].submit(session.request(Prompt(key, text)))
+    run.board["branches"].lifecycle.submit(session.request(Prompt(key, text)))
 
 
 def last_step(session: Session) -> int:
@@ -105,11 +105,11 @@ def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
         book, doomed = run.board["branches"], requests_of(run)[0]
         if doomed.finished:
             break
-        book.cancel("0")
+        book.table.cancel("0")
         drive(run, until=lambda run, doomed=doomed: doomed.finished)
         owners = {doomed.prefix_owner, *(b.owner for b in doomed.all_branches())}
         for pool in (run.board["kv"], run.board["kv_draft"]):
-            idle = set(book.prefixes.kept) if book.prefixes is not None else set[int]()
+            idle = set(book.prefixes.nodes) if book.prefixes is not None else set[int]()
             assert not owners & set(pool.owner.tolist()) - idle, "its rows are given back"
         assert not owners & {s.owner for s in book.drafter.inbox}
         assert not owners & {b.owner for b in book.active}
@@ -126,7 +126,7 @@ def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
 def test_a_cancelled_request_leaves_at_the_next_step_that_commits(graph: str, session: Any) -> None:
     made, _ = session(graph)
     run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 4)
-    run.board["branches"].cancel("1")
+    run.board["branches"].table.cancel("1")
     for _ in range(4):
         run.advance()
     assert requests_of(run)[1].finished
@@ -139,7 +139,7 @@ def test_a_waiting_request_can_be_cancelled_before_it_got_a_row(graph: str, sess
     run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 4)
     waits = requests_of(run)[1]
     assert waits.stage is Stage.WAITING
-    run.board["branches"].cancel("1")
+    run.board["branches"].table.cancel("1")
     drive(run)
     assert tokens_of(run) == {"0": alone, "1": [[]]}
     assert waits.branches[0].finish is Finish.CANCELLED
@@ -152,7 +152,7 @@ def test_everybody_may_be_cancelled(graph: str, session: Any) -> None:
     for step in (0, 1, 4):
         run = drive(start(made, [FIRST, SECOND]), until=lambda run, step=step: run.steps >= step)
         for key in ("0", "1"):
-            run.board["branches"].cancel(key)
+            run.board["branches"].table.cancel(key)
         drive(run)
         assert {s.finish for a in run.board["answers"] for s in a.sections} == {"cancelled"}
         assert run.board["kv"].current_length == run.board["kv"].idle_length
@@ -176,7 +176,7 @@ def test_cancelling_a_key_that_is_not_there_or_over_changes_nothing(session: Any
     made, _ = session("eagle")
     run = run_all(made, [FIRST])
     before = tokens_of(run)
-    run.board["branches"].cancel("0")
-    run.board["branches"].cancel("nobody")
+    run.board["branches"].table.cancel("0")
+    run.board["branches"].table.cancel("nobody")
     assert tokens_of(run) == before
     assert requests_of(run)[0].branches[0].finish is Finish.LENGTH

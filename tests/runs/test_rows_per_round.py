@@ -26,8 +26,8 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
 from specsot.states.layout import Layout
-from specsot.states.phases import phase_ops
-from specsot.states.phases.outline_ops import force
+from specsot.states.phases import continuous_decode, verify
+from specsot.states.phases.grow_tree import force
 from specsot.states.round import RoundSummary
 
 Make = Callable[..., Tiny]
@@ -74,7 +74,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
             seen[-1].riders = sum(len(s.tokens) * len(layout.rows_of(s.owner)) for s in spans)
         return found
 
-    monkeypatch.setattr(phase_ops, "share", shared)
+    monkeypatch.setattr(verify, "share", shared)
+    monkeypatch.setattr(continuous_decode, "share", shared)
     monkeypatch.setattr(Layout, "place_", placed)
     return seen
 
@@ -245,8 +246,8 @@ def test_rows_that_stand_for_nothing_are_counted(
         summaries: list[RoundSummary] = []
         session = session_of(kind, layout, tiny("llama"), graphs)
         run = start(session, ["hello"])
-        commit_ = run.board["branches"].commit_
-        run.board["branches"].commit_ = _noting(commit_, summaries)
+        branches = run.board["branches"]
+        branches.committer = _Noting(branches.committer, summaries)
         drive(run, check=False)
         of_trees = [one for one in summaries if max(one.accepted) >= 0]
         assert len(of_trees) == len(rounds)
@@ -258,9 +259,13 @@ def test_rows_that_stand_for_nothing_are_counted(
         assert (wasted == 0) == (layout == "bim")
 
 
-def _noting(commit_: Callable[..., Any], seen: list[RoundSummary]) -> Callable[..., Any]:
-    def noted(*args: Any) -> RoundSummary:
-        seen.append(commit_(*args))
-        return seen[-1]
+@dataclass
+class _Noting:
+    """A committer that records the summaries of another one."""
 
-    return noted
+    committer: Any
+    summaries: list[RoundSummary]
+
+    def commit_(self, *args: Any, **more: Any) -> RoundSummary:
+        self.summaries.append(self.committer.commit_(*args, **more))
+        return self.summaries[-1]

@@ -7,7 +7,7 @@ import pytest
 from helpers.sharing import LAYOUTS, LONG, PARTS, session_of
 from helpers.support import Graphs, Tiny, branches_of, requests_of, run_all, start, tokens_of
 
-from specsot.states.admission import BRANCH_PROMPT, request_slots
+from specsot.states.admission import PROMPT_ESTIMATE, request_slots
 from specsot.states.machine import Run
 from specsot.states.request import Finish
 
@@ -64,7 +64,7 @@ def test_whoever_starts_has_room_to_the_end(layout: str, tiny: Make, graphs: Gra
     one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
     one = partial(one, budget=8)
     wide, full = run_all(one(), ["hello"]), 0.0
-    need = request_slots(requests_of(wide)[0]) + LONG.hoist + 13 + 90 - BRANCH_PROMPT
+    need = request_slots(requests_of(wide)[0]) + LONG.hoist + 13 + 90 - PROMPT_ESTIMATE
     for capacity in range(need, need + 220, 43):
         run: Run = run_all(one(sets=[f"layout.kv_slots={capacity}"]), ["hello", "another"])
         assert tokens_of(run)["0"] == tokens_of(wide)["0"]

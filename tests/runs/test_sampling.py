@@ -88,7 +88,7 @@ def test_a_request_does_not_depend_on_who_else_is_there(tiny: Make, graphs: Grap
     alone = tokens_of(run_all(session, [mine]))["mine"]
     assert tokens_of(run_all(session, [other, mine]))["mine"] == alone
     late = drive(start(session, [other]), until=lambda run: run.steps > 12)
-    late.board["branches"].submit(session.request(mine))
+    late.board["branches"].lifecycle.submit(session.request(mine))
     assert tokens_of(drive(late))["mine"] == alone
 
 

@@ -7,10 +7,11 @@ import pytest
 from helpers.support import FixedBook, Graphs, Tiny, drive, requests_of, start
 
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.trace import action_of
 from specsot.engine.simulate.arrivals import Arrival
 from specsot.engine.simulate.costs import StepCost
 from specsot.engine.simulate.world import Simulation
-from specsot.states.scheduler import Does, Inbox, StepPlan
+from specsot.states.scheduler import Inbox, StepPlan
 
 Make = Callable[..., Tiny]
 
@@ -18,9 +19,16 @@ Make = Callable[..., Tiny]
 def told(steps: list[StepPlan]) -> list[tuple[Any, ...]]:
     """What steps did, but for the words."""
     return [
-        (one.does, len(one.branches), len(one.requests), len(one.chunks), one.running, one.waiting)
+        (
+            action_of(one),
+            len(one.starting),
+            len(one.requests),
+            len(one.chunks),
+            one.running,
+            one.waiting,
+        )
         for one in steps
-        if one.does not in (Does.ANSWER, Does.REST)
+        if action_of(one) not in ("answer", "rest")
     ]
 
 
@@ -57,5 +65,5 @@ def test_its_steps_are_those_of_a_run(
     mine = watch(world.manager)
     served = world.run(Arrival(0.0, len(ids), (20,)) for ids in prompts.values())
     assert told(mine) == told(real) and served.tokens == 180
-    assert served.preemptions == run.board["branches"].preemption.count
+    assert served.preemptions == run.board["branches"].lifecycle.preemptions
     assert bool(served.preemptions) == (admission == "optimistic")

@@ -10,7 +10,7 @@ from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Prompt, Session
-from specsot.states.phases.outline_ops import Answer
+from specsot.states.phases.merge import Answer
 
 from ..embedded.heldout import probes
 

@@ -16,7 +16,7 @@ import torch
 
 from specsot.engine.prepare.inputs import Prompt, read_file
 from specsot.engine.run.api import open_session
-from specsot.states.phases.outline_ops import Answer
+from specsot.states.phases.merge import Answer
 
 from ..bench.make_samples import shown
 

@@ -39,7 +39,7 @@ def turns(session: Session) -> Iterator[str]:
     for number in count():
         if len(manager.unfinished) < 2 * most:
             one = session.request(Prompt(str(number), "?"))
-            manager.submit(replace(one, prefix=PromptTokens(), tail=tail))
+            manager.lifecycle.submit(replace(one, prefix=PromptTokens(), tail=tail))
             continue
         run.advance()
         for request in manager.table.forget_finished():

@@ -4,8 +4,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from ....states.migrated_request import MigratedBranch, MigratedRequest
-from ....states.phases.outline_ops import fan_out_
-from ....states.request import ENDS, Branch, Finish, Request, move
+from ....states.phases.parse import fan_out_
+from ....states.request import ENDING_OF, Branch, Finish, Request, move
 from ....states.request_table import RequestTable
 from ...prepare.inputs import Prompt
 from ...run.session import Session
@@ -42,11 +42,11 @@ class RequestCourse:
             request.branches = [self._branch(number, request.budget) for number in numbers]
             for branch in request.branches:
                 branch.prompt = request.tail
-            move("request", request, "run")
+            move(request, "run")
             return
         request.root = self._branch(OUTLINE, request.outline_budget)
-        move("request", request, "outline")
-        if request.given is not None:
+        move(request, "outline")
+        if request.given_outline is not None:
             request.root.end(Finish.STOP)
 
     def _branch(self, index: int, budget: int) -> Branch:
@@ -80,7 +80,7 @@ class RequestCourse:
     @property
     def prefix(self) -> tuple[int, ...]:
         """All that its branches stand behind."""
-        return (*self.request.body.ids, *self.request.hoist.ids)
+        return (*self.request.body.ids, *self.request.common_prompt.ids)
 
     def outline_work(self) -> MigratedRequest:
         """The outline, as far as it is not written."""
@@ -132,7 +132,7 @@ class RequestCourse:
                     one.end(finish, note)
         self._prepare_()
         if request.branches and all(one.ended for one in request.branches):
-            move("request", request, ENDS[request.finish])
+            move(request, ENDING_OF[request.finish])
 
     def has_(self, unit: Unit, rows: tuple[int, ...], *, decodes: bool) -> None:
         """Somebody has so many rows of the prefix, of each pool; decodes: and can decode branches
@@ -149,16 +149,22 @@ class RequestCourse:
         skeleton = self.session.program.graph.skeleton
         root = request.root
         assert skeleton is not None and root is not None
-        written = root.tokens if request.given is None else request.given_ids
-        request.outline = request.given or prompts.read_outline(
+        written = root.tokens if request.given_outline is None else request.given_ids
+        request.outline = request.given_outline or prompts.read_outline(
             written, max_branches=skeleton.max_branches, tools=skeleton.tools
         )
         if prompts.share == "outline":
-            request.grown.append(request.tail + written)
-        fan_out_(self.table, self.session.reading, request, (), skeleton.direct_tokens)
+            request.prefix_parts.append(request.tail + written)
+        fan_out_(
+            self.table,
+            self.session.reading,
+            request,
+            pending=(),
+            direct_tokens=skeleton.direct_tokens,
+        )
         request.context = list(self.prefix)
         request.prefix_length = len(request.context)
-        move("request", request, "run")
+        move(request, "run")
         self._prepare_()
 
     def _prepare_(self) -> None:

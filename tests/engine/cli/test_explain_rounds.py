@@ -65,7 +65,7 @@ def test_a_tree_under_match() -> None:
         ExplainedDraft(3, 1, 2, 1, False, True, matched(-0.5, 0.75, 3)),
         ExplainedDraft(4, 2, 2, 4, False, False, matched(-2.5, 0.75, 1)),
     )
-    told = ExplainedRound("2/outline", "match", 10, 4, drafts, 1, 3, FinalToken.OWN, 2, None)
+    told = ExplainedRound("2/outline", "match", 10, 4, drafts, 1, 3, FinalToken.TARGET, 2, None)
     assert shown(told) == [
         "round 7  2/outline  tree of 4, match",
         '  [10] "is"       root',
@@ -98,7 +98,7 @@ def test_a_branch_that_ends(committed: int, finish: str | None, end: str, totals
 
 
 def test_nothing_drafted_and_a_policy_without_entropy() -> None:
-    told = ExplainedRound("1/1", "chain", 10, 4, (), 0, 9, FinalToken.OWN, 1, None)
+    told = ExplainedRound("1/1", "chain", 10, 4, (), 0, 9, FinalToken.TARGET, 1, None)
     assert shown(told, GammaRecord(nan, nan, nan, 2.0, 2, 0, 0)) == [
         "round 7  1/1  no drafts",
         '  [10] "is"  root',

@@ -90,8 +90,8 @@ def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
 def test_show_resolved_names_the_functions(capsys: Printed) -> None:
     assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=eagle3") == 0
     text = capsys.readouterr().out
-    assert "states.phases.draft.grow_tree_()" in text
-    assert "states.phases.draft.intake_(attention=auto)" in text
+    assert "states.phases.grow_tree.grow_tree_()" in text
+    assert "states.phases.expand_root.intake_(attention=auto)" in text
 
 
 def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:

@@ -126,9 +126,9 @@ def _kept_ids(pair: Pair, rows: int) -> tuple[int, ...]:
     duty = _duty(pair.launcher.ports[0])
     cache = duty.teams[1].branches.prefixes
     assert cache is not None
-    kept = max(cache.kept.values(), key=lambda one: one.end)
+    kept = max(cache.nodes.values(), key=lambda one: one.end)
     path = cache.segments.path(kept.segment)[::-1]
-    ids = [token for one in path for token in cache.kept[one].tokens.tolist()]
+    ids = [token for one in path for token in cache.nodes[one].tokens.tolist()]
     return tuple(ids[:rows])
 
 
@@ -136,7 +136,7 @@ def _forget(pair: Pair) -> None:
     """The second worker keeps nothing, so that it wants the rows again."""
     cache = _duty(pair.launcher.ports[1]).teams[1].branches.prefixes
     assert cache is not None
-    cache.make_room_(0)
+    cache.evict_to_(0)
     cache.check_integrity()
     cache.pools[0].check_integrity()
 

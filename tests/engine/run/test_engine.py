@@ -27,7 +27,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.report import output_digest
 from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
-from specsot.states.phases.outline_ops import Answer
+from specsot.states.phases.merge import Answer
 from specsot.states.text.tokens import PromptError
 
 BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"
@@ -174,7 +174,7 @@ def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> 
             branches = engine.manager
             branches.kv.check_integrity()
             assert not branches.requests and not engine._handles
-            assert len(branches.table.segments) == len(branches.prefixes.kept)
+            assert len(branches.table.segments) == len(branches.prefixes.nodes)
             held.append(sizes(branches))
             steps.append(engine.stats().steps - began)
         grown = {k: (held[0][k], held[-1][k]) for k in held[-1] if held[0][k] != held[-1][k]}

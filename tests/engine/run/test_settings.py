@@ -13,7 +13,7 @@ from specsot.engine.prepare.request_settings import RequestSettings
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.settings import SamplingRules
-from specsot.states.phases.outline_ops import Answer
+from specsot.states.phases.merge import Answer
 from specsot.states.text.grammar import GrammarError
 
 BEES = "Tell me about honey bees."

@@ -24,7 +24,10 @@ HEADS, KV_HEADS, DIM = 4, 2, 8
 def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCache, SegmentTree]:
     """A pool with a document of `prefix` rows, requests behind it and branches behind these, as
     many of each as `shape` says; every request and branch has `own` rows."""
-    kv, tree = KVCache(1, KV_HEADS, DIM, 4096, dtype=torch.float64), SegmentTree(apart=apart)
+    kv, tree = (
+        KVCache(1, KV_HEADS, DIM, 4096, dtype=torch.float64),
+        SegmentTree(separate_homes=apart),
+    )
     kv.data.normal_(generator=torch.Generator().manual_seed(1))
 
     def write(parent: int, first: int, count: int) -> int:

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
-from specsot.states.prefix_cache import Beginnings, PrefixCache, shared_length
+from specsot.states.prefix_cache import ChildIndex, PrefixCache, shared_length
 from specsot.states.segments import SegmentTree
 
-SLOTS, SHORTEST = 400, 16
-STEM = tuple(range(100, 100 + 3 * SHORTEST))  # what most texts begin with, in part
+SLOTS, MIN_MATCH = 400, 16
+STEM = tuple(range(100, 100 + 3 * MIN_MATCH))  # what most texts begin with, in part
 
 
 def content(ids: tuple[int, ...]) -> float:
@@ -40,10 +40,10 @@ class Engine(RuleBasedStateMachine):
 
     @initialize(back=st.sampled_from([0, 1]), size=st.sampled_from([1, 4, 16]), apart=st.booleans())
     def begin(self, back: int, size: int, apart: bool) -> None:
-        self.back, self.tree = back, SegmentTree(apart=apart)
+        self.back, self.tree = back, SegmentTree(separate_homes=apart)
         both = (SLOTS, SLOTS + 64)
         self.pools = [KVCache(1, 1, 1, slots, block_size=size) for slots in both]
-        self.cache = PrefixCache(self.pools, self.tree, back, SHORTEST)
+        self.cache = PrefixCache(self.pools, self.tree, back, MIN_MATCH)
         self.live: list[Reader] = []
         self.finished: list[tuple[int, ...]] = []
 
@@ -76,12 +76,12 @@ class Engine(RuleBasedStateMachine):
             return
         prefix = self.tree.add()
         ids = np.array(text, np.int32)
-        shared = self.cache.lend_(prefix, ids, len(ids))
-        assert shared == 0 or SHORTEST <= shared < len(ids)
+        shared = self.cache.attach_(prefix, ids, len(ids))
+        assert shared == 0 or MIN_MATCH <= shared < len(ids)
         one = Reader([*text, *answer], prefix, -1, shared, shared)
         self.check(one, prefix)
         own = sum(len(r.text) - r.shared for r in (*self.live, one))
-        self.cache.make_room_(SLOTS - own - self.cache.pinned)
+        self.cache.evict_to_(SLOTS - own - self.cache.pinned)
         one.branch = self.tree.add(prefix)
         for first, last in ((shared, len(text)), (len(text), len(one.text))):
             self.write(one, one.branch, first, last)
@@ -103,11 +103,11 @@ class Engine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 50))
     def close(self, which: int) -> None:
         one = self.live.pop(which % len(self.live))
-        self.tree.hang(one.branch, self.tree.parent(one.prefix))
+        self.tree.set_parent(one.branch, self.tree.parent(one.prefix))
         tokens = np.array(one.text[one.shared : one.rows], np.int32)
-        if not self.cache.keep_(one.branch, tokens, one.shared):
+        if not self.cache.insert_(one.branch, tokens, one.shared):
             self.drop(one.branch)
-        self.cache.release_(one.prefix)
+        self.cache.detach_(one.prefix)
         self.drop(one.prefix)
         self.finished.append(tuple(one.text))
 
@@ -117,7 +117,7 @@ class Engine(RuleBasedStateMachine):
         """Nothing of its own stays."""
         one = self.live.pop(which % len(self.live))
         self.drop(one.branch)
-        self.cache.release_(one.prefix)
+        self.cache.detach_(one.prefix)
         self.drop(one.prefix)
 
     @precondition(lambda self: self.live)
@@ -135,14 +135,14 @@ class Engine(RuleBasedStateMachine):
 
     @rule(most=st.integers(0, SLOTS))
     def evict(self, most: int) -> None:
-        self.cache.make_room_(most)
+        self.cache.evict_to_(most)
         assert self.cache.idle <= most
 
     @rule(first=st.integers(0, SLOTS), count=st.integers(0, 200))
     def clear(self, first: int, count: int) -> None:
-        self.cache.clear_(first, first + count)
+        self.cache.evict_slots_(first, first + count)
         owners = set(self.pools[0].owner[first : first + count].tolist())
-        assert all(self.cache.kept[one].pins for one in owners if one in self.cache.kept)
+        assert all(self.cache.nodes[one].pins for one in owners if one in self.cache.nodes)
 
     def check(self, one: Reader, owner: int) -> None:
         """What is on the way to the root is the text from its first token on, each row once."""
@@ -166,7 +166,9 @@ class Engine(RuleBasedStateMachine):
             pool.check_integrity()
         for one in self.live:
             self.check(one, one.branch)
-        alive = {r.branch for r in self.live} | {r.prefix for r in self.live} | set(self.cache.kept)
+        alive = (
+            {r.branch for r in self.live} | {r.prefix for r in self.live} | set(self.cache.nodes)
+        )
         for pool in self.pools:
             assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of nobody"
 
@@ -175,8 +177,8 @@ class Engine(RuleBasedStateMachine):
             return
         while self.live:
             self.close(0)
-        self.cache.make_room_(0)
-        assert not self.cache.kept and not len(self.tree)
+        self.cache.evict_to_(0)
+        assert not self.cache.nodes and not len(self.tree)
         assert all(pool.current_length == pool.idle_length == 0 for pool in self.pools)
 
 
@@ -191,18 +193,18 @@ def ids(*parts: range) -> Ints:
 def kept(text: Ints, back: int = 0) -> tuple[PrefixCache, KVCache]:
     """A cache with one finished text."""
     pool, tree = KVCache(1, 1, 1, SLOTS), SegmentTree()
-    cache = PrefixCache([pool], tree, back, SHORTEST)
+    cache = PrefixCache([pool], tree, back, MIN_MATCH)
     segment = tree.add()
     slots = pool.append_([segment] * len(text), range(len(text)), home=segment)
     pool.commit_(slots, range(len(text)))
-    assert cache.keep_(segment, text, 0)
+    assert cache.insert_(segment, text, 0)
     return cache, pool
 
 
 def test_an_equal_prompt_computes_one_row() -> None:
     text = ids(range(100))
     cache, _ = kept(text)
-    assert cache.lend_(cache.segments.add(), text, len(text)) == 99
+    assert cache.attach_(cache.segments.add(), text, len(text)) == 99
     assert cache.figures.reused == 99
 
 
@@ -211,10 +213,10 @@ def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
     before, bytes_moved = pool.data.data_ptr(), sum(pool.ledger.bytes.values())
     where = {int(pool.position[slot]): slot for slot in np.flatnonzero(pool.owner >= 0)}
     other = cache.segments.add()
-    assert cache.lend_(other, ids(range(60), range(200, 220)), 80) == 60
+    assert cache.attach_(other, ids(range(60), range(200, 220)), 80) == 60
     first, second = (
         cache.segments.path(other)[1],
-        next(one for one in cache.kept if cache.kept[one].start == 60),
+        next(one for one in cache.nodes if cache.nodes[one].start == 60),
     )
     assert cache.segments.parent(second) == first and cache.figures.splits == 1
     assert {int(pool.position[s]): s for s in np.flatnonzero(pool.owner >= 0)} == where
@@ -224,13 +226,13 @@ def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
 
 def test_a_pairing_drafter_takes_one_token_less() -> None:
     cache, _ = kept(ids(range(100)), back=1)
-    assert cache.lend_(cache.segments.add(), ids(range(60), range(200, 220)), 80) == 59
+    assert cache.attach_(cache.segments.add(), ids(range(60), range(200, 220)), 80) == 59
 
 
 def test_few_common_tokens_are_not_shared() -> None:
     cache, _ = kept(ids(range(100)))
-    text = ids(range(SHORTEST - 1), range(200, 260))
-    assert cache.lend_(cache.segments.add(), text, len(text)) == 0 and not cache.figures.splits
+    text = ids(range(MIN_MATCH - 1), range(200, 260))
+    assert cache.attach_(cache.segments.add(), text, len(text)) == 0 and not cache.figures.splits
 
 
 @pytest.mark.parametrize("touched", [0, 1])
@@ -238,13 +240,13 @@ def test_what_was_not_used_for_longest_goes_first(touched: int) -> None:
     cache, pool = kept(ids(range(50)))
     second = cache.segments.add()
     pool.commit_(pool.append_([second] * 50, range(50), home=second), range(50))
-    cache.keep_(second, ids(range(100, 150)), 0)
+    cache.insert_(second, ids(range(100, 150)), 0)
     texts = (ids(range(50), range(9)), ids(range(100, 150), range(9)))
     reader = cache.segments.add()
-    assert cache.lend_(reader, texts[touched], 59) == 50
-    cache.release_(reader)
+    assert cache.attach_(reader, texts[touched], 59) == 50
+    cache.detach_(reader)
     cache.segments.remove([reader])
-    cache.make_room_(50)
+    cache.evict_to_(50)
     assert [cache.match(text)[1] for text in texts] == [50 * (touched == n) for n in (0, 1)]
 
 
@@ -252,16 +254,16 @@ def test_the_same_text_is_not_kept_twice() -> None:
     cache, pool = kept(ids(range(50)))
     again = cache.segments.add()
     pool.commit_(pool.append_([again] * 50, range(50), home=again), range(50))
-    assert not cache.keep_(again, ids(range(50)), 0)
+    assert not cache.insert_(again, ids(range(50)), 0)
 
 
 def test_shelves_find_what_begins_alike() -> None:
-    shelf = Beginnings(2)
+    shelf = ChildIndex(2)
     for name, text in ((1, [5, 6, 7]), (2, [5, 8]), (3, [5])):
         shelf.add(name, np.array(text, np.int32))
-    assert list(shelf.find(np.array([5, 6, 9], np.int32))) == [1, 3]
+    assert list(shelf.candidates(np.array([5, 6, 9], np.int32))) == [1, 3]
     shelf.remove(1, np.array([5, 6, 7], np.int32))
-    assert list(shelf.find(np.array([5, 6, 9], np.int32))) == [3]
+    assert list(shelf.candidates(np.array([5, 6, 9], np.int32))) == [3]
 
 
 def test_shared_length() -> None:

@@ -51,7 +51,7 @@ def test_what_went_on_behind_an_absorbed_segment_goes_on_behind_the_other() -> N
     prefix = tree.add()
     outline, sibling = tree.add(prefix), tree.add(prefix)
     child = tree.add(outline)
-    tree.absorb(outline, prefix)
+    tree.merge_into_parent(outline, prefix)
     assert outline not in tree
     assert tree.path(child) == [child, prefix]
     assert tree.path(sibling) == [sibling, prefix]
@@ -60,11 +60,11 @@ def test_what_went_on_behind_an_absorbed_segment_goes_on_behind_the_other() -> N
 @pytest.mark.parametrize(
     ("change", "lineage", "homes"),
     [
-        (lambda tree, root, other, leaf: tree.hang(leaf, other), "lo", "ro"),
-        (lambda tree, root, other, leaf: tree.read(leaf, [other]), "lro", "ro"),
-        (lambda tree, root, other, leaf: tree.settle(leaf), "lr", "lr"),
-        (lambda tree, root, other, leaf: tree.insert(leaf), "lnr", "rn"),
-        (lambda tree, root, other, leaf: tree.absorb(root, other), "lo", "ro"),
+        (lambda tree, root, other, leaf: tree.set_parent(leaf, other), "lo", "ro"),
+        (lambda tree, root, other, leaf: tree.set_reads(leaf, [other]), "lro", "ro"),
+        (lambda tree, root, other, leaf: tree.make_home(leaf), "lr", "lr"),
+        (lambda tree, root, other, leaf: tree.insert_above(leaf), "lnr", "rn"),
+        (lambda tree, root, other, leaf: tree.merge_into_parent(root, other), "lo", "ro"),
     ],
     ids=["hang", "read", "settle", "insert", "absorb"],
 )

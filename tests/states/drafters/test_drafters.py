@@ -68,9 +68,9 @@ def take_in_path(
     state: Drafter, branch: Branch, flat: Ints, features_QF: torch.Tensor | None
 ) -> None:
     """As it is committed: the root and the accepted nodes of a tree."""
-    position, first = branch.length, branch.kept
-    branch.kept += len(flat)
-    tokens = branch.tokens[first : branch.kept]
+    position, first = branch.length, branch.num_cached_tokens
+    branch.num_cached_tokens += len(flat)
+    tokens = branch.tokens[first : branch.num_cached_tokens]
     part = CommittedRows.of_branch(
         branch, position, tokens, flat, features_QF=features_QF, is_path=True
     )

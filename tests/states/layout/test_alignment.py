@@ -14,11 +14,11 @@ from specsot.ops.types import DraftRows, Proposal
 from specsot.ops.verify.verify import accept, root
 from specsot.states.drafters.eagle import Eagle3Settings
 from specsot.states.graph.graph import BatchingBlock
-from specsot.states.layout import Batch
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.request_table import RunLimits
 from specsot.states.round import RoundSummary
+from specsot.states.rows import Batch
 from specsot.states.text.tokens import PromptTokens
 
 VOCAB = 99
@@ -37,7 +37,7 @@ def manager(rows: int) -> BranchStateManager:
 def submit(book: BranchStateManager, key: str, prefix: int, tail: int) -> Request:
     ids = PromptTokens((1,) * prefix), PromptTokens(tuple(range(tail)))
     request = Request(key, 0, "", *ids, frozenset(), 20, 0)
-    book.submit(request)
+    book.lifecycle.submit(request)
     return request
 
 
@@ -71,7 +71,15 @@ def commit(
     logits = torch.nn.functional.one_hot(torch.tensor([*said, *tips]), VOCAB).float()
     features = torch.arange(rows.tokens_BQ.numel())[:, None].float()
     accepted = None if proposal is None else accept(rows, logits, proposal)
-    return book.commit_(batch, HostReader(), features, accepted, root(rows, logits))
+    summary = book.committer.commit_(
+        batch,
+        host=HostReader(),
+        features_QF=features,
+        accepted=accepted,
+        roots=root(rows, logits),
+    )
+    book.finish_step_(batch)
+    return summary
 
 
 def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:

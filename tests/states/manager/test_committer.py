@@ -25,10 +25,10 @@ from specsot.ops.draft.proposals import share
 from specsot.ops.kv.slots import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import GrammarRows
-from specsot.states.layout import Batch
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Branch, Finish
 from specsot.states.round import RoundSummary
+from specsot.states.rows import Batch
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 
@@ -48,10 +48,10 @@ def row_of(made: BranchStateManager, branch: Branch) -> int:
 @LAYOUTS
 def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
-    made.submit(one)
+    made.lifecycle.submit(one)
     summary = commit_(made, open_requests_(made), [40])
     (branch,) = made.active
-    assert (branch.tokens, branch.kept, branch.pending) == ([40], 0, [40])
+    assert (branch.tokens, branch.num_cached_tokens, branch.pending) == ([40], 0, [40])
     assert (branch.start, branch.length) == (3, 5)
     assert rows_of(made, one.prefix_owner) == [0, 1, 2]
     assert rows_of(made, branch.owner) == [3, 4]
@@ -61,7 +61,7 @@ def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> Non
 
 def test_a_first_token_that_ends_an_answer_is_no_part_of_it() -> None:
     made, one = manager(), request(prefix=[5])
-    made.submit(one)
+    made.lifecycle.submit(one)
     commit_(made, open_requests_(made), [STOP])
     (branch,) = one.branches
     assert (branch.tokens, branch.finish) == ([], Finish.STOP)
@@ -75,8 +75,8 @@ def test_an_accepted_path_stays_where_it_lies_and_the_rest_is_given_back(layout:
     offer = proposal(chain(50, 51, 52), [(60, -1), (61, -1), (62, 1)])
     batch, summary = verify_(made, offer, [[1, 2], [2, 3]], [90, 91])
     assert first.tokens == [20, 50, 51, 90] and second.tokens == [21, 61, 62, 91]
-    assert (first.length, first.kept, first.pending) == (5, 3, [90])
-    assert (second.length, second.kept, second.pending) == (4, 3, [91])
+    assert (first.length, first.num_cached_tokens, first.pending) == (5, 3, [90])
+    assert (second.length, second.num_cached_tokens, second.pending) == (4, 3, [91])
     for branch, slots, nodes in zip(
         (first, second), batch.placed.tree_slots, ([0, 1, 2], [0, 2, 3]), strict=True
     ):
@@ -110,7 +110,9 @@ def test_a_stop_token_ends_a_branch_wherever_it_stands(
     (branch,) = running(made, one)
     _, summary = verify_(made, proposal(chain(50, STOP, 52)), [path], [bonus])
     assert branch.tokens == answer and branch.finish is Finish.STOP
-    assert branch.kept == len(answer), "all of its answer has rows, the stop token has none"
+    assert branch.num_cached_tokens == len(answer), (
+        "all of its answer has rows, the stop token has none"
+    )
     assert branch.length == 2 + len(answer)
     assert (summary.committed, summary.accepted) == ((len(answer) - 1,), (len(path),))
     assert one.finished and made.kv.needed_length == 0
@@ -130,7 +132,7 @@ def test_a_budget_ends_a_branch_inside_a_path() -> None:
     (root,) = running(made, one)
     verify_(made, proposal(chain(50, 51, 52)), [[1, 2, 3]], [90])
     assert root.tokens == [20, 50, 51] and root.finish is Finish.LENGTH
-    assert (root.emitted, root.accepted, root.kept) == ([2], [3], 3)
+    assert (root.emitted, root.accepted, root.num_cached_tokens) == ([2], [3], 3)
 
 
 class Odd:
@@ -164,7 +166,7 @@ def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
     free = running(made, request("a"))[0]
     some = [request(key, outline_budget=9, new_matcher=Odd) for key in "bc"]
     for one in some:
-        made.submit(one)
+        made.lifecycle.submit(one)
     commit_(made, open_requests_(made), [0, 0], bound=best([4, 33], [6, 8]))
     first, second = (one.root for one in some)
     assert first is not None and second is not None
@@ -184,7 +186,7 @@ def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
 def test_trees_and_newcomers_are_committed_together(layout: str) -> None:
     made = manager(layout, "ngram")
     (old,) = running(made, request("a", tail=[5]))
-    made.submit(request("b", prefix=[6], tail=[7, 7]))
+    made.lifecycle.submit(request("b", prefix=[6], tail=[7, 7]))
     offer = proposal(chain(50))
     batch = admit_(made, offer)
     summary = commit_(made, batch, [33], accepted(batch, offer, [[1]], [90]))

@@ -17,8 +17,8 @@ from helpers.managers import (
 )
 
 from specsot.ops.kv.slots import FREE
-from specsot.states.layout import Batch, Span
 from specsot.states.request import Finish, Stage
+from specsot.states.rows import Batch, Span
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 
@@ -36,7 +36,7 @@ def tokens_at(batch: Batch, rows: np.ndarray) -> list[int]:
 @LAYOUTS
 def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
-    made.submit(one)
+    made.lifecycle.submit(one)
     batch = open_requests_(made)
     (branch,) = one.branches
     assert (batch.ran, batch.newcomers, batch.opened) == ((), (branch,), (one,))
@@ -59,7 +59,7 @@ def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: st
 def test_two_requests_begin_in_one_forward() -> None:
     made = manager()
     for key in ("a", "b"):
-        made.submit(request(key, prefix=[5], tail=[6]))
+        made.lifecycle.submit(request(key, prefix=[5], tail=[6]))
     batch = open_requests_(made)
     assert [branch.name for branch in batch.newcomers] == ["a/1", "b/1"]
     assert [one.key for one in batch.opened] == ["a", "b"]
@@ -70,8 +70,8 @@ def test_two_requests_begin_in_one_forward() -> None:
 
 def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:
     made = manager("batching")
-    made.submit(request("a", tail=[5, 6, 7]))
-    made.submit(request("b", tail=[8]))
+    made.lifecycle.submit(request("a", tail=[5, 6, 7]))
+    made.lifecycle.submit(request("b", tail=[8]))
     batch = open_requests_(made)
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert batch.rows.slots_BQ[1].tolist() == [made.kv.scratch] * 2 + [made.kv.capacity]
@@ -94,7 +94,7 @@ class Anything:
 def test_an_outline_is_written_by_a_root_branch_under_its_grammar() -> None:
     made = manager()
     one = request(prefix=[5], outline_budget=6, new_matcher=Anything)
-    made.submit(one)
+    made.lifecycle.submit(one)
     batch = open_requests_(made)
     assert one.stage is Stage.OUTLINE and one.root is not None and not one.branches
     assert batch.newcomers == (one.root,)
@@ -104,8 +104,8 @@ def test_an_outline_is_written_by_a_root_branch_under_its_grammar() -> None:
 
 def test_a_given_outline_is_read_and_nothing_is_drawn_behind_it() -> None:
     made = manager()
-    one = request(prefix=[5], tail=[6], outline_budget=6, given=object(), given_ids=[7, 7])
-    made.submit(one)
+    one = request(prefix=[5], tail=[6], outline_budget=6, given_outline=object(), given_ids=[7, 7])
+    made.lifecycle.submit(one)
     batch = open_requests_(made)
     assert spans(batch)[-1][2:] == ([6, 7, 7], False)
     assert batch.rows.tips_R.tolist() == []
@@ -113,8 +113,8 @@ def test_a_given_outline_is_read_and_nothing_is_drawn_behind_it() -> None:
 
 def test_a_given_outline_that_nobody_shares_is_not_read_at_all() -> None:
     made = manager(share_outline=False)
-    one = request(prefix=[5], outline_budget=6, given=object(), given_ids=[7, 7])
-    made.submit(one)
+    one = request(prefix=[5], outline_budget=6, given_outline=object(), given_ids=[7, 7])
+    made.lifecycle.submit(one)
     batch = open_requests_(made)
     assert one.root is not None and one.root.finish is Finish.STOP
     assert batch.newcomers == () and batch.opened == (one,)
@@ -135,7 +135,7 @@ def test_branches_start_behind_what_all_their_prompts_begin_with(layout: str) ->
         (second.owner, 5, [42, 43], True),
     ]
     assert one.prefix_length == 5 and one.context == [5, 6, 7, 30, 40]
-    assert not len(one.hoist), "it is a part of the prefix now"
+    assert not len(one.common_prompt), "it is a part of the prefix now"
     prefix, *own = batch.placed.spans
     copies = 2 if layout == "batching" else 1
     assert prefix.slots_Cn.shape == (copies, 2), "every row of the pool has it"
@@ -151,7 +151,7 @@ def test_branches_start_behind_what_all_their_prompts_begin_with(layout: str) ->
 def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     made = manager(layout, "ngram")
     old = running(made, request("a", tail=[5, 6]), request("b", tail=[5]))
-    made.submit(request("c", tail=[8, 9, 9]))
+    made.lifecycle.submit(request("c", tail=[8, 9, 9]))
     batch = admit_(made, proposal(chain(50, 51), [(60, -1), (61, -1)]))
     (new,) = batch.newcomers
     assert batch.ran == tuple(old) and batch.opened == (new.request,)
@@ -172,7 +172,7 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
 def test_a_round_of_trees_alone_opens_nobody() -> None:
     made = manager(drafter="ngram")
     running(made, request("a"))
-    made.submit(request("b"))
+    made.lifecycle.submit(request("b"))
     batch = tree_rows_(made, proposal(chain(50)))
     assert [branch.name for branch in batch.ran] == ["a/1"]
     assert (batch.newcomers, batch.opened, batch.spans) == ((), (), ())
@@ -181,7 +181,7 @@ def test_a_round_of_trees_alone_opens_nobody() -> None:
 def test_a_prompt_alone_runs_nobody_else() -> None:
     made = manager()
     running(made, request("a"))
-    made.submit(request("b"))
+    made.lifecycle.submit(request("b"))
     batch = open_requests_(made)
     assert batch.ran == () and [branch.name for branch in batch.everyone] == ["b/1"]
 
@@ -196,7 +196,7 @@ def test_trees_that_a_grammar_restricts_are_named() -> None:
 
 def test_a_budget_is_cut_to_what_the_model_can_hold() -> None:
     made, one = manager(max_positions=12), request(prefix=[5] * 4, tail=[6] * 3, budget=10)
-    made.submit(one)
+    made.lifecycle.submit(one)
     (branch,) = open_requests_(made).newcomers
     assert (branch.budget, branch.note) == (5, "cut to the model's 12")
 
@@ -215,7 +215,7 @@ def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
     batch = tree_rows_(made, proposal(chain()))
     assert tokens_at(batch, batch.placed.tree_rows[0]) == [20]
     assert batch.rows.positions_BQ.tolist() == [[2]]
-    assert made.placer.trees(proposal(chain())).positions == [branch.length]
+    assert made.batch_builder.trees(proposal(chain())).positions == [branch.length]
 
 
 def test_a_span_knows_its_positions() -> None:
@@ -225,7 +225,7 @@ def test_a_span_knows_its_positions() -> None:
 def test_nothing_is_committed_twice() -> None:
     """What a batch placed is committed once; the next batch is placed anew."""
     made = manager()
-    made.submit(request())
+    made.lifecycle.submit(request())
     batch = open_requests_(made)
     commit_(made, batch, [20])
     assert open_requests_(made).rows.tokens_BQ.numel() == 0

@@ -17,7 +17,7 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.admission import Room, request_slots
+from specsot.states.admission import CapacityModel, request_slots
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.text.outline import Outline, Point
@@ -66,7 +66,7 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
         for index, given in enumerate(outlines):
             prompt = Prompt(str(index), "hello", max_new_tokens=budgets[index])
             request = session.request(prompt)
-            run.board["branches"].submit(replace(request, given=given))
+            run.board["branches"].lifecycle.submit(replace(request, given_outline=given))
         return run
 
     return make
@@ -152,27 +152,27 @@ def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[
 
 def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:
     """With a map of tree sizes, fewer branches can need more slots than many."""
-    room = Room(100, 8, {1: 20, 2: 4, 4: 3})
+    room = CapacityModel(100, 8, {1: 20, 2: 4, 4: 3})
     assert [room.tree_slots(active) for active in range(1, 7)] == [21, 21, 21, 21, 21, 24]
-    assert Room(100, 8, 0).tree_slots(5) == 5
-    assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
+    assert CapacityModel(100, 8, 0).tree_slots(5) == 5
+    assert room.slots_alone(10, 5, 7) == 10 + 5 + 7 + 21
 
 
 def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
     """However many run: the others' trees lie in other rows, but their number sizes this one."""
-    room = Room(100, 6, {1: 4, 2: 20, 4: 3}, rows=6)
+    room = CapacityModel(100, 6, {1: 4, 2: 20, 4: 3}, rows=6)
     assert [room.tree_slots(active) for active in range(1, 7)] == [21] * 6
-    assert Room(100, 1, {1: 4, 2: 20}, rows=1).tree_slots(1) == 5, "never two of them"
-    assert room.alone(10, 5, 7) == 10 + 5 + 7 + 21
+    assert CapacityModel(100, 1, {1: 4, 2: 20}, rows=1).tree_slots(1) == 5, "never two of them"
+    assert room.slots_alone(10, 5, 7) == 10 + 5 + 7 + 21
 
 
 def test_branches_that_share_their_nodes_are_counted_together() -> None:
     """In one sequence a root each and the nodes once; in a row of its own, one may get them all."""
-    room = Room(100, 8, 10, shared=24)
+    room = CapacityModel(100, 8, 10, shared=24)
     assert [room.tree_slots(active) for active in range(1, 6)] == [11, 22, 27, 28, 29]
-    assert Room(100, 8, {1: 20, 2: 4}, shared=12).tree_slots(2) == 13
-    assert [Room(100, 5, 10, 5, 24).tree_slots(active) for active in (1, 5)] == [11, 11]
-    assert [Room(100, 5, 10, 5, 6).tree_slots(active) for active in (1, 5)] == [7, 7]
+    assert CapacityModel(100, 8, {1: 20, 2: 4}, shared=12).tree_slots(2) == 13
+    assert [CapacityModel(100, 5, 10, 5, 24).tree_slots(active) for active in (1, 5)] == [11, 11]
+    assert [CapacityModel(100, 5, 10, 5, 6).tree_slots(active) for active in (1, 5)] == [7, 7]
 
 
 @pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])

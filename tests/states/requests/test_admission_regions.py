@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.forward import plan_attention
 from specsot.ops.kv.slots import SlotRun
-from specsot.states.admission import REGION, Admission, Room, request_slots
+from specsot.states.admission import REGION_STEP, Admission, CapacityModel, request_slots
 from specsot.states.graph.graph import BimBlock
 from specsot.states.request_table import RunLimits
 
@@ -21,28 +21,38 @@ def test_whoever_fits_into_an_equal_share_gets_one() -> None:
     one = request(prefix=[1] * 30, tail=[2] * 16, budget=13)  # and the root of its tree
     assert admission(240, 4).region(one)[0] == 60
     one.budget += 1
-    assert admission(240, 4).region(one)[0] == REGION, "61 slots are more than a share"
+    assert admission(240, 4).region(one)[0] == REGION_STEP, "61 slots are more than a share"
 
 
 @given(st.integers(8, 3000), st.integers(1, 9), st.integers(0, 400), st.integers(1, 400))
 def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budget: int) -> None:
     one = request(prefix=[1] * prompt, budget=budget)
     found = admission(capacity, most)
-    needed = request_slots(one) + found.room.tree_slots(1)
+    needed = request_slots(one) + found.capacity.tree_slots(1)
     share = capacity // most
     size = found.region(one)[0]
     assert size >= needed
-    assert size == share or (needed > share and size % REGION == 0 and size - needed < REGION)
+    assert size == share or (
+        needed > share and size % REGION_STEP == 0 and size - needed < REGION_STEP
+    )
 
 
 def test_beams_and_trees_are_counted() -> None:
     block = BimBlock(kind="bim", kv_slots=4096, max_num_branches=64)
     fixed = RunLimits(block, manager().limits.drafter, True, 1000, 100)
     one = request(budget=40)
-    plain = Admission(Room(4096, 64, 0), "fcfs", fixed)
+    plain = Admission(capacity=CapacityModel(4096, 64, 0), order="fcfs", limits=fixed)
     assert plain.region(one)[0] == 64
-    assert Admission(Room(4096, 64, 30), "fcfs", fixed).region(one)[0] == 128
-    assert Admission(Room(4096, 64, 0, beams=4), "fcfs", fixed).region(one)[0] == 192
+    assert (
+        Admission(capacity=CapacityModel(4096, 64, 30), order="fcfs", limits=fixed).region(one)[0]
+        == 128
+    )
+    assert (
+        Admission(capacity=CapacityModel(4096, 64, 0, beams=4), order="fcfs", limits=fixed).region(
+            one
+        )[0]
+        == 192
+    )
 
 
 def test_requests_that_run_together_are_one_group() -> None:
@@ -57,11 +67,11 @@ def test_a_share_is_used_again_when_its_request_has_ended() -> None:
     made = manager(capacity=512, most=4)
     made_branches = running(made, *(request(key) for key in "abcd"))
     second = made_branches[1].request
-    made.cancel("b")
-    made.lifecycle.retire_and_prepare_()
+    made.table.cancel("b")
+    made.lifecycle.release_and_prepare_()
     assert second.prefix_owner not in made.kv.regions
     late = request("e")
-    made.submit(late)
+    made.lifecycle.submit(late)
     batch = open_requests_(made)
     assert batch.opened == (late,)
     assert made.kv.regions[late.prefix_owner].first == 128
@@ -70,7 +80,7 @@ def test_a_share_is_used_again_when_its_request_has_ended() -> None:
 @pytest.mark.parametrize("drafter", ["none", "vanilla"])
 def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
     made, one = manager(drafter=drafter, capacity=512), request()
-    made.submit(one)
+    made.lifecycle.submit(one)
     open_requests_(made)
     for pool in made.pools:
         region = pool.regions[one.prefix_owner]
@@ -79,6 +89,6 @@ def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
 
 def test_rows_of_a_pool_need_no_regions() -> None:
     made, one = manager("batching"), request()
-    made.submit(one)
+    made.lifecycle.submit(one)
     open_requests_(made)
     assert not made.kv.regions

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from helpers.vectors import cases
 
+from specsot.states.commit import append_tokens
 from specsot.states.request import Branch, Request, Stage
-from specsot.states.round import take
 
 
 @pytest.mark.parametrize("case", cases("stop"))
@@ -14,7 +14,7 @@ def test_a_round_is_cut_where_the_vectors_say(case: Any) -> None:
     """The vectors keep the stop token; an answer does not hold it."""
     request = Request("r", 0, "", [], [], frozenset(case["stop"]), 99, 99)
     branch = Branch(request, 0, 1, budget=case["remaining"], stage=Stage.RUNNING)
-    count = take(branch, case["emitted"])
+    count = append_tokens(branch, case["emitted"])
     kept = case["kept"][:-1] if case["reason"] == "stop" else case["kept"]
     assert (branch.tokens, count) == (kept, len(kept))
     assert (branch.ended) == case["finished"]

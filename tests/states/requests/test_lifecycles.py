@@ -8,7 +8,15 @@ import pytest
 from helpers.managers import manager, request
 from transitions import MachineError
 
-from specsot.states.request import ENDED, ENDS, LIFECYCLES, LIVE, Finish, Stage, move
+from specsot.states.request import (
+    ENDED_STAGES,
+    ENDING_OF,
+    LIFECYCLES,
+    LIVE_STAGES,
+    Finish,
+    Stage,
+    move,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -20,23 +28,23 @@ def test_every_stage_is_reached_and_every_life_ends(kind: str) -> None:
     for _ in Stage:
         reached |= {way.target for way in ways if reached & {*way.sources}}
     assert reached == {stage for way in ways for stage in (*way.sources, way.target)}
-    assert {way.name for way in ways} >= set(ENDS.values())
-    for stage in reached & {*LIVE}:
-        assert any(stage in way.sources and way.target in ENDED for way in ways)
+    assert {way.name for way in ways} >= set(ENDING_OF.values())
+    for stage in reached & {*LIVE_STAGES}:
+        assert any(stage in way.sources and way.target in ENDED_STAGES for way in ways)
     for way in ways:
-        left = {*way.sources} & {*ENDED}
+        left = {*way.sources} & {*ENDED_STAGES}
         assert not left or (way.name, left) == ("fail", {Stage.DONE})
 
 
 def test_a_way_that_is_none_is_a_fault_of_ours() -> None:
     made, one = manager(), request()
-    made.submit(one)
+    made.lifecycle.submit(one)
     with pytest.raises(MachineError, match="merge"):
         branch = made.table.new_branch(one, 0, 3)
         branch.end(Finish.STOP)
-        move("request", one, "run")
-        move("request", one, "finish")
-        move("request", one, "merge")
+        move(one, "run")
+        move(one, "finish")
+        move(one, "merge")
     with pytest.raises(MachineError):
         branch.end(Finish.STOP)
 
@@ -54,13 +62,13 @@ def test_a_way_that_is_none_is_a_fault_of_ours() -> None:
 )
 def test_how_a_branch_and_its_request_end(finish: Finish, stage: Stage) -> None:
     made, one = manager(), request()
-    made.submit(one)
+    made.lifecycle.submit(one)
     branch = made.table.new_branch(one, 0, 3)
     branch.end(finish)
     assert branch.ended and branch.stage is stage
     one.finish = finish
     if stage is Stage.DONE:
-        move("request", one, "run")
+        move(one, "run")
     made.table.close(one)
     assert one.finished and one.stage is stage
 

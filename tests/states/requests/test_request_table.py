@@ -49,7 +49,7 @@ def test_what_ended_is_handed_over_once_and_nothing_of_it_stays() -> None:
     for one in some:
         table.add(one)
     assert table.forget_finished() == []
-    move("request", some[0], "run")
+    move(some[0], "run")
     table.close(some[0])
     assert table.unfinished == some[1:] and table.requests == some, "its answer may be wanted"
     assert table.forget_finished() == some[:1]
@@ -71,7 +71,7 @@ def test_the_number_of_a_branch_is_what_its_rows_are_shown_with() -> None:
 def test_a_cancelled_request_ends_at_the_next_step_and_keeps_its_text(layout: str) -> None:
     made = manager(layout, "ngram")
     first, second = running(made, request("a"), request("b"))
-    made.cancel("a")
+    made.table.cancel("a")
     assert made.active == [first, second], "a step that has begun is finished"
     offer = proposal(chain(50), chain(51))
     batch = tree_rows_(made, offer)
@@ -86,10 +86,10 @@ def test_a_request_that_is_cancelled_before_it_starts_never_does() -> None:
     made = manager(most=1)
     running(made, request("a"))
     late = request("b")
-    made.submit(late)
-    made.cancel("b")
-    made.cancel("unknown")
-    made.lifecycle.retire_and_prepare_()
+    made.lifecycle.submit(late)
+    made.table.cancel("b")
+    made.table.cancel("unknown")
+    made.lifecycle.release_and_prepare_()
     assert late.finished and [b.finish for b in late.branches] == [Finish.CANCELLED]
     assert made.unfinished == made.requests[:1]
 
@@ -97,8 +97,8 @@ def test_a_request_that_is_cancelled_before_it_starts_never_does() -> None:
 def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
     made = manager(capacity=16)
     long, longer = request("a", budget=15), request("b", prefix=[1] * 1000)
-    made.submit(long)
-    made.submit(longer)
+    made.lifecycle.submit(long)
+    made.lifecycle.submit(longer)
     assert [b.note for one in (long, longer) for b in one.branches] == [
         "needs 18 slots, the pool has 16",
         "prompt of 1002 tokens, the model takes 1000",
@@ -108,6 +108,6 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
 
 def test_an_answer_that_ends_frees_all_segments() -> None:
     made, one = manager(), request(prefix=[5])
-    made.submit(one)
+    made.lifecycle.submit(one)
     commit_(made, open_requests_(made), [STOP])
     assert one.finished and len(made.table.segments) == 0 and not made.kv.regions

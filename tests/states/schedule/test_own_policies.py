@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import call
-from helpers.managers import STOP, commit_, manager, request
+from helpers.managers import STOP, beginning, commit_, manager, request, start_
 
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.policies import Candidate, PolicyError, find_policy
@@ -51,7 +51,7 @@ def test_it_ranks_those_who_wait(install: Install) -> None:
     install()
     made = manager(most=1, policy="good")
     for key in "abc":
-        made.submit(request(key))
+        made.lifecycle.submit(request(key))
     step = made.plan_(Inbox())
     assert [made.table.request_of(owner).key for owner in step.requests] == ["c"]
 
@@ -62,11 +62,11 @@ def test_nobody_starves_under_it(install: Install) -> None:
     install()
     made, begun = manager(most=1, policy="good", max_wait=12), dict[str, int]()
     for key in ("old", "older"):
-        made.submit(request(key))
+        made.lifecycle.submit(request(key))
     for step in range(40):
-        made.submit(request(str(step)))
-        new = made.beginning(made.plan_(Inbox()))
-        batch = made.placer.place_(None, [], new)
+        made.lifecycle.submit(request(str(step)))
+        new = beginning(made, made.plan_(Inbox()))
+        batch = start_(made, *new)
         commit_(made, batch, [STOP] * len(batch.newcomers))
         begun |= {one.key: step for one in new}
     assert (begun["old"], begun["older"]) == (12, 25)
@@ -85,7 +85,7 @@ def test_a_graph_names_it_and_nothing_is_imported_to_check_it(install: Install) 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("none", "own_policies:none is no Policy"),
+        ("none", "own_policies:none is not a Policy"),
         ("gone", "AttributeError: module 'own_policies' has no attribute 'gone'"),
     ],
 )
@@ -103,7 +103,7 @@ def test_what_is_no_policy_is_told_with_its_package(name: str, said: str, instal
 def test_one_that_fails_ends_the_run_with_one_error(name: str, said: str, install: Install) -> None:
     install()
     made = manager(policy=name)
-    made.submit(request("a"))
+    made.lifecycle.submit(request("a"))
     with pytest.raises(PolicyError, match=said):
         made.plan_(Inbox())
     assert find_policy("fcfs").rank(Candidate(1, 1, False, 0, 3, 4, 4)) == (1, 0)

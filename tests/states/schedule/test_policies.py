@@ -3,7 +3,17 @@
 from collections.abc import Iterator
 
 import pytest
-from helpers.managers import STOP, commit_, fan_out_, manager, request, running
+from helpers.managers import (
+    STOP,
+    beginning,
+    commit_,
+    fan_out_,
+    manager,
+    request,
+    running,
+    start_,
+    starting,
+)
 
 from specsot.states.manager import BranchStateManager
 from specsot.states.policies import AGEING, POLICIES, Candidate
@@ -17,21 +27,21 @@ def plan(made: BranchStateManager) -> StepPlan:
     return made.plan_(Inbox())
 
 
-def start_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:
+def start_step_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:
     """Whoever begins in this step does; with STOP they end at once."""
-    begun = made.beginning(step)
+    begun = beginning(made, step)
     if begun:
-        batch = made.placer.place_(None, [], begun)
+        batch = start_(made, *begun)
         commit_(made, batch, [token] * len(batch.newcomers))
     return begun
 
 
 def served(made: BranchStateManager, first: Request, steps: int) -> Iterator[tuple[int, str]]:
     """(step, key) of whoever begins, one at a time, while a short request comes in every step."""
-    made.submit(first)
+    made.lifecycle.submit(first)
     for number in range(steps):
-        made.submit(request(str(number), budget=SHORT))
-        for one in start_(made, plan(made), STOP):
+        made.lifecycle.submit(request(str(number), budget=SHORT))
+        for one in start_step_(made, plan(made), STOP):
             yield number, one.key
 
 
@@ -39,7 +49,7 @@ def served(made: BranchStateManager, first: Request, steps: int) -> Iterator[tup
 def test_a_long_request_is_served_however_many_short_ones_come(policy: str) -> None:
     made = manager(most=1, policy=policy)
     for number in range(20):
-        made.submit(request(f"before {number}", budget=SHORT))
+        made.lifecycle.submit(request(f"before {number}", budget=SHORT))
     begun = {key: step for step, key in served(made, request("long", budget=LONG), 200)}
     assert "long" in begun
     if policy == "max_throughput":
@@ -54,16 +64,16 @@ def test_one_that_does_not_fit_beside_others_is_served_in_the_end(policy: str) -
     made = manager(capacity=70, most=2, policy=policy, max_wait=12)
     (runs,) = running(made, request("first", budget=SHORT))
     long, begun, overtook = request("long", budget=LONG), 0, 0
-    made.submit(long)
+    made.lifecycle.submit(long)
     for number in range(100):
-        made.submit(request(str(number), budget=SHORT))
-        new = start_(made, plan(made))
+        made.lifecycle.submit(request(str(number), budget=SHORT))
+        new = start_step_(made, plan(made))
         if long in new:
             begun = number
             break
         overtook += len(new)
         runs.end(Finish.STOP)  # those who run take turns: one ends when the next has begun
-        made.lifecycle.retire_and_prepare_()
+        made.lifecycle.release_and_prepare_()
         if new:
             runs = new[-1].branches[0]
         elif made.active:
@@ -76,17 +86,17 @@ def test_one_that_does_not_fit_beside_others_is_served_in_the_end(policy: str) -
 def test_first_come_first_served_is_overtaken_by_nobody() -> None:
     made = manager(capacity=70, most=3)
     running(made, request("first", budget=SHORT))
-    made.submit(request("long", budget=LONG))
-    made.submit(request("short", budget=SHORT))
+    made.lifecycle.submit(request("long", budget=LONG))
+    made.lifecycle.submit(request("short", budget=SHORT))
     step = plan(made)
-    assert step.starts == 0 and step.held.startswith("long: needs")
+    assert step.num_starts == 0 and step.blocked.startswith("long: needs")
 
 
 def test_who_is_done_soonest_goes_first() -> None:
     made = manager(most=1, policy="max_throughput")
     for key, budget in (("c", 30), ("a", 10), ("b", 20)):
-        made.submit(request(key, budget=budget))
-    order = [one.key for _ in range(3) for one in start_(made, plan(made), STOP)]
+        made.lifecycle.submit(request(key, budget=budget))
+    order = [one.key for _ in range(3) for one in start_step_(made, plan(made), STOP)]
     assert order == ["a", "b", "c"]
 
 
@@ -98,9 +108,9 @@ def test_branches_of_an_answer_go_before_new_requests_and_as_a_gang() -> None:
         root.end(Finish.STOP)
     many = fan_out_(made, one, [], [[41], [42], [43]])
     few = fan_out_(made, two, [], [[44], [45]])
-    made.submit(request("new"))
+    made.lifecycle.submit(request("new"))
     step = plan(made)
-    assert made.starting(step) == [*few, many[0]], "all of the answer that is closest to its end"
+    assert starting(made, step) == [*few, many[0]], "all of the answer that is closest to its end"
     assert step.requests == ()
 
 

@@ -7,6 +7,7 @@ import pytest
 from helpers.managers import (
     STOP,
     accepted,
+    beginning,
     chain,
     commit_,
     fan_out_,
@@ -15,14 +16,17 @@ from helpers.managers import (
     proposal,
     request,
     running,
+    start_,
+    starting,
     tree_rows_,
 )
 from helpers.many import Calls
 
+from specsot.engine.record.trace import action_of
 from specsot.states.manager import BranchStateManager
 from specsot.states.policies import POLICIES
 from specsot.states.request import Finish
-from specsot.states.scheduler import Does, Inbox, StepPlan
+from specsot.states.scheduler import Inbox, StepPlan
 
 
 def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
@@ -40,35 +44,35 @@ def round_(made: BranchStateManager, *tokens: int) -> None:
 def test_nobody_is_there() -> None:
     made = manager()
     step = plan(made)
-    assert (step.number, step.does, step.starts, step.waiting) == (1, Does.REST, 0, 0)
+    assert (step.number, action_of(step), step.num_starts, step.waiting) == (1, "rest", 0, 0)
     assert plan(made).number == 2
 
 
 def test_requests_open_then_run_and_at_last_their_answers_are_wanted() -> None:
     made, one = manager(), request("a")
-    made.submit(one)
+    made.lifecycle.submit(one)
     step = plan(made)
-    assert (step.does, step.requests, step.waiting) == (Does.OPEN, (one.prefix_owner,), 1)
-    assert step.why == "nobody runs: a" and made.beginning(step) == [one]
-    commit_(made, made.placer.place_(None, [], made.beginning(step)), [20])
+    assert (action_of(step), step.requests, step.waiting) == ("open", (one.prefix_owner,), 1)
+    assert step.why == "no branch runs: a" and beginning(made, step) == [one]
+    commit_(made, start_(made, *beginning(made, step)), [20])
     step = plan(made)
-    assert (step.does, step.why, step.running, step.starts) == (Does.ROUND, "1 run", 1, 0)
+    assert (action_of(step), step.why, step.running, step.num_starts) == ("round", "1 run", 1, 0)
     round_(made, STOP)
     step = plan(made)
-    assert (step.does, step.why) == (Does.ANSWER, "1 ended")
-    assert plan(made).does is Does.REST, "answers are handed over once"
+    assert (action_of(step), step.why) == ("answer", "1 ended")
+    assert action_of(plan(made)) == "rest", "answers are handed over once"
 
 
 def test_a_run_hands_over_all_answers_at_its_end_and_an_engine_each_at_once() -> None:
-    for serves, wanted in ((False, Does.ROUND), (True, Does.ANSWER)):
+    for serves, wanted in ((False, "round"), (True, "answer")):
         made, inbox = manager(), Inbox(serves=serves)
         first, second = running(made, request("a"), request("b"))
         first.end(Finish.STOP)
-        made.lifecycle.retire_and_prepare_()
-        assert plan(made, inbox).does is wanted
+        made.lifecycle.release_and_prepare_()
+        assert action_of(plan(made, inbox)) == wanted
         second.end(Finish.STOP)
-        made.lifecycle.retire_and_prepare_()
-        assert plan(made, inbox).does is Does.ANSWER
+        made.lifecycle.release_and_prepare_()
+        assert action_of(plan(made, inbox)) == "answer"
         assert [one.key for one in made.table.finished] == ["a", "b"]
 
 
@@ -76,9 +80,9 @@ def test_a_newcomer_rides_in_a_round_of_the_others() -> None:
     made = manager()
     running(made, request("a"))
     late = request("b")
-    made.submit(late)
+    made.lifecycle.submit(late)
     step = plan(made)
-    assert (step.does, step.requests) == (Does.ROUND, (late.prefix_owner,))
+    assert (action_of(step), step.requests) == ("round", (late.prefix_owner,))
     assert step.why == "1 run, b join"
 
 
@@ -88,24 +92,28 @@ def test_branches_of_an_outline_that_was_just_read_start_in_a_forward_of_their_o
     root, _ = running(made, one, request("b"))
     root.end(Finish.STOP)
     step = plan(made)
-    assert (step.does, step.why) == (Does.PARSE, "outlines are written: a")
+    assert (action_of(step), step.why) == ("parse", "outlines are complete: a")
     branches = fan_out_(made, one, [], [[41], [42]])
     step = plan(made)
-    assert step.does is Does.FORK and step.why == "outlines were read: a/1, a/2"
-    assert made.starting(step) == branches
-    assert plan(made).does is Does.ROUND, "later ones ride along"
+    assert action_of(step) == "fork" and step.why == "outlines were parsed: a/1, a/2"
+    assert starting(made, step) == branches
+    assert action_of(plan(made)) == "round", "later ones ride along"
 
 
 def test_who_must_wait_is_told_why() -> None:
     made = manager(most=1)
     running(made, request("a"))
-    made.submit(request("b"))
+    made.lifecycle.submit(request("b"))
     step = plan(made)
-    assert (step.does, step.starts, step.held) == (Does.ROUND, 0, "b: 1 of 1 branches run")
+    assert (action_of(step), step.num_starts, step.blocked) == (
+        "round",
+        0,
+        "b: 1 of 1 branches run",
+    )
     made = manager(capacity=24)
     running(made, request("a"))
-    made.submit(request("b"))
-    assert plan(made).held == "b: needs 14 slots, 12 are free"
+    made.lifecycle.submit(request("b"))
+    assert plan(made).blocked == "b: needs 14 slots, 12 are free"
 
 
 def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
@@ -117,46 +125,50 @@ def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
     (branch,) = fan_out_(made, one, [], [[41]])
     branch.budget = 150
     late = request("b", prefix=[5] * 10, budget=40)
-    made.submit(late)
+    made.lifecycle.submit(late)
     step = plan(made)
     assert branch.finish is Finish.REFUSED and branch.note == "no room beside the other requests"
-    assert (step.does, made.beginning(step)) == (Does.OPEN, [late])
+    assert (action_of(step), beginning(made, step)) == ("open", [late])
 
 
 def test_one_that_must_be_alone_waits_for_all_others_and_nobody_joins_it() -> None:
     made = manager()
     (first,) = running(made, request("a"))
-    alone, late = request("b", alone=True), request("c")
-    made.submit(alone)
-    made.submit(late)
+    alone, late = request("b", exclusive=True), request("c")
+    made.lifecycle.submit(alone)
+    made.lifecycle.submit(late)
     step = plan(made)
-    assert (step.does, step.starts, step.held) == (Does.ROUND, 0, "b: runs alone, others are there")
+    assert (action_of(step), step.num_starts, step.blocked) == (
+        "round",
+        0,
+        "b: runs alone, others run",
+    )
     first.end(Finish.STOP)
-    made.lifecycle.retire_and_prepare_()
+    made.lifecycle.release_and_prepare_()
     step = plan(made)
-    assert made.beginning(step) == [alone]
-    commit_(made, made.placer.place_(None, [], [alone]), [20])
+    assert beginning(made, step) == [alone]
+    commit_(made, start_(made, alone), [20])
     step = plan(made)
-    assert (step.starts, step.held) == (0, "c: b runs alone")
+    assert (step.num_starts, step.blocked) == (0, "c: b runs alone")
 
 
 def test_a_request_whose_time_is_up_ends_wherever_it_is() -> None:
     made = manager(most=1)
     now = time.monotonic()
     (branch,) = running(made, request("a", deadline=now + 1))
-    made.submit(request("b", deadline=now - 1))
-    made.submit(request("c", deadline=now + 1000))
+    made.lifecycle.submit(request("b", deadline=now - 1))
+    made.lifecycle.submit(request("c", deadline=now + 1000))
     time.sleep(max(now + 1 - time.monotonic(), 0))
     step = plan(made)
     assert branch.finish is Finish.TIMEOUT and branch.tokens == [20]
-    assert [one.key for one in made.beginning(step)] == ["c"]
+    assert [one.key for one in beginning(made, step)] == ["c"]
     assert [one.branches[0].note for one in made.table.finished] == ["its time was up"] * 2
 
 
 def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
     made = manager()
     for number in range(300):
-        made.submit(request(str(number), deadline=time.monotonic() + 1000))
+        made.lifecycle.submit(request(str(number), deadline=time.monotonic() + 1000))
         commit_(made, open_requests_(made), [STOP])
         made.table.forget_finished()
     assert len(made.table._deadlines) < 100
@@ -169,7 +181,7 @@ def test_a_step_costs_the_same_however_many_wait(policy: str) -> None:
         made = manager(most=2, policy=policy)
         running(made, request("a"), request("b"))
         for number in range(waiting):
-            made.submit(request(str(number)))
+            made.lifecycle.submit(request(str(number)))
         plan(made)  # who has come is ranked once
         with Calls() as calls:
             assert plan(made).waiting == waiting
@@ -181,7 +193,7 @@ def test_a_step_does_not_look_at_what_has_ended() -> None:
     made, costs = manager(), []
     for _ in range(3):
         for number in range(50):
-            made.submit(request(str(number)))
+            made.lifecycle.submit(request(str(number)))
             commit_(made, open_requests_(made), [STOP])
         plan(made)
         (branch,) = running(made, request("a"))
@@ -189,7 +201,7 @@ def test_a_step_does_not_look_at_what_has_ended() -> None:
             plan(made)
         costs.append(calls.count)
         branch.end(Finish.STOP)
-        made.lifecycle.retire_and_prepare_()
+        made.lifecycle.release_and_prepare_()
     assert len(made.requests) == 153 and len(set(costs)) == 1
 
 
@@ -201,10 +213,10 @@ def test_a_closed_inbox_takes_nothing_and_is_over() -> None:
     assert not inbox.over and inbox.submit([one])
     inbox.close()
     assert not inbox.over and not inbox.submit([one]), "one is still to be taken in"
-    assert inbox.take() == ([one], []) and inbox.over
+    assert inbox.drain() == ([one], []) and inbox.over
     inbox.end(one, Finish.CANCELLED)
-    assert not inbox.over and inbox.take() == ([], [(one, Finish.CANCELLED)])
-    assert inbox.take() == ([], [])
+    assert not inbox.over and inbox.drain() == ([], [(one, Finish.CANCELLED)])
+    assert inbox.drain() == ([], [])
 
 
 @pytest.mark.parametrize("what", ["submit", "end", "close"])
@@ -231,11 +243,11 @@ def test_what_ends_through_the_inbox_ends_at_the_next_step() -> None:
     inbox.submit([one, two])
     assert made.requests == []
     step = plan(made, inbox)
-    assert made.beginning(step) == [one, two]
+    assert beginning(made, step) == [one, two]
     inbox.end(one, Finish.CANCELLED)
     inbox.end(one, Finish.TIMEOUT)
     step = plan(made, inbox)
-    assert step.does is Does.ANSWER and made.table.finished == [one]
+    assert action_of(step) == "answer" and made.table.finished == [one]
     assert [branch.finish for branch in one.branches] == [Finish.CANCELLED]
     inbox.end(one, Finish.TIMEOUT)
-    assert made.beginning(plan(made, inbox)) == [two]
+    assert beginning(made, plan(made, inbox)) == [two]

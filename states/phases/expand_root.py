@@ -1,18 +1,18 @@
-"""The draft phases `expand_root` and `grow_tree`: each op calls the run's drafter."""
+"""The phase `expand_root`: the drafter reads the new rows and proposes the first level."""
 
 from typing import Any
 
 from ...ops.registry import op
-from ...ops.types import DraftRows, Proposal
+from ...ops.types import DraftRows
 from ..drafter import Drafter
 from ..request import Branch
 
 
 @op("branch.intake_", writes="draft_rows")
 def intake_(drafter: Drafter, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-    """Everything committed since the drafter's last forward, of all branches, as its rows.
+    """The rows committed since the drafter's last forward, of all branches.
 
-    The active branches alone for a drafter that needs no forward in this round.
+    Only the active branches for a drafter that needs no forward in this round.
     """
     return drafter.intake_(attention=attention)
 
@@ -21,9 +21,3 @@ def intake_(drafter: Drafter, *, attention: str = "auto") -> DraftRows | tuple[B
 def expand_root_(drafter: Drafter, draft_rows: DraftRows | tuple[Branch, ...]) -> Any:
     """The drafter's forward over these rows, and the first level of all trees."""
     return drafter.root(draft_rows)
-
-
-@op("draft.grow_tree_", writes="proposal", drops="frontier")
-def grow_tree_(drafter: Drafter, frontier: Any) -> Proposal:
-    """A token tree for every active branch."""
-    return drafter.grow(frontier)

@@ -1,0 +1,117 @@
+"""The phase `merge`: combine finished parts where the graph asks for it, and build the answers."""
+
+from dataclasses import dataclass, replace
+
+from ...ops.registry import op
+from ...ops.types import Rows
+from ..manager import BranchStateManager
+from ..request import COMPLETE, Branch, Finish, Request, reason_of
+from ..rows import Batch
+from ..scheduler import StepPlan
+from ..text.outline import Outline
+from ..text.prompts import PromptBook
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One branch of an answer. tokens: the ids that it decoded, without the stop token."""
+
+    index: int
+    title: str
+    text: str
+    tokens: tuple[int, ...]
+    finish: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A request's answer in reading order; `outline_tokens` is empty for a given outline.
+
+    combined: the text that combines the sections, if the graph combines them. text: the combined
+        text if it is complete, the sections otherwise.
+    """
+
+    key: str
+    question: str
+    outline: Outline | None
+    outline_tokens: tuple[int, ...]
+    outline_finish: str
+    sections: tuple[Section, ...]
+    text: str
+    combined: Section | None = None
+
+    @property
+    def samples(self) -> tuple[str, ...]:
+        """The texts of all answers that were drawn to this prompt (`limits.n`)."""
+        is_single = self.outline is not None or len(self.sections) < 2
+        return (self.text,) if is_single else tuple(section.text for section in self.sections)
+
+
+@op("branch.fold_", writes="batch rows", needs="skeleton")
+def fold_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
+    """Prompt rows of the branches that combine finished parts: the parts one after another, or
+    with `merge: attend` the request for one answer alone.
+
+    There are no rows if this step combines none.
+    """
+    batch = branches.batch_builder.build_(step)
+    if branches.admission.optimistic:  # a preempted branch prefills the parts again
+        return batch, batch.rows
+    for branch in batch.newcomers:  # the rows of the parts are in the batch or in the pool
+        if branches.fold is not None:
+            branches.fold.forget_(branch.request)
+        branch.prompt = replace(branch.prompt, chunks=())
+    return batch, batch.rows
+
+
+@op("answer.merge", writes="answers", commits=True)
+def merge(branches: BranchStateManager, prompts: PromptBook) -> tuple[Answer, ...]:
+    """The answers of all requests that ended and are still in the table, in reading order."""
+    return tuple(delivered(request, prompts) for request in branches.table.finished)
+
+
+def delivered(request: Request, prompts: PromptBook) -> Answer:
+    """A request's answer; if the tokenizer fails, the reason."""
+    try:
+        return answer(request, prompts)
+    except Exception as error:
+        section = Section(0, "", "", (), str(Finish.FAILED), reason_of(error))
+        return Answer(request.key, request.question, None, (), "", (section,), "")
+
+
+def answer(request: Request, prompts: PromptBook) -> Answer:
+    """The answer of a request as decoded so far."""
+    sections = tuple(_section(b, prompts) for b in request.branches if not b.combines)
+    combined = next((_section(b, prompts) for b in request.branches if b.combines), None)
+    text = "\n\n".join(map(_with_heading, sections))
+    if combined is not None and combined.text and combined.finish in COMPLETE:
+        text = combined.text
+    root = request.root
+    return Answer(
+        key=request.key,
+        question=request.question,
+        outline=request.outline,
+        outline_tokens=tuple(root.tokens) if root is not None else (),
+        outline_finish=str(root.finish or "") if root is not None else "",
+        sections=sections,
+        text=text,
+        combined=combined,
+    )
+
+
+def _section(branch: Branch, prompts: PromptBook) -> Section:
+    return Section(
+        index=branch.index,
+        title=branch.title if branch.point or branch.combines or branch.request.samples > 1 else "",
+        text=prompts.decode(branch.tokens).strip(),
+        tokens=tuple(branch.tokens),
+        finish=str(branch.finish or Finish.CANCELLED),
+        note=branch.note,
+    )
+
+
+def _with_heading(section: Section) -> str:
+    if not section.title:
+        return section.text
+    return f"{section.index + 1}. {section.title}\n\n{section.text}"

@@ -1,0 +1,91 @@
+"""The phase `parse`: complete outlines become branches; anything else becomes one plain answer."""
+
+from collections.abc import Sequence
+
+from ...ops.registry import op
+from ..manager import BranchStateManager
+from ..prompt_builder import PromptBuilder
+from ..request import Branch, Finish, Request, failing, move
+from ..request_table import RequestTable
+from ..text.documents import CHUNK_TOKENS
+from ..text.prompts import PromptBook
+from ..text.tokens import PromptTokens
+
+
+@op("outline.parse_", needs="skeleton", commits=True)
+def parse_(
+    branches: BranchStateManager,
+    prompts: PromptBook,
+    *,
+    max_branches: int,
+    direct_tokens: int,
+    tools: Sequence[str],
+    search_top_k: int = 2,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> None:
+    """Parse complete outlines into branches, with plain decoding as the fallback. A request with a
+    budget of 0 ends with its outline.
+
+    Only generated ids are parsed, so the text of a prompt is never read as an outline.
+    """
+    builder = PromptBuilder(prompts, search_top_k, chunk_tokens)
+    for request in [r for r in branches.table.open.values() if r.outline_ended]:
+        root = request.root
+        assert root is not None
+        with failing(root):
+            request.outline = request.given_outline or prompts.read_outline(
+                root.tokens, max_branches=max_branches, tools=tools
+            )
+            pending = _close_root_(branches, request, root)
+            if not request.budget:
+                branches.lifecycle.finish_(request)
+                continue
+            fan_out_(branches.table, builder, request, pending=pending, direct_tokens=direct_tokens)
+            if not request.outline.points:
+                branches.lifecycle.check_fit(request.branches[0])
+            move(request, "run")
+        if root.finish is Finish.FAILED:
+            branches.table.end(request, Finish.FAILED, root.note)
+    branches.lifecycle.release_and_prepare_()
+
+
+def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -> list[int]:
+    """Promote the outline's rows to the prefix, or free them; returns its tokens without rows that
+    the branches still have to prefill."""
+    if branches.limits.share_outline:
+        branches.kv_cache.promote_root_(request)
+        return root.pending
+    branches.kv_cache.drop_root_(request)
+    return []
+
+
+def fan_out_(
+    table: RequestTable,
+    builder: PromptBuilder,
+    request: Request,
+    *,
+    pending: Sequence[int],
+    direct_tokens: int,
+) -> None:
+    """Create the branches of a parsed outline, or one plain answer if it has no points.
+
+    Args:
+        pending: tokens of the outline before the common prompt of the branches.
+        direct_tokens: budget of the plain answer.
+    """
+    before = PromptTokens(tuple(pending)) + request.opening
+    assert request.outline is not None
+    points = request.outline.points
+    if not points:
+        budget = min(direct_tokens, request.requested_tokens or direct_tokens)
+        direct = table.new_branch(request, 0, budget)
+        direct.prompt = before + builder.direct(request)
+        request.branches = [direct]
+        return
+    common, documents_of = builder.shared(request)
+    request.common_prompt = before + common
+    for index, (point, documents) in enumerate(zip(points, documents_of, strict=True)):
+        branch = table.new_branch(request, index, request.budget)
+        branch.point = point
+        branch.documents = documents
+        request.branches.append(branch)
