@@ -1,4 +1,4 @@
-"""What a failure means to the shell: exit codes, and one clear line for every kind of error."""
+"""Exit codes of errors, and one clear line for every kind of error."""
 
 import re
 from enum import IntEnum
@@ -29,11 +29,11 @@ class UsageError(ValueError):
 
 
 class LacksDrafterError(UsageError):
-    """A graph drafts, and nobody has said with what model."""
+    """A graph drafts with a model, and no drafter model is given."""
 
 
 class ClusterError(RuntimeError):
-    """A cluster that cannot be used, or cannot go on; says why."""
+    """A cluster that cannot be used, or cannot continue, with the reason."""
 
 
 class UnequalError(ValueError):
@@ -57,13 +57,13 @@ def code_of(error: BaseException) -> Code:
 
 
 def is_told(error: BaseException) -> bool:
-    """Whether the message says all that a user needs; anything else is a fault of some program."""
-    known = code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
-    return known or refusal(error) is not None
+    """True if the message says all that a user needs; other errors are faults of a program."""
+    explained = code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
+    return explained or refusal(error) is not None
 
 
 def refusal(error: BaseException) -> str | None:
-    """What the machine refused, in words: a full disk, a missing right, too little memory."""
+    """The resource that the machine refused: a full disk, a missing right, too little memory."""
     if isinstance(error, OSError):
         reason = error.strerror or str(error) or type(error).__name__
         return reason if error.filename is None else f"{error.filename}: {reason}"
@@ -71,19 +71,19 @@ def refusal(error: BaseException) -> str | None:
     short = "can't allocate memory" in first or type(error).__name__ == "OutOfMemoryError"
     if not short and not isinstance(error, MemoryError):
         return None
-    asked = re.search(r"allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)", first)
-    return "not enough memory" + (f" for {asked[1]}" if asked else "")
+    size = re.search(r"allocate ([0-9.]+ ?[KMGT]?i?B|[0-9]+ bytes)", first)
+    return "not enough memory" + (f" for {size[1]}" if size else "")
 
 
 def first_line(error: BaseException) -> str:
-    """Of what the error says."""
+    """The first line of the error's message."""
     return str(error).strip().split("\n", 1)[0]
 
 
 def fault_of(error: BaseException) -> str:
-    """The package to blame for an error that is not the user's: of the op that raised it.
+    """The package of the op that raised an error that is not the user's.
 
-    An op or a guard is called by `states.machine`; what stands below it may be anybody's.
+    An op or a guard is called by `states.machine`; the frames below it can be of any package.
     """
     frames = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
     machine = "specsot.states.machine"
@@ -92,9 +92,9 @@ def fault_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What to tell the user; a fault is told with its kind and its place in the graph."""
+    """The message for the user; a fault has its type and its place in the graph."""
     if code_of(error) is not Code.FAILED or isinstance(error, ClusterError):
         return str(error) or type(error).__name__
     places = [str(note) for note in getattr(error, "__notes__", ())]
-    told = refusal(error) or ": ".join(filter(None, (type(error).__name__, first_line(error))))
-    return ": ".join([*places, told])
+    message = refusal(error) or ": ".join(filter(None, (type(error).__name__, first_line(error))))
+    return ": ".join([*places, message])

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: CPUs and memory, also inside a container."""
+"""CPUs and memory available to this process, also inside a container."""
 
 import os
 from collections.abc import Iterator
@@ -8,29 +8,29 @@ from pathlib import Path
 from time import perf_counter, thread_time
 
 CGROUPS = Path("/sys/fs/cgroup")
-SMALL = 64_000_000  # bytes of weights up to which a second thread gains nothing
-MOST_THREADS = 4
-UNDISTURBED = 0.85  # of a CPU, for a loop that does nothing else
+SMALL_WEIGHTS = 64_000_000  # bytes up to which a second thread gains nothing
+MAX_THREADS = 4
+IDLE_SHARE = 0.85  # of a CPU, for a busy loop on an idle machine
 
 
 def usable_cpus() -> int:
-    """CPUs that the process may run on, and no more than a container's quota pays for."""
+    """CPUs that the process may run on, within a container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min([count, *map(ceil, _cpu_quotas())]))
 
 
 def default_threads(weights: int) -> int:
-    """Threads for a target of so many bytes.
+    """Threads for a target with `weights` bytes.
 
-    The products of a small one are over before a second thread has woken up; beside a neighbour
-    that keeps a CPU busy they wait for it.
+    Matrix products of a small model end before a second thread wakes up, and on a busy machine
+    they wait for it.
     """
-    return 1 if weights <= SMALL else min(usable_cpus(), MOST_THREADS)
+    return 1 if weights <= SMALL_WEIGHTS else min(usable_cpus(), MAX_THREADS)
 
 
 def free_memory() -> int | None:
-    """Bytes that can still be taken; None where the system does not tell."""
+    """Bytes of free memory; None if the system does not report it."""
     amounts = list(_memory_limits())
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -40,23 +40,23 @@ def free_memory() -> int | None:
 
 
 def cpu_share(seconds: float = 0.03) -> float:
-    """What a busy loop of so many seconds gets of a CPU: 1, and less where others want it too."""
-    began = perf_counter()
+    """The share of a CPU that a busy loop gets: 1 on an idle machine."""
+    start = perf_counter()
     used = thread_time()
-    while perf_counter() - began < seconds:
+    while perf_counter() - start < seconds:
         pass
-    return min(1.0, (thread_time() - used) / (perf_counter() - began))
+    return min(1.0, (thread_time() - used) / (perf_counter() - start))
 
 
 def disturbance(share: float) -> str | None:
-    """What to say of a machine on which a busy loop got this much of a CPU; None if it is idle."""
-    if share >= UNDISTURBED:
+    """A warning for a machine with this `cpu_share`; None if it is idle."""
+    if share >= IDLE_SHARE:
         return None
     return f"others use this machine: a busy loop got {share:.0%} of a CPU; trust no times"
 
 
 def _cpu_quotas() -> Iterator[float]:
-    """CPUs' worth of time that control groups (version 2, version 1) allow."""
+    """CPU quotas of the control groups (version 2, version 1), in CPUs."""
     for folder in _own_groups():
         with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
@@ -64,7 +64,7 @@ def _cpu_quotas() -> Iterator[float]:
     with suppress(OSError, ValueError, ZeroDivisionError):
         first = CGROUPS / "cpu" / "cpu.cfs_quota_us"
         share = int(first.read_text(encoding="ascii"))
-        if share > 0:  # -1: as much as there is
+        if share > 0:  # -1: unlimited
             yield share / int(first.with_name("cpu.cfs_period_us").read_text(encoding="ascii"))
 
 
@@ -76,9 +76,10 @@ def _memory_limits() -> Iterator[int]:
 
 
 def _own_groups() -> Iterator[Path]:
-    """Folders of the process's control group of version 2 and of those above it."""
+    """Folders of the process's control group (version 2) and of its parents."""
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             if line.startswith("0::"):
-                own = CGROUPS / line[3:].strip("/")
-                yield from (own, *(one for one in own.parents if one.is_relative_to(CGROUPS)))
+                group = CGROUPS / line[3:].strip("/")
+                yield group
+                yield from (parent for parent in group.parents if parent.is_relative_to(CGROUPS))

@@ -1,4 +1,4 @@
-"""Manners towards the shell: encodings, closed pipes, and no traceback for anybody."""
+"""Output to the shell: encodings, closed pipes, and one line instead of a traceback."""
 
 import json
 import os
@@ -25,10 +25,10 @@ R = TypeVar("R")
 
 
 class Writer:
-    """Writes and flushes; whatever the encoding lacks is escaped.
+    """Writes and flushes; characters outside the encoding are escaped.
 
-    A reader that has gone is none: so a run goes on, and keeps what it makes, when its output is
-    piped into `head`. What comes after a fault is dropped.
+    A closed pipe is not an error, so that a run continues and writes its results when its output is
+    piped into `head`. Text after a fault is dropped.
 
     Attributes:
         fault: why the stream cannot be written to (a full disk, a closed stream), else None.
@@ -51,15 +51,15 @@ class Writer:
 
 
 def open_streams() -> None:
-    """Give those of the three standard streams that the shell has closed a file to nowhere.
+    """Replace closed standard streams by the null device.
 
-    Or the next file that is opened would get the number, and what was meant for the stream.
+    Otherwise the next opened file would get the number of the stream, and its output.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            # Writing into it fails, and is told, where an answer would have gone.
+            # stdout fails on write, which is reported: an answer would be lost.
             null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             os.dup2(null, number)
         if getattr(sys, name) is None:
@@ -92,11 +92,11 @@ def show_renamed_keys() -> None:
 
 
 def pointed(problem: Problem) -> str:
-    """The problem; on a terminal with the line that it is about, and a mark below its place."""
+    """The problem; on a terminal with its line and a mark below its column."""
     if not (problem.line and sys.stderr.isatty()):
         return str(problem)
     package = Path(__file__).parents[1]  # files that ship are called by their place in it
-    files = [one for one in (Path(problem.file), package / problem.file) if one.is_file()]
+    files = [file for file in (Path(problem.file), package / problem.file) if file.is_file()]
     lines = files[0].read_text(encoding="utf-8", errors="replace").split("\n") if files else []
     if problem.line > len(lines):
         return str(problem)
@@ -108,12 +108,12 @@ def pointed(problem: Problem) -> str:
 
 
 def tell_problems(problems: Iterable[Problem]) -> None:
-    """All of them on stderr, each pointed at, and nothing else."""
+    """Print all problems on stderr, each with its line."""
     Writer(sys.stderr)("".join(f"{pointed(problem)}\n" for problem in problems))
 
 
 def ended(error: BaseException) -> Code:
-    """The exit code of a user's mistake or an interruption, told in one line; faults go on."""
+    """Print a user's error or an interruption in one line, return its exit code; raise others."""
     if not is_told(error):
         raise error
     if isinstance(error, GraphError):
@@ -124,7 +124,7 @@ def ended(error: BaseException) -> Code:
 
 
 def exit_code(command: Callable[P, int]) -> Callable[P, int]:
-    """Let a command return its exit code also where a user's mistake ends it with one message."""
+    """Let a command return its exit code also after a user's error, with one message."""
 
     @wraps(command)
     def called(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -145,11 +145,11 @@ def put(text: str) -> None:
 
 
 def deliver(text: str, place: str, what: str = "result") -> bool:
-    """Put a text on stdout; whether it went there. What no place keeps goes to stderr then.
+    """Write a text to stdout; True if that works. Otherwise to stderr, unless a file holds it.
 
     Args:
-        place: where it is kept too, if anywhere.
-        what: it is called.
+        place: the file that holds it too, if any.
+        what: its name in the message.
     """
     out = Writer(sys.stdout)
     out(text)
@@ -172,7 +172,7 @@ def print_json(**parts: Any) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """A user's mistake ends a command with one line and its exit code."""
+    """A user's error ends a command with one line and its exit code."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -180,7 +180,7 @@ def user_errors() -> Iterator[None]:
 
 
 def quiet_pipes(function: Callable[P, R]) -> Callable[P, R]:
-    """For commands that print as they like: `specsot schema | head` ends with 0."""
+    """For commands that use print: `specsot schema | head` ends with 0."""
 
     @wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -197,10 +197,10 @@ def quiet_pipes(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def one_line_for_faults() -> Iterator[None]:
-    """An error that no command has dealt with: one line, and where to get the rest."""
+    """Print an unhandled error in one line, with the way to its traceback."""
     try:
         yield
-    except KeyboardInterrupt as error:  # before any command could deal with it, or behind it
+    except KeyboardInterrupt as error:  # outside of any command
         raise SystemExit(ended(error)) from None
     except Exception as error:
         if os.environ.get(DEBUG):
@@ -219,7 +219,7 @@ def one_line_for_faults() -> Iterator[None]:
 
 
 def _drop(stream: TextIO) -> None:
-    """Point a stream at nothing, so that the interpreter's last flush has somewhere to go."""
+    """Redirect a stream to the null device, for the interpreter's last flush."""
     with suppress(OSError, ValueError):
         number = stream.fileno()
         null = os.open(os.devnull, os.O_WRONLY)

@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM end the program with one line and an exit code, whenever they come.
+"""Ctrl-C and SIGTERM end the program with one line and an exit code at any time.
 
-While the program starts, it ends at once: nothing has been done that could be kept. Then they are
-exceptions, so that what was made is kept. None is raised in the midst of an import: some extensions
-swallow it there and go on with half a module.
+During the start the process ends at once: there are no results yet. Later they are exceptions, so
+that results are written. No exception is raised during an import: some extensions swallow it and
+continue with half a module.
 """
 
 import gc
@@ -12,56 +12,56 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-LOOK = 0.02  # seconds until somebody looks again whether an import has ended
+NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+POLL_SECONDS = 0.02  # between two checks for the end of an import
 
 _postponed: list[int] = []
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: what ends at Ctrl-C ends at this, in the same way."""
+    """SIGTERM, handled like Ctrl-C."""
 
 
 def end_at_once() -> None:
-    """From here on they end the process; whoever ignores one (nohup) goes on ignoring it."""
-    for number in WORDS:
+    """From now on signals end the process; ignored signals (nohup) stay ignored."""
+    for number in NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
 
 
 def raise_them() -> None:
-    """From here on they are KeyboardInterrupt and Terminated."""
-    for number in WORDS:
+    """From now on signals raise KeyboardInterrupt and Terminated."""
+    for number in NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _raise)
 
 
 def let_close() -> None:
-    """The program closes by itself, and at once: an exception would be a traceback."""
+    """Ignore signals while the program closes: an exception would print a traceback."""
     signal.setitimer(signal.ITIMER_REAL, 0)
-    for number in WORDS:
+    for number in NAMES:
         signal.signal(number, signal.SIG_IGN)
-    gc.freeze()  # the process ends: nobody needs to look for garbage any more
+    gc.freeze()  # the process ends: garbage collection is useless
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     with suppress(OSError):
-        os.write(2, f"specsot: {WORDS[signal.Signals(number)]}\n".encode())
+        os.write(2, f"specsot: {NAMES[signal.Signals(number)]}\n".encode())
     os._exit(128 + number)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
-    """At once or when the import is done; asked for twice in one import, it is the end."""
+    """Raise at once, or after the current import; a second signal then ends the process."""
     if not _importing(frame):
         raise _error(number)
     if _postponed:
         _end(number, frame)
     _postponed.append(number)
-    signal.signal(signal.SIGALRM, _look_again)
-    signal.setitimer(signal.ITIMER_REAL, LOOK, LOOK)
+    signal.signal(signal.SIGALRM, _check_import)
+    signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
 
 
-def _look_again(number: int, frame: FrameType | None) -> None:
+def _check_import(number: int, frame: FrameType | None) -> None:
     if not _importing(frame):
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise _error(_postponed.pop())
@@ -72,7 +72,7 @@ def _error(number: int) -> KeyboardInterrupt:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether a frame is called by the import system, from however far."""
+    """Whether the import system is among the callers of a frame."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True

@@ -1,4 +1,4 @@
-"""What kind of terminal there is, and a sign of life on it."""
+"""The kind of the terminal, and progress lines on it."""
 
 import os
 import sys
@@ -12,25 +12,25 @@ from rich.text import Text
 
 from .shell import Writer
 
-REFRESH = 4.0  # pictures per second: a spinner must not cost the work that it stands for
+REFRESH = 4.0  # frames per second: a spinner must cost little
 LINE_EVERY = 10.0  # seconds between lines where there is no terminal
 
 
 def usable(console: Console, environ: dict[str, str]) -> bool:
-    """Whether a live view makes sense: a real terminal that nobody asked to be kept plain."""
+    """Whether a live view is possible: a terminal without NO_COLOR or CI."""
     plain = environ.get("NO_COLOR") or environ.get("CI", "").lower() not in ("", "0", "false")
     return console.is_terminal and not console.is_dumb_terminal and not plain
 
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """A line on stderr while something goes on; yields what changes its text.
+    """A progress line on stderr; yields a function that changes its text.
 
-    Where nobody watches, or nothing shall move, now and then a line of its own.
+    Without a usable terminal: a new line from time to time.
     """
     console = Console(stderr=True)
     if not usable(console, dict(os.environ)):
-        yield _lines_now_and_then()
+        yield _occasional_lines()
         return
     with console.status(Text(text), refresh_per_second=REFRESH) as status:
         yield lambda text: status.update(Text(text))
@@ -38,10 +38,10 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def measuring(text: str) -> Iterator[Callable[[str, float], None]]:
-    """The same with a bar, for what can say how far it is."""
+    """The same with a progress bar."""
     console = Console(stderr=True)
     if not usable(console, dict(os.environ)):
-        lines = _lines_now_and_then()
+        lines = _occasional_lines()
         yield lambda text, share: lines(text)
         return
     columns = (
@@ -52,20 +52,20 @@ def measuring(text: str) -> Iterator[Callable[[str, float], None]]:
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as bar:
         task = bar.add_task(text, total=None)
 
-        def tell(text: str, share: float) -> None:
+        def show(text: str, share: float) -> None:
             bar.update(task, description=text, total=1.0, completed=share)
 
-        yield tell
+        yield show
 
 
-def _lines_now_and_then() -> Callable[[str], None]:
+def _occasional_lines() -> Callable[[str], None]:
     write = Writer(sys.stderr)
     last = monotonic()
 
-    def tell(text: str) -> None:
+    def show(text: str) -> None:
         nonlocal last
         if monotonic() - last >= LINE_EVERY:
             last = monotonic()
             write(f"{text}\n")
 
-    return tell
+    return show

@@ -30,7 +30,7 @@ MAX_SCORED_ROWS = 256  # rows whose logits exist at once
 # -- the context of a branch ----------------------------------------------------------------------
 
 
-def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[int]]]:
+def contexts(request: Request, prompts: PromptBook) -> Iterator[tuple[Branch, list[int]]]:
     """Every decoded branch, the root branch first, with the token ids before its answer.
 
     The ids come from prompts and answers alone, not from a KV pool. A branch that never started is
@@ -48,13 +48,13 @@ def contexts(request: Request, book: PromptBook) -> Iterator[tuple[Branch, list[
     if request.outline is None:
         return
     outlined = [*question, *(request.given_ids or root.tokens)]
-    shared = outlined if book.share == "outline" else [*request.prefix, *request.opening]
+    shared = outlined if prompts.share == "outline" else [*request.prefix, *request.opening]
     for branch in _started(request):
         # Only the prompt book knows a branch's documents and the parts that it combines.
         if request.documents or branch.combines:
             yield branch, branch.before
         else:
-            yield branch, [*shared, *_prompt(branch, book)]
+            yield branch, [*shared, *_prompt(branch, prompts)]
 
 
 def _started(request: Request) -> list[Branch]:
@@ -62,14 +62,14 @@ def _started(request: Request) -> list[Branch]:
     return [b for b in request.branches if len(b.prompt) and b.finish is not Finish.REFUSED]
 
 
-def _prompt(branch: Branch, book: PromptBook) -> list[int]:
+def _prompt(branch: Branch, prompts: PromptBook) -> list[int]:
     """A branch's prompt after the shared prefix; dependencies are quoted by their token ids."""
     point = branch.point
     outline = branch.request.outline
     if point is None or outline is None:
-        return list(book.direct())
+        return list(prompts.direct())
     tokens = {b.point.id: b.tokens for b in branch.request.branches if b.point is not None}
-    plan, prompt = book.branch(point, outline, [(dep, tokens[dep]) for dep in point.deps])
+    plan, prompt = prompts.branch(point, outline, [(dep, tokens[dep]) for dep in point.deps])
     return [*plan, *prompt]
 
 

@@ -298,10 +298,10 @@ class Session:
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
     """Which of the target's hidden states the drafters read; sets the columns that each reads."""
-    wanted = [sorted(getattr(part.model, "tap_ids", ())) for part in drafter.parts]
-    taps = sorted({tap for ids in wanted for tap in ids})
+    tap_ids = [sorted(getattr(part.model, "tap_ids", ())) for part in drafter.parts]
+    taps = sorted({tap for ids in tap_ids for tap in ids})
     size = torch.arange(models.target.hidden_size, device=models.device)
-    for part, ids in zip(drafter.parts, wanted, strict=True):
+    for part, ids in zip(drafter.parts, tap_ids, strict=True):
         if ids and ids != taps:
             columns = [size + taps.index(tap) * len(size) for tap in ids]
             part.columns_F = torch.cat(columns)

@@ -33,8 +33,8 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What made-up requests are like; ranges are drawn from evenly, both ends included. Each asks
-    for the next power of two of what it will write: who expects little says so.
+    """The distribution of generated requests; ranges are uniform, both ends included. The budget
+    of a request is the next power of two above its longest text.
 
     stems: how many beginnings there are, of `shared` tokens each; 0 for none. parts: (0, 0) for
     plain answers.

@@ -34,8 +34,8 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
     options = replace(options, graph=options.graph or "autoregressive")
     kind = prepare(options).program.graph.layout.kind
     rows = 1 if kind == "batching" else at_once
-    room = [f"layout.max_num_branches={at_once}", f"layout.kv_slots={rows * length}"]
-    job = prepare(replace(options, sets=(*room, *(options.sets or ()))))
+    sizes = [f"layout.max_num_branches={at_once}", f"layout.kv_slots={rows * length}"]
+    job = prepare(replace(options, sets=(*sizes, *(options.sets or ()))))
     session = load(job)
     target = session.models.target
     coder = ChatCoder(target.config.path.parent, session.models.tokenizer, session.models.stop_ids)

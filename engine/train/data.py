@@ -99,16 +99,16 @@ class Packer:
         """Rows of ``length`` ids, filled first-fit with whole samples."""
         while True:
             rows: list[list[Tokens]] = [[] for _ in range(max(1, self.tokens // self.length))]
-            room = [self.length] * len(rows)
+            free_tokens = [self.length] * len(rows)
             misses = 0
-            while misses < 6 and sum(room) > self.tokens // 50:
+            while misses < 6 and sum(free_tokens) > self.tokens // 50:
                 tokens = trimmed(self.source(self.index), self.length)
-                fits = [i for i, free in enumerate(room) if free >= len(tokens.ids)]
+                fits = [i for i, free in enumerate(free_tokens) if free >= len(tokens.ids)]
                 self.index += 1
                 if fits:
-                    best = min(fits, key=lambda i: room[i])
+                    best = min(fits, key=lambda i: free_tokens[i])
                     rows[best].append(tokens)
-                    room[best] -= len(tokens.ids)
+                    free_tokens[best] -= len(tokens.ids)
                 else:
                     misses += 1
             yield pack(rows, self.length)

@@ -156,10 +156,10 @@ def _check_order(turns: Sequence[Turn], place: str) -> None:
     if len(turns) == first:
         raise UsageError(f"{place}: no user turn")
     for number, turn in enumerate(turns[first:]):
-        wanted = ("user", "assistant")[number % 2]
-        if turn.role != wanted:
+        expected = ("user", "assistant")[number % 2]
+        if turn.role != expected:
             where = f"{place}: message {number + first + 1}"
-            raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {wanted!r}")
+            raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {expected!r}")
 
 
 Part = tuple[int, list[int], bool]

@@ -1,6 +1,6 @@
 """Training of EAGLE drafters: drafted steps, unrolled and scored by the target.
 
-At step i, row j holds the drafter's own feature for token j + i beside the true token j + i + 1 and
+At step i, row j holds the drafter's feature for token j + i beside the true token j + i + 1 and
 predicts token j + i + 2. It sees the rows of step 0 that a causal mask allows and, of later steps,
 only itself: the tree mask of an unrolled chain.
 

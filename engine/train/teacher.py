@@ -85,7 +85,8 @@ class Teacher:
         if self._cache is None or exact:
             return self._run_model(batch, taps, best, exact)
         rows = [
-            [self._recall(self._cache, one, taps, best) for one in row] for row in batch.samples
+            [self._cached(self._cache, tokens, taps, best) for tokens in row]
+            for row in batch.samples
         ]
         length = batch.ids.shape[1]
         parts = range(len(TeacherOutput._fields))
@@ -98,7 +99,7 @@ class Teacher:
         both = torch.stack(padded).to(self.device)
         return both.float() if both.is_floating_point() else both
 
-    def _recall(
+    def _cached(
         self, cache: dict[int, CachedSample], tokens: Tokens, taps: tuple[int, ...], best: bool
     ) -> TeacherOutput:
         """The outputs for a sample, computed in a batch of its own, so that they do not depend on

@@ -42,10 +42,10 @@ def test_a_quota_counts(file: str, text: str, cpus: int, groups: Path) -> None:
 
 def test_a_small_target_gets_one_thread(groups: Path) -> None:
     (groups / "a" / "cpu.max").write_text("300000 100000\n")
-    assert limits.default_threads(limits.SMALL) == 1
-    assert limits.default_threads(limits.SMALL + 1) == 3
+    assert limits.default_threads(limits.SMALL_WEIGHTS) == 1
+    assert limits.default_threads(limits.SMALL_WEIGHTS + 1) == 3
     (groups / "a" / "cpu.max").unlink()
-    assert limits.default_threads(1 << 40) == limits.MOST_THREADS
+    assert limits.default_threads(1 << 40) == limits.MAX_THREADS
 
 
 def test_memory_is_what_the_group_allows(groups: Path) -> None:

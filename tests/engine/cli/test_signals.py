@@ -85,7 +85,7 @@ def test_a_signal_during_an_import_is_raised_behind_it(
     body = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nwhole = True\n"
     (tmp_path / "halved.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
-    kept = {one: signal.getsignal(one) for one in (*signals.WORDS, signal.SIGALRM)}
+    kept = {one: signal.getsignal(one) for one in (*signals.NAMES, signal.SIGALRM)}
     left = signal.getitimer(signal.ITIMER_REAL)
     try:
         signals.raise_them()
