@@ -1,224 +1,338 @@
-"""`specsot compare`: the same prompts through several graphs; equal tokens, and what each costs."""
+"""`specsot bench`: an experiment with repeats, intervals and a comparison with a baseline."""
 
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from importlib.resources import files
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...states.text.outline import OutlineError
-from ...states.yaml.source import GraphError, Problem
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.files import FOLDER, PACKAGE, is_graph
-from ..prepare.inputs import Prompts, read_file
-from ..prepare.job import Job, prepare
-from ..prepare.options import RunOptions
+from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import BestEffortRunFolder
 from ..shell import complain, deliver, exit_code, json_text
-from ..terminal import measuring
+from ..terminal import working
+from .compare import RoundPlan, compare_jobs
+from .experiment import RESULT_SCHEMA, BenchOptions, Prepared, prepare_experiment, references_of
+from .figures import FIGURES, Figure
 
 if TYPE_CHECKING:
-    from .report import Comparison
-    from .results import ResultsFolder
-    from .sides import Side
-
-MOST_GRAPHS = 26
+    from .comparison import Comparison
+    from .rows import Row
 
 
-def ten_prompts() -> Path:
-    """The packaged prompts: plans and broad subjects, and a question with a short answer."""
-    return Path(str(files(PACKAGE) / FOLDER / "prompts" / "ten.txt"))
-
-
-@exit_code
-def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Compare and return the exit code; what a user can mend ends as one message.
-
-    Args:
-        sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
-        options: of every graph, as of `specsot run`.
-        out: the folder that rounds and tables are kept in.
-    """
-    if not 2 <= len(sides) <= MOST_GRAPHS:
-        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
-    return measured("compare", sides, options, out)
-
-
-def measured(
-    command: str,
-    sides: Sequence[str],
-    options: RunOptions,
-    out: Path | None,
-    best: Callable[["Comparison"], str] | None = None,
-) -> int:
-    """Answer the prompts with every side, tell what came of it, and return the exit code.
-
-    Args:
-        best: what is said at the end of the tables, which then leave single prompts out.
-    """
-    prompts = read_file(options.prompts or ten_prompts())
-    jobs = prepare_all(sides, options, prompts)
-    files = None if out is None else BestEffortRunFolder.at(out)
-    comparison, folder = compare_jobs(jobs, files)
-    # Here and not above: a mistyped graph is an error at once, torch takes seconds to import.
-    from .summary import document
-    from .table import equality_lines, render
-
-    line = best(comparison) if best is not None else ""
-    warning = disturbance(comparison.cpu_share)
-    if folder is not None:
-        notes = [*equality_lines(comparison), *filter(None, (line, warning))]
-        folder.finish(comparison, f"specsot {command}", notes)
-    faults = files.faults if files is not None else []
-    if options.as_json:
-        text = json_text({**document(comparison), "best": line} if best else document(comparison))
-    else:
-        text = render(comparison, sys.stdout, dict(os.environ), each=best is None)
-        text = f"{text}{line}\n" if line else text
-    delivered = True
-    if options.as_json or comparison.prompts:
-        delivered = deliver(text, str(out) if out is not None and not faults else "")
-    _complaints(comparison, len(prompts.items), warning, resumable=out is not None)
-    for fault in faults:
-        complain(fault)
-    return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
-
-
-def _complaints(comparison: "Comparison", asked: int, warning: str | None, resumable: bool) -> None:
-    """What went wrong, on stderr."""
-    count = len(comparison.prompts)
-    failures = comparison.failures
-    for line in comparison.problems:
-        complain(line)
-    if warning is not None:
-        complain(f"warning: {warning}")
-    if failures:
-        branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
-        complain(f"{branches} where equality is promised")
-    if count < asked:
-        way = "; the same command goes on from there" if resumable else ""
-        complain(f"{comparison.status} after {count} of {asked} prompts{way}")
-
-
-def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
-    """Every graph checked, without torch.
-
-    Raises:
-        UsageError, OutlineError, GraphError: as `specsot run` does; the problems of all graphs.
-    """
-    jobs: list[Job] = []
-    problems: list[Problem] = []
-    for side in sides:
-        graph, own = read_side(side)
-        changed = replace(options, graph=graph, sets=(*options.sets, *own))
-        try:
-            jobs.append(prepare(changed, prompts=prompts))
-        except GraphError as error:
-            problems += (_of_side(side, own, one) for one in error.problems)
-        except (UsageError, OutlineError) as error:
-            raise UsageError(f"{side}: {error}" if own else str(error)) from None
-    if problems:
-        raise GraphError(problems)
-    return jobs
-
-
-def read_side(text: str) -> tuple[str, tuple[str, ...]]:
-    """A graph and its own settings: GRAPH@SET,SET... is cut at the first @ behind a graph."""
-    places = [at for at, char in enumerate(text) if char == "@"]
-    if not places or is_graph(text):
-        return text, ()
-    at = next((at for at in places if is_graph(text[:at])), places[0])
-    return text[:at], tuple(at_commas(text[at + 1 :]))
-
-
-def at_commas(text: str) -> Iterator[str]:
-    """Cut at commas, but at none inside brackets."""
-    depth = start = 0
-    for at, char in enumerate(text):
-        depth += (char in "[{") - (char in "]}")
-        if char == "," and depth == 0:
-            yield text[start:at]
-            start = at + 1
-    yield text[start:]
-
-
-def _of_side(side: str, own: Sequence[str], problem: Problem) -> Problem:
-    """A problem that says whose it is, where a side is more than its graph."""
-    option = problem.file.removeprefix("--set ")
-    if option in own and option != problem.file:
-        return replace(problem, file=f"{read_side(side)[0]}@{option}")
-    return replace(problem, file=f"{side}: {problem.file}") if own else problem
-
-
-def _as_they_are(sides: "list[Side]") -> "list[Side]":
-    return sides
+LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
+EXACT = 0.01  # of one that only what is computed decides
+SAME = ("prompts", "dtype", "models")  # what must be equal of two results
 
 
 @dataclass(frozen=True, slots=True)
-class RoundPlan:
-    """How prompts are put to the sides.
+class FigureChange:
+    """A figure of a row, before and now, with its interval if it has one."""
 
-    repeats: of all prompts. warm: rounds of the first prompt before anything counts. shuffled: an
-    order of the sides is drawn for each round; else they begin in turn. collected: all chunks of
-    documents are read before the first round. dress: what is done to the
-    loaded sides. facts: what else makes it another comparison.
+    row: str
+    figure: str
+    before: list[float | None]
+    now: list[float | None]
+
+    def __str__(self) -> str:
+        form = FIGURES[self.figure].form
+        return f"{self.row}: {self.figure} {_words(self.before, form)} -> {_words(self.now, form)}"
+
+
+def _words(values: list[float | None], form: str) -> str:
+    value, *edges = (format(one, form) for one in values if one is not None)
+    return f"{value} ({' to '.join(edges)})" if edges else value
+
+
+def read_baseline(file: Path) -> dict[str, Any]:
+    """Raises UsageError: it is no result of `specsot bench`."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if found["schema_version"] != RESULT_SCHEMA or not isinstance(found["rows"], dict):
+            raise ValueError("of another version")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "no result of `specsot bench`"
+        raise UsageError(f"--baseline {file}: {reason}") from None
+    return dict(found)
+
+
+def check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
+    """Raises UsageError where the two measured different things."""
+    old = _facts(before)
+    new = _facts(now)
+    unlike = [name for name in SAME if old[name] != new[name]]
+    if unlike:
+        raise UsageError(f"--baseline {file}: was measured with other {', '.join(unlike)}")
+    if not before["rows"].keys() & now["rows"].keys():
+        raise UsageError(f"--baseline {file}: has no row of these")
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    graphs = result["setup"]["graphs"].values()
+    return {
+        "prompts": result["setup"]["prompts"],
+        "dtype": sorted({one["dtype"] for one in graphs}),
+        "models": sorted({one["model_hash"] for one in graphs}),
+    }
+
+
+def changes(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[list[FigureChange], list[FigureChange]]:
+    """What got worse, and what got better, of the rows and figures that both have.
+
+    Times of another hour are others, so of figures from clocks only ratios to the reference row
+    are looked at. One has changed if the intervals lie apart and the values by LEAST.
     """
-
-    repeats: int = 1
-    warm: int = 2
-    shuffled: bool = False
-    collected: bool = False
-    dress: "Callable[[list[Side]], list[Side]]" = _as_they_are
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    found = [*_changes(before, now)]
+    worse = [one for one, sign in found if sign < 0]
+    return worse, [one for one, sign in found if sign > 0]
 
 
-ONCE = RoundPlan()
+def _changes(
+    before: Mapping[str, Any], now: Mapping[str, Any]
+) -> Iterator[tuple[FigureChange, int]]:
+    for label, row in now["rows"].items():
+        old = before["rows"].get(label, {"figures": {}, "reference": None})
+        for name, values in row["figures"].items():
+            figure = FIGURES[name]
+            past = old["figures"].get(name)
+            if past is None or not figure.better or (figure.timed and figure.kind != "paired"):
+                continue
+            if sign := _sign(figure, past, values):
+                yield FigureChange(label, name, past, values), sign
 
 
-def compare_jobs(
-    jobs: Sequence[Job], files: BestEffortRunFolder | None = None, plan: RoundPlan = ONCE
-) -> tuple["Comparison", "ResultsFolder | None"]:
-    """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
+def _sign(figure: Figure, past: list[float | None], values: list[float | None]) -> int:
+    """1 for better, -1 for worse, 0 for what noise explains."""
+    (old, old_low, old_high), (new, low, high) = past, values
+    if (
+        old is None
+        or new is None
+        or abs(new - old) <= (LEAST if figure.timed else EXACT) * abs(old)
+    ):
+        return 0
+    if figure.timed:
+        if old_low is None or old_high is None or low is None or high is None:
+            return 0  # a single round: nobody knows
+        if low <= old_high and old_low <= high:
+            return 0
+    return figure.better if new > old else -figure.better
 
-    Rounds that the files already hold are not measured again.
+
+WARM = 16  # rounds of the first prompt before anything counts
+RESULT = "result.json"
+CSV = "table.csv"
+PAGE = "table.md"
+ASKED = "asked.json"
+KEPT = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
+PATHS = ("prompts", "outline")
+MOST_SHOWN = 20
+
+
+@exit_code
+def bench_command(asked: BenchOptions, options: RunOptions, resume: Path | None = None) -> int:
+    """Measure and return the exit code; what a user can mend ends as one message.
+
+    Args:
+        resume: a folder in which an experiment was begun, which goes on.
+    """
+    if resume is not None:
+        asked, options = resumed(resume, asked, options)
+    before = None if asked.baseline is None else read_baseline(asked.baseline)
+    if asked.plot:
+        from .plot import load_matplotlib
+
+        load_matplotlib()
+        if asked.out is None:
+            raise UsageError("--plot: name a folder for the pictures with --out DIR")
+    prepared = prepare_experiment(asked, options)
+    begin(asked, options)
+    for note in prepared.notes:
+        complain(f"note: {note}")
+    files = None if asked.out is None else BestEffortRunFolder.at(asked.out)
+    comparison, result, rows = measure(prepared, files)
+    worse, better = _judged(before, result, asked.baseline)
+    notes = [*_notes(result, comparison), *_changed(worse, better, before is not None)]
+    if files is not None:
+        _write(prepared, result, rows, notes, files, asked.plot)
+    delivered = _show(prepared, result, rows, notes, options, asked.out)
+    faults = _complaints(prepared, comparison, asked, files)
+    if comparison.code:
+        return comparison.code
+    return Code.FAILED if faults or not delivered else Code.REGRESSION if worse else Code.OK
+
+
+def resumed(
+    folder: Path, asked: BenchOptions, options: RunOptions
+) -> tuple[BenchOptions, RunOptions]:
+    """What was asked when the folder was begun; `asked` has what is of this call alone.
 
     Raises:
-        UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
+        UsageError: nothing was begun there, or something else is asked now.
     """
-    with measuring(f"loading models for {len(jobs)} graphs ...") as show:
-        # Here and not above: a mistyped graph is told at once, torch takes seconds to import.
-        from ..run.runner import Status, StopSignal
-        from .equal import pairs_of
-        from .report import Comparison, judge_prompt
-        from .results import ResultsFolder, setup_of
-        from .sides import answer_all, drawn, in_turn, load_sides, loading_notes, warm_up
+    if asked.refs or asked.vary or asked.repeats or asked.count or asked.against or asked.out:
+        raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
+    try:
+        kept = json.loads((folder / ASKED).read_text(encoding="utf-8"))
+        old = BenchOptions(**kept["asked"])
+        given: dict[str, Any] = kept["options"]
+        given |= {name: Path(given[name]) for name in PATHS if name in given}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "damaged"
+        raise UsageError(f"--resume {folder}: no experiment was begun there: {reason}") from None
+    now = replace(old, out=folder, baseline=asked.baseline, plot=asked.plot)
+    return now, replace(options, **given)
 
-        sides = plan.dress(load_sides(jobs))
-        prompts = [*jobs[0].prompts] * plan.repeats
-        pairs = pairs_of(sides)
-        folder = None
-        rounds = {}
-        for note in loading_notes(sides):
-            complain(f"note: {note}")
-        if files is not None:
-            setup = setup_of(sides, jobs[0].prompts, jobs[0].options.argv)
-            folder = ResultsFolder(files, {**setup, **plan.facts})
-            rounds = folder.kept(prompts, pairs)
-        missing = [number for number in range(len(prompts)) if number not in rounds]
-        with StopSignal() as halt:
-            asked = [prompts[number] for number in missing]
-            warm_up(sides, jobs[0].prompts, asked, halt, plan.warm, plan.collected)
-            seeds = partial(drawn, numbers=missing)
-            found = answer_all(sides, asked, halt, show, seeds if plan.shuffled else in_turn)
-            for number, one in zip(missing, found, strict=False):
-                rounds[number] = one, judge_prompt(one, pairs)
-                if folder is not None:
-                    folder.add(number, *rounds[number])
-        done = [rounds[number] for number in sorted(rounds)]
-        results = [branch for _, judged in done for branch in judged]
-        status = halt.status or Status.OK
-        return Comparison(status, sides, pairs, [one for one, _ in done], results), folder
+
+def begin(asked: BenchOptions, options: RunOptions) -> None:
+    """Say in the folder what was asked, before the first round; raises UsageError."""
+    if asked.out is not None and not (asked.out / ASKED).exists():
+        BestEffortRunFolder.at(asked.out).write_json(ASKED, _kept(asked, options))
+
+
+def _kept(asked: BenchOptions, options: RunOptions) -> dict[str, Any]:
+    own = {n: v for n, v in asdict(asked).items() if n not in ("out", "baseline", "plot")}
+    given = {name: getattr(options, name) for name in KEPT}
+    usual = {one.name: one.default for one in fields(RunOptions)}
+    shown = {n: str(v) if n in PATHS else v for n, v in given.items() if v not in (None, usual[n])}
+    return {"asked": own, "options": shown}
+
+
+def measure(
+    prepared: Prepared, files: BestEffortRunFolder | None
+) -> "tuple[Comparison, dict[str, Any], list[Row]]":
+    """All rounds, and what came of them."""
+    # Here and not above: a mistake is told at once, torch takes seconds to import.
+    from .peers import dressed
+    from .results import setup_of
+    from .rows import document, rows_of
+
+    experiment = prepared.experiment
+    entries = prepared.entries
+    jobs = prepared.jobs
+    plan = RoundPlan(
+        repeats=experiment.repeats,
+        warm=WARM,
+        shuffled=True,
+        collected=True,
+        dress=dressed([entry.peer for entry in entries]),
+        facts={"repeats": experiment.repeats, "probe": experiment.probe},
+    )
+    comparison, folder = compare_jobs(jobs, files, plan)
+    prompts = prepared.prompts.items
+    references = references_of(experiment, entries)
+    probed = _probed(prepared, comparison)
+    rows = rows_of(comparison, entries, references, probed)
+    argv = jobs[0].options.argv
+    setup = setup_of(comparison.sides, prompts, argv) if folder is None else folder.setup
+    return comparison, document(experiment, comparison, rows, setup, references), rows
+
+
+def _probed(prepared: Prepared, comparison: "Comparison") -> Mapping[str, float]:
+    if not prepared.experiment.probe or comparison.code:
+        return {}
+    from ..run.runner import StopSignal
+    from .rows import probe_all
+
+    with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
+        return probe_all(comparison.sides, prepared.prompts.items, halt)
+
+
+def _judged(
+    before: Mapping[str, Any] | None, result: Mapping[str, Any], file: Path | None
+) -> tuple[list[FigureChange], list[FigureChange]]:
+    if before is None or file is None or not result["rows"]:
+        return [], []
+    check_same(before, result, file)
+    return changes(before, result)
+
+
+def _notes(result: Mapping[str, Any], comparison: "Comparison") -> list[str]:
+    from .tables import equality_lines
+
+    if not result["rows"]:
+        return ["No prompt was answered by every side."]
+    first = comparison.sides[0].letter
+    ratios = (
+        f"Ratios are to {first}, within rounds: their median, and 95 % of bootstrap draws"
+        if result["experiment"].get("pairing") != "point"
+        else "Ratios are to the first side at the same point, within rounds: median and interval"
+    )
+    return [*equality_lines(comparison), f"{ratios}."]
+
+
+def _changed(
+    worse: Sequence[FigureChange], better: Sequence[FigureChange], asked: bool
+) -> list[str]:
+    if not asked:
+        return []
+    lines = [f"worse than the baseline: {one}" for one in worse[:MOST_SHOWN]]
+    lines += [f"better than the baseline: {one}" for one in better[:MOST_SHOWN]]
+    return ["", *(lines or ["nothing is worse than the baseline"])]
+
+
+def _write(
+    prepared: Prepared,
+    result: Mapping[str, Any],
+    rows: "Sequence[Row]",
+    notes: Sequence[str],
+    files: BestEffortRunFolder,
+    plot: bool,
+) -> None:
+    from .tables import csv_of, experiment_page, markdown_table
+
+    files.write_json(RESULT, result)
+    if not rows:
+        return
+    table = markdown_table(prepared.experiment, rows)
+    files.write_text(CSV, csv_of(rows))
+    files.write_text(PAGE, experiment_page(result, table, notes))
+    if plot:
+        from .plot import draw_all
+
+        draw_all(prepared.experiment, rows, files.path)
+
+
+def _show(
+    prepared: Prepared,
+    result: Mapping[str, Any],
+    rows: "Sequence[Row]",
+    notes: Sequence[str],
+    options: RunOptions,
+    out: Path | None,
+) -> bool:
+    from .tables import measured_words, render_experiment
+
+    if options.as_json:
+        text = json_text(result)
+    else:
+        said = [*notes, *(measured_words(result) if rows else ())]
+        text = render_experiment(prepared.experiment, rows, said, sys.stdout, dict(os.environ))
+    return deliver(text, "" if out is None else str(out))
+
+
+def _complaints(
+    prepared: Prepared,
+    comparison: "Comparison",
+    asked: BenchOptions,
+    files: BestEffortRunFolder | None,
+) -> list[str]:
+    """What went wrong, on stderr; returns what could not be written."""
+    every = len(prepared.prompts.items) * prepared.experiment.repeats
+    for line in comparison.problems[:MOST_SHOWN]:
+        complain(line)
+    if (warning := disturbance(comparison.cpu_share)) is not None:
+        complain(f"warning: {warning}")
+    if comparison.failures:
+        complain(f"{comparison.failures} branches differ where equality is promised")
+    if len(comparison.prompts) < every:
+        way = "" if asked.out is None else f"; --resume {asked.out} goes on from there"
+        complain(f"{comparison.status} after {len(comparison.prompts)} of {every} rounds{way}")
+    faults = [] if files is None else files.faults
+    for fault in faults:
+        complain(fault)
+    return faults

@@ -20,11 +20,10 @@ from ..record.metrics import Meter
 from ..record.run_folder import BestEffortRunFolder
 from ..run.runner import Status
 from ..run.writer import made_with
-from .costs import Cost, Moments, PoolUse
-from .equal import BranchAnswer, BranchComparison, Difference, GraphPair
-from .report import Comparison, graph_facts
-from .sides import ComparedPrompt, Side, SideRun
-from .summary import csv_text, document, page, rows_of
+from .comparison import Comparison, document, graph_facts, rows_of
+from .equality import BranchAnswer, BranchComparison, Difference, GraphPair
+from .sides import ComparedPrompt, Cost, Moments, PoolUse, Side, SideRun
+from .tables import comparison_page, csv_text
 
 SETUP = "setup.json"
 RESULT = "result.json"
@@ -118,7 +117,7 @@ class ResultsFolder:
         facts |= {"status": comparison.status, **setup["machine"], **setup["versions"]}
         facts["a busy loop got of a CPU"] = f"{comparison.cpu_share:.0%}"
         self.files.write_text(TABLE, csv_text(rows))
-        self.files.write_text(PAGE, page(title, rows, facts, notes))
+        self.files.write_text(PAGE, comparison_page(title, rows, facts, notes))
         self.files.write_json(RESULT, {**document(comparison), "setup": setup})
 
 

@@ -1,28 +1,30 @@
-"""One graph's certificate: its checks one after another, as data and as a page."""
+"""`specsot certify`: whether the text of a graph is its target's own, and the proof."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from math import inf
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...models.files import ModelError
 from ...states.graph.graph import Graph
-from ..errors import Code
+from ..bench.compare import ten_prompts
+from ..cluster.on_workers import checked
+from ..errors import Code, UsageError
 from ..prepare.environment import model_folders, redact
-from ..prepare.job import Job
+from ..prepare.files import graph_names
+from ..prepare.inputs import read_file
+from ..prepare.job import Job, prepare
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
-from ..run.writer import made_with
-from ..shell import complain
+from ..record.run_folder import RunFolder
+from ..shell import complain, exit_code, json_text, put
 from ..terminal import working
-from . import workbench
-from .beam import beam_checks
-from .blended import blended_checks
-from .drawn import acceptance_checks
-from .gates import gate_checks
-from .texts import greedy_checks, sampled_checks
-from .workbench import Bench, Check, Transformers
+
+if TYPE_CHECKING:
+    from .reference import Bench, Check
 
 SCHEMA = 1
 MARKS = {True: "passed", False: "**FAILED**"}
@@ -35,7 +37,7 @@ class Part:
     name: str
     title: str
     not_applicable: str = ""
-    checks: tuple[Check, ...] = ()
+    checks: "tuple[Check, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Certificate:
     notes: tuple[str, ...]
 
     @property
-    def checks(self) -> list[Check]:
+    def checks(self) -> "list[Check]":
         return [check for part in self.parts for check in part.checks]
 
     @property
@@ -142,18 +144,25 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
         return Certificate(name, quick, facts, parts, tuple(_notes(job.program.graph)))
 
 
-def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> Bench:
+def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
+    # Local, so that a wrong graph is an error before torch is imported.
+    from . import reference
+
     target, drafter = model_folders(job)
-    extent = workbench.QUICK if quick else workbench.FULL
-    reference = Transformers(target, job.options.device, job.options.weights)
-    bench = Bench(job, reference, drafter, extent, tell)
+    extent = reference.QUICK if quick else reference.FULL
+    transformers = reference.Transformers(target, job.options.device, job.options.weights)
+    bench = reference.Bench(job, transformers, drafter, extent, tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
     bench.reference.model(job.options.dtype)
     return bench
 
 
-def _parts(bench: Bench) -> Iterator[Part]:
+def _parts(bench: "Bench") -> Iterator[Part]:
     """Each group of checks, or why there is none."""
+    from .drawn import acceptance_checks
+    from .gates import gate_checks
+    from .texts import beam_checks, blended_checks, greedy_checks, sampled_checks, worker_checks
+
     graph = bench.job.program.graph
     rejection = ("rejection", "Accepting drafts")
     if graph.beam is not None:
@@ -174,12 +183,10 @@ def _parts(bench: Bench) -> Iterator[Part]:
         yield _part(graph.name, "blended", title, blended_checks(bench))
     yield _part(graph.name, "gates", "Structural gates", gate_checks(bench))
     if (workers := bench.job.options.workers) is not None:
-        from .clustered import worker_checks
-
         yield _part(graph.name, "workers", f"On {workers} workers", worker_checks(bench))
 
 
-def _part(graph: str, name: str, title: str, findings: Iterator[Check]) -> Part:
+def _part(graph: str, name: str, title: str, findings: "Iterator[Check]") -> Part:
     """A group of checks, and a line of progress."""
     began = perf_counter()
     checks = tuple(findings)
@@ -221,6 +228,8 @@ def _notes(graph: Graph) -> Iterator[str]:
 
 def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str, Any]:
     """About what a certificate speaks: nothing in it depends on when or where it was made."""
+    from ..run.writer import made_with
+
     graph = job.program.graph
     provenance = made_with(job)
     target = redact(job.options.model)
@@ -257,3 +266,68 @@ def _command(job: Job, options: RunOptions, quick: bool) -> str:
         if name != "sets" and value is not None:
             words.append(f"{flag_of(name)} {redact(str(value))}")
     return " ".join([*words, *(f"--set {one}" for one in options.sets)])
+
+
+PROMISED = ("float32", "float64")
+
+
+@exit_code
+def certify_command(
+    graphs: tuple[str, ...],
+    options: RunOptions,
+    *,
+    quick: bool = False,
+    out: Path | None = None,
+    every: bool = False,
+) -> int:
+    """Certify graphs one after another and return the exit code; errors end as one message.
+
+    Args:
+        options: of every graph, as of `specsot run`.
+        out: where `<graph>.md` and `<graph>.json` go; None prints the page.
+        every: all shipped graphs; one whose models are not there is named and left out.
+    """
+    if bool(graphs) == every:
+        raise UsageError("name the graphs to certify, or give --all")
+    jobs = [prepared_job(name, options) for name in (graph_names() if every else graphs)]
+    folder = None if out is None else RunFolder.at(out)
+    certificates: list[Certificate] = []
+    for job in jobs:
+        name = job.program.graph.name
+        try:
+            one = certificate(job, options, quick)
+        except ModelError as error:
+            if not every:
+                raise
+            complain(f"{name} is not certified: {error}")
+            continue
+        certificates.append(one)
+        if folder is not None:
+            folder.write_text(f"{name}.md", one.page())
+            folder.write_json(f"{name}.json", one.document())
+        elif not options.as_json:
+            put(one.page())
+        complain(f"{name}: {one.verdict}")
+    code = Code.OK if all(one.passed for one in certificates) else Code.UNEQUAL
+    if options.as_json:
+        documents = [one.document() for one in certificates]
+        document = {"schema_version": SCHEMA, "exit_code": code, "certificates": documents}
+        put(json_text(document))
+    return Code.MODEL if code is Code.OK and len(certificates) < len(jobs) else code
+
+
+def prepared_job(graph: str, options: RunOptions) -> Job:
+    """A graph checked, without torch."""
+    prompts = read_file(options.prompts or ten_prompts())
+    job = prepare(replace(options, graph=graph), prompts=prompts)
+    if job.options.dtype not in PROMISED:
+        which = " and ".join(PROMISED)
+        raise UsageError(f"--dtype {job.options.dtype}: tokens are promised in {which} only")
+    own = job.program.graph
+    searched = own.skeleton is not None and own.skeleton.documents == "branches"
+    if any(prompt.documents for prompt in job.prompts) and (own.blend is not None or searched):
+        reason = "reads documents in a way of its own: certify it with prompts without any"
+        raise UsageError(f"{own.name} {reason}")
+    if job.options.workers is not None:
+        checked(job)
+    return job

@@ -17,7 +17,7 @@ from ...states.text.tokens import PromptTokens
 from ..bench.sides import Side
 from ..run.scoring import context_segments
 from .probe import Trial, probe
-from .workbench import Bench, Check
+from .reference import Bench, Check
 
 NEUTRAL = (
     *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),

@@ -14,9 +14,8 @@ from ...states.admission import request_slots
 from ...states.request import Branch, Finish
 from ..errors import is_told, message_of
 from .drawn import FILTERS, filter_gate
-from .probe import ProbedRun, Trial, probe
-from .watch import Watch, memory_checks
-from .workbench import SHOWN, Bench, Check
+from .probe import ProbedRun, Trial, Watch, memory_checks, probe
+from .reference import SHOWN, Bench, Check
 
 BUDGETS = (1, 2, 3, 7)
 SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whether rows run out

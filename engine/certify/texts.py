@@ -6,23 +6,29 @@ processors and coins of the ops, the graph's tokens to the twin's.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
 
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
-from ..bench.equal import BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
+from ...states.text.outline import Outline, Point
+from ..bench.equality import BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
 from ..bench.sides import ComparedPrompt, Side, answer_all
-from ..prepare.inputs import Prompt
+from ..cluster.on_workers import on_workers
+from ..prepare.files import SHIPPED
+from ..prepare.inputs import Prompt, read_file
 from ..record.report import answers_of
 from ..run.runner import StopSignal
 from ..run.scoring import contexts
-from .teacher import Repeat, TeacherTally, repeat_in_float64
-from .workbench import SHOWN, Bench, Check
+from ..workers.start import divided
+from .probe import ProbedRun, Trial, probe
+from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, number_of, repeat_in_float64
 
 GREEDY = "sampling.temperature=0"
 MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
 HEATED = (*MATCH, "sampling.temperature=1.0")
-FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
+SAMPLING_FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
 FIRST_SEED = 1
 
 
@@ -108,7 +114,7 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     name = f"temperature {heat:g}"
     own = (*MATCH, f"sampling.temperature={heat}")
     filtered = f"{name}, top_k 20, top_p 0.9"
-    settings = {name: own, filtered: (*own, *FILTERS), "temperature 1": HEATED}
+    settings = {name: own, filtered: (*own, *SAMPLING_FILTERS), "temperature 1": HEATED}
     for name, sets in settings.items():
         tally = TeacherTally(bench.reference, bench.dtype)
         yield _twins(bench, name, sets, tally)
@@ -182,3 +188,179 @@ def _difference(one: BranchComparison) -> str:
     margin = "" if there.margin is None else f" (margin {there.margin:.1e})"
     tokens = f"{there.other} and not {there.reference}"
     return f"branch {one.branch}, token {there.position + 1}: {tokens}{margin}"
+
+
+NEAR = {"float32": 1e-4, "float64": 1e-9}
+"""How far scores may lie apart, absolutely."""
+BUDGETS = (1, 2, 7)
+
+
+def beam_checks(bench: Bench) -> Iterator[Check]:
+    """Whole prompts, then small budgets, and searches that end early."""
+    bench.tell("beam search ...")
+    own = bench.changed().options.max_new_tokens or bench.extent.gate_tokens
+    # All prompts together: searches come and go.
+    whole = Trial(tokens=min(own, bench.extent.tokens or own), prompts=bench.prompts, stops=None)
+    yield _beam_check(bench, "beam/prompts", "beam search of transformers", [whole])
+    pair = Trial(prompts=bench.prompts[:2])
+    budgets = [replace(pair, tokens=budget) for budget in BUDGETS]
+    yield _beam_check(bench, "beam/budgets", f"budgets of {BUDGETS} tokens", budgets)
+    answer = probe(bench, Trial(prompts=bench.prompts[:1])).branches[0].tokens
+    half = len(answer) // 2
+    stops = [answer[len(answer) // 3 :: 5], answer[half : half + 1]]
+    early = [replace(pair, stops=frozenset(ids)) for ids in stops]
+    yield _beam_check(bench, "beam/stops", "an answer's own tokens as stop ids", early)
+
+
+def _beam_check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Check:
+    tally = TeacherTally(bench.reference, bench.dtype)
+    worst = 0.0
+    near = NEAR[bench.dtype]
+    for run in (probe(bench, trial) for trial in trials):
+        tally.prompts += len(run.requests)
+        for branch, context in run.answers():
+            tally.branches += 1
+            tally.tokens += len(branch.tokens)
+            bench.tell(f"beam search of transformers: search {tally.branches} ...")
+            off = _off(bench, branch, context, bench.dtype)
+            if off == inf and bench.dtype == "float32" and _ties(run, branch, context):
+                tally.ties += 1
+            elif not off <= near:
+                why = "other tokens" if off == inf else f"a score {off:.1e} apart"
+                tally.wrong.append(f"{branch.name}: transformers finds {why}")
+            worst = max(worst, 0.0 if off == inf else off)
+    more = f"; scores differ by {worst:.1e} at most"
+    return tally.check(name, title, more, worst_score=worst, score_tolerance=near)
+
+
+def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float:
+    """How far the scores lie apart; inf if the tokens differ."""
+    beam = bench.job.program.graph.beam
+    assert beam is not None
+    tokens, score = bench.reference.generate(branch, context, dtype, **beam.model_dump())
+    if branch.finish is Finish.STOP and tokens[-1] in branch.request.stop_ids:
+        tokens = tokens[:-1]
+    if tokens != branch.tokens:
+        return inf
+    return 0.0 if score is None or branch.score is None else abs(score - branch.score)
+
+
+def _ties(run: ProbedRun, branch: Branch, context: list[int]) -> bool:
+    """Whether the same search in float64 is that of transformers in float64."""
+    twin = next(other for other in run.again().branches if other.name == branch.name)
+    return _off(run.bench, twin, context, "float64") <= NEAR["float64"]
+
+
+DOCUMENTS = SHIPPED / "prompts" / "documents.jsonl"  # prompts that bring what holds their answers
+PARTS = 4  # of the outline that is given where parts search
+
+
+@dataclass(slots=True)
+class Reuse:
+    """Answers of a graph and its twin, and how many rows the graph took from what was cached."""
+
+    results: list[BranchComparison] = field(default_factory=list)
+    reused: int = 0
+    recomputed: int = 0
+
+    def add(self, pair: GraphPair, answer: ComparedPrompt) -> None:
+        self.results += compare_branches(pair, answer)
+        for blend in answer.runs[pair.other.letter].cost.meter.blends:
+            self.reused += blend.reused
+            self.recomputed += blend.picked[0] if blend.picked else 0
+
+    def check(self, bench: Bench, name: str, title: str) -> Check:
+        """Equal tokens; without a reused row they would prove nothing."""
+        rows = f"{self.reused} rows reused, {self.recomputed} of them recomputed"
+        title = f"{title}, {rows}, with its drafter and without"
+        figures = {"reused": self.reused, "recomputed": self.recomputed}
+        check = equality(bench, f"blended/{name}", title, self.results, **figures)
+        return check if self.reused else replace(check, passed=False)
+
+
+def blended_checks(bench: Bench) -> Iterator[Check]:
+    """Two findings for every place that documents may have in prompts, one for folded parts."""
+    prompts = read_file(DOCUMENTS).items[: bench.extent.drawn_prompts]
+    skeleton = bench.job.program.graph.skeleton
+    for place in ("prompt",) if skeleton is None else ("prefix", "branches"):
+        sets = (GREEDY,) if skeleton is None else (GREEDY, f"skeleton.documents={place}")
+        # Whether the model's own outlines search is its own affair; here every part does.
+        outline = _searching(prompts) if place == "branches" else None
+        made = bench if outline is None else replace(bench, job=replace(bench.job, outline=outline))
+        yield _computed(made, place, sets, prompts)
+        yield _reused(made, place, sets, prompts)
+    if skeleton is not None and skeleton.merge == "blend":
+        yield _combined(bench)
+
+
+def _searching(prompts: Sequence[Prompt]) -> Outline:
+    """Parts that are named as the documents are, each with the tool that searches for them."""
+    titles = dict.fromkeys(one.title for prompt in prompts for one in prompt.documents)
+    some = enumerate(list(titles)[:PARTS], 1)
+    return Outline("plan", tuple(Point(n, 60, "Search", (), title) for n, title in some), (), "ok")
+
+
+def _computed(bench: Bench, place: str, sets: tuple[str, ...], prompts: Sequence[Prompt]) -> Check:
+    tally = TeacherTally(bench.reference, bench.dtype)
+    most = bench.extent.drawn_tokens
+    side = bench.side(bench.changed(*sets, "blend.plan=plain", tokens=most))
+    for answer in answer_all([side], prompts, StopSignal(), bench.show):
+        repeat = repeated(bench, side, answer.prompt)
+        tally.hold(side, answer.runs["A"].request, repeat)
+    title = f"documents in the {place}, every row computed: greedy decoding of transformers"
+    return tally.check(f"blended/{place}, nothing reused", title)
+
+
+def _reused(bench: Bench, place: str, sets: tuple[str, ...], prompts: Sequence[Prompt]) -> Check:
+    reuse = Reuse()
+    for pair, answer in twin_answers(bench, sets, FIRST_SEED, prompts):
+        reuse.add(pair, answer)
+    return reuse.check(bench, place, f"documents in the {place}")
+
+
+def _combined(bench: Bench) -> Check:
+    """Finished parts, folded and blended, and the answer that is drawn behind them."""
+    reuse = Reuse()
+    seeds = bench.extent.seeds
+    prompts = bench.prompts[: bench.extent.drawn_prompts]
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+        for pair, answer in twin_answers(bench, (*HEATED, "skeleton.merge=blend"), seed, prompts):
+            reuse.add(pair, answer)
+    return reuse.check(bench, "combined", f"finished parts folded, temperature 1, {seeds} seeds")
+
+
+def worker_checks(bench: Bench) -> Iterator[Check]:
+    """Greedy, and sampled with one seed; all prompts at once.
+
+    Raises:
+        ClusterError: the workers cannot begin, or are lost.
+    """
+    heat = bench.job.program.graph.sampling.temperature or 1.0
+    sampled = (*MATCH, f"sampling.temperature={heat}")
+    extent = bench.extent
+    prompts = [*bench.prompts[: bench.extent.drawn_prompts]]
+    # One whose prefix is long enough to be brought to others instead of being read by each.
+    prompts.append(Prompt("long", " ".join(one.text for one in bench.prompts)))
+    for name, sets in {"greedy": (GREEDY,), f"temperature {heat:g}": sampled}.items():
+        bench.tell(f"on workers, {name} ...")
+        job = bench.changed(*sets, tokens=extent.drawn_tokens, seed=FIRST_SEED)
+        side = bench.side(job)
+        tally = TeacherTally(bench.reference, bench.dtype)
+        requests, figures = _answered(side, prompts)
+        for prompt, request in zip(prompts, requests, strict=True):
+            tally.hold(side, request, repeated(bench, side, prompt))
+        title = f"{name}, transformers, token by token"
+        moved = figures["regroup"]["bytes"]
+        lost = figures["lost"]
+        more = f"; {moved} bytes of prefixes brought, {number_of(lost, 'worker')} lost"
+        counted = {"workers": len(figures["workers"]), "regroup_bytes": moved, "lost": lost}
+        yield tally.check(f"workers/{name}", title, more, **counted)
+
+
+def _answered(side: Side, prompts: Sequence[Prompt]) -> tuple[list[Request], dict[str, Any]]:
+    """What workers have written, and `cluster` of its metrics."""
+    with on_workers(divided(side.job)) as (session, directed):
+        run, recorder = directed(session, prompts, None)
+        while run.step():
+            pass
+        return run.board["branches"].requests, recorder.figures(run.board)["cluster"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...states.graph.graph import Sampling
-from ..bench.equal import TIE
+from ..bench.equality import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch
 from ..record.run_folder import find_run
@@ -20,7 +20,8 @@ from ..shell import exit_code, json_text, put
 from ..terminal import working
 
 if TYPE_CHECKING:
-    from .workbench import Transformers
+    from .reference import Transformers
+
 
 SCHEMA = 1
 COUNTS = ("tokens", "own", "ties", "grammar", "wrong")
@@ -139,7 +140,7 @@ def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int
     """The run's target in transformers; raises ModelError, UsageError."""
     from ...models.files import ModelError
     from ...models.load.checkpoint import model_hash
-    from .workbench import Transformers
+    from .reference import Transformers
 
     folder = model_folder(target["name"], "target", dtype)
     if model_hash(folder) != target["hash"]:

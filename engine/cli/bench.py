@@ -94,15 +94,15 @@ def bench(
     """
     if listed:
         raise typer.Exit(list_experiments(options.as_json))
-    from ..experiment.command import bench_command
-    from ..experiment.setting_up import BenchOptions
+    from ..bench.command import bench_command
+    from ..bench.experiment import BenchOptions
 
     asked = BenchOptions(
         tuple(refs or ()), against, tuple(vary or ()), repeats, count, out, baseline, plot
     )
     own = replace(options, argv=tuple(sys.argv))
     if tune:
-        from ..experiment.tune import tune_command
+        from ..bench.tune import tune_command
 
         raise typer.Exit(tune_command(asked, own))
     raise typer.Exit(bench_command(asked, own, resume))
@@ -111,7 +111,7 @@ def bench(
 @exit_code
 def list_experiments(as_json: bool) -> int:
     """What ships: what each reproduces, and what the original reported."""
-    from ..experiment.read import experiment_names, find_experiment, read_experiment
+    from ..bench.experiment import experiment_names, find_experiment, read_experiment
 
     files = (find_experiment(name) for name in experiment_names())
     known = [read_experiment(file)[0] for file in files if file is not None]

@@ -104,8 +104,7 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[Offer]:
 @_offers
 def benched_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Shipped experiments and peers, then graphs."""
-    from ..experiment.peer_names import PEERS
-    from ..experiment.read import experiment_names
+    from ..bench.experiment import PEERS, experiment_names
 
     yield from ((one, "experiment") for one in experiment_names())
     yield from ((one, "transformers") for one in PEERS)
@@ -115,7 +114,7 @@ def benched_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
 @_offers
 def peers_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Several sides, the last of which is completed."""
-    from ..experiment.peer_names import PEERS
+    from ..bench.experiment import PEERS
     from ..prepare.files import graph_names
 
     head, comma, _ = incomplete.rpartition(",")

@@ -82,7 +82,7 @@ def compare(options: RunOptions, sides: Sides, out: TablesDir = None) -> None:
     `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.nodes=8`,
     `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`.
     """
-    from ..bench.command import compare_command
+    from ..bench.compare import compare_command
 
     session_options = replace(options, argv=tuple(sys.argv))
     raise typer.Exit(compare_command(tuple(sides), session_options, out))
@@ -95,7 +95,7 @@ def sweep(options: RunOptions, graph: Varied, vary: Vary, out: TablesDir = None)
     Examples: `specsot sweep bim_eagle --vary drafter.nodes=4,8,16`,
     `specsot sweep bim_eagle --vary drafter.nodes=4,8 --vary layout.kind=bim,batching --out swept`.
     """
-    from ..bench.sweep import sweep_command
+    from ..bench.compare import sweep_command
 
     session_options = replace(options, argv=tuple(sys.argv))
     raise typer.Exit(sweep_command(graph, tuple(vary), session_options, out))
@@ -115,7 +115,7 @@ def certify(
     `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.nodes=12`,
     `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`.
     """
-    from ..certify.command import certify_command
+    from ..certify.certificate import certify_command
 
     names = tuple(graphs or ())
     raise typer.Exit(certify_command(names, options, quick=quick, out=out, every=every))

@@ -22,7 +22,7 @@ NO_TORCH = (
     "engine.cli.start",
     "engine.cli.graphs",
     "engine.cli.bench",
-    "engine.experiment.setting_up",
+    "engine.bench.command",
     "engine.cli.train",
     "engine.prepare.job",
     "engine.view.diagram",
@@ -63,10 +63,8 @@ MAY_IMPORT = {
         "ops ops/*"
     ),
     "engine/view": "engine engine/record states states/* ops ops/*",
-    "engine/bench": "engine engine/prepare engine/record engine/run states states/*",
-    "engine/experiment": (
-        "engine engine/prepare engine/record engine/run engine/bench states states/* models "
-        "models/load"
+    "engine/bench": (
+        "engine engine/prepare engine/record engine/run states states/* models models/load"
     ),
     "engine/certify": (
         "engine engine/prepare engine/record engine/run engine/bench engine/cluster engine/workers "

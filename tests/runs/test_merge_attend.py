@@ -25,7 +25,7 @@ from helpers.support import (
     tokens_of,
 )
 
-from specsot.engine.certify.workbench import Transformers
+from specsot.engine.certify.reference import Transformers
 from specsot.engine.record.report import finish_of, uncombined
 from specsot.engine.run.scoring import context_segments, next_scores
 from specsot.states.machine import Run

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specsot.engine.experiment.output import markdown_table, measured_words
-from specsot.engine.experiment.plot import draw_all
-from specsot.engine.experiment.rows import Row, kept_rows
-from specsot.engine.experiment.spec import Experiment
+from specsot.engine.bench.experiment import Experiment
+from specsot.engine.bench.plot import draw_all
+from specsot.engine.bench.rows import Row, kept_rows
+from specsot.engine.bench.tables import markdown_table, measured_words
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"

@@ -5,7 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from specsot.engine.bench.command import read_side
+from specsot.engine.bench.experiment import read_side
 from specsot.engine.prepare.inputs import Prompt, read_file
 from specsot.engine.run.api import open_session
 from specsot.engine.run.session import Session

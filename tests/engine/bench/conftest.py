@@ -1,4 +1,4 @@
-"""Options of a comparison that is quick."""
+"""Options of comparisons and experiments that are quick."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ def options(
 ) -> Iterator[RunOptions]:
     """Random models and a given outline: quick, and nothing depends on what they were taught."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sides, "cpu_share", lambda: 1.0)  # whoever else uses the machine
+    monkeypatch.setattr(sides, "cpu_share", lambda: 1.0)  # independent of the machine's load
     Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
     Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")
     yield RunOptions(
@@ -23,6 +23,23 @@ def options(
         model=str(tiny[0]),
         drafter_model=str(tiny[1]),
         outline=Path("o.txt"),
+        max_new_tokens=8,
+        threads=1,
+    )
+
+
+@pytest.fixture
+def endless_options(
+    endless: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> RunOptions:
+    """Random models that never stop by themselves."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sides, "cpu_share", lambda: 1.0)  # independent of the machine's load
+    Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")
+    return RunOptions(
+        prompts=Path("q.txt"),
+        model=str(endless[0]),
+        drafter_model=str(endless[1]),
         max_new_tokens=8,
         threads=1,
     )

@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 
 from specsot.engine.bench import sides as compare_sides
-from specsot.engine.bench.command import compare_command
-from specsot.engine.bench.equal import BranchAnswer
-from specsot.engine.bench.gains import best_line, gains
-from specsot.engine.bench.report import Comparison
+from specsot.engine.bench.compare import compare_command, points, sweep_command
+from specsot.engine.bench.comparison import Comparison, best_line, gains
+from specsot.engine.bench.equality import BranchAnswer
 from specsot.engine.bench.sides import ComparedPrompt, Cost, SideRun, answer_all, letters
-from specsot.engine.bench.sweep import points, sweep_command
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions

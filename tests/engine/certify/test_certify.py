@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from specsot.engine.bench.sides import answer_all
-from specsot.engine.certify import teacher as certify_teacher
-from specsot.engine.certify import workbench as certify_bench
-from specsot.engine.certify.blended import blended_checks
-from specsot.engine.certify.certificate import bench_of
-from specsot.engine.certify.command import _prepared, certify_command
+from specsot.engine.certify import reference as certify_bench
+from specsot.engine.certify import reference as certify_teacher
+from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
 from specsot.engine.certify.drawn import FILTERS, acceptance_checks, filter_gate
 from specsot.engine.certify.gates import GATES, Rig, gate_checks
-from specsot.engine.certify.teacher import TeacherTally
-from specsot.engine.certify.texts import GREEDY, greedy_checks, repeated, sampled_checks
-from specsot.engine.certify.watch import memory_checks
-from specsot.engine.certify.workbench import Bench, Check, Extent
+from specsot.engine.certify.probe import memory_checks
+from specsot.engine.certify.reference import Bench, Check, Extent, TeacherTally
+from specsot.engine.certify.texts import (
+    GREEDY,
+    blended_checks,
+    greedy_checks,
+    repeated,
+    sampled_checks,
+)
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.runner import StopSignal
@@ -66,7 +69,7 @@ def bench(options: RunOptions) -> Make:
         outline = options.outline if graph.startswith(("bim", "batching", "paged")) else None
         drafter = None if graph == "autoregressive" else options.drafter_model
         own = replace(options, sets=sets, outline=outline, drafter_model=drafter)
-        return bench_of(_prepared(graph, own), True, lambda text: None)
+        return bench_of(prepared_job(graph, own), True, lambda text: None)
 
     return make
 

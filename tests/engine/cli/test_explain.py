@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from specsot.engine.bench.experiment import read_experiment
 from specsot.engine.cli.main import COMMANDS, main
 from specsot.engine.errors import Code
-from specsot.engine.experiment.read import read_experiment
 from specsot.engine.prepare.explained import ExplainedProblem, explanations
 from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.engine.prepare.job import prepare

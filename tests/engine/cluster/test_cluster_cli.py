@@ -9,7 +9,7 @@ import pytest
 from helpers.pages import blocks_of
 from helpers.processes import ended
 
-from specsot.engine.certify.command import certify_command
+from specsot.engine.certify.certificate import certify_command
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from specsot.engine.bench import sides
+from specsot.engine.bench.command import bench_command
+from specsot.engine.bench.experiment import BenchOptions
+from specsot.engine.bench.figures import FIGURES
 from specsot.engine.errors import Code
-from specsot.engine.experiment.command import bench_command
-from specsot.engine.experiment.figures import FIGURES
-from specsot.engine.experiment.setting_up import BenchOptions
 from specsot.engine.prepare.options import RunOptions
 
 ASKED = BenchOptions(("eagle", "ngram"), against="hf,autoregressive", repeats=2, out=Path("kept"))
@@ -24,9 +24,9 @@ COUNTED = [name for name, one in FIGURES.items() if not one.timed]
 
 
 @pytest.fixture
-def measured(options: RunOptions, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def measured(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """An experiment of two prompts, twice, with its files."""
-    code = bench_command(replace(ASKED, plot=True), options)
+    code = bench_command(replace(ASKED, plot=True), endless_options)
     out = capsys.readouterr()
     assert code == Code.OK, out.err
     result: dict[str, Any] = json.loads(Path("kept/result.json").read_text())
@@ -74,7 +74,7 @@ def test_files_and_pictures(measured: dict[str, Any]) -> None:
 
 def test_it_goes_on_where_it_was_interrupted(
     measured: dict[str, Any],
-    options: RunOptions,
+    endless_options: RunOptions,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -88,7 +88,7 @@ def test_it_goes_on_where_it_was_interrupted(
 
     monkeypatch.setattr(sides, "_answer", once)
     broken = replace(ASKED, out=Path("broken"))
-    assert bench_command(broken, options) == Code.INTERRUPTED
+    assert bench_command(broken, endless_options) == Code.INTERRUPTED
     out, err = capsys.readouterr()
     assert "1 of 4 rounds; --resume broken goes on from there" in err and "eagle" in out
     assert json.loads(Path("broken/result.json").read_text())["rounds"] == 1
@@ -121,7 +121,7 @@ def clocked(patch: pytest.MonkeyPatch, seed: int, slower: str = "") -> None:
 
 
 def test_what_got_slower_is_found_and_what_did_not_is_not(
-    options: RunOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    endless_options: RunOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = BenchOptions(("eagle", "ngram"), against="autoregressive", repeats=4)
     again = replace(asked, baseline=Path("before/result.json"))
@@ -129,7 +129,7 @@ def test_what_got_slower_is_found_and_what_did_not_is_not(
         with monkeypatch.context() as patch:
             clocked(patch, seed, slower)
             first = replace(asked, out=Path("before"))
-            assert bench_command(first if seed == 1 else again, options) == code
+            assert bench_command(first if seed == 1 else again, endless_options) == code
         out = capsys.readouterr().out
         assert ("nothing is worse than the baseline" in out) == (seed == 2)
         assert ("worse than the baseline: eagle: speedup_ttlt" in out) == (seed == 3)
@@ -137,35 +137,37 @@ def test_what_got_slower_is_found_and_what_did_not_is_not(
 
 
 def test_a_larger_cache_is_found_without_a_clock(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
+    endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = BenchOptions(("eagle",), against="autoregressive", repeats=1)
-    assert bench_command(replace(asked, out=Path("before")), options) == Code.OK
+    assert bench_command(replace(asked, out=Path("before")), endless_options) == Code.OK
     before = json.loads(Path("before/result.json").read_text())
     before["rows"]["eagle"]["figures"]["kv_held_mb"][0] *= 0.9
     Path("smaller.json").write_text(json.dumps(before))
-    assert bench_command(replace(asked, baseline=Path("smaller.json")), options) == 6
+    assert bench_command(replace(asked, baseline=Path("smaller.json")), endless_options) == 6
     assert "worse than the baseline: eagle: kv_held_mb" in capsys.readouterr().out
     # What measured something else is no baseline.
     Path("q.txt").write_text("Another question?\n")
-    assert bench_command(replace(asked, baseline=Path("smaller.json")), options) == Code.USAGE
+    assert (
+        bench_command(replace(asked, baseline=Path("smaller.json")), endless_options) == Code.USAGE
+    )
     assert "measured with other prompts" in capsys.readouterr().err
     Path("bad.json").write_text("{}")
-    assert bench_command(replace(asked, baseline=Path("bad.json")), options) == Code.USAGE
+    assert bench_command(replace(asked, baseline=Path("bad.json")), endless_options) == Code.USAGE
 
 
 def test_a_folder_of_another_experiment_is_refused(
-    measured: dict[str, Any], options: RunOptions, capsys: pytest.CaptureFixture[str]
+    measured: dict[str, Any], endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench_command(replace(ASKED, refs=("eagle",)), options) == Code.USAGE
+    assert bench_command(replace(ASKED, refs=("eagle",)), endless_options) == Code.USAGE
     assert "holds a comparison with other graphs" in capsys.readouterr().err
 
 
 def test_assisted_and_looked_up_write_the_same(
-    options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    endless_options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = BenchOptions(("hf-assisted", "hf-lookup"), against="autoregressive", repeats=1)
-    embedded = replace(options, model=None, drafter_model=None, max_new_tokens=24)
+    embedded = replace(endless_options, model=None, drafter_model=None, max_new_tokens=24)
     assert bench_command(asked, replace(embedded, as_json=True)) == Code.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows["hf-assisted"]["equal"] == rows["hf-lookup"]["equal"] == "2/2 =A"
@@ -174,10 +176,15 @@ def test_assisted_and_looked_up_write_the_same(
 
 
 def test_what_is_blended_is_probed_apart(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
+    endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     embedded = replace(
-        options, model=None, drafter_model=None, max_new_tokens=2, prompts=None, as_json=True
+        endless_options,
+        model=None,
+        drafter_model=None,
+        max_new_tokens=2,
+        prompts=None,
+        as_json=True,
     )
     asked = BenchOptions(("blend",), repeats=1, count=1)
     assert bench_command(asked, embedded) == Code.OK
@@ -186,10 +193,10 @@ def test_what_is_blended_is_probed_apart(
 
 
 def test_lines_come_now_and_then_where_nobody_watches(
-    options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    endless_options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks: Iterator[float] = iter(range(0, 10**6, 20))
     monkeypatch.setattr("specsot.engine.terminal.monotonic", lambda: next(ticks))
-    assert bench_command(BenchOptions(("autoregressive",), repeats=2), options) == Code.OK
+    assert bench_command(BenchOptions(("autoregressive",), repeats=2), endless_options) == Code.OK
     told = capsys.readouterr().err
     assert "prompt 2 of 4, about" in told and "left: A autoregressive ..." in told

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.command import at_commas
 from ..errors import UsageError
+from .experiment import PARTS, Experiment, Plot, at_commas
 from .figures import FIGURES
 from .rows import Row
-from .spec import PARTS, Experiment, Plot
 
 SIZE = (6.4, 3.8)  # inches
 BAR = 0.26  # of height, at least

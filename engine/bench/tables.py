@@ -1,8 +1,10 @@
-"""A comparison for people: tables that fit into 100 columns."""
+"""Comparisons and experiments as text: tables for a terminal, CSV, and Markdown pages."""
 
+import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from io import StringIO
 from typing import Any, TextIO
 
 from rich import box
@@ -13,11 +15,64 @@ from rich.text import Text
 from ..record.metrics import state_figures
 from ..terminal import usable
 from ..text_stream import printable
-from .equal import CUT, END, TIE, BranchAnswer, BranchComparison, counts
-from .gains import COSTS, Gain, gains
-from .report import Comparison
+from .comparison import COSTS, Comparison, Gain, equal_branches, gains
+from .equality import CUT, END, TIE, BranchAnswer, BranchComparison, counts
+from .experiment import Experiment
+from .figures import FIGURES, Estimate
+from .rows import Row
 from .sides import Side
-from .summary import equal_branches
+
+COLUMNS = {  # columns of the Markdown table, and how their numbers are written
+    "graph": "",
+    "equal": "",
+    "tau_step": ".2f",
+    "rounds": "",
+    "tokens": "",
+    "milliseconds_per_token": ".2f",
+    "speedup_per_token": ".2f",
+    "fewer_rounds": ".2f",
+    "more_tokens_per_round": ".2f",
+    "kv_peak_bytes": ",",
+    "kv_moved_bytes": ",",
+    "padding_waste": ".3f",
+}
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each graph under a line of names."""
+    text = StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The columns that people read."""
+    if not rows:
+        return "No prompt was answered by every graph.\n"
+    names = list(rows[0])
+    own = names[names.index("graph") + 1 : names.index("prompts")]
+    forms = {"side": "", "graph": "", **dict.fromkeys(own, ""), **COLUMNS}
+    cells = [[_cell(row.get(name), form) for name, form in forms.items()] for row in rows]
+    lines = [[name.replace("_", " ") for name in forms], ["---"] * len(forms), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: Any, form: str) -> str:
+    text = "" if value is None else format(value, form) if form else str(value)
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def comparison_page(
+    title: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], notes: Iterable[str]
+) -> str:
+    """The table with what was measured, on what."""
+    told = "".join(f"- {name}: {value}\n" for name, value in facts.items())
+    lines = "".join(f"{line}\n" for line in notes)
+    return f"# {title}\n\n{markdown(rows)}\n```\n{lines}```\n\n{told}"
+
 
 STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
 STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
@@ -26,7 +81,7 @@ QUESTION = 20  # characters of a question beside its figures
 STATES = 9  # states side by side; a graph with more gets another table
 MOST = 20  # differences that are printed; --json has all
 MB = 1e6
-FIGURES = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
+HEADINGS = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
 GAINS = {
     "speedup_per_token": "time per token",
     "fewer_rounds": "rounds",
@@ -40,7 +95,7 @@ WORDS = {
 }
 
 
-def render(
+def render_comparison(
     comparison: Comparison, stream: TextIO, environ: dict[str, str], each: bool = True
 ) -> str:
     """All tables as text for this stream: as wide as its terminal, or WIDTH columns.
@@ -117,7 +172,7 @@ def _add(table: Table, name: Text, comparison: Comparison, cells: Cells) -> None
 def _figures(comparison: Comparison, lines: box.Box, each: bool) -> Table:
     pools = "KV: MB in the target's and the drafter's pool"
     title = f"{'Per prompt and in total' if each else 'In total'} (equal: branches; {pools})"
-    table = _of_prompts(title, lines, FIGURES, fold=False)
+    table = _of_prompts(title, lines, HEADINGS, fold=False)
     for prompt in comparison.prompts if each else ():
         name = _cut(f"{prompt.prompt.key}. {prompt.prompt.text}")
         _add(table, name, comparison.of(prompt), _numbers)
@@ -249,3 +304,123 @@ def _token(side: Side, token: int) -> str:
     if token in (END, CUT):
         return "nothing: it stopped" if token == END else "nothing: its budget was used up"
     return f"{_quoted(side.session.prompts.decode([token]))} (id {token})"
+
+
+def csv_of(rows: Sequence[Row]) -> str:
+    """Every figure of every row; intervals in columns of their own."""
+    table = []
+    for row in rows:
+        line: dict[str, Any] = {"row": row.letter, "side": row.side, **row.varied}
+        line |= {"reference": row.reference, "equal": row.equal}
+        for name in FIGURES:
+            one = row.figures.get(name, None)
+            line[name] = None if one is None else one.value
+            if one is not None and one.low is not None:
+                line |= {f"{name}_low": one.low, f"{name}_high": one.high}
+        table.append(line)
+    return csv_text(table)
+
+
+def cell(name: str, one: Estimate | None, between: str = " ") -> str:
+    """A figure with its interval."""
+    if one is None:
+        return "-"
+    form = FIGURES[name].form
+    value = format(one.value, form)
+    if one.low is None or one.high is None:
+        return value
+    edges = [format(edge, form) for edge in (one.low, one.high)]
+    return value if set(edges) == {value} else f"{value}{between}({edges[0]} to {edges[1]})"
+
+
+def columns_of(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
+    """Figures that its tables show and any row has."""
+    return [name for name in experiment.figures if any(name in row.figures for row in rows)]
+
+
+def cells_of(row: Row, paths: Sequence[str], names: Sequence[str], between: str = " ") -> list[str]:
+    """A line of a table; between: what stands between figures and their intervals."""
+    own = [row.varied.get(path, "") for path in paths]
+    figures = [cell(name, row.figures.get(name), between) for name in names]
+    return [row.letter, row.side, *own, row.equal, *figures]
+
+
+def markdown_table(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Of the figures that the experiment names."""
+    if not rows:
+        return "No prompt was answered by every side.\n"
+    paths = list(experiment.vary)
+    names = columns_of(experiment, rows)
+    heads = ["", "side", *paths, "equal", *(name.replace("_", " ") for name in names)]
+    lines = [heads, ["---"] * len(heads), *(cells_of(row, paths, names) for row in rows)]
+    escaped = ([text.replace("|", "\\|") for text in line] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
+
+
+def experiment_page(result: Mapping[str, Any], table: str, notes: Sequence[str]) -> str:
+    """The Markdown file of a result."""
+    experiment = result["experiment"]
+    setup = result["setup"]
+    facts = [f"- {line}\n" for line in (*measured_words(result), f"command: `{setup['command']}`")]
+    told = "".join(f"{note}\n" for note in notes)
+    head = f"# {experiment['name']}\n\n{experiment['doc']}\n\n"
+    return f"{head}{table}\n```\n{told}```\n\n{''.join(facts)}"
+
+
+def measured_words(result: Mapping[str, Any]) -> list[str]:
+    """On what, how often, and how quiet it was."""
+    setup = result["setup"]
+    noise = result["noise"]
+    rounds = result["rounds"]
+    machine = setup["machine"]
+    versions = setup["versions"]
+    graphs = [*setup["graphs"].values()]
+    kinds = {name: sorted({str(one[name]) for one in graphs}) for name in ("dtype", "threads")}
+    asked = setup["prompts"]["count"]
+    repeats = f"{rounds // asked} repeats" if rounds >= 2 * asked else "once each"
+    spread = "" if noise["spread"] is None else f"; repeats lie {noise['spread']:.0%} apart"
+    quiet = "others used the machine" if noise["disturbed"] else "nobody else was seen"
+    return [
+        f"{asked} prompts, {repeats}: {rounds} rounds; status {result['status']}",
+        f"dtype {', '.join(kinds['dtype'])}, threads {', '.join(kinds['threads'])}",
+        f"{machine['processor']}, {machine['cpus']} CPUs, torch {versions['torch']}, transformers"
+        f" {versions['transformers']}",
+        f"{quiet}: a busy loop got {noise['cpu_share']:.0%} of a CPU (at worst"
+        f" {noise['cpu_share_lowest']:.0%}){spread}",
+    ]
+
+
+def render_experiment(
+    experiment: Experiment,
+    rows: Sequence[Row],
+    notes: Sequence[str],
+    stream: TextIO,
+    environ: dict[str, str],
+) -> str:
+    """As wide as the stream's terminal, or WIDTH columns."""
+    there = Console(file=stream)
+    out = io.StringIO()
+    width = there.width if there.is_terminal else WIDTH
+    console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
+    unicode = "utf" in (stream.encoding or "utf-8").lower()
+    console.print(_experiment_table(experiment, rows, box.SIMPLE_HEAD if unicode else box.ASCII))
+    for note in notes:
+        console.print(Text(printable(note, "")))
+    return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
+
+
+def _experiment_table(experiment: Experiment, rows: Sequence[Row], lines: box.Box) -> Table:
+    paths = list(experiment.vary)
+    names = columns_of(experiment, rows)
+    table = Table(title=f"\n{experiment.name}: {experiment.doc}", box=lines, **STYLE)
+    table.add_column("", no_wrap=True)
+    table.add_column("side", overflow="fold")
+    for path in paths:
+        table.add_column(path.replace(".", ".\n"), overflow="fold")
+    table.add_column("equal", no_wrap=True)
+    for name in names:
+        table.add_column(name.replace("_", "\n"), justify="right", overflow="fold")
+    for row in rows:
+        cells = cells_of(row, paths, names, between="\n")
+        table.add_row(*(Text(printable(text)) for text in cells))
+    return table

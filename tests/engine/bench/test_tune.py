@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from specsot.engine.bench import tune
+from specsot.engine.bench.experiment import BenchOptions, prepare_experiment
+from specsot.engine.bench.tune import FIGURE, PROFILE, tune_command
 from specsot.engine.errors import Code
-from specsot.engine.experiment import tune
-from specsot.engine.experiment.setting_up import BenchOptions, prepare_experiment
-from specsot.engine.experiment.tune import FIGURE, PROFILE, tune_command
 from specsot.engine.prepare.job import read_config
 from specsot.engine.prepare.options import RunOptions
 
@@ -43,7 +43,7 @@ def scripted(
 
 
 def test_each_setting_is_found_behind_the_ones_before(
-    options: RunOptions,
+    endless_options: RunOptions,
     asked: list[tuple[list[str], Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -52,7 +52,7 @@ def test_each_setting_is_found_behind_the_ones_before(
     """And what is hardly faster is not worth a larger tree."""
     scripted(monkeypatch, asked, {"levels=3": 2.0, "nodes=8": 1.5, "nodes=16": 1.51})
     out = tmp_path / "tuned"
-    code = tune_command(BenchOptions(("eagle",), out=out), replace(options, profile=None))
+    code = tune_command(BenchOptions(("eagle",), out=out), replace(endless_options, profile=None))
     assert code == Code.OK
     nodes, levels = asked
     assert nodes[0][0] == "eagle@drafter.kind=none"
@@ -62,18 +62,18 @@ def test_each_setting_is_found_behind_the_ones_before(
     assert levels[0][1] == "eagle@drafter.levels=2,drafter.top_k=4,drafter.nodes=8"
     text = (out / PROFILE).read_text()
     made = yaml.safe_load(text)["profiles"]["tuned"]
-    assert made["model"] == options.model
-    model = {"model": options.drafter_model}
+    assert made["model"] == endless_options.model
+    model = {"model": endless_options.drafter_model}
     assert made["drafters"]["eagle3"] == {**model, "nodes": 8, "levels": 3, "top_k": 4}
     assert "# nodes: 8 (against plain decoding: 2 1.00, 4 1.00, 8 1.50, 16 1.51" in text
     assert text == capsys.readouterr().out
     (tmp_path / "specsot.yaml").write_text(text)
-    config, profile = read_config(tmp_path, replace(options, model=None, profile="tuned"))
-    assert config.model == options.model and profile is not None
+    config, profile = read_config(tmp_path, replace(endless_options, model=None, profile="tuned"))
+    assert config.model == endless_options.model and profile is not None
 
 
 def test_parts_have_trees_of_their_own_size(
-    options: RunOptions,
+    endless_options: RunOptions,
     asked: list[tuple[list[str], Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -81,7 +81,7 @@ def test_parts_have_trees_of_their_own_size(
     fast = {"nodes=8,drafter.levels=5,drafter.top_k=4,{'parts': '1'": 2.0}
     fast |= {"nodes=2,drafter.levels=5,drafter.top_k=4,{'parts': '4'": 2.0}
     scripted(monkeypatch, asked, fast)
-    assert tune_command(BenchOptions(("bim_eagle",)), options) == Code.OK
+    assert tune_command(BenchOptions(("bim_eagle",)), endless_options) == Code.OK
     assert [parts for _, parts in asked] == ["1", "4", "4"]
     made = yaml.safe_load(capsys.readouterr().out)["profiles"]["tuned"]["drafters"]["eagle3"]
     assert made["nodes"] == {1: 8, 4: 2}
@@ -96,14 +96,14 @@ def test_parts_have_trees_of_their_own_size(
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
-    asks: BenchOptions, says: str, options: RunOptions, capsys: pytest.CaptureFixture[str]
+    asks: BenchOptions, says: str, endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert tune_command(asks, options) == Code.USAGE
+    assert tune_command(asks, endless_options) == Code.USAGE
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", tune.AXES)
-def test_every_axis_is_one_of_the_kind(kind: str, options: RunOptions) -> None:
+def test_every_axis_is_one_of_the_kind(kind: str, endless_options: RunOptions) -> None:
     graphs = {"eagle3": "eagle", "vanilla": "speculative"}
     own = [f"drafter.{name}={one}" for name, one in tune.AT_FIRST.get(kind, {}).items()]
     sides = [
@@ -111,13 +111,13 @@ def test_every_axis_is_one_of_the_kind(kind: str, options: RunOptions) -> None:
         for name, values in tune.AXES[kind].items()
         for value in values
     ]
-    own_models = replace(options, model=None, drafter_model=None)
+    own_models = replace(endless_options, model=None, drafter_model=None)
     assert len(prepare_experiment(BenchOptions(tuple(sides)), own_models).jobs) == len(sides)
 
 
-def test_it_runs(options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
     """With real models; what is fastest then is the machine's business."""
     asked = BenchOptions(("ngram",), repeats=1, count=1)
-    assert tune_command(asked, replace(options, max_new_tokens=3)) == Code.OK
+    assert tune_command(asked, replace(endless_options, max_new_tokens=3)) == Code.OK
     (found,) = yaml.safe_load(capsys.readouterr().out)["profiles"].values()
     assert set(found["drafters"]["ngram"]) == {"model", "nodes", "levels"}

@@ -1,21 +1,19 @@
-"""What came of an experiment: a row of figures for each side at each point, as plain data."""
+"""The result of an experiment: a row of figures for each side at each point, as plain data."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
-from ..bench.report import Comparison
-from ..bench.sides import ComparedPrompt, Side, SideRun, letters
-from ..bench.summary import equal_branches
 from ..limits import disturbance
+from ..prepare.inputs import Prompt
 from ..record.metrics import state_figures
-from .figures import FIGURES, acceptance_by_depth
-from .intervals import DRAWS, LEVEL, Estimate
-from .read import Entry
-from .spec import Experiment
-
-SCHEMA = 1
+from ..run.blend_probe import probe_blends
+from ..run.runner import StopSignal, drive, recorded
+from .comparison import Comparison, equal_branches
+from .experiment import RESULT_SCHEMA, Entry, Experiment
+from .figures import DRAWS, FIGURES, LEVEL, Estimate, acceptance_by_depth
+from .sides import ComparedPrompt, Side, SideRun, letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ def document(
 ) -> dict[str, Any]:
     """Everything, for files and `--json`."""
     return {
-        "schema_version": SCHEMA,
+        "schema_version": RESULT_SCHEMA,
         "experiment": experiment.model_dump(mode="json", exclude_defaults=True),
         "status": str(comparison.status),
         "setup": dict(setup),
@@ -158,3 +156,28 @@ def document(
         "problems": comparison.problems,
         "differences": comparison.failures,
     }
+
+
+def probe_all(
+    sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal
+) -> dict[str, float]:
+    """KL(full || blended) of first tokens, in nats, by the letters of the sides that blend."""
+    found = {side.letter: _divergences(side, prompts, halt) for side in sides if _blends(side)}
+    return {letter: mean(own) for letter, own in found.items() if own}
+
+
+def _blends(side: Side) -> bool:
+    return side.peer is None and side.job.program.graph.blend is not None
+
+
+def _divergences(side: Side, prompts: Sequence[Prompt], halt: StopSignal) -> list[float]:
+    found: list[float] = []
+    for prompt in prompts:
+        if halt.status is not None:
+            return []
+        run, recorder = recorded(side.session, [prompt], None)
+        probed = probe_blends(run)
+        drive(run, recorder, max_rounds=side.job.program.graph.limits.max_rounds, stop=halt)
+        found += probed.kl
+        run.close()
+    return found

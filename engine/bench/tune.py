@@ -15,12 +15,11 @@ from ..prepare.options import RunOptions
 from ..record.run_folder import BestEffortRunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from .command import measure
-from .read import text_of
-from .setting_up import BenchOptions, prepare_experiment
-from .spec import PARTS
+from .experiment import PARTS, BenchOptions, prepare_experiment, text_of
 
 if TYPE_CHECKING:
     from .rows import Row
+
 
 PROFILE = "profile.yaml"
 FIGURE = "speedup_decode"

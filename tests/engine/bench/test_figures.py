@@ -6,11 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specsot.engine.bench.costs import Cost, Moments, PoolUse
-from specsot.engine.bench.sides import SideRun
-from specsot.engine.experiment.baseline import changes
-from specsot.engine.experiment.figures import FIGURES, acceptance_by_depth
-from specsot.engine.experiment.intervals import DRAWS, estimate, resampled
+from specsot.engine.bench.command import changes
+from specsot.engine.bench.figures import DRAWS, FIGURES, acceptance_by_depth, estimate, resampled
+from specsot.engine.bench.sides import Cost, Moments, PoolUse, SideRun
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.runner import Status
 

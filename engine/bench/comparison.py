@@ -1,16 +1,16 @@
-"""A comparison's results: everything judged, as plain data, and its exit code."""
+"""The result of a comparison: costs and ratios of each side, equality, and the exit code."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from ..errors import Code
 from ..prepare.environment import redact, threads_of
+from ..record.metrics import Meter, ratio
 from ..run.runner import STATUS_CODES, Status
-from .costs import Cost, total
-from .equal import CUT, END, BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
-from .sides import ComparedPrompt, Side
+from .equality import CUT, END, BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
+from .sides import ComparedPrompt, Cost, Side, total
 
 SCHEMA = 1
 
@@ -154,3 +154,115 @@ def _token(side: Side, token: int) -> dict[str, Any]:
     if token in (END, CUT):
         return {"id": None, "text": None, "end": "stop" if token == END else "length"}
     return {"id": token, "text": side.session.prompts.decode([token]), "end": None}
+
+
+PER_TOKEN = "speedup_per_token"
+COSTS: Mapping[str, Callable[[Meter], float]] = {  # by the name of the gain; docs/metrics.md
+    PER_TOKEN: lambda meter: ratio(meter.seconds, meter.tokens),
+    "fewer_rounds": lambda meter: meter.rounds,
+    "more_tokens_per_round": lambda meter: ratio(meter.rounds, meter.tokens),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The first graph's cost / this graph's, over so many prompts: above 1 this one is better."""
+
+    median: float
+    lowest: float
+    highest: float
+    prompts: int
+
+
+def gains(comparison: Comparison, side: Side) -> dict[str, Gain]:
+    """By name; without those that no prompt tells."""
+    found: dict[str, Gain] = {}
+    for name, cost in COSTS.items():
+        pairs = _cost_pairs(comparison, side, cost)
+        if ratios := [first / own for first, own in pairs if first and own]:
+            found[name] = Gain(median(ratios), min(ratios), max(ratios), len(ratios))
+    return found
+
+
+def _cost_pairs(
+    comparison: Comparison, side: Side, cost: Callable[[Meter], float]
+) -> Iterator[tuple[float, float]]:
+    """The costs of the first graph and of this one, for each prompt that both have answered."""
+    for prompt in comparison.prompts:
+        runs = [prompt.runs[one.letter] for one in (comparison.sides[0], side)]
+        if not any(run.problems for run in runs):
+            first, own = (cost(run.cost.meter) for run in runs)
+            yield first, own
+
+
+def best_line(comparison: Comparison) -> str:
+    """Which graph takes the least time per token, and how surely; empty if none can be named.
+
+    One that writes other tokens than it must, or leaves an answer unfinished, is not named.
+    """
+    bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
+    unlike = {one.pair.other.letter for one in comparison.results if one.result in bad}
+    rated = [
+        (gain.median, side)
+        for side in comparison.sides
+        if side.letter not in unlike and (gain := gains(comparison, side).get(PER_TOKEN))
+    ]
+    if len(rated) < 2:
+        return ""
+    (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
+    both = [
+        [COSTS[PER_TOKEN](prompt.runs[side.letter].cost.meter) for side in (best, second)]
+        for prompt in comparison.prompts
+    ]
+    wins = sum(0 < own < other for own, other in both)
+    first = comparison.sides[0].letter
+    name = f"{best.letter} {best.name}"
+    line = f"best: {name}: {speed:.2f} x {first} in time per token"
+    return f"{line}, faster than {second.letter} in {wins} of {len(both)} prompts"
+
+
+def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
+    """A row of figures for each graph, if any prompt was answered; the same keys in all."""
+    if not comparison.prompts:
+        return []
+    paths = dict.fromkeys(path for side in comparison.sides for path in own_settings(side))
+    return [_row(comparison, side, tuple(paths)) for side in comparison.sides]
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """Everything that came out, as plain data."""
+    return {**comparison.document(), "table": rows_of(comparison)}
+
+
+def own_settings(side: Side) -> dict[str, str]:
+    """By path, what was set for this graph and not for all."""
+    pairs = (one.partition("=") for one in side.sets)
+    return {path: value for path, _, value in pairs}
+
+
+def _row(comparison: Comparison, side: Side, paths: Sequence[str]) -> dict[str, Any]:
+    cost = comparison.total(side)
+    own = own_settings(side)
+    meter = cost.meter
+    pools = cost.pools.values()
+    per_token = 1000 * meter.seconds / meter.tokens if meter.tokens else None
+    row: dict[str, Any] = {"side": side.letter, "graph": side.title}
+    row |= {path: own.get(path, "") for path in paths}
+    row |= {"prompts": len(comparison.prompts), "equal": equal_branches(comparison, side)}
+    row |= {"tau_step": meter.tau_step, "target_forwards": meter.forwards, "rounds": meter.rounds}
+    row |= {"tokens": meter.tokens, "seconds": meter.seconds, "milliseconds_per_token": per_token}
+    for name, gain in gains(comparison, side).items():
+        row |= {name: gain.median, f"{name}_lowest": gain.lowest, f"{name}_highest": gain.highest}
+    row["kv_peak_bytes"] = sum(pool.peak_bytes for pool in pools)
+    row["kv_moved_bytes"] = sum(pool.moved_bytes.total() for pool in pools)
+    return {**row, "padding_waste": meter.padding_waste}
+
+
+def equal_branches(comparison: Comparison, side: Side) -> str:
+    """How many branches are those of which reference; a reference itself has none."""
+    for pair in comparison.pairs:
+        if pair.other is side and not pair.why_not:
+            number = counts(comparison.branches(pair))
+            bad = "!" if number["different"] else ""
+            return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
+    return "-"

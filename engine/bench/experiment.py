@@ -1,0 +1,456 @@
+"""Experiments: their YAML, the command line's changes to it, and one checked job for each row.
+
+Nothing here imports torch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...states.graph.schema import check_mapping, validated
+from ...states.text.outline import Outline, OutlineError, Point
+from ...states.yaml.source import GraphError, Problem, ProblemCode, Source, hint
+from ...states.yaml.spec import Count, Int, Name, Spec, Text
+from ..errors import LacksDrafterError, UsageError
+from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
+from ..prepare.inputs import Prompts, read_file
+from ..prepare.job import Job, prepare
+from ..prepare.options import Budget, Device, Dtype, Kept, RunOptions, Seed, Threads
+from .figures import FIGURES
+
+PLAIN = "autoregressive"
+HF = "hf"
+ASSISTED = "hf-assisted"
+LOOKUP = "hf-lookup"
+LLAMA_CPP = "llama-cpp"
+PEERS: Mapping[str, tuple[str, ...]] = {  # settings of the plain graph, for the models to load
+    HF: (),
+    ASSISTED: ("drafter.kind=vanilla", "drafter.gamma=4"),
+    LOOKUP: (),
+    LLAMA_CPP: (),
+}
+
+
+def why_missing(peer: str) -> str:
+    """Why a peer cannot be measured here; nothing if it can."""
+    if peer == LLAMA_CPP and find_spec("llama_cpp") is None:
+        return "llama-cpp-python is not installed (docs/cli.md)"
+    return ""
+
+
+Repeats = Annotated[Int, Field(ge=1, le=1000)]
+PARTS = "parts"  # a path that no graph has: so many parts of a given outline
+DEFAULT = ("speedup_decode", "speedup_ttlt", "tokens", "tau_step", "kv_held_mb")
+
+
+class Reported(Spec):
+    """What somebody else measured. source: the paper or the code, with table or section."""
+
+    source: Text
+    says: Text
+
+
+class Plot(Spec):
+    """One picture. x: a path of `vary`; without it a bar for each side."""
+
+    y: Text
+    x: Text | None = None
+
+
+class ExperimentOptions(Spec):
+    """Options of `specsot run`, for all sides; those of the command line win."""
+
+    profile: Text | None = None
+    model: Text | None = None
+    drafter_model: Text | None = None
+    seed: Seed | None = None
+    device: Device | None = None
+    dtype: Dtype | None = None
+    weights: Kept | None = None
+    threads: Threads | None = None
+    max_new_tokens: Budget | None = None
+
+
+class Experiment(Spec):
+    """An experiment.
+
+    Every side runs at every point of `vary`; those of `against` run once, as they are. Ratios are
+    taken to the first of `against`, without one to the first side: at its first point, or
+    (`pairing: point`) where the same values stand.
+    """
+
+    version: Literal[1] = 1
+    name: Name
+    doc: Text = Field(description="what it shows, in a line")
+    reproduces: Text = Field("", description="what of the papers or seeds")
+    reported: tuple[Reported, ...] = Field((), description="what the original says, and where")
+    sides: tuple[Text, ...] = Field(
+        min_length=1, description="graphs, GRAPH@PATH=VALUE,..., or hf, hf-assisted, hf-lookup"
+    )
+    against: tuple[Text, ...] = Field((), description="more of them, which do not vary")
+    vary: dict[Text, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(
+        default_factory=dict, description="values by setting; `parts`: parts of a given outline"
+    )
+    pairing: Literal["first", "point"] = Field(
+        "first", description="whether ratios are to one row, or to the first side at each point"
+    )
+    set: Mapping[Text, Any] = Field(default_factory=dict, description="settings of all graphs")
+    options: ExperimentOptions = ExperimentOptions()
+    prompts: Text = Field("ten", description="ten, hard, documents, or a file beside this one")
+    count: Count | None = Field(None, description="only so many of the prompts")
+    repeats: Repeats = Field(3, description="of every prompt")
+    figures: tuple[Text, ...] = Field(DEFAULT, description="those that tables show")
+    plots: tuple[Plot, ...] = ()
+    probe: bool = Field(False, description="also compare what is blended with full prefills")
+
+
+EXPERIMENTS = "experiments"
+PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
+MOST_ROWS = 256
+RESULT_SCHEMA = 1  # of a saved result
+
+Place = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row: a graph or a peer at one point.
+
+    varied: by path the value as `--set` takes it. at: where the file says so, by setting; the side
+    itself under the empty name.
+    """
+
+    side: str
+    varied: Mapping[str, str]
+    at: Mapping[str, Place]
+
+    @property
+    def graph(self) -> str:
+        return read_side(self.side)[0]
+
+    @property
+    def peer(self) -> str:
+        """Its name; empty for a graph."""
+        return self.graph if self.graph in PEERS else ""
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """Of this row alone."""
+        own = (f"{path}={value}" for path, value in self.varied.items() if path != PARTS)
+        return (*read_side(self.side)[1], *own)
+
+
+def read_side(text: str) -> tuple[str, tuple[str, ...]]:
+    """A graph and its own settings: GRAPH@SET,SET... is cut at the first @ behind a graph."""
+    places = [at for at, char in enumerate(text) if char == "@"]
+    if not places or is_graph(text):
+        return text, ()
+    at = next((at for at in places if is_graph(text[:at])), places[0])
+    return text[:at], tuple(at_commas(text[at + 1 :]))
+
+
+def at_commas(text: str) -> Iterator[str]:
+    """Cut at commas, but at none inside brackets."""
+    depth = start = 0
+    for at, char in enumerate(text):
+        depth += (char in "[{") - (char in "]}")
+        if char == "," and depth == 0:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def experiment_names() -> list[str]:
+    """Of the shipped experiments."""
+    return sorted(path.stem for path in (SHIPPED / EXPERIMENTS).glob("*.yaml"))
+
+
+def find_experiment(ref: str) -> Path | None:
+    """The file of this name if it holds an experiment, or a shipped one."""
+    own = Path(ref)
+    name = ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
+    if own.is_file() and own.suffix in (".yaml", ".yml"):
+        return own if _has_sides(own) else None
+    return SHIPPED / EXPERIMENTS / f"{name}.yaml" if name in experiment_names() else None
+
+
+def _has_sides(file: Path) -> bool:
+    """Whether it was meant as one: no graph has a key `sides`."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.startswith("sides:") for line in lines)
+
+
+def read_experiment(file: Path) -> tuple[Experiment, Source]:
+    """A checked file.
+
+    Raises:
+        GraphError: every problem with its place.
+    """
+    shipped = file.is_relative_to(SHIPPED)
+    source = read_source(str(file), str(file.relative_to(SHIPPED.parent)) if shipped else "")
+    check_mapping(source, "experiment")
+    experiment = validated(Experiment, source)
+    if problems := [*_unknown(experiment, source)]:
+        raise GraphError(problems)
+    return experiment, source
+
+
+def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
+    """Names that mean nothing."""
+    for key in ("sides", "against"):
+        for at, side in enumerate(getattr(experiment, key)):
+            if not known_side(side):
+                name = read_side(side)[0]
+                words = f"no graph {name!r}, nor a peer{hint(name, [*graph_names(), *PEERS])}"
+                yield source.problem((key, at), words, ProblemCode.NO_SIDE)
+    wanted: list[tuple[Place, str]] = [
+        (("figures", at), name) for at, name in enumerate(experiment.figures)
+    ]
+    wanted += [(("plots", at, "y"), plot.y) for at, plot in enumerate(experiment.plots)]
+    for place, name in wanted:
+        if name not in FIGURES:
+            words = f"no figure {name!r}{hint(name, FIGURES)}; there are: {', '.join(FIGURES)}"
+            yield source.problem(place, words, ProblemCode.NO_FIGURE)
+    for at, plot in enumerate(experiment.plots):
+        if plot.x is not None and plot.x not in experiment.vary:
+            words = f"{plot.x!r} does not vary{hint(plot.x, experiment.vary)}"
+            yield source.problem(("plots", at, "x"), words, ProblemCode.NO_AXIS)
+    for at, value in enumerate(experiment.vary.get(PARTS, ())):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
+            words = "a number of parts is an integer from 1 to 64"
+            yield source.problem(("vary", PARTS, at), words, ProblemCode.WRONG_VALUE)
+    if len(entries_of(experiment)) > MOST_ROWS:
+        words = f"{len(entries_of(experiment))} rows; at most {MOST_ROWS}"
+        yield source.problem(("vary",), words, ProblemCode.NO_AXIS, key=True)
+
+
+def known_side(side: str) -> bool:
+    """Whether it is a graph or a peer."""
+    name = read_side(side)[0]
+    return name in PEERS or is_graph(name)
+
+
+def entries_of(experiment: Experiment) -> list[Entry]:
+    """All rows: those that ratios are taken to first, then side by side, point by point."""
+    axes = [
+        [(path, text_of(value), ("vary", path, at)) for at, value in enumerate(values)]
+        for path, values in experiment.vary.items()
+    ]
+    rows = [Entry(side, {}, {"": ("against", n)}) for n, side in enumerate(experiment.against)]
+    for number, side in enumerate(experiment.sides):
+        fixed = read_side(side)[0] in PEERS
+        for point in product(*([] if fixed else axes)):
+            varied = {path: value for path, value, _ in point}
+            at: dict[str, Place] = {path: place for path, _, place in point}
+            rows.append(Entry(side, varied, {"": ("sides", number), **at}))
+    return rows
+
+
+def references_of(experiment: Experiment, entries: Sequence[Entry]) -> list[int]:
+    """For each row the number of the one that its ratios are taken to."""
+    if experiment.pairing == "first":
+        return [0] * len(entries)
+    first: dict[tuple[tuple[str, str], ...], int] = {}
+    for number, entry in enumerate(entries):
+        first.setdefault(tuple(entry.varied.items()), number)
+    return [first[tuple(entry.varied.items())] for entry in entries]
+
+
+def text_of(value: Any) -> str:
+    """As `--set` takes it; JSON is YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def prompts_file(experiment: Experiment, source: Source | None) -> Path:
+    """Raises UsageError if there is no such file."""
+    if experiment.prompts in PROMPTS:
+        return SHIPPED / "prompts" / PROMPTS[experiment.prompts]
+    beside = Path(source.file).parent if source is not None else Path()
+    for file in (beside / experiment.prompts, Path(experiment.prompts)):
+        if file.is_file():
+            return file
+    where = f"{source.at(('prompts',))}: " if source is not None else ""
+    raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, hard, documents, or a file")
+
+
+PART_TOKENS = 60  # that a part of a given outline is expected to have
+PEERS_KNOW = ("sampling", "limits")  # blocks whose settings for all are the peers' too
+COMMAND_LINE = "bench"  # the name of what is made of graphs
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What `specsot bench` is asked beside the options of runs.
+
+    refs: an experiment, or graphs and peers. out: a folder to keep everything in, or to go on in.
+    """
+
+    refs: Sequence[str]
+    against: str | None = None
+    vary: Sequence[str] = ()
+    repeats: int | None = None
+    count: int | None = None
+    out: Path | None = None
+    baseline: Path | None = None
+    plot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An experiment with everything checked that can be without torch; notes: what to tell."""
+
+    experiment: Experiment
+    entries: list[Entry]
+    jobs: list[Job]
+    prompts: Prompts
+    notes: list[str] = field(default_factory=list)
+
+
+def prepare_experiment(asked: BenchOptions, options: RunOptions) -> Prepared:
+    """Read, change and check everything.
+
+    A side that drafts, and for whose target there is no drafter of its kind, is left out of an
+    experiment, with a note.
+
+    Raises:
+        UsageError, PromptError, OutlineError, GraphError: each message says where.
+    """
+    experiment, source = _changed(asked)
+    given = experiment.options.model_dump()
+    changes = {name: one for name, one in given.items() if getattr(options, name) is None}
+    options = replace(options, **changes)
+    prompts = read_file(options.prompts or prompts_file(experiment, source))
+    if experiment.count is not None:
+        prompts = replace(prompts, items=prompts.items[: experiment.count])
+    entries = []
+    jobs = []
+    notes = []
+    for entry in entries_of(experiment):
+        if why := why_missing(entry.peer):
+            notes.append(f"{entry.side} is left out: {why}")
+            continue
+        try:
+            jobs.append(_job(entry, experiment, options, prompts, source))
+            entries.append(entry)
+        except LacksDrafterError as error:
+            if source is None:
+                raise
+            notes.append(f"{entry.side} is left out: {error}")
+    if not jobs:
+        raise UsageError("\n".join(notes))
+    return Prepared(experiment, entries, jobs, prompts, list(dict.fromkeys(notes)))
+
+
+def _changed(asked: BenchOptions) -> tuple[Experiment, Source | None]:
+    """The experiment, as the command line changes it."""
+    experiment, source = _found(asked.refs)
+    changes: dict[str, Any] = {"repeats": asked.repeats, "count": asked.count}
+    if asked.against is not None:
+        changes["against"] = tuple(filter(None, asked.against.split(",")))
+        _check_sides(changes["against"], "--against ")
+    if asked.vary:
+        changes["vary"] = {**experiment.vary, **_axes(asked.vary)}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return experiment.model_copy(update=changes), source
+
+
+def _found(refs: Sequence[str]) -> tuple[Experiment, Source | None]:
+    if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
+        return read_experiment(file)
+    if not refs:
+        raise UsageError("bench takes an experiment, or graphs; --list shows what ships")
+    _check_sides(refs, "")
+    doc = f"{len(refs)} sides of the command line."
+    made = {"name": COMMAND_LINE, "doc": doc, "sides": list(refs)}
+    return Experiment.model_validate(made), None
+
+
+def _check_sides(sides: Sequence[str], option: str) -> None:
+    for side in sides:
+        if not known_side(side):
+            near = hint(side, [*experiment_names(), *graph_names(), *PEERS])
+            raise UsageError(f"{option}{side}: no experiment, graph or peer{near}")
+
+
+def _axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """PATH=VALUE,VALUE... by path."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        path, equals, values = text.partition("=")
+        if not equals or not path or not values:
+            raise UsageError(f"--vary {text}: write path=value,value e.g. drafter.nodes=4,8,16")
+        found[path] = tuple(dict.fromkeys(at_commas(values)))
+    return found
+
+
+def _job(
+    entry: Entry,
+    experiment: Experiment,
+    options: RunOptions,
+    prompts: Prompts,
+    source: Source | None,
+) -> Job:
+    """One row's; raises GraphError with places in the experiment's file."""
+    common = {path: text_of(value) for path, value in experiment.set.items()}
+    if entry.peer:
+        common = {p: value for p, value in common.items() if p.partition(".")[0] in PEERS_KNOW}
+    parts = _parts(entry)
+    more = (
+        []
+        if parts is None
+        else [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
+    )
+    sets = [f"{path}={value}" for path, value in common.items()]
+    sets += [*options.sets, *more, *PEERS.get(entry.peer, ()), *entry.sets]
+    graph = PLAIN if entry.peer else entry.graph
+    try:
+        job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prompts)
+    except GraphError as error:
+        problems = [_placed(one, entry, experiment, source) for one in error.problems]
+        raise GraphError(problems) from None
+    except LacksDrafterError:
+        raise
+    except (UsageError, OutlineError) as error:
+        raise UsageError(f"{entry.side}: {error}") from None
+    if parts is None:
+        return job
+    named = replace(job.options, sets=(*job.options.sets, f"{PARTS}={parts}"))
+    return replace(job, options=named, outline=_outline(parts))
+
+
+def _placed(
+    problem: Problem, entry: Entry, experiment: Experiment, source: Source | None
+) -> Problem:
+    """Where the experiment's file says what is wrong, if it does."""
+    option = problem.file.removeprefix("--set ")
+    if source is None or option == problem.file:
+        return problem
+    at: Mapping[str, Place] = {
+        **{f"{path}={text_of(value)}": ("set", path) for path, value in experiment.set.items()},
+        **dict.fromkeys(entry.sets, entry.at[""]),
+        **{f"{path}={value}": entry.at[path] for path, value in entry.varied.items()},
+    }
+    if option not in at:
+        return problem
+    words = f"{entry.side}: {problem.where}: {problem.message}"
+    return source.problem(at[option], words, problem.code)
+
+
+def _parts(entry: Entry) -> int | None:
+    """How many parts its outline is given; raises UsageError for what is no number."""
+    text = entry.varied.get(PARTS)
+    if text is None or (text.isdecimal() and 1 <= int(text) <= 64):
+        return None if text is None else int(text)
+    raise UsageError(f"--vary {PARTS}={text}: a number of parts is an integer from 1 to 64")
+
+
+def _outline(count: int) -> Outline:
+    """So many parts that do not wait for each other."""
+    points = (Point(n, PART_TOKENS, None, (), f"Part {n}") for n in range(1, count + 1))
+    return Outline("plan", tuple(points), (), "ok")
