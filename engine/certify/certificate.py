@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ...models.files import ModelError
 from ...states.graph.graph import Graph
 from ..bench.compare import ten_prompts
-from ..cluster.on_workers import checked
 from ..errors import Code, UsageError
 from ..prepare.environment import model_folders, redact
 from ..prepare.files import graph_names
@@ -22,6 +21,7 @@ from ..prepare.repeat import graph_hash
 from ..record.run_folder import RunFolder
 from ..shell import complain, exit_code, json_text, put
 from ..terminal import working
+from ..workers.start import checked_block
 
 if TYPE_CHECKING:
     from .reference import Bench, Check
@@ -329,5 +329,5 @@ def prepared_job(graph: str, options: RunOptions) -> Job:
         reason = "reads documents in a way of its own: certify it with prompts without any"
         raise UsageError(f"{own.name} {reason}")
     if job.options.workers is not None:
-        checked(job)
+        checked_block(job)
     return job

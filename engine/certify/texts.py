@@ -15,13 +15,12 @@ from ...states.sampling import rules_of
 from ...states.text.outline import Outline, Point
 from ..bench.equality import BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
 from ..bench.sides import ComparedPrompt, Side, answer_all
-from ..cluster.on_workers import on_workers
 from ..prepare.files import SHIPPED
 from ..prepare.inputs import Prompt, read_file
 from ..record.report import answers_of
 from ..run.runner import StopSignal
 from ..run.scoring import contexts
-from ..workers.start import divided
+from ..workers.start import divided, on_workers
 from .probe import ProbedRun, Trial, probe
 from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, number_of, repeat_in_float64
 

@@ -61,8 +61,7 @@ def run_command(options: RunOptions) -> int:
 def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
     """A job's session, and what begins its runs: here, or on workers that end with the stack."""
     if job.options.workers is not None:
-        from ..cluster.on_workers import on_workers
-        from ..workers.start import divided
+        from ..workers.start import divided, on_workers
 
         job = divided(job)
         return job, *stack.enter_context(on_workers(job))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from ...models.load.checkpoint import model_hash
@@ -37,6 +37,8 @@ from .protocol import (
     Encode,
     Encoded,
     Failed,
+    Heartbeat,
+    Load,
     Message,
     Picture,
     ProtocolError,
@@ -48,9 +50,11 @@ from .protocol import (
     WorkerSocket,
 )
 from .served_request import Refusal, RequestBuilder, ServedRequest, Speculation
+from .worker_loop import WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
+HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
 
 
@@ -317,15 +321,46 @@ class EngineProcess:
 
 
 class WorkerProcess:
-    """A worker's process: it serves one connection after another."""
+    """A worker's process: it serves one connection after another. The models of a run stay loaded.
+
+    Args:
+        load_session: loads the models of a run's job.
+    """
+
+    def __init__(self, load_session: Callable[[Mapping[str, Any]], Session] = load_job) -> None:
+        self._load_session = load_session
+        self.loop: WorkerLoop | None = None
 
     def serve(self, connection: socket.socket) -> int:
         """Serve a connection until it is closed; the exit code. Raises ProtocolError."""
         pipe = WorkerSocket(connection)
         start = pipe.receive()
-        if isinstance(start, Start):
-            return EngineProcess(pipe).run(start)
+        try:
+            if isinstance(start, Start):
+                return EngineProcess(pipe).run(start)
+            if isinstance(start, Load):
+                return self._serve_run(pipe, start)
+        finally:
+            pipe.close()
         raise ProtocolError(f"the first message is not a Start: {type(start).__name__}")
+
+    def _serve_run(self, pipe: WorkerSocket, start: Load) -> int:
+        Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
+        try:
+            if self.loop is None:
+                self.loop = WorkerLoop(self._load_session(start.job))
+            self.loop.serve(pipe)
+        except Exception as error:
+            pipe.send(Failed(int(code_of(error)), message_of(error)))
+            self.loop = None
+            return int(code_of(error))
+        return int(Code.OK)
+
+
+def _send_heartbeats(pipe: WorkerSocket) -> None:
+    while not pipe.closed:
+        pipe.send(Heartbeat())
+        sleep(HEARTBEAT_INTERVAL)
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from ...states.migrated_request import MigratedRequest
 from ..prepare.inputs import Prompt
 
 MAX_LINE_BYTES = 64 << 20
+LOOPBACK = "127.0.0.1"
 Text = Annotated[str, SkipValidation()]  # may hold lone surrogates, which pydantic refuses
 
 
@@ -428,6 +429,12 @@ class WorkerSocket:
         self._sending = Lock()
         self._lines = pipe.makefile("rb")
         self.closed = False
+
+    @property
+    def address(self) -> str:
+        """At which this machine reaches the other end, and is reached."""
+        name = self._pipe.getsockname()
+        return str(name[0]) if isinstance(name, tuple) else LOOPBACK
 
     def send(self, message: Message) -> None:
         with self._sending:

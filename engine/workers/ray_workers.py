@@ -1,26 +1,39 @@
-"""Workers as Ray actors: a process each. `set_up_ray` must precede the import of this module."""
+"""Workers as Ray actors: a process each, which live on while process groups change.
+
+`set_up_ray` must precede the import of this module.
+"""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from hashlib import sha256
 from queue import SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
-from .link import ConnectedWorker, HostError, Pipe, WorkerListener, connect_to
+from ..prepare.cluster_block import ClusterBlock
+from ..prepare.job import Job
+from .link import ConnectedWorker, HostError, Pipe, WorkerListener, WorkerSpec, connect_to
+from .membership import WorkerSource
+from .protocol import Load
+from .ray_cluster import ray_driver
+from .worker_groups import WorkerGroups
+from .worker_loop import job_values, parts_of
 
 START_DEADLINE = 120.0  # seconds until a worker's process has to connect
 END_DEADLINE = 1.0  # seconds that a process has to end after it was killed by Ray
 POLL_INTERVAL = 0.02
+STATE_DEADLINE = 5.0  # seconds
 Result = TypeVar("Result")
 
 
@@ -92,7 +105,7 @@ class RayHost:
         }
         if detached:
             self._settings["lifetime"] = "detached"
-        self._adopted = False
+        self.adopted = False
         self._ended = False
         self._actor: Any = None
         self._worker: ConnectedWorker | None = None
@@ -129,9 +142,9 @@ class RayHost:
             with suppress(RayError, TimeoutError):
                 if await self._ask(actor, secret, self._deadline):
                     self._actor = actor
-                    self._adopted = True
+                    self.adopted = True
                     return
-        self._adopted = False
+        self.adopted = False
         self._actor = await self._call(self._create)
         await self._ask(self._actor, secret, START_DEADLINE)
 
@@ -198,3 +211,63 @@ def _reason(error: Exception) -> str:
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
+
+
+class RayWorkers:
+    """Workers of one job on the cluster that this process is a driver of.
+
+    Args:
+        detached: they outlive this driver.
+    """
+
+    def __init__(self, job: Job, block: ClusterBlock, *, detached: bool = False) -> None:
+        self._job = job
+        self._block = block
+        self._detached = detached
+        self._caller = ThreadPoolExecutor(1)
+        self._listener = WorkerListener(block.interface)
+        self._hosts: list[RayHost] = []
+        self.source = WorkerSource(self._spec, parts_of(job, block), [self._listener])
+
+    def _spec(self, number: int, part: int) -> WorkerSpec:
+        values = job_values(self._job, self._block, number, part)
+        host = RayHost(
+            self._listener,
+            self._caller,
+            gpus=int(str(values["options"]["device"]).startswith("cuda")),
+            job=sha256(json.dumps(values).encode()).hexdigest()[:12],
+            detached=self._detached,
+            deadline=self._block.deadline,
+        )
+        self._hosts.append(host)
+        return WorkerSpec(Load(values), host)
+
+    def close(self) -> None:
+        """End the processes that this driver has started, unless they outlive it."""
+        for host in self._hosts:
+            if not (self._detached or host.adopted):
+                self._caller.submit(host.kill)
+        self._caller.shutdown()
+
+
+def load_workers(job: Job, block: ClusterBlock) -> None:
+    """Start workers of a job on a cluster that stay, and wait until their models are loaded.
+
+    Raises:
+        ClusterError: they cannot start.
+    """
+    with (
+        ray_driver(block.address),
+        closing(RayWorkers(job, block, detached=True)) as workers,
+        closing(WorkerGroups(workers.source, block, lambda record: None)) as groups,
+    ):
+        groups.load_()
+
+
+def worker_states(address: str) -> Iterator[tuple[str, str]]:
+    """Name and state of the workers of a cluster; raises ClusterError."""
+    with ray_driver(address):
+        for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
+            with suppress(RayError, GetTimeoutError, ValueError):
+                state: Any = ray.get_actor(name).state.remote()
+                yield name, str(ray.get(state, timeout=STATE_DEADLINE))

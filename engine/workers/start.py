@@ -6,20 +6,37 @@ Ray and torch are imported only by the functions that need them.
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..errors import UsageError
 from ..limits import usable_cpus
 from ..prepare.cluster_block import LOCAL, ClusterBlock
 from ..prepare.environment import threads_of
-from ..prepare.job import Job
+from ..prepare.inputs import Prompt
+from ..prepare.job import Job, read_cluster
 from .control import ReplicaControl
 from .link import ProcessHost, WorkerListener, WorkerSpec
 from .membership import WorkerSource
 from .protocol import Start
 from .ray_cluster import end_cluster, ray_driver, set_up_ray, start_head
 from .router import Router
+
+if TYPE_CHECKING:
+    from ..record.trace import Write
+    from ..run.core import EngineCore
+    from ..run.session import Session
+    from .directed_run import ClusterRecorder, DirectedRun
+
+SINGLE_OPTIONS = {
+    "step": "--step",
+    "breaks": "--break",
+    "trace": "--trace",
+    "slow": "--slow",
+    "explain_rounds": "--explain-rounds",
+    "probe_blend": "--probe-blend",
+}
 
 
 def divided(job: Job) -> Job:
@@ -30,6 +47,80 @@ def divided(job: Job) -> Job:
     if options.threads is None:
         threads = min(threads, threads_of(job))
     return replace(job, options=replace(options, threads=threads))
+
+
+def check_single(job: Job) -> None:
+    """Raise UsageError for what only one engine does."""
+    options = job.options
+    graph = job.program.graph
+    for name, flag in SINGLE_OPTIONS.items():
+        if getattr(options, name):
+            raise UsageError(f"{flag} looks into one engine: not with --workers")
+    blocks = {
+        "beam": graph.beam is not None,
+        "blend": graph.blend is not None,
+        "skeleton.merge": graph.skeleton is not None and graph.skeleton.merge != "concat",
+    }
+    if names := [name for name, present in blocks.items() if present]:
+        raise UsageError(f"--workers: graph {graph.name!r} has {names[0]}, which one engine does")
+
+
+def check_groups(job: Job, block: ClusterBlock) -> None:
+    """Raise UsageError for workers that cannot compute together as the block says."""
+    skeleton = block.skeleton.tp
+    branches = block.branches.tp
+    if block.together == 1:
+        return
+    if block.together > block.workers:
+        name = "skeleton" if skeleton == block.together else "branches"
+        raise UsageError(f"cluster.{name}.tp {block.together}: there are {block.workers} workers")
+    if block.together % min(skeleton, branches):
+        sizes = f"cluster.skeleton.tp {skeleton} and branches.tp {branches}"
+        raise UsageError(f"{sizes}: one of them must be a multiple of the other")
+    graph = job.program.graph
+    outline_drafter = None if graph.skeleton is None else graph.skeleton.drafter
+    for drafter in (graph.drafter, outline_drafter):
+        if drafter is not None and drafter.chooses and getattr(drafter, "costs", None) is None:
+            why = "each worker would measure the cost of forwards, and decide differently"
+            raise UsageError(f"cluster.*.tp: {why}: give drafter.costs, or fixed sizes")
+
+
+# -- a run ----------------------------------------------------------------------------------------
+
+
+def checked_block(job: Job) -> ClusterBlock:
+    """The block `cluster` of a job; raises UsageError if workers cannot decode it."""
+    check_single(job)
+    block = read_cluster(job.options)
+    check_groups(job, block)
+    set_up_ray(block.address)
+    return block
+
+
+@contextmanager
+def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
+    """The session of a director, and what starts its runs, while there are workers.
+
+    Raises:
+        UsageError: Ray is not installed, or the graph is not for workers.
+    """
+    block = checked_block(job)
+    from .directed_run import directed, driver_session
+    from .ray_workers import RayWorkers
+
+    session = driver_session(job)
+    with ray_driver(block.address, block.workers), ExitStack() as stack:
+        workers = stack.enter_context(closing(RayWorkers(job, block)))
+
+        def start(
+            session: "Session", prompts: Sequence[Prompt], write: "Write | None" = None
+        ) -> tuple["EngineCore", "ClusterRecorder"]:
+            run, recorder = directed(workers.source, block, session, prompts, write)
+            assert recorder.director is not None
+            stack.callback(recorder.director.close)
+            return run, recorder
+
+        yield session, start
 
 
 # -- a server -------------------------------------------------------------------------------------

@@ -276,11 +276,15 @@ def _no_way(done: KeyPath, node: Any) -> str:
     return f"{'.'.join(map(str, done))} is {what}"
 
 
+DIRECTOR = "engine.workers.director"  # the machine of a run on workers
+
+
 def rooms() -> tuple[Place, ...]:
-    """The packages that declare ops and guards: `ops` and `states`."""
-    here = Path(__file__).parents[1]
+    """The modules that declare ops and guards: those of `ops` and `states`, and the director."""
+    package = Path(__file__).parents[2]
     root = __name__.split(".")[0]
-    return ((f"{root}.ops", here.parent / "ops"), (f"{root}.states", here))
+    director = (f"{root}.{DIRECTOR}", package.joinpath(*DIRECTOR.split(".")).with_suffix(".py"))
+    return ((f"{root}.ops", package / "ops"), (f"{root}.states", package / "states"), director)
 
 
 def op_table() -> OpTable:

@@ -38,7 +38,7 @@ VOCABULARY: tuple[Key, ...] = (
     Key("prompts", "run", "PromptBook: templates and tokenizer, the text side of a run"),
     Key("taps", "run", "which of the target's hidden states the drafter reads (HF indices)"),
     Key("inbox", "run", "Inbox: requests that arrive during the run"),
-    Key("cluster", "cluster", "ClusterDirector: workers and their assignments"),
+    Key("cluster", "cluster", "Director: workers and their assignments"),
     Key("step", "round", "StepPlan: what is ready, and what starts in this step; host ints"),
     Key("batch", "round", "Batch: rows of the coming forward and their branches", linear=True),
     Key("rows", "round", "Rows: tokens, positions, slots, segments of the next target forward"),

@@ -13,8 +13,8 @@ from helpers.clusters import BEES, CAMPING, alone, session_of
 from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import SEED
 
-from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.driver.members import ClusterMember
+from specsot.engine.workers.director import Director
+from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 
 KILLS = int(os.environ.get("SPECSOT_KILLS", "50"))
@@ -34,8 +34,8 @@ class Moment:
         return self.left <= 0
 
     def _within(self, director: Director, run: Run) -> bool:
-        roots = [one.request.root for one in director.courses]
-        branches = [b for one in director.courses for b in one.request.branches]
+        roots = [one.request.root for one in director.states]
+        branches = [b for one in director.states for b in one.request.branches]
         if self.part == "outline":
             return any(root is not None and root.tokens and not root.ended for root in roots)
         if self.part in ("regroup", "collective"):
@@ -56,19 +56,19 @@ def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> No
     expected = alone(session, prompts)
     seconds: dict[str, list[float]] = {part: [] for part in MOMENTS}
     losses = broken = 0
-    with ray_cluster() as launcher:
+    with ray_cluster() as hosts:
         for number in range(KILLS):
             part = MOMENTS[number % len(MOMENTS)]
 
-            def anybody(director: Director) -> ClusterMember:
-                return dice.choice(director.membership.ready)
+            def anybody(director: Director) -> RunWorker:
+                return dice.choice(director.workers.ready)
 
             delay = dice.uniform(0, REGROUP) if part == "collective" else 0.0
             when = Moment(part, dice)
-            ran, took = disturbed(launcher, session, prompts, when, anybody, delay=delay)
+            ran, took = disturbed(hosts, session, prompts, when, anybody, delay=delay)
             assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
-            losses += ran.director.membership.losses
-            broken += ran.director.regrouping.figures.failed
+            losses += ran.director.workers.losses
+            broken += ran.director.figures.failed
             if took:
                 seconds[part].append(took)
     with capsys.disabled():
@@ -85,15 +85,15 @@ def test_a_hung_worker_is_a_lost_one(capsys: pytest.CaptureFixture[str]) -> None
     dice = random.Random(SEED)
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
     expected = alone(session, [BEES])
-    with ray_cluster() as launcher:
+    with ray_cluster() as hosts:
         for number in range(max(KILLS // 10, 1)):
             part = MOMENTS[number % len(MOMENTS)]
             ran, _ = disturbed(
-                launcher,
+                hosts,
                 session,
                 [BEES],
                 Moment(part, dice),
-                lambda director: dice.choice(director.membership.ready),
+                lambda director: dice.choice(director.workers.ready),
                 signal.SIGSTOP,
             )
             assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"

@@ -16,11 +16,11 @@ from helpers.clusters import BEES, CAMP, CAMPING, alone, on_workers, open_files,
 from helpers.processes import ended
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import outline_of
-from helpers.thread_workers import ThreadLauncher
+from helpers.thread_hosts import ThreadWorkers
 from helpers.together import Together, last, mid_branch, outline_begun
 
-from specsot.engine.cluster.workers.messages import Regroup, Regrouped
 from specsot.engine.prepare.files import graph_names
+from specsot.engine.workers.protocol import Regroup, Regrouped
 
 DRAFTERS = ("bim_eagle", "bim_dflash", "bim_vanilla", "bim_ngram", "bim_plain")
 GROUPS = ((2, 2, 1), (2, 2, 2), (2, 1, 2), (4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 2, 1))
@@ -40,7 +40,7 @@ def test_every_grouping_writes_what_one_engine_writes(graph: str, layout: str, c
         sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
         ran = on_workers(session, [CAMPING], **sizes, deadline=60.0)
         assert ran.digest == expected, sizes
-        assert not ran.director.membership.losses and not ran.told("group_lost"), sizes
+        assert not ran.director.workers.losses and not ran.told("group_lost"), sizes
 
 
 @pytest.mark.parametrize("coins", COINS)
@@ -52,9 +52,9 @@ def test_every_shipped_graph(graph: str, coins: str) -> None:
     halves = [session_of(graph, *COINS[coins], **asked, part=(index, 2)) for index in range(2)]
     expected = alone(session, [CAMPING])
     for skeleton, branches in ((1, 1), (1, 2), (2, 2)):
-        launcher = ThreadLauncher(*(halves if skeleton == 2 else [session]))
+        hosts = ThreadWorkers(*(halves if skeleton == 2 else [session]))
         sizes = {"skeleton": skeleton, "branches": branches}
-        ran = on_workers(session, [CAMPING], launcher=launcher, **sizes, deadline=60.0)
+        ran = on_workers(session, [CAMPING], hosts=hosts, **sizes, deadline=60.0)
         assert ran.digest == expected, sizes
 
 
@@ -87,10 +87,10 @@ def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) ->
         for number in range(100):
             if groups:
                 ids, rows = pair.outlined()
-            for member in pair.membership.group:
-                member.ask(Regroup(number, pair.membership.epoch, 2, 0, ids, rows))
+            for member in pair.workers.group:
+                member.send(Regroup(number, pair.workers.epoch, 2, 0, ids, rows))
             replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
-            assert [(one.why, one.kept) for one in replies] == [("", True)] * 2
+            assert [(one.error, one.stored) for one in replies] == [("", True)] * 2
             assert [one.bytes for one in replies] == [rows[0] * 8192 + rows[1] * 1024] * 2
             seconds.append(max(one.seconds for one in replies))
             collective.append(max(one.collective for one in replies))
@@ -101,7 +101,7 @@ def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) ->
         assert open_files() <= files + 2 and grown < 64 << 10, "KB"
         assert pair.weights() == weights
     finally:
-        pair.launcher.close()
+        pair.workers.close()
     with capsys.disabled():
         whole, gather = 1e3 * median(seconds), 1e3 * median(collective)
         print(f"\n100 regroups of {rows[0]} rows: {whole:.1f} ms, the gather {gather:.1f} of them")
@@ -146,16 +146,16 @@ def test_ranks_that_die_or_hang_change_nothing(
     by both, each has half of the weights."""
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
     expected = alone(session, [BEES])
-    with ray_cluster(together=2, branches=branches) as launcher:
-        assert launcher.parts == branches
+    with ray_cluster(together=2, branches=branches) as hosts:
+        assert hosts.source.parts == branches
         for number, when in product((signal.SIGKILL, signal.SIGSTOP), (outline_begun, mid_branch)):
             began, sizes = monotonic(), {"skeleton": 2, "branches": branches}
-            ran, took = disturbed(launcher, session, [BEES], when, last, number, **sizes)
+            ran, took = disturbed(hosts, session, [BEES], when, last, number, **sizes)
             whole = monotonic() - began
-            assert ran.digest == expected and ran.director.membership.losses == 1
+            assert ran.digest == expected and ran.director.workers.losses == 1
             if number is signal.SIGSTOP:
                 (lost,) = ran.told("lost")
-                assert lost["why"] in (f"no answer for {DEADLINE:g} s", "it did not answer")
+                assert lost["why"] in (f"has not answered for {DEADLINE:g} s", "has ended")
             moment = f"{number.name}, branches by {branches}, {when.__name__}"
             with capsys.disabled():
                 print(f"\n{moment}: {took:.1f} s of {whole:.1f}", flush=True)

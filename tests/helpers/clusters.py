@@ -7,12 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from helpers.thread_workers import ThreadLauncher
-from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.driver.members import ClusterMember
-from specsot.engine.cluster.driver.ports import Launcher
-from specsot.engine.cluster.driver.recording import ClusterRecorder
-from specsot.engine.cluster.run import directed
+from helpers.thread_hosts import ThreadWorkers
 from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.engine.prepare.environment import embedded_folder
@@ -22,6 +17,9 @@ from specsot.engine.record.report import answers_of, output_digest
 from specsot.engine.record.trace import Record
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
+from specsot.engine.workers.directed_run import ClusterRecorder, directed
+from specsot.engine.workers.director import Director
+from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 from specsot.states.phases.merge import Answer
 from specsot.states.text.documents import Document
@@ -82,8 +80,8 @@ class Chaos:
     `watch` sees every transition after it."""
 
     when: Callable[[Director, Run], bool]
-    whom: Callable[[Director], ClusterMember]
-    lose: Callable[[ClusterMember], None] = field(default=lambda member: member.port.kill())
+    whom: Callable[[Director], RunWorker]
+    lose: Callable[[RunWorker], None] = field(default=lambda member: member.link.cut("was cut"))
     lost: list[str] = field(default_factory=list)
     watch: Callable[[Director, Run], None] = field(default=lambda director, run: None)
 
@@ -107,20 +105,21 @@ def on_workers(
     prompts: Sequence[Prompt],
     *,
     workers: int = 2,
-    launcher: Launcher | None = None,
+    hosts: Any = None,
     chaos: Chaos | None = None,
     deadline: float = DEADLINE,
     skeleton: int = 1,
     branches: int = 1,
 ) -> Ran:
     """The same on workers, by default in threads of this process; so many of them write an outline
-    together (skeleton), and so many a branch."""
+    together (skeleton), and so many a branch. hosts: has the `source` of the workers."""
     records: list[Record] = []
     sizes = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
     block = ClusterBlock(workers=workers, deadline=deadline, **sizes)
-    with closing(launcher or ThreadLauncher(session)) as started:
-        run, recorder = directed(started, block, session, prompts, records.append)
-        director: Director = run.board["cluster"]
+    source = (hosts or ThreadWorkers(session)).source
+    run, recorder = directed(source, block, session, prompts, records.append)
+    director: Director = run.board["cluster"]
+    with closing(director):
         while not run.finished:
             if chaos is not None:
                 chaos.look(director, run)

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
@@ -12,34 +12,24 @@ from time import monotonic, sleep
 import pytest
 
 from helpers.clusters import Chaos, Ran, on_workers
-from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.driver.members import ClusterMember
 from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock, GroupSize
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import Job, prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.session import Session
-from specsot.engine.workers.ray_cluster import set_up_ray
+from specsot.engine.workers.director import Director
+from specsot.engine.workers.ray_cluster import ray_driver, set_up_ray
+from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 set_up_ray(LOCAL)
 
-from specsot.engine.cluster.ray_workers import RayLauncher  # noqa: E402  (reads the environment)
+from specsot.engine.workers.ray_workers import RayWorkers  # noqa: E402  (reads the environment)
 
 GRAPH, BUDGET, DEADLINE = "bim_eagle", 40, 4.0
 SAMPLED = ("sampling.temperature=0.8",)
-
-
-class Staying(RayLauncher):
-    """Its workers are there for the next run too; `whole` ends them."""
-
-    def close(self) -> None:
-        self.release()
-
-    def whole(self) -> None:
-        super().close()
 
 
 def job() -> Job:
@@ -47,32 +37,31 @@ def job() -> Job:
 
 
 @contextmanager
-def ray_cluster(workers: int = 2, together: int = 1, branches: int = 1) -> Iterator[Staying]:
-    """So many workers, of which so many may write an outline together, and so many a branch."""
+def ray_cluster(workers: int = 2, together: int = 1, branches: int = 1) -> Iterator[RayWorkers]:
+    """So many workers for several runs, of which so many may write an outline together, and so many
+    a branch."""
     sizes = {"skeleton": GroupSize(tp=together), "branches": GroupSize(tp=branches)}
-    launcher = Staying(job(), ClusterBlock(workers=workers, **sizes, deadline=DEADLINE))
-    try:
-        yield launcher
-    finally:
-        launcher.whole()
+    block = ClusterBlock(workers=workers, **sizes, deadline=DEADLINE)
+    with ray_driver(block.address, workers), closing(RayWorkers(job(), block)) as hosts:
+        yield hosts
 
 
-def pid_of(member: ClusterMember) -> int:
+def pid_of(member: RunWorker) -> int:
     assert member.loaded is not None
     return member.loaded.pid
 
 
-def by_signal(number: signal.Signals) -> Callable[[ClusterMember], None]:
+def by_signal(number: signal.Signals) -> Callable[[RunWorker], None]:
     """Sends it to the process of a worker."""
     return lambda member: os.kill(pid_of(member), number)
 
 
 def disturbed(
-    launcher: Staying,
+    hosts: RayWorkers,
     session: Session,
     prompts: list[Prompt],
     when: Callable[[Director, Run], bool],
-    whom: Callable[[Director], ClusterMember],
+    whom: Callable[[Director], RunWorker],
     number: signal.Signals = signal.SIGKILL,
     delay: float = 0.0,
     **sizes: int,
@@ -82,20 +71,20 @@ def disturbed(
     `on_workers`."""
     sent, again = list[float](), list[float]()
 
-    def strike(member: ClusterMember) -> None:
+    def strike(member: RunWorker) -> None:
         sent.append(monotonic())
         with suppress(ProcessLookupError):  # the run may be over by now
             by_signal(number)(member)
 
-    def later(member: ClusterMember) -> None:
+    def later(member: RunWorker) -> None:
         Timer(delay, strike, (member,)).start()
 
     def watch(director: Director, run: Run) -> None:
-        if sent and director.membership.losses and run.state in ("parallel", "skeleton"):
+        if sent and director.workers.losses and run.state in ("parallel", "skeleton"):
             again.append(monotonic())
 
     chaos = Chaos(when, whom, later if delay else strike, watch=watch)
-    more = {"launcher": launcher, "chaos": chaos, "deadline": DEADLINE}
+    more = {"hosts": hosts, "chaos": chaos, "deadline": DEADLINE}
     ran = on_workers(session, prompts, **more, **sizes)
     return ran, again[0] - sent[0] if again else 0.0
 

@@ -6,8 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Event, Thread
 
-from specsot.engine.workers.link import Pipe
-from specsot.engine.workers.protocol import MAX_LINE_BYTES
+from specsot.engine.run.session import Session
+from specsot.engine.workers.link import Pipe, WorkerSpec
+from specsot.engine.workers.membership import WorkerSource
+from specsot.engine.workers.process import WorkerProcess
+from specsot.engine.workers.protocol import MAX_LINE_BYTES, Load
+from specsot.engine.workers.worker_loop import WorkerLoop
 
 
 class ThreadHost:
@@ -71,3 +75,31 @@ def _shut(ends: Sequence[socket.socket]) -> None:
     for end in ends:
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
+
+
+class ThreadWorkers:
+    """Workers of a run in threads of this process: the same messages and collectives, without Ray.
+
+    They share the models' weights and nothing else.
+
+    Args:
+        sessions: with a part of the target each, or one with all of it.
+
+    Attributes:
+        processes: one for each worker that was started, in this order.
+    """
+
+    def __init__(self, *sessions: Session) -> None:
+        self.sessions = sessions
+        self.processes: list[WorkerProcess] = []
+        self.source = WorkerSource(self.spec, len(sessions))
+
+    def spec(self, number: int, part: int) -> WorkerSpec:
+        process = WorkerProcess(lambda job: self.sessions[part])
+        self.processes.append(process)
+        return WorkerSpec(Load({}), ThreadHost(process.serve))
+
+    def loop(self, worker: int) -> WorkerLoop:
+        loop = self.processes[worker].loop
+        assert loop is not None
+        return loop

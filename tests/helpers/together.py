@@ -3,52 +3,51 @@
 from time import monotonic
 
 from helpers.clusters import BEES, session_of
-from helpers.thread_workers import ThreadLauncher
-from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.driver.members import ClusterMember
-from specsot.engine.cluster.driver.membership import Membership
-from specsot.engine.cluster.workers.messages import Assign, BranchEnded, Committed, Reply
-from specsot.engine.cluster.workers.team import Team
+from helpers.thread_hosts import ThreadWorkers
 from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
+from specsot.engine.workers.director import Director
+from specsot.engine.workers.protocol import Assign, BranchEnded, Committed, Reply
+from specsot.engine.workers.tensor_parallel import TensorParallelEngine
+from specsot.engine.workers.worker_groups import RunWorker, WorkerGroups
 from specsot.states.machine import Run
 from specsot.states.migrated_request import MigratedRequest
 
 
 def outline_begun(director: Director, run: Run) -> bool:
-    roots = (one.request.root for one in director.courses)
+    roots = (one.request.root for one in director.states)
     return any(root is not None and not root.ended and root.tokens for root in roots)
 
 
 def mid_branch(director: Director, run: Run) -> bool:
-    branches = (b for one in director.courses for b in one.request.branches)
+    branches = (b for one in director.states for b in one.request.branches)
     return any(len(b.tokens) > 4 and not b.ended for b in branches)
 
 
-def last(director: Director) -> ClusterMember:
+def last(director: Director) -> RunWorker:
     """The worker that was ready last; of several that compute together never the first."""
-    return director.membership.ready[-1]
+    return director.workers.ready[-1]
 
 
 class Together:
     """Both write outlines, and each decodes branches."""
 
     def __init__(self, graph: str) -> None:
-        self.launcher = ThreadLauncher(session_of(graph, packed=False))
+        self.hosts = ThreadWorkers(session_of(graph, packed=False))
         block = ClusterBlock(workers=2, deadline=20.0, skeleton=GroupSize(tp=2))
-        self.membership = Membership(self.launcher, block, lambda record: None)
-        self.membership.begin_()
+        self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
+        self.workers.load_()
         self._works, self._written = 0, list[int]()
 
     def outlined(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """In a new group both write an outline, its end alone if they have before; ids of what they
         keep of it, and its rows."""
-        self.membership.form_(lambda member, reply: None)
+        self.workers.form_(lambda member, reply: None)
         self._works += 1
         handed = MigratedRequest(outline=tuple(self._written[:-2]))
-        self.membership.tell_all(Assign(f"{self._works}", BEES, handed, 2, 0))
+        self.workers.send_all(Assign(f"{self._works}", BEES, handed, 2, 0))
         (ended,) = self.until(BranchEnded, 1)
         assert isinstance(ended, BranchEnded) and ended.rows
-        cache = self._team(0, 2).branches.prefixes
+        cache = self._team(0, 2).manager.prefixes
         assert cache is not None
         kept = max(cache.nodes.values(), key=lambda one: one.end)
         path = cache.segments.path(kept.segment)[::-1]
@@ -58,7 +57,7 @@ class Together:
     def forget(self) -> None:
         """Neither keeps what it has for its branches, so that both want it again."""
         for worker in range(2):
-            cache = self._team(worker, 1).branches.prefixes
+            cache = self._team(worker, 1).manager.prefixes
             assert cache is not None
             cache.evict_to_(0)
             cache.check_integrity()
@@ -68,14 +67,14 @@ class Together:
         found: list[Reply] = []
         until = monotonic() + 60
 
-        def took(member: ClusterMember, reply: Reply) -> None:
+        def took(member: RunWorker, reply: Reply) -> None:
             if isinstance(reply, kind):
                 found.append(reply)
             elif isinstance(reply, Committed):
                 self._written[reply.start :] = reply.tokens
 
         while len(found) < count and monotonic() < until:
-            self.membership.hear_(took)
+            self.workers.receive_(took)
         assert len(found) == count
         return found
 
@@ -85,7 +84,5 @@ class Together:
         models = [one.session.models.target for one in teams]
         return [tuple(w.data_ptr() for w in model.parameters()) for model in models]
 
-    def _team(self, worker: int, tp: int) -> Team:
-        duty = self.launcher.ports[worker].worker.duty
-        assert duty is not None
-        return duty.teams[tp]
+    def _team(self, worker: int, tp: int) -> TensorParallelEngine:
+        return self.hosts.loop(worker).engines[tp]

@@ -67,32 +67,23 @@ MAY_IMPORT = {
         "engine engine/prepare engine/record engine/run states states/* models models/load"
     ),
     "engine/certify": (
-        "engine engine/prepare engine/record engine/run engine/bench engine/cluster engine/workers "
+        "engine engine/prepare engine/record engine/run engine/bench engine/workers "
         "states states/* models models/load ops ops/*"
     ),
     "engine/simulate": (
         "engine engine/record engine/workers states states/* ops/kv models models/families"
     ),
-    "engine/cluster/workers": "engine engine/prepare engine/record engine/run states models",
-    "engine/cluster/driver": (
-        "engine engine/prepare engine/record engine/run engine/workers engine/cluster/workers "
-        "states/phases states"
-    ),
-    "engine/cluster": (
-        "engine engine/prepare engine/run engine/record engine/cluster/driver "
-        "engine/cluster/workers engine/workers states/graph states/yaml"
-    ),
     "engine/train": "engine engine/prepare engine/run states states/text models models/*",
     "engine/workers": (
-        "engine engine/prepare engine/run engine/record states states/text models/load ops/sampling"
+        "engine engine/prepare engine/run engine/record states states/* models models/load ops "
+        "ops/sampling"
     ),
     "engine/serve/api": "engine engine/workers states/text",
     "engine/serve/page": "engine engine/record engine/workers engine/serve/api",
     "engine/serve": "engine engine/record engine/workers engine/serve/api engine/serve/page",
     "engine/cli": "engine engine/* states/* models models/*",
     "engine/cli/serving": (
-        "engine engine/cli engine/cluster engine/prepare engine/record engine/serve "
-        "engine/serve/* engine/workers"
+        "engine engine/cli engine/prepare engine/record engine/serve engine/serve/* engine/workers"
     ),
 }
 

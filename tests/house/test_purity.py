@@ -176,7 +176,7 @@ def test_ops_without_a_trailing_underscore_change_nothing_they_were_given(watche
 
 
 def decoding(table: OpTable) -> list[OpEntry]:
-    """Ops but those that direct workers and decode nothing: tests/engine/cluster runs these."""
+    """Ops but those that direct workers and decode nothing: tests/engine/workers runs these."""
     entries = [entry for variants in table.ops.values() for entry in variants]
     return [entry for entry in entries if not entry.name.startswith("cluster.")]
 

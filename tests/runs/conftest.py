@@ -9,7 +9,7 @@ import pytest
 from helpers.support import SEED
 
 TESTS = Path(__file__).parents[1]
-DRAWN = tuple(TESTS / room for room in ("runs", "engine/cluster", "engine/run"))
+DRAWN = tuple(TESTS / room for room in ("runs", "engine/workers", "engine/run"))
 FEW = 2  # cases of a test that are never left out
 SHARE = 8  # one of so many is run
 ALL = "SPECSOT_TEST_ALL"

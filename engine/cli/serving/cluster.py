@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ...cluster.on_workers import check, check_groups
 from ...errors import ClusterError
 from ...prepare.cluster_block import LOCAL
 from ...prepare.job import prepare, read_cluster
@@ -21,7 +20,7 @@ from ...workers.ray_cluster import (
     standing_cluster,
     start_head,
 )
-from ...workers.start import divided
+from ...workers.start import check_groups, check_single, divided
 from ..options import takes
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -46,14 +45,15 @@ def up(options: RunOptions, workers: Workers = None) -> None:
         job = prepare(asked)
         block = read_cluster(asked)
         job = divided(replace(job, options=replace(job.options, workers=block.workers)))
-        check(job)
+        check_single(job)
         check_groups(job, block)
         set_up_ray(LOCAL)
         head = start_head(block.workers, job.options.graph)
         try:
-            from ...cluster.ray_workers import load_workers
+            set_up_ray(head.address)
+            from ...workers.ray_workers import load_workers
 
-            load_workers(job, block.model_copy(update={"address": head.address}), head.token)
+            load_workers(job, block.model_copy(update={"address": head.address}))
         except BaseException:
             end_cluster(head)
             raise
@@ -117,9 +117,9 @@ def _alive() -> StandingCluster | None:
 def _put_workers(there: StandingCluster, *, serves: bool) -> None:
     """Workers for runs; of a cluster that is there for a server, only if it has some."""
     set_up_ray(there.address)
-    from ...cluster.ray_workers import states_of
+    from ...workers.ray_workers import worker_states
 
-    states = [*states_of(there.address)]
+    states = [*worker_states(there.address)]
     if states or not serves:
         put(f"{there.address}: {there.graph}, {there.workers} workers\n")
     for name, state in states:

@@ -83,7 +83,14 @@ def test_every_message_comes_through_as_it_was() -> None:
         assert line.count(b"\n") == 1 and decode(line) == message
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b'{"kind":"Nobody"}', b'{"kind":"Decode"}', b"[]"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b"", b"{}", b"[]", b'{"kind":"Nobody"}', b'{"kind":"Decode"}'),
+        b'{"kind":"Regroup","number":1}',
+        b'{"kind":"CountWork","number":"x"}',
+    ],
+)
 def test_anything_else_is_no_message(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(line)

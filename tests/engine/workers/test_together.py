@@ -30,7 +30,7 @@ def test_ranks_write_what_one_engine_writes(
     sizes = {"skeleton": skeleton, "branches": branches}
     ran = on_workers(session, [CAMPING], workers=workers, **sizes)
     assert ran.digest == alone(session, [CAMPING])
-    assert not ran.director.membership.losses and not ran.told("group_lost")
+    assert not ran.director.workers.losses and not ran.told("group_lost")
     placed = {name for one in ran.told("placed") for name in one["branches"].values()}
     assert {name.count("+") for name in placed} == {branches - 1}
     assert len(placed) == workers // branches, "every unit has decoded branches"
@@ -44,7 +44,7 @@ def test_the_prefix_moves_once_and_weighs_what_the_formula_says() -> None:
     assert rows >= 90 and told["bytes"] == 2 * (rows * TARGET + drafted * EAGLE)
     moved = [pool["moved_bytes"].get(CAUSE, 0) for pool in ran.figures["kv"].values() if pool]
     assert sum(moved) == told["bytes"], "the pools' ledgers say the same"
-    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.held]
+    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
     assert sorted(reused)[-2] >= rows - 1, "and nobody computes them again"
 
 
@@ -54,4 +54,4 @@ def test_a_lost_rank_changes_nothing() -> None:
     sizes = {"workers": 2, "skeleton": 2}
     ran = on_workers(session, [BEES], **sizes, chaos=Chaos(outline_begun, last))
     assert ran.digest == alone(session, [BEES])
-    assert ran.director.membership.losses == 1 and ran.told("again")
+    assert ran.director.workers.losses == 1 and ran.told("again")

@@ -8,25 +8,20 @@ from time import monotonic
 import pytest
 import torch
 from helpers.clusters import BEES, on_workers, open_files, session_of
-from helpers.thread_workers import ThreadLauncher, ThreadPort
+from helpers.thread_hosts import ThreadWorkers
 
-from specsot.engine.cluster.driver.membership import Membership
-from specsot.engine.cluster.workers.duty import Duty
-from specsot.engine.cluster.workers.groups import Group, Store, StoreClient
-from specsot.engine.cluster.workers.messages import (
+from specsot.engine.errors import UsageError
+from specsot.engine.prepare.cluster_block import ClusterBlock
+from specsot.engine.workers.process_groups import ProcessGroup, Store, StoreClient
+from specsot.engine.workers.protocol import (
     Assign,
     BranchEnded,
     FormGroup,
-    Loaded,
-    MessageError,
     Regroup,
     Regrouped,
     Reply,
-    match_scores,
-    packed,
 )
-from specsot.engine.errors import UsageError
-from specsot.engine.prepare.cluster_block import ClusterBlock
+from specsot.engine.workers.worker_groups import WorkerGroups
 from specsot.states.migrated_request import MigratedRequest
 from specsot.states.migration import CAUSE
 
@@ -40,7 +35,7 @@ def test_a_prefix_moves_once_and_weighs_what_the_formula_says(graph: str) -> Non
     (told,) = ran.told("regroup")
     weight = sum(rows * slot for rows, slot in zip(told["rows"], SLOT[graph], strict=True))
     assert told["rows"][0] >= 90 and told["bytes"] == 2 * weight  # to the two who lacked it
-    figures = ran.director.regrouping.figures
+    figures = ran.director.figures
     assert (figures.count, figures.bytes, figures.failed) == (1, 2 * weight, 0)
     moved = ran.figures["kv"]
     ledgers = sum(pool["moved_bytes"].get(CAUSE, 0) for pool in moved.values() if pool)
@@ -51,7 +46,7 @@ def test_whoever_gets_a_prefix_does_not_compute_it() -> None:
     """All that is left to read of it are the few rows behind what the drafter had."""
     ran = on_workers(session_of("bim_plain"), [BEES])
     (told,) = ran.told("regroup")
-    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.held]
+    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
     assert min(reused) >= told["rows"][0] - 1
 
 
@@ -59,21 +54,21 @@ class Pair:
     """Two workers in threads, with orders by hand."""
 
     def __init__(self, graph: str) -> None:
-        self.launcher = ThreadLauncher(session_of(graph))
+        self.hosts = ThreadWorkers(session_of(graph))
         block = ClusterBlock(workers=2, deadline=5.0)
-        self.membership = Membership(self.launcher, block, lambda record: None)
+        self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
         self.heard: list[tuple[str, Reply]] = []
-        self.membership.begin_()
+        self.workers.load_()
 
     def form(self) -> None:
-        self.membership.form_(lambda member, reply: None)
+        self.workers.form_(lambda member, reply: None)
 
     def until(self, kind: type[Reply], count: int) -> list[Reply]:
         """What is said next, of one kind."""
         found: list[Reply] = []
         until = monotonic() + 20
         while len(found) < count and monotonic() < until:
-            self.membership.hear_(
+            self.workers.receive_(
                 lambda member, reply: found.append(reply) if isinstance(reply, kind) else None
             )
         assert len(found) == count
@@ -84,31 +79,33 @@ class Pair:
 def pair() -> Iterator[Pair]:
     made = Pair("bim_eagle")
     yield made
-    made.launcher.close()
+    made.workers.close()
 
 
 def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
     pair.form()
-    first, second = pair.membership.group
+    first, second = pair.workers.group
     weights = [one.loaded.weights for one in (first, second) if one.loaded]
-    first.ask(Assign("1", BEES, MigratedRequest()))
+    first.send(Assign("1", BEES, MigratedRequest()))
     (ended,) = pair.until(BranchEnded, 1)
     assert isinstance(ended, BranchEnded) and ended.rows
     ids = _kept_ids(pair, ended.rows[0])
     files = held = 0
     for number in range(100):
         pair.form()
-        for member in pair.membership.group:
-            member.ask(Regroup(number, pair.membership.epoch, 1, first.rank, ids, ended.rows))
+        for member in pair.workers.group:
+            member.send(Regroup(number, pair.workers.epoch, 1, first.rank, ids, ended.rows))
         replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
-        assert [one.why for one in replies] == ["", ""] and sum(one.kept for one in replies) == 1
+        assert [one.error for one in replies] == ["", ""] and sum(
+            one.stored for one in replies
+        ) == 1
         _forget(pair)
         if number == 20:
             files, held = open_files(), _held()
     assert open_files() <= files + 2 and _held() - held < 8 << 20, "eighty of 0.8 MB are 64"
-    again = [one.loaded.weights for one in pair.membership.group if one.loaded]
+    again = [one.loaded.weights for one in pair.workers.group if one.loaded]
     assert again == weights
-    target = pair.launcher.sessions[0].models.target
+    target = pair.hosts.sessions[0].models.target
     assert weights[0][0] == next(target.parameters()).data_ptr(), "weights have not moved"
 
 
@@ -123,8 +120,7 @@ def _held() -> int:
 
 def _kept_ids(pair: Pair, rows: int) -> tuple[int, ...]:
     """The ids of the rows that the first worker keeps, from the root on."""
-    duty = _duty(pair.launcher.ports[0])
-    cache = duty.teams[1].branches.prefixes
+    cache = pair.hosts.loop(0).engines[1].manager.prefixes
     assert cache is not None
     kept = max(cache.nodes.values(), key=lambda one: one.end)
     path = cache.segments.path(kept.segment)[::-1]
@@ -134,37 +130,31 @@ def _kept_ids(pair: Pair, rows: int) -> tuple[int, ...]:
 
 def _forget(pair: Pair) -> None:
     """The second worker keeps nothing, so that it wants the rows again."""
-    cache = _duty(pair.launcher.ports[1]).teams[1].branches.prefixes
+    cache = pair.hosts.loop(1).engines[1].manager.prefixes
     assert cache is not None
     cache.evict_to_(0)
     cache.check_integrity()
     cache.pools[0].check_integrity()
 
 
-def _duty(port: ThreadPort) -> Duty:
-    duty = port.worker.duty
-    assert duty is not None
-    return duty
-
-
 def test_a_source_that_has_evicted_the_rows_says_so(pair: Pair) -> None:
     pair.form()
-    first, _ = pair.membership.group
-    for member in pair.membership.group:
+    first, _ = pair.workers.group
+    for member in pair.workers.group:
         ids = tuple(range(100, 200))
-        member.ask(Regroup(1, pair.membership.epoch, 1, first.rank, ids, (100, 99)))
+        member.send(Regroup(1, pair.workers.epoch, 1, first.rank, ids, (100, 99)))
     replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
-    assert [(one.bytes, one.kept, one.why) for one in replies] == [(0, False, "")] * 2
+    assert [(one.bytes, one.stored, one.error) for one in replies] == [(0, False, "")] * 2
     assert sorted(one.rows is None for one in replies) == [False, True]
 
 
 def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
     store = Store("127.0.0.1", 1.0)
-    groups: dict[int, Group] = {}
+    groups: dict[int, ProcessGroup] = {}
 
     def form(rank: int) -> None:
-        told = FormGroup(0, rank, 2, store.address, store.port, "127.0.0.1", 1.0)
-        groups[rank] = Group(told, StoreClient())
+        told = FormGroup(0, rank, 2, store.address, store.port, 1.0)
+        groups[rank] = ProcessGroup(told, StoreClient(), "127.0.0.1")
 
     threads = [Thread(target=form, args=(rank,)) for rank in range(2)]
     for one in threads:
@@ -176,8 +166,8 @@ def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
         groups[0].broadcast_(torch.zeros(100_000), source=1)
     assert monotonic() - began < 3
     with pytest.raises(RuntimeError):
-        told = FormGroup(1, 0, 2, store.address, store.port, "127.0.0.1", 1.0)
-        Group(told, StoreClient())
+        told = FormGroup(1, 0, 2, store.address, store.port, 1.0)
+        ProcessGroup(told, StoreClient(), "127.0.0.1")
     assert monotonic() - began < 6
 
 
@@ -196,21 +186,3 @@ def _listening(port: int) -> set[str]:
             rows = [line.split() for line in table][1:]
         found |= {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port:04X}")}
     return found
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", '["Nobody", {}]', '["Regroup", {"number": 1}]', '["Count", {"number": "x"}]', "{}"],
-)
-def test_what_is_no_message_is_refused(text: str) -> None:
-    with pytest.raises(MessageError):
-        match_scores(text)
-
-
-def test_messages_come_back_as_they_were() -> None:
-    for order in (
-        Assign("1", BEES, MigratedRequest()),
-        Regroup(1, 2, 4, 0, (1, 2), (2, 1), "salt"),
-    ):
-        assert match_scores(packed(order)) == order
-    assert packed(Loaded(1, "a", 2, (4, 5)))

@@ -26,7 +26,7 @@ def test_workers_write_what_one_engine_writes(graph: tuple[str, ...]) -> None:
     ran = on_workers(session, [CAMPING, BEES])
     assert ran.digest == alone(session, [CAMPING, BEES])
     assert len(ran.director.tokens) == 2, "both workers have written"
-    assert not ran.director.membership.losses
+    assert not ran.director.workers.losses
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])

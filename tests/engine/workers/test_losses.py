@@ -4,34 +4,35 @@ from collections.abc import Callable
 
 import pytest
 from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
-from helpers.thread_workers import ThreadLauncher, ThreadPort
+from helpers.thread_hosts import ThreadHost, ThreadWorkers
 
-from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.driver.members import ClusterMember
 from specsot.engine.errors import ClusterError
-from specsot.engine.run.session import Session
+from specsot.engine.workers.director import Director
+from specsot.engine.workers.link import HostError, Pipe, WorkerLink, WorkerSpec
+from specsot.engine.workers.protocol import Load, Message, Regroup
+from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 
 SETS = ("sampling.temperature=0.8",)
 
 
-def writer(director: Director) -> ClusterMember:
+def writer(director: Director) -> RunWorker:
     """Who writes an outline, or has written one."""
-    courses = sorted(director.courses, key=lambda one: one.outlined)
+    courses = sorted(director.states, key=lambda one: one.outlined)
     return next(one.writer.leader for one in courses if one.writer is not None)
 
 
-def decoder(director: Director) -> ClusterMember:
-    return next(one.leader for course in director.courses for one in course.at.values())
+def decoder(director: Director) -> RunWorker:
+    return next(group.leader for state in director.states for group in state.assigned.values())
 
 
 def outline_begun(director: Director, run: Run) -> bool:
-    roots = (one.request.root for one in director.courses)
+    roots = (one.request.root for one in director.states)
     return any(root is not None and not root.ended and root.tokens for root in roots)
 
 
 def outline_asked(director: Director, run: Run) -> bool:
-    return any(one.writer is not None for one in director.courses)
+    return any(one.writer is not None for one in director.states)
 
 
 def branches_given(director: Director, run: Run) -> bool:
@@ -43,11 +44,11 @@ def before_regroup(director: Director, run: Run) -> bool:
 
 
 def mid_branch(director: Director, run: Run) -> bool:
-    branches = (b for one in director.courses for b in one.request.branches)
+    branches = (b for one in director.states for b in one.request.branches)
     return any(len(b.tokens) > 4 and not b.ended for b in branches)
 
 
-MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], ClusterMember]]] = {
+MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], RunWorker]]] = {
     "while an outline is asked for": (outline_asked, writer),
     "in the middle of an outline": (outline_begun, writer),
     "between outline and regroup": (before_regroup, writer),
@@ -62,7 +63,7 @@ def test_a_lost_worker_changes_nothing(moment: str) -> None:
     chaos = Chaos(*MOMENTS[moment])
     ran = on_workers(session, [BEES, CAMPING], chaos=chaos)
     assert ran.digest == alone(session, [BEES, CAMPING])
-    assert len(chaos.lost) == ran.director.membership.losses == 1
+    assert len(chaos.lost) == ran.director.workers.losses == 1
     assert [one["worker"] for one in ran.told("lost")] == chaos.lost
 
 
@@ -83,50 +84,39 @@ def test_the_only_worker_is_replaced() -> None:
     assert [one["worker"] for one in ran.told("worker")] == ["worker-1"]
 
 
-def test_a_worker_that_is_lost_in_the_middle_of_a_regroup() -> None:
-    """Whoever takes its place gets the prefix in the next one."""
+def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is lost as it is asked to receive a prefix; its replacement gets it in the next."""
+    send, lost = WorkerLink.send, list[str]()
+
+    def send_or_lose(link: WorkerLink, message: Message) -> None:
+        if isinstance(message, Regroup) and not lost and link.name == "worker-1":
+            lost.append(link.name)
+            link.cut("was cut")
+        send(link, message)
+
+    monkeypatch.setattr(WorkerLink, "send", send_or_lose)
     session = session_of("bim_eagle", *SETS)
-    launcher = Deserting(session)
-    ran = on_workers(session, [BEES], launcher=launcher, deadline=1.0)
+    ran = on_workers(session, [BEES], deadline=1.0)
     assert ran.digest == alone(session, [BEES])
-    assert launcher.deserted and ran.director.membership.losses == 1
-
-
-class Deserting(ThreadLauncher):
-    """Its first worker that is asked to receive a prefix is gone at that moment."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.deserted: list[str] = []
-
-    def start(self, name: str, part: int) -> ThreadPort:
-        port = super().start(name, part)
-        ask = port.ask
-
-        def ask_or_go(order: str) -> None:
-            if order.startswith('["Regroup"') and not self.deserted and name == "worker-1":
-                self.deserted.append(name)
-                port.kill()
-            ask(order)
-
-        port.ask = ask_or_go  # type: ignore[method-assign]
-        return port
+    assert lost and ran.director.workers.losses == 1
 
 
 def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
-    class Broken(ThreadLauncher):
-        def start(self, name: str, part: int) -> ThreadPort:
-            port = super().start(name, part)
-            port.kill()
-            port.lost = "no memory"
-            return port
+    class Broken(ThreadHost):
+        async def start(self) -> Pipe:
+            raise HostError("no memory")
+
+    class BrokenWorkers(ThreadWorkers):
+        def spec(self, number: int, part: int) -> WorkerSpec:
+            return WorkerSpec(Load({}), Broken(lambda connection: None))
 
     session = session_of("bim_plain")
-    with pytest.raises(ClusterError, match="3 workers in a row were lost: no memory"):
-        on_workers(session, [BEES], launcher=Broken(session))
+    with pytest.raises(ClusterError, match=r"3 workers in a row were lost: .*: no memory"):
+        on_workers(session, [BEES], hosts=BrokenWorkers(session))
 
 
 def test_nothing_of_a_lost_worker_is_heard_later() -> None:
-    ran: Ran = on_workers(session_of("bim_eagle"), [BEES], chaos=Chaos(mid_branch, decoder))
-    members = ran.director.membership.members
-    assert len(members) == 2 and all(not one.port.lost for one in members)
+    chaos = Chaos(mid_branch, decoder)
+    ran: Ran = on_workers(session_of("bim_eagle"), [BEES], chaos=chaos)
+    names = {one.name for one in ran.director.workers.workers}
+    assert len(names) == 2 and chaos.lost and names.isdisjoint(chaos.lost)

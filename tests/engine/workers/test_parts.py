@@ -1,17 +1,15 @@
 """Workers that have a part of the weights each, and what takes the place of one that is lost."""
 
-import json
-
 import pytest
 from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
-from helpers.thread_workers import ThreadLauncher
+from helpers.thread_hosts import ThreadWorkers
 from helpers.together import last, outline_begun
 
-from specsot.engine.cluster.driver.director import Director
-from specsot.engine.cluster.worker_job import job_text, loaded, parts_of
 from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.workers.director import Director
+from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
 
 SAMPLED = "sampling.temperature=0.8"
 PAIRS = ClusterBlock(skeleton=GroupSize(tp=2), branches=GroupSize(tp=2))
@@ -23,17 +21,17 @@ def in_halves(
     """A run, equal to one with the whole target, on workers that have a half of it each."""
     asked = {"budget": 16, "packed": False}
     whole, prompts = session_of(graph, *sets, **asked), [CAMPING, BEES]
-    halves = ThreadLauncher(*(session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)))
+    halves = ThreadWorkers(*(session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)))
     sizes = {"workers": workers, "skeleton": skeleton, "branches": 2}
-    ran = on_workers(whole, prompts, launcher=halves, chaos=chaos, **sizes)
+    ran = on_workers(whole, prompts, hosts=halves, chaos=chaos, **sizes)
     assert ran.digest == alone(whole, prompts)
     assert not ran.told("group_lost") or chaos is not None
     return ran
 
 
 def parts_in_units(director: Director) -> list[list[int]]:
-    units = director.membership.units(2)
-    return [[member.part for member in unit.members] for unit in units]
+    units = director.workers.groups(2)
+    return [[member.part for member in unit.workers] for unit in units]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +58,7 @@ def test_halves_write_what_the_whole_writes(
 
 def test_who_takes_the_place_of_a_lost_one_has_its_part() -> None:
     ran = in_halves("bim_eagle", SAMPLED, chaos=Chaos(outline_begun, last))
-    assert ran.director.membership.losses == 1 and ran.told("again")
+    assert ran.director.workers.losses == 1 and ran.told("again")
     assert parts_in_units(ran.director) == [[0, 1]]
 
 
@@ -70,9 +68,9 @@ def test_a_part_is_loaded_where_no_worker_computes_more() -> None:
     for skeleton, branches, parts in sizes:
         groups = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
         assert parts_of(job, ClusterBlock(**groups)) == parts
-    texts = [job_text(job, PAIRS, 0, part) for part in range(2)]
-    assert [json.loads(one)["part"] for one in texts] == [[0, 2], [1, 2]]
-    target = loaded(texts[1]).models.target
+    values = [job_values(job, PAIRS, 0, part) for part in range(2)]
+    assert [one["part"] for one in values] == [[0, 2], [1, 2]]
+    target = load_job(values[1]).models.target
     assert target.share.kv_heads == range(1, 2) and not target.whole
     coded = prepare(RunOptions("bim_dflash", threads=1, weights="int8"))
     assert parts_of(coded, PAIRS) == 1, "a part of a row has other codes than the row"

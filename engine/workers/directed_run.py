@@ -1,0 +1,136 @@
+"""A run on workers, driven like any other: the director's machine with its recorder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ..models import load_models
+from ..prepare.cluster_block import ClusterBlock
+from ..prepare.environment import model_folders, set_up_torch
+from ..prepare.files import open_graph
+from ..prepare.inputs import Prompt
+from ..prepare.job import Job
+from ..record.metrics import Marks, counted_figures
+from ..record.recorder import Recorder
+from ..record.trace import Write
+from ..run.core import EngineCore
+from ..run.session import Session, tie
+from ..text_stream import Decode
+from .director import Director
+from .membership import WorkerSource
+from .protocol import WorkCounts
+from .work_counts import meter_of, summed_memory
+from .worker_groups import WorkerGroups
+
+MACHINE = "machines/cluster"
+
+
+class ClusterRecorder(Recorder):
+    """Records the events of the director's machine, and what happens to workers; there are no
+    pictures, as the director has no pool.
+
+    Attributes:
+        director: whose workers are counted. memory: `held_figures` of their engines, the latest.
+    """
+
+    def __init__(self, decode: Decode, write: Write | None = None) -> None:
+        super().__init__(decode, write)
+        self.director: Director | None = None
+        self.memory: list[Mapping[str, Any]] = []
+
+    def take_snapshot(self) -> None:
+        """No pictures."""
+
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Record something that is not an event of the machine."""
+        if record["event"] == "tokens":
+            marks = self.meter.marks.setdefault(str(record["request"]), Marks())
+            marks.first_token = self.now if marks.first_token is None else marks.first_token
+            marks.last_token = self.now
+        elif record["event"] == "outline":
+            self.meter.marks.setdefault(str(record["request"]), Marks()).outline = self.now
+        else:
+            self.write_record({"kind": "cluster", **record})
+
+    def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
+        """metrics.json: what all workers did together, and what the director saw."""
+        director = self.director
+        assert director is not None
+        counts = director.count_()
+        meter = meter_of([one.counts for one in counts.values()], self.meter)
+        meter.tokens = sum(director.tokens.values())
+        self.memory = [memory for one in counts.values() for memory in one.memory]
+        memory = summed_memory(self.memory, meter)
+        return {**counted_figures(meter), **memory, "cluster": _cluster_figures(director, counts)}
+
+
+def _cluster_figures(director: Director, counts: Mapping[str, WorkCounts]) -> dict[str, Any]:
+    weights = {one.name: one.loaded.weights[1] for one in director.workers.workers if one.loaded}
+    workers = [
+        {
+            "name": name,
+            "weights": weights.get(name, 0),
+            "tokens": director.tokens[name],
+            "target_forwards": worker.counts.get("forwards", 0),
+            "open_files": worker.open_files,
+            "peak_memory": worker.peak_memory,
+        }
+        for name, worker in counts.items()
+    ]
+    lost = director.workers.losses
+    return {"workers": workers, "lost": lost, "regroup": asdict(director.figures)}
+
+
+DirectedRun = Callable[
+    [Session, Sequence[Prompt], Write | None], tuple[EngineCore, ClusterRecorder]
+]
+
+
+def driver_session(job: Job) -> Session:
+    """A session without weights: the models are checked, but not loaded.
+
+    Raises:
+        UsageError, ModelError, GraphError: what cannot be used, and where.
+    """
+    set_up_torch(1, "cpu")
+    target, drafter = model_folders(job)
+    models = load_models(
+        target,
+        drafter,
+        job.program.graph.drafter.kind,
+        device="meta",
+        dtype=job.options.dtype,
+        weights=job.options.weights,
+        scan=False,
+    )
+    return tie(job, models)
+
+
+def directed(
+    source: WorkerSource,
+    block: ClusterBlock,
+    session: Session,
+    prompts: Sequence[Prompt],
+    write: Write | None = None,
+) -> tuple[EngineCore, ClusterRecorder]:
+    """A run on workers before its first transition, with its recorder; `recorder.director.close`
+    ends the workers.
+
+    Raises:
+        PromptError: a text that cannot be a prompt. UsageError: there is no such interface.
+        ClusterError: the workers cannot start.
+    """
+    recorder = ClusterRecorder(session.prompts.decode, write)
+    workers = WorkerGroups(source, block, recorder.report)
+    try:
+        director = Director(session, workers, recorder.report)
+        recorder.director = director
+        director.submit(prompts)
+        board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
+        run = EngineCore(open_graph(MACHINE), board, recorder)
+        workers.load_()
+    except BaseException:
+        workers.close()
+        raise
+    recorder.attach(run)  # its time starts, as that of every run, once models are loaded
+    return run, recorder
