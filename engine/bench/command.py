@@ -43,20 +43,20 @@ class FigureChange:
 
 
 def _words(values: list[float | None], form: str) -> str:
-    value, *edges = (format(one, form) for one in values if one is not None)
+    value, *edges = (format(number, form) for number in values if number is not None)
     return f"{value} ({' to '.join(edges)})" if edges else value
 
 
 def read_baseline(file: Path) -> dict[str, Any]:
-    """Raises UsageError: it is no result of `specsot bench`."""
+    """Raises UsageError if the file is not a result of `specsot bench`."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if found["schema_version"] != RESULT_SCHEMA or not isinstance(found["rows"], dict):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if result["schema_version"] != RESULT_SCHEMA or not isinstance(result["rows"], dict):
             raise ValueError("of another version")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "no result of `specsot bench`"
+        reason = error.strerror if isinstance(error, OSError) else "not a result of `specsot bench`"
         raise UsageError(f"--baseline {file}: {reason}") from None
-    return dict(found)
+    return dict(result)
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
@@ -74,22 +74,23 @@ def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
     graphs = result["setup"]["graphs"].values()
     return {
         "prompts": result["setup"]["prompts"],
-        "dtype": sorted({one["dtype"] for one in graphs}),
-        "models": sorted({one["model_hash"] for one in graphs}),
+        "dtype": sorted({graph["dtype"] for graph in graphs}),
+        "models": sorted({graph["model_hash"] for graph in graphs}),
     }
 
 
 def changes(
     before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> tuple[list[FigureChange], list[FigureChange]]:
-    """What got worse, and what got better, of the rows and figures that both have.
+    """The figures that became worse and those that became better, of rows that both results have.
 
-    Times of another hour are others, so of figures from clocks only ratios to the reference row
-    are looked at. One has changed if the intervals lie apart and the values by LEAST.
+    Absolute times depend on the load of the machine, so timed figures are compared only as ratios
+    to the reference row. A ratio has changed if the intervals are disjoint and the values differ by
+    at least LEAST.
     """
-    found = [*_changes(before, now)]
-    worse = [one for one, sign in found if sign < 0]
-    return worse, [one for one, sign in found if sign > 0]
+    differences = [*_changes(before, now)]
+    worse = [change for change, sign in differences if sign < 0]
+    return worse, [change for change, sign in differences if sign > 0]
 
 
 def _changes(
@@ -107,8 +108,9 @@ def _changes(
 
 
 def _sign(figure: Figure, past: list[float | None], values: list[float | None]) -> int:
-    """1 for better, -1 for worse, 0 for what noise explains."""
-    (old, old_low, old_high), (new, low, high) = past, values
+    """1 for better, -1 for worse, 0 for a difference within noise."""
+    old, old_low, old_high = past
+    new, low, high = values
     if (
         old is None
         or new is None
@@ -117,7 +119,7 @@ def _sign(figure: Figure, past: list[float | None], values: list[float | None]) 
         return 0
     if figure.timed:
         if old_low is None or old_high is None or low is None or high is None:
-            return 0  # a single round: nobody knows
+            return 0  # a single round has no interval
         if low <= old_high and old_low <= high:
             return 0
     return figure.better if new > old else -figure.better
@@ -127,86 +129,103 @@ WARM = 16  # rounds of the first prompt before anything counts
 RESULT = "result.json"
 CSV = "table.csv"
 PAGE = "table.md"
-ASKED = "asked.json"
-KEPT = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
+REQUEST_FILE = "asked.json"
+SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
 PATHS = ("prompts", "outline")
 MOST_SHOWN = 20
 
 
 @exit_code
-def bench_command(asked: BenchOptions, options: RunOptions, resume: Path | None = None) -> int:
-    """Measure and return the exit code; what a user can mend ends as one message.
+def bench_command(
+    bench_options: BenchOptions, options: RunOptions, resume: Path | None = None
+) -> int:
+    """Measure and return the exit code; an error of the user ends as one message.
 
     Args:
-        resume: a folder in which an experiment was begun, which goes on.
+        resume: the folder of an interrupted experiment to continue.
     """
     if resume is not None:
-        asked, options = resumed(resume, asked, options)
-    before = None if asked.baseline is None else read_baseline(asked.baseline)
-    if asked.plot:
+        bench_options, options = resumed(resume, bench_options, options)
+    before = None if bench_options.baseline is None else read_baseline(bench_options.baseline)
+    if bench_options.plot:
         from .plot import load_matplotlib
 
         load_matplotlib()
-        if asked.out is None:
+        if bench_options.out is None:
             raise UsageError("--plot: name a folder for the pictures with --out DIR")
-    prepared = prepare_experiment(asked, options)
-    begin(asked, options)
+    prepared = prepare_experiment(bench_options, options)
+    begin(bench_options, options)
     for note in prepared.notes:
         complain(f"note: {note}")
-    files = None if asked.out is None else BestEffortRunFolder.at(asked.out)
+    files = None if bench_options.out is None else BestEffortRunFolder.at(bench_options.out)
     comparison, result, rows = measure(prepared, files)
-    worse, better = _judged(before, result, asked.baseline)
+    worse, better = _judged(before, result, bench_options.baseline)
     notes = [*_notes(result, comparison), *_changed(worse, better, before is not None)]
     if files is not None:
-        _write(prepared, result, rows, notes, files, asked.plot)
-    delivered = _show(prepared, result, rows, notes, options, asked.out)
-    faults = _complaints(prepared, comparison, asked, files)
+        _write(prepared, result, rows, notes, files, bench_options.plot)
+    delivered = _show(prepared, result, rows, notes, options, bench_options.out)
+    faults = _complaints(prepared, comparison, bench_options, files)
     if comparison.code:
         return comparison.code
     return Code.FAILED if faults or not delivered else Code.REGRESSION if worse else Code.OK
 
 
 def resumed(
-    folder: Path, asked: BenchOptions, options: RunOptions
+    folder: Path, bench_options: BenchOptions, options: RunOptions
 ) -> tuple[BenchOptions, RunOptions]:
-    """What was asked when the folder was begun; `asked` has what is of this call alone.
+    """The options of the interrupted experiment, with the baseline and plots of this call.
 
     Raises:
-        UsageError: nothing was begun there, or something else is asked now.
+        UsageError: the folder has no experiment, or the call has other options.
     """
-    if asked.refs or asked.vary or asked.repeats or asked.count or asked.against or asked.out:
+    if (
+        bench_options.refs
+        or bench_options.vary
+        or bench_options.repeats
+        or bench_options.count
+        or bench_options.against
+        or bench_options.out
+    ):
         raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
     try:
-        kept = json.loads((folder / ASKED).read_text(encoding="utf-8"))
-        old = BenchOptions(**kept["asked"])
-        given: dict[str, Any] = kept["options"]
-        given |= {name: Path(given[name]) for name in PATHS if name in given}
+        saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
+        old = BenchOptions(**saved["asked"])
+        saved_options: dict[str, Any] = saved["options"]
+        saved_options |= {
+            name: Path(saved_options[name]) for name in PATHS if name in saved_options
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "damaged"
         raise UsageError(f"--resume {folder}: no experiment was begun there: {reason}") from None
-    now = replace(old, out=folder, baseline=asked.baseline, plot=asked.plot)
-    return now, replace(options, **given)
+    now = replace(old, out=folder, baseline=bench_options.baseline, plot=bench_options.plot)
+    return now, replace(options, **saved_options)
 
 
-def begin(asked: BenchOptions, options: RunOptions) -> None:
-    """Say in the folder what was asked, before the first round; raises UsageError."""
-    if asked.out is not None and not (asked.out / ASKED).exists():
-        BestEffortRunFolder.at(asked.out).write_json(ASKED, _kept(asked, options))
+def begin(bench_options: BenchOptions, options: RunOptions) -> None:
+    """Save the options of the call before the first round; raises UsageError."""
+    if bench_options.out is not None and not (bench_options.out / REQUEST_FILE).exists():
+        BestEffortRunFolder.at(bench_options.out).write_json(
+            REQUEST_FILE, _saved_request(bench_options, options)
+        )
 
 
-def _kept(asked: BenchOptions, options: RunOptions) -> dict[str, Any]:
-    own = {n: v for n, v in asdict(asked).items() if n not in ("out", "baseline", "plot")}
-    given = {name: getattr(options, name) for name in KEPT}
-    usual = {one.name: one.default for one in fields(RunOptions)}
-    shown = {n: str(v) if n in PATHS else v for n, v in given.items() if v not in (None, usual[n])}
-    return {"asked": own, "options": shown}
+def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str, Any]:
+    bench_values = {
+        n: v for n, v in asdict(bench_options).items() if n not in ("out", "baseline", "plot")
+    }
+    run_values = {name: getattr(options, name) for name in SAVED_OPTIONS}
+    usual = {option.name: option.default for option in fields(RunOptions)}
+    shown = {
+        n: str(v) if n in PATHS else v for n, v in run_values.items() if v not in (None, usual[n])
+    }
+    return {"asked": bench_values, "options": shown}
 
 
 def measure(
     prepared: Prepared, files: BestEffortRunFolder | None
 ) -> "tuple[Comparison, dict[str, Any], list[Row]]":
-    """All rounds, and what came of them."""
-    # Here and not above: a mistake is told at once, torch takes seconds to import.
+    """Run all rounds; returns the comparison, the result as plain data, and its rows."""
+    # Local, so that a wrong option is an error before torch is imported.
     from .peers import dressed
     from .results import setup_of
     from .rows import document, rows_of
@@ -266,12 +285,12 @@ def _notes(result: Mapping[str, Any], comparison: "Comparison") -> list[str]:
 
 
 def _changed(
-    worse: Sequence[FigureChange], better: Sequence[FigureChange], asked: bool
+    worse: Sequence[FigureChange], better: Sequence[FigureChange], compared: bool
 ) -> list[str]:
-    if not asked:
+    if not compared:
         return []
-    lines = [f"worse than the baseline: {one}" for one in worse[:MOST_SHOWN]]
-    lines += [f"better than the baseline: {one}" for one in better[:MOST_SHOWN]]
+    lines = [f"worse than the baseline: {change}" for change in worse[:MOST_SHOWN]]
+    lines += [f"better than the baseline: {change}" for change in better[:MOST_SHOWN]]
     return ["", *(lines or ["nothing is worse than the baseline"])]
 
 
@@ -310,18 +329,18 @@ def _show(
     if options.as_json:
         text = json_text(result)
     else:
-        said = [*notes, *(measured_words(result) if rows else ())]
-        text = render_experiment(prepared.experiment, rows, said, sys.stdout, dict(os.environ))
+        lines = [*notes, *(measured_words(result) if rows else ())]
+        text = render_experiment(prepared.experiment, rows, lines, sys.stdout, dict(os.environ))
     return deliver(text, "" if out is None else str(out))
 
 
 def _complaints(
     prepared: Prepared,
     comparison: "Comparison",
-    asked: BenchOptions,
+    bench_options: BenchOptions,
     files: BestEffortRunFolder | None,
 ) -> list[str]:
-    """What went wrong, on stderr; returns what could not be written."""
+    """Report problems on stderr; returns the files that could not be written."""
     every = len(prepared.prompts.items) * prepared.experiment.repeats
     for line in comparison.problems[:MOST_SHOWN]:
         complain(line)
@@ -330,8 +349,12 @@ def _complaints(
     if comparison.failures:
         complain(f"{comparison.failures} branches differ where equality is promised")
     if len(comparison.prompts) < every:
-        way = "" if asked.out is None else f"; --resume {asked.out} goes on from there"
-        complain(f"{comparison.status} after {len(comparison.prompts)} of {every} rounds{way}")
+        hint = (
+            ""
+            if bench_options.out is None
+            else f"; --resume {bench_options.out} goes on from there"
+        )
+        complain(f"{comparison.status} after {len(comparison.prompts)} of {every} rounds{hint}")
     faults = [] if files is None else files.faults
     for fault in faults:
         complain(fault)

@@ -42,12 +42,12 @@ def ten_prompts() -> Path:
 
 @exit_code
 def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Compare and return the exit code; what a user can mend ends as one message.
+    """Compare and return the exit code; an error of the user ends as one message.
 
     Args:
         sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
         options: of every graph, as of `specsot run`.
-        out: the folder that rounds and tables are kept in.
+        out: the folder of the saved rounds and tables.
     """
     if not 2 <= len(sides) <= MOST_GRAPHS:
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
@@ -61,7 +61,7 @@ def measured(
     out: Path | None,
     rated: bool = False,
 ) -> int:
-    """Answer the prompts with every side, tell what came of it, and return the exit code.
+    """Answer the prompts with every side, report, and return the exit code.
 
     Args:
         rated: the tables end with the best side, and leave single prompts out.
@@ -94,8 +94,10 @@ def measured(
     return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
 
 
-def _complaints(comparison: "Comparison", asked: int, warning: str | None, resumable: bool) -> None:
-    """What went wrong, on stderr."""
+def _complaints(
+    comparison: "Comparison", requested: int, warning: str | None, resumable: bool
+) -> None:
+    """Report problems on stderr."""
     count = len(comparison.prompts)
     failures = comparison.failures
     for line in comparison.problems:
@@ -105,9 +107,9 @@ def _complaints(comparison: "Comparison", asked: int, warning: str | None, resum
     if failures:
         branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
         complain(f"{branches} where equality is promised")
-    if count < asked:
-        way = "; the same command goes on from there" if resumable else ""
-        complain(f"{comparison.status} after {count} of {asked} prompts{way}")
+    if count < requested:
+        hint = "; the same command goes on from there" if resumable else ""
+        complain(f"{comparison.status} after {count} of {requested} prompts{hint}")
 
 
 def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
@@ -119,25 +121,25 @@ def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> 
     jobs: list[Job] = []
     problems: list[Problem] = []
     for side in sides:
-        graph, own = read_side(side)
-        changed = replace(options, graph=graph, sets=(*options.sets, *own))
+        graph, side_sets = read_side(side)
+        changed = replace(options, graph=graph, sets=(*options.sets, *side_sets))
         try:
             jobs.append(prepare(changed, prompts=prompts))
         except GraphError as error:
-            problems += (_of_side(side, own, one) for one in error.problems)
+            problems += (_of_side(side, side_sets, problem) for problem in error.problems)
         except (UsageError, OutlineError) as error:
-            raise UsageError(f"{side}: {error}" if own else str(error)) from None
+            raise UsageError(f"{side}: {error}" if side_sets else str(error)) from None
     if problems:
         raise GraphError(problems)
     return jobs
 
 
-def _of_side(side: str, own: Sequence[str], problem: Problem) -> Problem:
-    """A problem that says whose it is, where a side is more than its graph."""
+def _of_side(side: str, side_sets: Sequence[str], problem: Problem) -> Problem:
+    """The problem with the name of its side, where the side has settings of its own."""
     option = problem.file.removeprefix("--set ")
-    if option in own and option != problem.file:
+    if option in side_sets and option != problem.file:
         return replace(problem, file=f"{read_side(side)[0]}@{option}")
-    return replace(problem, file=f"{side}: {problem.file}") if own else problem
+    return replace(problem, file=f"{side}: {problem.file}") if side_sets else problem
 
 
 def _as_they_are(sides: "list[Side]") -> "list[Side]":
@@ -146,7 +148,7 @@ def _as_they_are(sides: "list[Side]") -> "list[Side]":
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """How prompts are put to the sides.
+    """The order and number of rounds.
 
     repeats: of all prompts. warm: rounds of the first prompt before anything counts. shuffled: an
     order of the sides is drawn for each round; else they begin in turn. collected: all chunks of
@@ -168,9 +170,9 @@ ONCE = RoundPlan()
 def compare_jobs(
     jobs: Sequence[Job], files: BestEffortRunFolder | None = None, plan: RoundPlan = ONCE
 ) -> tuple["Comparison", "ResultsFolder | None"]:
-    """Load the models, answer the jobs' prompts with each graph, and judge what came of it.
+    """Load the models, answer the jobs' prompts with each graph, and compare the answers.
 
-    Rounds that the files already hold are not measured again.
+    Rounds that the files already contain are not measured again.
 
     Raises:
         UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
@@ -196,18 +198,18 @@ def compare_jobs(
             rounds = folder.kept(prompts, pairs)
         missing = [number for number in range(len(prompts)) if number not in rounds]
         with StopSignal() as halt:
-            asked = [prompts[number] for number in missing]
-            warm_up(sides, jobs[0].prompts, asked, halt, plan.warm, plan.collected)
+            pending = [prompts[number] for number in missing]
+            warm_up(sides, jobs[0].prompts, pending, halt, plan.warm, plan.collected)
             seeds = partial(drawn, numbers=missing)
-            found = answer_all(sides, asked, halt, show, seeds if plan.shuffled else in_turn)
-            for number, one in zip(missing, found, strict=False):
-                rounds[number] = one, judge_prompt(one, pairs)
+            answers = answer_all(sides, pending, halt, show, seeds if plan.shuffled else in_turn)
+            for number, answer in zip(missing, answers, strict=False):
+                rounds[number] = answer, judge_prompt(answer, pairs)
                 if folder is not None:
                     folder.add(number, *rounds[number])
         done = [rounds[number] for number in sorted(rounds)]
         results = [branch for _, judged in done for branch in judged]
         status = halt.status or Status.OK
-        return Comparison(status, sides, pairs, [one for one, _ in done], results), folder
+        return Comparison(status, sides, pairs, [answer for answer, _ in done], results), folder
 
 
 MOST_POINTS = 256
@@ -229,7 +231,7 @@ def points(graph: str, vary: Sequence[str]) -> list[str]:
     """The grid as sides of a comparison; its first point has the first value of every path.
 
     Raises:
-        UsageError: a path without values, one that is given twice, or too many points.
+        UsageError: a path without values, a repeated path, or too many points.
     """
     axes: dict[str, list[str]] = {}
     for text in vary:
@@ -240,10 +242,10 @@ def points(graph: str, vary: Sequence[str]) -> list[str]:
             raise UsageError(f"--vary {text}: {path} varies already")
         axes[path] = list(dict.fromkeys(at_commas(values)))
     count = 1
-    for one in axes.values():
-        count *= len(one)
+    for axis in axes.values():
+        count *= len(axis)
     if not 2 <= count <= MOST_POINTS:
         raise UsageError(f"--vary: a sweep has from 2 to {MOST_POINTS} points, not {count}")
-    name, own = read_side(graph)
+    name, graph_sets = read_side(graph)
     grid = product(*([f"{path}={value}" for value in values] for path, values in axes.items()))
-    return [f"{name}@{','.join((*own, *point))}" for point in grid]
+    return [f"{name}@{','.join((*graph_sets, *point))}" for point in grid]

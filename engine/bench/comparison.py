@@ -17,7 +17,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that came out, complete or as far as it got.
+    """The result, complete or up to an interruption.
 
     status: OK, INTERRUPTED or TERMINATED; prompts: those that every graph has answered.
     """
@@ -30,11 +30,11 @@ class Comparison:
 
     def branches(self, pair: GraphPair) -> list[BranchComparison]:
         """Every branch of every prompt of one pair."""
-        return [one for one in self.results if one.pair is pair]
+        return [branch for branch in self.results if branch.pair is pair]
 
     def of(self, prompt: ComparedPrompt) -> "Comparison":
         """The same of one prompt alone."""
-        results = [one for one in self.results if one.prompt is prompt]
+        results = [branch for branch in self.results if branch.prompt is prompt]
         return replace(self, prompts=[prompt], results=results)
 
     def total(self, side: Side) -> Cost:
@@ -45,13 +45,13 @@ class Comparison:
     def differences(self) -> list[BranchComparison]:
         """Every branch that differs by itself, numeric ties included."""
         kinds = (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
-        return [one for one in self.results if one.result in kinds]
+        return [branch for branch in self.results if branch.result in kinds]
 
     @property
     def failures(self) -> int:
         """Branches that differ though equality was promised."""
         different = BranchAnswer.DIFFERENT
-        return sum(one.pair.promised for one in self.results if one.result is different)
+        return sum(branch.pair.promised for branch in self.results if branch.result is different)
 
     @property
     def problems(self) -> list[str]:
@@ -138,12 +138,16 @@ def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
     }
 
 
-def _branch(one: BranchComparison) -> dict[str, Any]:
-    plain = {"branch": one.branch, "result": str(one.result), "tokens": one.tokens}
-    if one.difference is None:
+def _branch(comparison: BranchComparison) -> dict[str, Any]:
+    plain = {
+        "branch": comparison.branch,
+        "result": str(comparison.result),
+        "tokens": comparison.tokens,
+    }
+    if comparison.difference is None:
         return plain
-    difference = asdict(one.difference)
-    side = one.pair.reference
+    difference = asdict(comparison.difference)
+    side = comparison.pair.reference
     difference["reference"] = _token(side, difference["reference"])
     difference["graph"] = _token(side, difference.pop("other"))
     return {**plain, "difference": difference}
@@ -166,7 +170,10 @@ COSTS: Mapping[str, Callable[[Meter], float]] = {  # by the name of the gain; do
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The first graph's cost / this graph's, over so many prompts: above 1 this one is better."""
+    """Cost of the first graph / cost of this graph, over `prompts` prompts.
+
+    Above 1 this graph is better.
+    """
 
     median: float
     lowest: float
@@ -176,12 +183,12 @@ class Gain:
 
 def gains(comparison: Comparison, side: Side) -> dict[str, Gain]:
     """By name; without those that no prompt tells."""
-    found: dict[str, Gain] = {}
+    by_name: dict[str, Gain] = {}
     for name, cost in COSTS.items():
         pairs = _cost_pairs(comparison, side, cost)
-        if ratios := [first / own for first, own in pairs if first and own]:
-            found[name] = Gain(median(ratios), min(ratios), max(ratios), len(ratios))
-    return found
+        if ratios := [first / other for first, other in pairs if first and other]:
+            by_name[name] = Gain(median(ratios), min(ratios), max(ratios), len(ratios))
+    return by_name
 
 
 def _cost_pairs(
@@ -189,10 +196,10 @@ def _cost_pairs(
 ) -> Iterator[tuple[float, float]]:
     """The costs of the first graph and of this one, for each prompt that both have answered."""
     for prompt in comparison.prompts:
-        runs = [prompt.runs[one.letter] for one in (comparison.sides[0], side)]
+        runs = [prompt.runs[member.letter] for member in (comparison.sides[0], side)]
         if not any(run.problems for run in runs):
-            first, own = (cost(run.cost.meter) for run in runs)
-            yield first, own
+            first, other = (cost(run.cost.meter) for run in runs)
+            yield first, other
 
 
 def best_line(comparison: Comparison) -> str:
@@ -230,24 +237,24 @@ def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """Everything that came out, as plain data."""
+    """The whole result as plain data."""
     return {**comparison.document(), "table": rows_of(comparison)}
 
 
 def own_settings(side: Side) -> dict[str, str]:
     """By path, what was set for this graph and not for all."""
-    pairs = (one.partition("=") for one in side.sets)
+    pairs = (setting.partition("=") for setting in side.sets)
     return {path: value for path, _, value in pairs}
 
 
 def _row(comparison: Comparison, side: Side, paths: Sequence[str]) -> dict[str, Any]:
     cost = comparison.total(side)
-    own = own_settings(side)
+    settings = own_settings(side)
     meter = cost.meter
     pools = cost.pools.values()
     per_token = 1000 * meter.seconds / meter.tokens if meter.tokens else None
     row: dict[str, Any] = {"side": side.letter, "graph": side.title}
-    row |= {path: own.get(path, "") for path in paths}
+    row |= {path: settings.get(path, "") for path in paths}
     row |= {"prompts": len(comparison.prompts), "equal": equal_branches(comparison, side)}
     row |= {"tau_step": meter.tau_step, "target_forwards": meter.forwards, "rounds": meter.rounds}
     row |= {"tokens": meter.tokens, "seconds": meter.seconds, "milliseconds_per_token": per_token}
@@ -259,7 +266,7 @@ def _row(comparison: Comparison, side: Side, paths: Sequence[str]) -> dict[str, 
 
 
 def equal_branches(comparison: Comparison, side: Side) -> str:
-    """How many branches are those of which reference; a reference itself has none."""
+    """The number of branches equal to those of the reference, in words; `-` for a reference."""
     for pair in comparison.pairs:
         if pair.other is side and not pair.why_not:
             number = counts(comparison.branches(pair))

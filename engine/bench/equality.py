@@ -91,8 +91,8 @@ def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
     facts: dict[str, Any] = {"model": side.target, "dtype": side.job.options.dtype}
-    own = side.peer.codes if side.peer is not None else ""
-    facts["weights"] = own or side.job.options.weights.partition("@")[0]
+    codes = side.peer.codes if side.peer is not None else ""
+    facts["weights"] = codes or side.job.options.weights.partition("@")[0]
     facts |= {"budget": side.session.budget, "beam": graph.beam, "blend": graph.blend}
     # How drafts are accepted decides on no token: what is compared is exact.
     sampling = graph.sampling.model_dump(exclude={"accept", "rule"})
@@ -114,10 +114,12 @@ def _reason(first: Side, second: Side) -> str:
         return "transformers draws with coins of its own"
     if not all(graph.sampling.exact for graph in graphs):
         return "accept: rejection keeps the distribution, not the tokens"
-    one = _facts(first)
-    two = _facts(second)
-    unlike = [key for key in one if one[key] != two[key]]
-    return ", ".join(f"{key}: {_short(one[key])} and {_short(two[key])}" for key in unlike)
+    first_facts = _facts(first)
+    second_facts = _facts(second)
+    unlike = [key for key in first_facts if first_facts[key] != second_facts[key]]
+    return ", ".join(
+        f"{key}: {_short(first_facts[key])} and {_short(second_facts[key])}" for key in unlike
+    )
 
 
 def _short(value: object) -> str:
@@ -127,18 +129,18 @@ def _short(value: object) -> str:
 
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
-    one, two = (prompt.runs[side.letter].request for side in (pair.reference, pair.other))
-    here = _decoded(pair.reference, one)
-    there = _decoded(pair.other, two)
+    reference, other = (prompt.runs[side.letter].request for side in (pair.reference, pair.other))
+    here = _decoded(pair.reference, reference)
+    there = _decoded(pair.other, other)
     names = {**here, **there}
     results = [_compare(pair, prompt, n, here.get(n), there.get(n)) for n in names]
     if any(result.difference for result in results):
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
-    complete = all(map(_finished, (*one.all_branches(), *two.all_branches())))
-    alone = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
+    complete = all(map(_finished, (*reference.all_branches(), *other.all_branches())))
+    result = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
     follows = BranchAnswer.FOLLOWS
-    return [replace(r, result=alone) if r.result is follows else r for r in results]
+    return [replace(r, result=result) if r.result is follows else r for r in results]
 
 
 Decoded = tuple[Branch, list[int]]  # with the ids that its answer stands behind
@@ -155,36 +157,42 @@ def _finished(branch: Branch) -> bool:
 
 
 def _compare(
-    pair: GraphPair, prompt: ComparedPrompt, name: str, one: Decoded | None, two: Decoded | None
+    pair: GraphPair,
+    prompt: ComparedPrompt,
+    name: str,
+    reference: Decoded | None,
+    other: Decoded | None,
 ) -> BranchComparison:
     result = BranchAnswer.EQUAL
     difference = None
-    if not all(_finished(decoded[0]) for decoded in (one, two) if decoded is not None):
+    if not all(_finished(decoded[0]) for decoded in (reference, other) if decoded is not None):
         result = BranchAnswer.UNFINISHED
-    elif one is None or two is None or one[1] != two[1]:
+    elif reference is None or other is None or reference[1] != other[1]:
         result = BranchAnswer.FOLLOWS
-    elif difference := _first_difference(pair.reference, one[0], two[0], one[1]):
+    elif difference := _first_difference(pair.reference, reference[0], other[0], reference[1]):
         near = difference.margin is not None and difference.margin < TIE
         result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
-    tokens = len(one[0].tokens) if one is not None else 0
+    tokens = len(reference[0].tokens) if reference is not None else 0
     return BranchComparison(pair, prompt, name, result, tokens, difference)
 
 
 def _first_difference(
-    side: Side, one: Branch, two: Branch, context: Sequence[int]
+    side: Side, reference: Branch, other: Branch, context: Sequence[int]
 ) -> Difference | None:
     """Where two answers behind the same context part, None if they do not."""
     # With how they ended, so that unequal answers differ at some position.
-    mine, theirs = ([*b.tokens, END if b.finish is Finish.STOP else CUT] for b in (one, two))
+    mine, theirs = (
+        [*b.tokens, END if b.finish is Finish.STOP else CUT] for b in (reference, other)
+    )
     if mine == theirs:
         return None
     both = enumerate(zip(mine, theirs, strict=False))
     place, tokens = next((place, pair) for place, pair in both if pair[0] != pair[1])
-    before = side.session.prompts.decode([*context, *one.tokens[:place]][-SHOWN:])
+    before = side.session.prompts.decode([*context, *reference.tokens[:place]][-SHOWN:])
     margin = None
     if CUT not in tokens:
-        order_V = next_scores(side.session.models, one, context, place)
-        stops = one.request.stop_ids
+        order_V = next_scores(side.session.models, reference, context, place)
+        stops = reference.request.stop_ids
         ends = [order_V[[*stops] if token == END else token].max() for token in tokens]
         margin = abs(float(ends[0]) - float(ends[1]))
     return Difference(place, before, *tokens, margin)
@@ -192,7 +200,7 @@ def _first_difference(
 
 def counts(branches: Sequence[BranchComparison]) -> dict[str, int]:
     """Branches by result, and the reference's tokens in those that are equal."""
-    number = Counter(one.result for one in branches)
-    tokens = sum(one.tokens for one in branches if one.result is BranchAnswer.EQUAL)
+    number = Counter(branch.result for branch in branches)
+    tokens = sum(branch.tokens for branch in branches if branch.result is BranchAnswer.EQUAL)
     by_result = {str(kind): number[kind] for kind in BranchAnswer}
     return {"branches": len(branches), **by_result, "equal_tokens": tokens}

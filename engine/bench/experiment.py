@@ -50,7 +50,7 @@ DEFAULT = ("speedup_decode", "speedup_ttlt", "tokens", "tau_step", "kv_held_mb")
 
 
 class Reported(Spec):
-    """What somebody else measured. source: the paper or the code, with table or section."""
+    """A published measurement. source: the paper or the code, with table or section."""
 
     source: Text
     says: Text
@@ -80,9 +80,9 @@ class ExperimentOptions(Spec):
 class Experiment(Spec):
     """An experiment.
 
-    Every side runs at every point of `vary`; those of `against` run once, as they are. Ratios are
-    taken to the first of `against`, without one to the first side: at its first point, or
-    (`pairing: point`) where the same values stand.
+    Every side runs at every point of `vary`; those of `against` run once, unchanged. Ratios refer
+    to the first of `against`; without one to the first side, at its first point or
+    (`pairing: point`) at the same point.
     """
 
     version: Literal[1] = 1
@@ -142,8 +142,8 @@ class Entry:
     @property
     def sets(self) -> tuple[str, ...]:
         """Of this row alone."""
-        own = (f"{path}={value}" for path, value in self.varied.items() if path != PARTS)
-        return (*read_side(self.side)[1], *own)
+        point = (f"{path}={value}" for path, value in self.varied.items() if path != PARTS)
+        return (*read_side(self.side)[1], *point)
 
 
 def read_side(text: str) -> tuple[str, tuple[str, ...]]:
@@ -173,10 +173,10 @@ def experiment_names() -> list[str]:
 
 def find_experiment(ref: str) -> Path | None:
     """The file of this name if it holds an experiment, or a shipped one."""
-    own = Path(ref)
+    file = Path(ref)
     name = ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
-    if own.is_file() and own.suffix in (".yaml", ".yml"):
-        return own if _has_sides(own) else None
+    if file.is_file() and file.suffix in (".yaml", ".yml"):
+        return file if _has_sides(file) else None
     return SHIPPED / EXPERIMENTS / f"{name}.yaml" if name in experiment_names() else None
 
 
@@ -202,18 +202,18 @@ def read_experiment(file: Path) -> tuple[Experiment, Source]:
 
 
 def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
-    """Names that mean nothing."""
+    """Names that do not exist."""
     for key in ("sides", "against"):
         for at, side in enumerate(getattr(experiment, key)):
             if not known_side(side):
                 name = read_side(side)[0]
                 words = f"no graph {name!r}, nor a peer{hint(name, [*graph_names(), *PEERS])}"
                 yield source.problem((key, at), words, ProblemCode.NO_SIDE)
-    wanted: list[tuple[Place, str]] = [
+    figure_names: list[tuple[Place, str]] = [
         (("figures", at), name) for at, name in enumerate(experiment.figures)
     ]
-    wanted += [(("plots", at, "y"), plot.y) for at, plot in enumerate(experiment.plots)]
-    for place, name in wanted:
+    figure_names += [(("plots", at, "y"), plot.y) for at, plot in enumerate(experiment.plots)]
+    for place, name in figure_names:
         if name not in FIGURES:
             words = f"no figure {name!r}{hint(name, FIGURES)}; there are: {', '.join(FIGURES)}"
             yield source.problem(place, words, ProblemCode.NO_FIGURE)
@@ -268,7 +268,7 @@ def text_of(value: Any) -> str:
 
 
 def prompts_file(experiment: Experiment, source: Source | None) -> Path:
-    """Raises UsageError if there is no such file."""
+    """The file of prompts; raises UsageError if it does not exist."""
     if experiment.prompts in PROMPTS:
         return SHIPPED / "prompts" / PROMPTS[experiment.prompts]
     beside = Path(source.file).parent if source is not None else Path()
@@ -286,9 +286,9 @@ COMMAND_LINE = "bench"  # the name of what is made of graphs
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What `specsot bench` is asked beside the options of runs.
+    """The options of `specsot bench`, without those of `specsot run`.
 
-    refs: an experiment, or graphs and peers. out: a folder to keep everything in, or to go on in.
+    refs: an experiment, or graphs and peers. out: the folder of results, new or to be continued.
     """
 
     refs: Sequence[str]
@@ -312,18 +312,17 @@ class Prepared:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare_experiment(asked: BenchOptions, options: RunOptions) -> Prepared:
+def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prepared:
     """Read, change and check everything.
 
-    A side that drafts, and for whose target there is no drafter of its kind, is left out of an
-    experiment, with a note.
+    An experiment omits a side whose target has no drafter of the required kind, with a note.
 
     Raises:
         UsageError, PromptError, OutlineError, GraphError: each message says where.
     """
-    experiment, source = _changed(asked)
-    given = experiment.options.model_dump()
-    changes = {name: one for name, one in given.items() if getattr(options, name) is None}
+    experiment, source = _changed(bench_options)
+    defaults = experiment.options.model_dump()
+    changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = replace(options, **changes)
     prompts = read_file(options.prompts or prompts_file(experiment, source))
     if experiment.count is not None:
@@ -347,28 +346,28 @@ def prepare_experiment(asked: BenchOptions, options: RunOptions) -> Prepared:
     return Prepared(experiment, entries, jobs, prompts, list(dict.fromkeys(notes)))
 
 
-def _changed(asked: BenchOptions) -> tuple[Experiment, Source | None]:
+def _changed(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
     """The experiment, as the command line changes it."""
-    experiment, source = _found(asked.refs)
-    changes: dict[str, Any] = {"repeats": asked.repeats, "count": asked.count}
-    if asked.against is not None:
-        changes["against"] = tuple(filter(None, asked.against.split(",")))
+    experiment, source = _named_experiment(bench_options.refs)
+    changes: dict[str, Any] = {"repeats": bench_options.repeats, "count": bench_options.count}
+    if bench_options.against is not None:
+        changes["against"] = tuple(filter(None, bench_options.against.split(",")))
         _check_sides(changes["against"], "--against ")
-    if asked.vary:
-        changes["vary"] = {**experiment.vary, **_axes(asked.vary)}
+    if bench_options.vary:
+        changes["vary"] = {**experiment.vary, **_axes(bench_options.vary)}
     changes = {name: value for name, value in changes.items() if value is not None}
     return experiment.model_copy(update=changes), source
 
 
-def _found(refs: Sequence[str]) -> tuple[Experiment, Source | None]:
+def _named_experiment(refs: Sequence[str]) -> tuple[Experiment, Source | None]:
     if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
         return read_experiment(file)
     if not refs:
         raise UsageError("bench takes an experiment, or graphs; --list shows what ships")
     _check_sides(refs, "")
     doc = f"{len(refs)} sides of the command line."
-    made = {"name": COMMAND_LINE, "doc": doc, "sides": list(refs)}
-    return Experiment.model_validate(made), None
+    values = {"name": COMMAND_LINE, "doc": doc, "sides": list(refs)}
+    return Experiment.model_validate(values), None
 
 
 def _check_sides(sides: Sequence[str], option: str) -> None:
@@ -380,13 +379,13 @@ def _check_sides(sides: Sequence[str], option: str) -> None:
 
 def _axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """PATH=VALUE,VALUE... by path."""
-    found: dict[str, tuple[Any, ...]] = {}
+    axes: dict[str, tuple[Any, ...]] = {}
     for text in texts:
         path, equals, values = text.partition("=")
         if not equals or not path or not values:
             raise UsageError(f"--vary {text}: write path=value,value e.g. drafter.nodes=4,8,16")
-        found[path] = tuple(dict.fromkeys(at_commas(values)))
-    return found
+        axes[path] = tuple(dict.fromkeys(at_commas(values)))
+    return axes
 
 
 def _job(
@@ -412,7 +411,7 @@ def _job(
     try:
         job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prompts)
     except GraphError as error:
-        problems = [_placed(one, entry, experiment, source) for one in error.problems]
+        problems = [_placed(problem, entry, experiment, source) for problem in error.problems]
         raise GraphError(problems) from None
     except LacksDrafterError:
         raise
@@ -443,7 +442,7 @@ def _placed(
 
 
 def _parts(entry: Entry) -> int | None:
-    """How many parts its outline is given; raises UsageError for what is no number."""
+    """The number of parts of its given outline; raises UsageError if it is not a number."""
     text = entry.varied.get(PARTS)
     if text is None or (text.isdecimal() and 1 <= int(text) <= 64):
         return None if text is None else int(text)
@@ -451,6 +450,6 @@ def _parts(entry: Entry) -> int | None:
 
 
 def _outline(count: int) -> Outline:
-    """So many parts that do not wait for each other."""
+    """An outline of `count` independent parts."""
     points = (Point(n, PART_TOKENS, None, (), f"Part {n}") for n in range(1, count + 1))
     return Outline("plan", tuple(points), (), "ok")

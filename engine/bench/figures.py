@@ -27,19 +27,20 @@ class Estimate:
 
 
 def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
-    """[DRAWS, rounds]: numbers of rounds; groups: which prompt each round asked.
+    """[DRAWS, rounds]: numbers of rounds; groups: the prompt of each round.
 
-    Prompts are drawn with replacement, then so many rounds of each as it has at most: what varies
-    between questions and what varies between repeats both count. The draws are always the same.
+    Prompts are drawn with replacement, then as many rounds of each as the largest prompt has:
+    the variance between prompts and the variance between repeats both count.
+    The draws are always the same.
     """
     random = np.random.default_rng(0)
     names = sorted(set(groups))
-    own = [np.flatnonzero(np.asarray(groups) == name) for name in names]
-    most = max(len(one) for one in own)
-    picked = random.integers(len(own), size=(DRAWS, len(own)))
-    places = random.random((DRAWS, len(own), most))
-    sizes = np.array([len(one) for one in own])
-    table = np.stack([np.resize(one, most) for one in own])
+    rounds_of = [np.flatnonzero(np.asarray(groups) == name) for name in names]
+    most = max(len(rounds) for rounds in rounds_of)
+    picked = random.integers(len(rounds_of), size=(DRAWS, len(rounds_of)))
+    places = random.random((DRAWS, len(rounds_of), most))
+    sizes = np.array([len(rounds) for rounds in rounds_of])
+    table = np.stack([np.resize(rounds, most) for rounds in rounds_of])
     within = (places * sizes[picked][..., None]).astype(np.int64)
     numbers: npt.NDArray[np.int64] = table[picked[..., None], within].reshape(DRAWS, -1)
     return numbers
@@ -78,20 +79,22 @@ class Figure:
     timed: bool = False
 
     def measure(
-        self, own: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+        self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
     ) -> Estimate | None:
         """Of the rounds that were finished; None if there is none where it means something.
 
-        prompts: which prompt each round asked, by numbers.
+        prompts: the number of each round's prompt.
         """
         if self.kind == "same":
-            same = np.array([a.digest == b.digest for a, b in zip(own, reference, strict=True)])
+            same = np.array([a.digest == b.digest for a, b in zip(runs, reference, strict=True)])
             return estimate(prompts, lambda at: same[at].mean(-1))
-        found = [] if self.kind == "probe" else [*self._found(own, reference, prompts)]
-        if not found:
+        quotients = (
+            [] if self.kind == "probe" else [*self._round_quotients(runs, reference, prompts)]
+        )
+        if not quotients:
             return None
-        groups = [group for group, *_ in found]
-        mine, theirs = (np.array([one[at] for one in found], float) for at in (1, 2))
+        groups = [group for group, *_ in quotients]
+        mine, theirs = (np.array([item[at] for item in quotients], float) for at in (1, 2))
         if self.kind == "sums":
             return estimate(groups, lambda at: _quotients(mine[at].sum(-2)))
         each = _quotients(mine)
@@ -101,15 +104,15 @@ class Figure:
             each = _quotients(theirs) / each
         return estimate(groups, lambda at: np.median(each[at], axis=-1))
 
-    def _found(
-        self, own: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+    def _round_quotients(
+        self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
     ) -> Iterator[tuple[int, Quotient, Quotient]]:
         paired = self.kind == "paired"
-        for one, two, group in zip(own, reference, prompts, strict=True):
-            if one.problems or (paired and two.problems):
+        for run, other, group in zip(runs, reference, prompts, strict=True):
+            if run.problems or (paired and other.problems):
                 continue
-            mine = self.of(one.cost)
-            theirs = self.of(two.cost) if paired else (1.0, 1.0)
+            mine = self.of(run.cost)
+            theirs = self.of(other.cost) if paired else (1.0, 1.0)
             if mine is None or theirs is None or not (mine[1] and theirs[1]):
                 continue
             if not paired or (mine[0] and theirs[0]):
@@ -122,8 +125,12 @@ def _quotients(pairs: Values) -> Values:
 
 
 def _decode(cost: "Cost") -> Quotient | None:
-    one = cost.moments
-    return ((one.last_token - one.first_token) / MS, one.decoded) if one.decoded else None
+    moments = cost.moments
+    return (
+        ((moments.last_token - moments.first_token) / MS, moments.decoded)
+        if moments.decoded
+        else None
+    )
 
 
 def _first(cost: "Cost") -> Quotient | None:
@@ -159,10 +166,10 @@ def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[Cost], Quotient | Non
 def _kv(of: Callable[[Any], float]) -> "Callable[[Cost], Quotient | None]":
     """Summed over pools, in MB."""
 
-    def found(cost: "Cost") -> Quotient | None:
+    def quotient(cost: "Cost") -> Quotient | None:
         return (sum(map(of, cost.pools.values())) / MB, 1) if cost.pools else None
 
-    return found
+    return quotient
 
 
 def _reads(cost: "Cost") -> Quotient | None:

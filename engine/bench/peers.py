@@ -42,7 +42,7 @@ from .sides import Cost, Moments, Peer, Side, SideRun
 class Steps:
     """A streamer of transformers: when tokens came, and how many at once."""
 
-    began: int = field(default_factory=perf_counter_ns)
+    start_time: int = field(default_factory=perf_counter_ns)
     times: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     _prompt: bool = True
@@ -51,11 +51,11 @@ class Steps:
         if self._prompt:
             self._prompt = False
             return
-        self.times.append(perf_counter_ns() - self.began)
+        self.times.append(perf_counter_ns() - self.start_time)
         self.counts.append(value.numel())
 
     def end(self) -> None:
-        """Nothing is left over."""
+        """The end of a stream; required by the protocol of transformers."""
 
 
 def answered(request: Request, written: list[int], most: int) -> None:
@@ -90,9 +90,9 @@ DRAWN = ("temperature", "top_k", "top_p")  # what of `sampling` both have
 
 @dataclass(frozen=True, slots=True)
 class TransformersPeer:
-    """A peer; extra: what it gives `generate` beside what all are given.
+    """A peer; extra: further arguments of `generate`.
 
-    drafts: whether its first forward proposes too; else that is a prefill, and no round.
+    drafts: whether its first forward proposes tokens; otherwise it is a prefill, not a round.
     """
 
     name: str
@@ -109,7 +109,7 @@ class TransformersPeer:
         sampling = side.job.program.graph.sampling
         ids = torch.tensor([[*request.prefix, *request.tail]], device=self.model.device)
         config = _generation(sampling, sorted(request.stop_ids), most)
-        began = perf_counter_ns()
+        start_time = perf_counter_ns()
         with torch.inference_mode(), torch.random.fork_rng():
             torch.manual_seed(request.seed)
             out = self.model.generate(
@@ -119,7 +119,7 @@ class TransformersPeer:
                 streamer=steps,
                 **self.extra,
             )
-        whole = perf_counter_ns() - began
+        whole = perf_counter_ns() - start_time
         written = out[0, ids.shape[1] :].tolist()
         answered(request, written, most)
         cost = cost_of(steps, whole, request, self.drafts)
@@ -128,16 +128,16 @@ class TransformersPeer:
 
 
 def _generation(sampling: Sampling, stops: list[int], most: int) -> GenerationConfig:
-    given: dict[str, Any] = {"do_sample": sampling.temperature > 0}
+    arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0}
     if sampling.temperature > 0:
-        given |= {"temperature": sampling.temperature, "top_k": sampling.top_k}
-        given |= {"top_p": sampling.top_p}
-    return _settings(max_new_tokens=most, eos_token_id=stops, pad_token_id=0, **given)
+        arguments |= {"temperature": sampling.temperature, "top_k": sampling.top_k}
+        arguments |= {"top_p": sampling.top_p}
+    return _settings(max_new_tokens=most, eos_token_id=stops, pad_token_id=0, **arguments)
 
 
-def _settings(**given: Any) -> GenerationConfig:
-    made: Any = GenerationConfig  # its constructor has no types
-    settings: GenerationConfig = made(**given)
+def _settings(**arguments: Any) -> GenerationConfig:
+    constructor: Any = GenerationConfig  # its constructor has no types
+    settings: GenerationConfig = constructor(**arguments)
     return settings
 
 
@@ -162,7 +162,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     graph = side.job.program.graph
     options = side.job.options
     usual = Sampling.model_validate({}).model_copy(
-        update={one: getattr(graph.sampling, one) for one in DRAWN}
+        update={filter_name: getattr(graph.sampling, filter_name) for filter_name in DRAWN}
     )
     if usual != graph.sampling.model_copy(update={"accept": usual.accept, "rule": usual.rule}):
         raise UsageError(f"{name}: of `sampling` it knows {', '.join(DRAWN)} only")
@@ -173,8 +173,8 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
         return LlamaCppPeer(side, target)
     model = load(target, options.dtype, options.device, options.weights)
     if name == LOOKUP:
-        looked = {"prompt_lookup_num_tokens": LOOKED_UP, "max_matching_ngram_size": MATCHED}
-        return TransformersPeer(name, model, looked, drafts=True)
+        lookup = {"prompt_lookup_num_tokens": LOOKED_UP, "max_matching_ngram_size": MATCHED}
+        return TransformersPeer(name, model, lookup, drafts=True)
     if name != ASSISTED or drafter is None:
         return TransformersPeer(name, model)
     assistant = load(drafter, options.dtype, options.device)
@@ -222,8 +222,8 @@ class LlamaCppPeer:
         file = write_gguf(Path(self._kept.name) / "model.gguf", folder, stored)
         size = min(config.rope.limit, 4096)
         threads = options.threads
-        given = {"n_ctx": size, "n_threads": threads, "n_threads_batch": threads}
-        self._model: Any = binding.Llama(str(file), verbose=False, **given)
+        arguments = {"n_ctx": size, "n_threads": threads, "n_threads_batch": threads}
+        self._model: Any = binding.Llama(str(file), verbose=False, **arguments)
 
     def answer(self, side: Side, prompt: Prompt, budget: int | None) -> SideRun:
         """One prompt; at most `budget` tokens, if there is one."""
@@ -233,14 +233,14 @@ class LlamaCppPeer:
         steps = Steps()
         written = list[int]()
         steps.put(ids)
-        began = perf_counter_ns()
+        start_time = perf_counter_ns()
         self._model.reset()
         for token in self._model.generate(ids, temp=0.0, reset=True):
             written.append(int(token))
             steps.put(torch.tensor(written[-1:]))
             if token in request.stop_ids or len(written) == most:
                 break
-        whole = perf_counter_ns() - began
+        whole = perf_counter_ns() - start_time
         answered(request, written, most)
         digest = output_digest(answers_of([request], side.session.prompts))
         return SideRun(Status.OK, cost_of(steps, whole, request, False), (), request, digest)

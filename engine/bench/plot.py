@@ -39,13 +39,13 @@ def plots_of(experiment: Experiment) -> Sequence[Plot]:
 def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw every plot that there are figures for; raises OSError, UsageError."""
     matplotlib = load_matplotlib()
-    made = []
+    files = []
     with matplotlib.rc_context({**SALT, "font.size": 9, "axes.spines.right": False}):
         for plot in plots_of(experiment):
             shown = [row for row in rows if plot.y in row.figures]
             if shown:
-                made += _draw(experiment, plot, shown, folder)
-    return made
+                files += _draw(experiment, plot, shown, folder)
+    return files
 
 
 def _draw(experiment: Experiment, plot: Plot, rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -61,8 +61,10 @@ def _draw(experiment: Experiment, plot: Plot, rows: Sequence[Row], folder: Path)
         _bars(axes, plot, rows)
     else:
         _lines(axes, plot, plot.x, rows)
-    unit = UNITS.get(plot.y.partition("_")[0], "")
-    axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{f' ({unit})' if unit else ''}")
+    measure = UNITS.get(plot.y.partition("_")[0], "")
+    axes.set_title(
+        f"{experiment.name}: {plot.y.replace('_', ' ')}{f' ({measure})' if measure else ''}"
+    )
     name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
     files = [folder / f"{name}.{kind}" for kind in ("svg", "png")]
     for file in files:
@@ -81,10 +83,14 @@ def _bars(axes: Any, plot: Plot, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     form = FIGURES[plot.y].form
     for place, row in zip(places, rows, strict=True):
-        one = row.figures[plot.y]
-        right = one.value if one.high is None else max(one.high, one.value)
+        estimate = row.figures[plot.y]
+        right = estimate.value if estimate.high is None else max(estimate.high, estimate.value)
         axes.annotate(
-            format(one.value, form), (right, place), (5, 0), va="center", textcoords="offset points"
+            format(estimate.value, form),
+            (right, place),
+            (5, 0),
+            va="center",
+            textcoords="offset points",
         )
     axes.margins(x=0.12)
 
@@ -94,16 +100,18 @@ def _lines(axes: Any, plot: Plot, path: str, rows: Sequence[Row]) -> None:
     order = list(dict.fromkeys(row.varied[path] for row in rows if path in row.varied))
     numbers = _numbers(order)
     series = _series(rows, path)
-    for number, (name, own) in enumerate(series.items()):
+    for number, (name, line_rows) in enumerate(series.items()):
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
-        values = [row.figures[plot.y].value for row in own]
-        if path not in own[0].varied:
+        values = [row.figures[plot.y].value for row in line_rows]
+        if path not in line_rows[0].varied:
             axes.axhline(values[0], linestyle="--", linewidth=1.2, **style)
             continue
-        places = [numbers[row.varied[path]] for row in own]
+        places = [numbers[row.varied[path]] for row in line_rows]
         mark = MARKS[number % len(MARKS)]
-        axes.errorbar(places, values, yerr=_errors(plot, own), marker=mark, capsize=3, **style)
-    axes.set_xticks([numbers[one] for one in order], order)
+        axes.errorbar(
+            places, values, yerr=_errors(plot, line_rows), marker=mark, capsize=3, **style
+        )
+    axes.set_xticks([numbers[value] for value in order], order)
     axes.set_xlabel(AXES.get(path, path))
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
@@ -119,39 +127,43 @@ def short_names(sides: Sequence[str]) -> dict[str, str]:
     parts = {side: side.partition("@") for side in sides}
     common = dict[str, set[str]]()
     for graph, _, text in parts.values():
-        own = set(at_commas(text))
-        common[graph] = common[graph] & own if graph in common else own
-    alone = {graph for graph in common if sum(g == graph for g, _, _ in parts.values()) == 1}
-    found = {}
+        settings_of = set(at_commas(text))
+        common[graph] = common[graph] & settings_of if graph in common else settings_of
+    single = {graph for graph in common if sum(g == graph for g, _, _ in parts.values()) == 1}
+    names = {}
     for side, (graph, at, text) in parts.items():
-        left = [one for one in at_commas(text) if graph in alone or one not in common[graph]]
-        settings = [one.partition("=") for one in left if one]
+        varying = [
+            setting
+            for setting in at_commas(text)
+            if graph in single or setting not in common[graph]
+        ]
+        settings = [setting.partition("=") for setting in varying if setting]
         words = [f"{path.rpartition('.')[2]}={value}" for path, _, value in settings]
-        found[side] = graph + at + ",".join(words) if words else graph
-    return found
+        names[side] = graph + at + ",".join(words) if words else graph
+    return names
 
 
 def _series(rows: Sequence[Row], path: str) -> Mapping[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    series: dict[str, list[Row]] = {}
     names = short_names([row.side for row in rows])
     for row in rows:
         rest = [f"{key}={value}" for key, value in row.varied.items() if key != path]
-        found.setdefault(" ".join((names[row.side], *rest)), []).append(row)
-    return found
+        series.setdefault(" ".join((names[row.side], *rest)), []).append(row)
+    return series
 
 
 def _numbers(order: Sequence[str]) -> dict[str, float]:
-    """Where values stand: by their size if they are numbers, else side by side."""
+    """The positions of values: the numbers themselves, or their order."""
     try:
-        return {one: float(one) for one in order}
+        return {value: float(value) for value in order}
     except ValueError:
-        return {one: float(place) for place, one in enumerate(order)}
+        return {value: float(place) for place, value in enumerate(order)}
 
 
 def _errors(plot: Plot, rows: Sequence[Row]) -> list[list[float]] | None:
     """How far intervals reach to both sides."""
-    found = [row.figures[plot.y] for row in rows]
-    if any(one.low is None or one.high is None for one in found):
+    estimates = [row.figures[plot.y] for row in rows]
+    if any(estimate.low is None or estimate.high is None for estimate in estimates):
         return None
-    low = [max(one.value - (one.low or 0), 0) for one in found]
-    return [low, [max((one.high or 0) - one.value, 0) for one in found]]
+    low = [max(estimate.value - (estimate.low or 0), 0) for estimate in estimates]
+    return [low, [max((estimate.high or 0) - estimate.value, 0) for estimate in estimates]]

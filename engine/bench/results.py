@@ -39,7 +39,7 @@ def setup_of(
     """Everything that the figures depend on; raises ModelError."""
     jobs = {model_folders(side.job): side.job for side in sides}
     weights = {folders: made_with(job) for folders, job in jobs.items()}  # large files, read once
-    asked = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
+    prompt_text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
     return {
         "schema_version": SCHEMA,
         COMMAND: shlex.join(["specsot", *map(redact, argv[1:])]),
@@ -55,7 +55,7 @@ def setup_of(
             }
             for side in sides
         },
-        "prompts": {"count": len(prompts), "sha256": sha256(asked.encode()).hexdigest()},
+        "prompts": {"count": len(prompts), "sha256": sha256(prompt_text.encode()).hexdigest()},
         "versions": versions(),
         "machine": machine(),
     }
@@ -84,9 +84,9 @@ class ResultsFolder:
         except (OSError, ValueError) as error:
             raise UsageError(f"{place}: cannot be read: {error}") from None
         new = json.loads(json.dumps(self.setup))
-        known = old if isinstance(old, dict) else {}
-        self.setup = {**self.setup, COMMAND: known.get(COMMAND, self.setup[COMMAND])}
-        unlike = [name for name in new if name != COMMAND and known.get(name) != new[name]]
+        saved = old if isinstance(old, dict) else {}
+        self.setup = {**self.setup, COMMAND: saved.get(COMMAND, self.setup[COMMAND])}
+        unlike = [name for name in new if name != COMMAND and saved.get(name) != new[name]]
         if unlike:
             what = ", ".join(unlike)
             reason = f"holds a comparison with other {what}: name another folder"
@@ -96,14 +96,14 @@ class ResultsFolder:
         self, prompts: Sequence[Prompt], pairs: Sequence[GraphPair]
     ) -> dict[int, tuple[ComparedPrompt, list[BranchComparison]]]:
         """The rounds that are there, by the number of their prompt; damaged ones are not."""
-        found = {}
+        rounds = {}
         for number, prompt in enumerate(prompts):
             try:
                 text = (self.files.path / _name(number)).read_text(encoding="utf-8")
-                found[number] = _read(json.loads(text), prompt, pairs)
+                rounds[number] = _read(json.loads(text), prompt, pairs)
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-        return found
+        return rounds
 
     def add(self, number: int, round_: ComparedPrompt, results: Sequence[BranchComparison]) -> None:
         """Keep a round."""
@@ -142,30 +142,30 @@ def _plain(round_: ComparedPrompt, results: Sequence[BranchComparison]) -> dict[
         },
         "results": [
             {
-                "pair": [one.pair.reference.letter, one.pair.other.letter],
-                "branch": one.branch,
-                "result": one.result,
-                "tokens": one.tokens,
-                "difference": one.difference and asdict(one.difference),
+                "pair": [result.pair.reference.letter, result.pair.other.letter],
+                "branch": result.branch,
+                "result": result.result,
+                "tokens": result.tokens,
+                "difference": result.difference and asdict(result.difference),
             }
-            for one in results
+            for result in results
         ],
     }
 
 
 def _sums(value: Any) -> list[str]:
     """The fields of figures that add up: numbers, and numbers by name."""
-    own = {one.name: getattr(value, one.name) for one in fields(value)}
-    return [name for name, one in own.items() if isinstance(one, int | Counter)]
+    values = {figure.name: getattr(value, figure.name) for figure in fields(value)}
+    return [name for name, figure in values.items() if isinstance(figure, int | Counter)]
 
 
 def _filled(value: Any, plain: Mapping[str, Any]) -> Any:
     for name in _sums(value):
-        one = plain[name]
+        number = plain[name]
         if isinstance(getattr(value, name), Counter):
             numbers = name == "lengths"  # JSON has no keys but strings
-            one = Counter({int(key) if numbers else key: n for key, n in one.items()})
-        setattr(value, name, one)
+            number = Counter({int(key) if numbers else key: n for key, n in number.items()})
+        setattr(value, name, number)
     return value
 
 
@@ -180,16 +180,16 @@ def _read(
         status = Status(run["status"])
         runs[letter] = SideRun(status, cost, run["problems"], digest=run["digest"])
     round_ = ComparedPrompt(prompt, runs, plain["cpu_share"])
-    known = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
+    by_letters = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
     results = [
         BranchComparison(
-            known[one["pair"][0], one["pair"][1]],
+            by_letters[result["pair"][0], result["pair"][1]],
             round_,
-            one["branch"],
-            BranchAnswer(one["result"]),
-            one["tokens"],
-            one["difference"] and Difference(**one["difference"]),
+            result["branch"],
+            BranchAnswer(result["result"]),
+            result["tokens"],
+            result["difference"] and Difference(**result["difference"]),
         )
-        for one in plain["results"]
+        for result in plain["results"]
     ]
     return round_, results

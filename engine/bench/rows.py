@@ -56,15 +56,15 @@ def kept_rows(result: Mapping[str, Any]) -> list[Row]:
     return [
         Row(
             letter,
-            one["side"],
-            one["varied"],
-            one["reference"],
-            one["equal"],
-            {name: Estimate(*values) for name, values in one["figures"].items()},
-            one["acceptance_by_depth"],
-            one["ms_per_visit"],
+            row["side"],
+            row["varied"],
+            row["reference"],
+            row["equal"],
+            {name: Estimate(*values) for name, values in row["figures"].items()},
+            row["acceptance_by_depth"],
+            row["ms_per_visit"],
         )
-        for letter, one in zip(letters(), result["rows"].values(), strict=False)
+        for letter, row in zip(letters(), result["rows"].values(), strict=False)
     ]
 
 
@@ -77,15 +77,15 @@ def rows_of(
     """All rows, if any prompt was answered by every side; probed: `kl` by letter."""
     rounds = comparison.prompts
     sides = comparison.sides
-    keys = {key: n for n, key in enumerate(dict.fromkeys(one.prompt.key for one in rounds))}
-    prompts = [keys[one.prompt.key] for one in rounds]
+    keys = {key: n for n, key in enumerate(dict.fromkeys(item.prompt.key for item in rounds))}
+    prompts = [keys[item.prompt.key] for item in rounds]
     rows = []
     for entry, side, at in zip(entries, sides, references, strict=True) if rounds else ():
-        own = _runs(rounds, side)
+        runs = _runs(rounds, side)
         reference = _runs(rounds, sides[at])
-        found = {name: one.measure(own, reference, prompts) for name, one in FIGURES.items()}
+        figures = {name: item.measure(runs, reference, prompts) for name, item in FIGURES.items()}
         if side.letter in probed:
-            found["kl"] = Estimate(probed[side.letter])
+            figures["kl"] = Estimate(probed[side.letter])
         meter = comparison.total(side).meter
         rows.append(
             Row(
@@ -94,7 +94,7 @@ def rows_of(
                 entry.varied,
                 sides[at].letter,
                 equal_branches(comparison, side),
-                {name: one for name, one in found.items() if one is not None},
+                {name: item for name, item in figures.items() if item is not None},
                 acceptance_by_depth(meter),
                 _visits(state_figures(meter)),
             )
@@ -103,31 +103,33 @@ def rows_of(
 
 
 def _runs(rounds: Sequence[ComparedPrompt], side: Side) -> list[SideRun]:
-    return [one.runs[side.letter] for one in rounds]
+    return [prompt.runs[side.letter] for prompt in rounds]
 
 
 def _visits(states: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Milliseconds of a visit to each state that computes anything."""
     return {
-        name: one["milliseconds_per_visit"] for name, one in states.items() if one["milliseconds"]
+        name: state["milliseconds_per_visit"]
+        for name, state in states.items()
+        if state["milliseconds"]
     }
 
 
 def noise_of(comparison: Comparison, references: Sequence[int]) -> dict[str, Any]:
-    """How much the machine was disturbed, and how far repeats of one prompt lie apart.
+    """The disturbance of the machine, and the spread of repeats of one prompt.
 
     spread: of each prompt's repeats (longest - shortest) / median in the reference's time per
     token, the median over prompts; None without repeats.
     """
     rounds = comparison.prompts
     first = comparison.sides[references[0]].letter
-    shares = [one.cpu_share for one in rounds]
+    shares = [prompt.cpu_share for prompt in rounds]
     times = dict[str, list[float]]()
-    for one in rounds:
-        meter = one.runs[first].cost.meter
-        times.setdefault(one.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
-    many = [own for own in times.values() if len(own) > 1]
-    spreads = [(max(own) - min(own)) / median(own) for own in many]
+    for prompt in rounds:
+        meter = prompt.runs[first].cost.meter
+        times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
+    many = [seconds for seconds in times.values() if len(seconds) > 1]
+    spreads = [(max(seconds) - min(seconds)) / median(seconds) for seconds in many]
     return {
         "cpu_share": round(median(shares), 3) if shares else None,
         "cpu_share_lowest": round(min(shares), 3) if shares else None,
@@ -162,8 +164,10 @@ def probe_all(
     sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal
 ) -> dict[str, float]:
     """KL(full || blended) of first tokens, in nats, by the letters of the sides that blend."""
-    found = {side.letter: _divergences(side, prompts, halt) for side in sides if _blends(side)}
-    return {letter: mean(own) for letter, own in found.items() if own}
+    divergences = {
+        side.letter: _divergences(side, prompts, halt) for side in sides if _blends(side)
+    }
+    return {letter: mean(values) for letter, values in divergences.items() if values}
 
 
 def _blends(side: Side) -> bool:
@@ -171,13 +175,13 @@ def _blends(side: Side) -> bool:
 
 
 def _divergences(side: Side, prompts: Sequence[Prompt], halt: StopSignal) -> list[float]:
-    found: list[float] = []
+    divergences: list[float] = []
     for prompt in prompts:
         if halt.status is not None:
             return []
         run, recorder = recorded(side.session, [prompt], None)
         probed = probe_blends(run)
         drive(run, recorder, max_rounds=side.job.program.graph.limits.max_rounds, stop=halt)
-        found += probed.kl
+        divergences += probed.kl
         run.close()
-    return found
+    return divergences

@@ -140,9 +140,8 @@ class Peer(Protocol):
 class Side:
     """One graph of a comparison.
 
-    letter: what it is called in tables; target: the folder of its model; sets: those of its
-    settings that not every graph was given. peer: who answers instead of the graph, which then
-    says what the answer should be.
+    letter: its name in tables; target: the folder of its model; sets: settings that not all graphs
+    have. peer: the program that answers instead of the graph, which then defines the right answer.
     """
 
     letter: str
@@ -228,8 +227,8 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
     sides = []
     common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
     for letter, job in zip(letters(), jobs, strict=False):
-        own = tuple(one for one in job.options.sets if one not in common)
-        sides.append(models.side(letter, job, *model_folders(job), own))
+        sets = tuple(setting for setting in job.options.sets if setting not in common)
+        sides.append(models.side(letter, job, *model_folders(job), sets))
     return sides
 
 
@@ -242,7 +241,7 @@ def loading_notes(sides: Sequence[Side]) -> list[str]:
 def warm_up(
     sides: Sequence[Side],
     prompts: Sequence[Prompt],
-    asked: Sequence[Prompt],
+    pending: Sequence[Prompt],
     halt: StopSignal,
     most: int = WARM_UP,
     every: bool = False,
@@ -258,13 +257,13 @@ def warm_up(
     for side in sides:
         for prompt in prompts:
             side.session.request(prompt)
-    for side in sides if asked else ():
+    for side in sides if pending else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
         if side.peer is not None:
-            side.peer.answer(side, asked[0], most)
+            side.peer.answer(side, pending[0], most)
             continue
         blends = every and side.job.program.graph.blend is not None
-        for prompt in dict.fromkeys(asked) if blends else asked[:1]:
+        for prompt in dict.fromkeys(pending) if blends else pending[:1]:
             perform(side.session, [prompt], stop=halt, max_rounds=most)[0].close()
 
 
@@ -272,7 +271,7 @@ Order = Callable[[Sequence[Side], int], Sequence[Side]]
 
 
 def in_turn(sides: Sequence[Side], number: int) -> Sequence[Side]:
-    """Who begins changes from round to round: a machine that gets slower favours no graph."""
+    """The first side changes from round to round, so that a slower machine favours no graph."""
     first = number % len(sides)
     return (*sides[first:], *sides[:first])
 
@@ -289,25 +288,28 @@ def answer_all(
     show: Callable[[str, float], None],
     order: Order = in_turn,
 ) -> Iterator[ComparedPrompt]:
-    """Every prompt through every graph, prompt by prompt, so that all share the machine's moods.
+    """Every prompt through every graph, prompt by prompt, in one state of the machine.
 
-    Ends early when somebody asked to stop; a prompt that not every graph has answered is left out.
+    Ends early at a stop signal; a prompt that not every graph has answered is omitted.
     """
-    began = monotonic()
+    start_time = monotonic()
     done = 0
     every = len(prompts) * len(sides)
     for number, prompt in enumerate(prompts):
         runs = {}
         share = cpu_share()
         for side in order(sides, number):
-            left = _words((monotonic() - began) / done * (every - done)) if done else ""
-            text = f"prompt {number + 1} of {len(prompts)}{left}: {side.letter} {side.name} ..."
+            remaining = _words((monotonic() - start_time) / done * (every - done)) if done else ""
+            text = (
+                f"prompt {number + 1} of {len(prompts)}{remaining}: {side.letter} {side.name} ..."
+            )
             show(text, done / every)
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
             done += 1
-        yield ComparedPrompt(prompt, {one.letter: runs[one.letter] for one in sides}, share)
+        ordered = {member.letter: runs[member.letter] for member in sides}
+        yield ComparedPrompt(prompt, ordered, share)
 
 
 def _words(seconds: float) -> str:

@@ -53,8 +53,8 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return "No prompt was answered by every graph.\n"
     names = list(rows[0])
-    own = names[names.index("graph") + 1 : names.index("prompts")]
-    forms = {"side": "", "graph": "", **dict.fromkeys(own, ""), **COLUMNS}
+    settings = names[names.index("graph") + 1 : names.index("prompts")]
+    forms = {"side": "", "graph": "", **dict.fromkeys(settings, ""), **COLUMNS}
     cells = [[_cell(row.get(name), form) for name, form in forms.items()] for row in rows]
     lines = [[name.replace("_", " ") for name in forms], ["---"] * len(forms), *cells]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -69,9 +69,9 @@ def comparison_page(
     title: str, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any], notes: Iterable[str]
 ) -> str:
     """The table with what was measured, on what."""
-    told = "".join(f"- {name}: {value}\n" for name, value in facts.items())
+    facts_text = "".join(f"- {name}: {value}\n" for name, value in facts.items())
     lines = "".join(f"{line}\n" for line in notes)
-    return f"# {title}\n\n{markdown(rows)}\n```\n{lines}```\n\n{told}"
+    return f"# {title}\n\n{markdown(rows)}\n```\n{lines}```\n\n{facts_text}"
 
 
 STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
@@ -132,7 +132,7 @@ def _parts(comparison: Comparison, lines: box.Box, each: bool) -> Iterator[Rende
 
 
 def _graphs(comparison: Comparison, lines: box.Box) -> Table:
-    """Which graph each letter stands for; with settings of its own, if any graph has some."""
+    """The graph of each letter, with its own settings if any graph has some."""
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
     for side in comparison.sides:
         graph = side.job.program.graph
@@ -163,7 +163,7 @@ Cells = Callable[[Comparison, Side], Iterable[str]]
 
 
 def _add(table: Table, name: Text, comparison: Comparison, cells: Cells) -> None:
-    """A line for each graph, of one prompt or of all; the name stands in the first."""
+    """A line for each graph, of one prompt or of all; the first has the name."""
     for side in comparison.sides:
         table.add_row(name, side.letter, *cells(comparison, side))
         name = Text()
@@ -191,9 +191,11 @@ def _gains(comparison: Comparison, lines: box.Box) -> Table:
     for name in COSTS:
         table.add_column(GAINS[name], justify="right", no_wrap=True)
     for side in comparison.sides:
-        found = gains(comparison, side)
+        side_gains = gains(comparison, side)
         table.add_row(
-            side.letter, Text(printable(side.name)), *(_gain(found.get(name)) for name in COSTS)
+            side.letter,
+            Text(printable(side.name)),
+            *(_gain(side_gains.get(name)) for name in COSTS),
         )
     return table
 
@@ -206,7 +208,7 @@ def _gain(gain: Gain | None) -> str:
 
 
 def _cut(text: str) -> Text:
-    """One line of what somebody wrote."""
+    """A text of the user as one line."""
     line = printable(text.replace("\n", " "), "")
     short = line if len(line) <= QUESTION else f"{line[: QUESTION - 3]}..."
     return Text(short, no_wrap=True, overflow="crop")
@@ -276,19 +278,21 @@ def equality_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _difference(branch: BranchComparison) -> Iterator[str]:
-    one = branch.pair.reference
-    two = branch.pair.other
+    reference = branch.pair.reference
+    other = branch.pair.other
     difference = branch.difference
     prompt = branch.prompt.prompt.key
-    where = printable(f"{two.letter} and {one.letter}, prompt {prompt}, branch {branch.branch}", "")
+    where = printable(
+        f"{other.letter} and {reference.letter}, prompt {prompt}, branch {branch.branch}", ""
+    )
     if difference is None:
         yield f"{where}: another prompt, though nothing before it differs"
         return
     kind = "numeric tie" if branch.result is BranchAnswer.TIE else "DIFFERENT"
     yield f"{where}: {kind} at token {difference.position + 1}"
     yield f"  behind     ...{_quoted(difference.before)}"
-    yield f"  {one.letter} writes   {_token(one, difference.reference)}"
-    yield f"  {two.letter} writes   {_token(one, difference.other)}"
+    yield f"  {reference.letter} writes   {_token(reference, difference.reference)}"
+    yield f"  {other.letter} writes   {_token(reference, difference.other)}"
     if difference.margin is None:
         yield "  no margin: one answer has no token difference"
     else:
@@ -313,23 +317,23 @@ def csv_of(rows: Sequence[Row]) -> str:
         line: dict[str, Any] = {"row": row.letter, "side": row.side, **row.varied}
         line |= {"reference": row.reference, "equal": row.equal}
         for name in FIGURES:
-            one = row.figures.get(name, None)
-            line[name] = None if one is None else one.value
-            if one is not None and one.low is not None:
-                line |= {f"{name}_low": one.low, f"{name}_high": one.high}
+            estimate = row.figures.get(name, None)
+            line[name] = None if estimate is None else estimate.value
+            if estimate is not None and estimate.low is not None:
+                line |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
         table.append(line)
     return csv_text(table)
 
 
-def cell(name: str, one: Estimate | None, between: str = " ") -> str:
+def cell(name: str, estimate: Estimate | None, between: str = " ") -> str:
     """A figure with its interval."""
-    if one is None:
+    if estimate is None:
         return "-"
     form = FIGURES[name].form
-    value = format(one.value, form)
-    if one.low is None or one.high is None:
+    value = format(estimate.value, form)
+    if estimate.low is None or estimate.high is None:
         return value
-    edges = [format(edge, form) for edge in (one.low, one.high)]
+    edges = [format(edge, form) for edge in (estimate.low, estimate.high)]
     return value if set(edges) == {value} else f"{value}{between}({edges[0]} to {edges[1]})"
 
 
@@ -339,10 +343,10 @@ def columns_of(experiment: Experiment, rows: Sequence[Row]) -> list[str]:
 
 
 def cells_of(row: Row, paths: Sequence[str], names: Sequence[str], between: str = " ") -> list[str]:
-    """A line of a table; between: what stands between figures and their intervals."""
-    own = [row.varied.get(path, "") for path in paths]
+    """A line of a table; between: the separator of figures and their intervals."""
+    point = [row.varied.get(path, "") for path in paths]
     figures = [cell(name, row.figures.get(name), between) for name in names]
-    return [row.letter, row.side, *own, row.equal, *figures]
+    return [row.letter, row.side, *point, row.equal, *figures]
 
 
 def markdown_table(experiment: Experiment, rows: Sequence[Row]) -> str:
@@ -362,9 +366,9 @@ def experiment_page(result: Mapping[str, Any], table: str, notes: Sequence[str])
     experiment = result["experiment"]
     setup = result["setup"]
     facts = [f"- {line}\n" for line in (*measured_words(result), f"command: `{setup['command']}`")]
-    told = "".join(f"{note}\n" for note in notes)
+    notes_text = "".join(f"{note}\n" for note in notes)
     head = f"# {experiment['name']}\n\n{experiment['doc']}\n\n"
-    return f"{head}{table}\n```\n{told}```\n\n{''.join(facts)}"
+    return f"{head}{table}\n```\n{notes_text}```\n\n{''.join(facts)}"
 
 
 def measured_words(result: Mapping[str, Any]) -> list[str]:
@@ -375,13 +379,13 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     machine = setup["machine"]
     versions = setup["versions"]
     graphs = [*setup["graphs"].values()]
-    kinds = {name: sorted({str(one[name]) for one in graphs}) for name in ("dtype", "threads")}
-    asked = setup["prompts"]["count"]
-    repeats = f"{rounds // asked} repeats" if rounds >= 2 * asked else "once each"
+    kinds = {name: sorted({str(graph[name]) for graph in graphs}) for name in ("dtype", "threads")}
+    prompts = setup["prompts"]["count"]
+    repeats = f"{rounds // prompts} repeats" if rounds >= 2 * prompts else "once each"
     spread = "" if noise["spread"] is None else f"; repeats lie {noise['spread']:.0%} apart"
     quiet = "others used the machine" if noise["disturbed"] else "nobody else was seen"
     return [
-        f"{asked} prompts, {repeats}: {rounds} rounds; status {result['status']}",
+        f"{prompts} prompts, {repeats}: {rounds} rounds; status {result['status']}",
         f"dtype {', '.join(kinds['dtype'])}, threads {', '.join(kinds['threads'])}",
         f"{machine['processor']}, {machine['cpus']} CPUs, torch {versions['torch']}, transformers"
         f" {versions['transformers']}",

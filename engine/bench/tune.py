@@ -44,7 +44,7 @@ class Tuning:
 
     kind: str
     options: RunOptions
-    asked: BenchOptions
+    bench_options: BenchOptions
     branched: bool
     drafter: dict[str, Any] = field(default_factory=dict)
     gains: list[str] = field(default_factory=list)
@@ -60,28 +60,35 @@ class Tuning:
         self.drafter[name] = self._best(name, values, parts)
 
     def _best(self, name: str, values: tuple[Any, ...], parts: int | None) -> Any:
-        found = dict(self._rows(name, values, parts))
-        if not found:
+        rows = dict(self._rows(name, values, parts))
+        if not rows:
             raise UsageError(f"--tune: no prompt was answered with drafter.{name}")
-        speeds = {value: _value(row) for value, row in found.items()}
+        speeds = {value: _value(row) for value, row in rows.items()}
         best = max(speeds, key=lambda value: speeds[value])
         chosen = next(value for value in values if speeds.get(value, 0) * MARGIN >= speeds[best])
         at = "" if parts is None else f", {parts} branches"
-        told = ", ".join(f"{value} {speed:.2f}" for value, speed in speeds.items())
-        self.gains.append(f"{name}{at}: {chosen} (against plain decoding: {told})")
+        shown = ", ".join(f"{value} {speed:.2f}" for value, speed in speeds.items())
+        self.gains.append(f"{name}{at}: {chosen} (against plain decoding: {shown})")
         complain(self.gains[-1])
         return chosen
 
     def _rows(
         self, name: str, values: tuple[Any, ...], parts: int | None
     ) -> "Iterator[tuple[Any, Row]]":
-        graph = self.asked.refs[0]
-        sets = [f"drafter.{key}={_text(one)}" for key, one in self.drafter.items() if key != name]
-        own = [[f"drafter.{name}={_text(value)}", *sets] for value in values]
-        refs = f"{graph}@drafter.kind=none", *(f"{graph}@{','.join(one)}" for one in own)
+        graph = self.bench_options.refs[0]
+        sets = [
+            f"drafter.{key}={_text(setting)}"
+            for key, setting in self.drafter.items()
+            if key != name
+        ]
+        candidates = [[f"drafter.{name}={_text(value)}", *sets] for value in values]
+        refs = (
+            f"{graph}@drafter.kind=none",
+            *(f"{graph}@{','.join(setting)}" for setting in candidates),
+        )
         vary = [] if parts is None else [f"{PARTS}={parts}"]
-        asked = replace(self.asked, refs=refs, vary=vary, out=None)
-        comparison, _, rows = measure(prepare_experiment(asked, self.options), None)
+        bench_options = replace(self.bench_options, refs=refs, vary=vary, out=None)
+        comparison, _, rows = measure(prepare_experiment(bench_options, self.options), None)
         if comparison.code:
             raise UsageError("--tune: a side failed: " + "; ".join(comparison.problems[:3]))
         yield from zip(values, rows[1:], strict=False)
@@ -90,7 +97,7 @@ class Tuning:
 def _text(value: Any) -> str:
     """As `--set` takes it; the keys of a map stay numbers."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {one}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {item}" for key, item in value.items()) + "}"
     return text_of(value)
 
 
@@ -100,39 +107,39 @@ def _value(row: "Row") -> float:
 
 
 @exit_code
-def tune_command(asked: BenchOptions, options: RunOptions) -> int:
+def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     """Measure, and print (or keep) a profile; returns the exit code."""
-    if len(asked.refs) != 1 or asked.vary or asked.against:
+    if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
         raise UsageError("--tune takes one graph, and neither --vary nor --against")
-    (job,) = prepare_experiment(asked, options).jobs
+    (job,) = prepare_experiment(bench_options, options).jobs
     graph = job.program.graph
     kind = graph.drafter.kind
     if kind not in AXES:
         raise UsageError(f"--tune: nothing to tune of a drafter of kind {kind!r}")
-    tuning = Tuning(kind, options, asked, graph.skeleton is not None)
+    tuning = Tuning(kind, options, bench_options, graph.skeleton is not None)
     tuning.drafter |= AT_FIRST.get(kind, {})
     for name, values in AXES[kind].items():
         if name == BRANCHED and tuning.drafter.get("grow") == "chain":
             continue
         tuning.try_(name, values)
-    files = None if asked.out is None else BestEffortRunFolder.at(asked.out)
+    files = None if bench_options.out is None else BestEffortRunFolder.at(bench_options.out)
     text = profile_text(tuning, options, job.options.model)
     if files is not None:
         files.write_text(PROFILE, text)
         for fault in files.faults:
             complain(fault)
     shown = json_text({"drafter": tuning.drafter, "gains": tuning.gains})
-    delivered = deliver(shown if options.as_json else text, str(asked.out or ""))
+    delivered = deliver(shown if options.as_json else text, str(bench_options.out or ""))
     return 0 if delivered and not (files and files.faults) else 1
 
 
 def profile_text(tuning: Tuning, options: RunOptions, model: str) -> str:
     """YAML for a specsot.yaml, with what was measured as comments."""
     name = options.profile or "tuned"
-    own = dict(tuning.drafter)
+    settings = dict(tuning.drafter)
     if options.drafter_model is not None:
-        own = {"model": options.drafter_model, **own}
-    profile: dict[str, Any] = {"model": model, "drafters": {tuning.kind: own}}
+        settings = {"model": options.drafter_model, **settings}
+    profile: dict[str, Any] = {"model": model, "drafters": {tuning.kind: settings}}
     if options.dtype is not None:
         profile["dtype"] = options.dtype
     notes = "".join(f"# {line}\n" for line in tuning.gains)

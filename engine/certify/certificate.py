@@ -188,18 +188,18 @@ def _parts(bench: "Bench") -> Iterator[Part]:
 
 def _part(graph: str, name: str, title: str, findings: "Iterator[Check]") -> Part:
     """A group of checks, and a line of progress."""
-    began = perf_counter()
+    start_time = perf_counter()
     checks = tuple(findings)
     failed = [check for check in checks if not check.passed]
     good = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
-    complain(f"{graph}: {title}: {good} ({perf_counter() - began:.0f} s)")
+    complain(f"{graph}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
     for check in failed:
         complain(f"{graph}: {check.name} FAILED: {check.text}")
     return Part(name, title, checks=checks)
 
 
 def _notes(graph: Graph) -> Iterator[str]:
-    """What a reader should know beside the findings."""
+    """Notes on the findings for the reader."""
     if graph.drafter.drafts:
         yield (
             "The rules by which drafts are accepted have the target's law, exactly: held by the "
@@ -295,22 +295,22 @@ def certify_command(
     for job in jobs:
         name = job.program.graph.name
         try:
-            one = certificate(job, options, quick)
+            finding = certificate(job, options, quick)
         except ModelError as error:
             if not every:
                 raise
             complain(f"{name} is not certified: {error}")
             continue
-        certificates.append(one)
+        certificates.append(finding)
         if folder is not None:
-            folder.write_text(f"{name}.md", one.page())
-            folder.write_json(f"{name}.json", one.document())
+            folder.write_text(f"{name}.md", finding.page())
+            folder.write_json(f"{name}.json", finding.document())
         elif not options.as_json:
-            put(one.page())
-        complain(f"{name}: {one.verdict}")
-    code = Code.OK if all(one.passed for one in certificates) else Code.UNEQUAL
+            put(finding.page())
+        complain(f"{name}: {finding.verdict}")
+    code = Code.OK if all(finding.passed for finding in certificates) else Code.UNEQUAL
     if options.as_json:
-        documents = [one.document() for one in certificates]
+        documents = [finding.document() for finding in certificates]
         document = {"schema_version": SCHEMA, "exit_code": code, "certificates": documents}
         put(json_text(document))
     return Code.MODEL if code is Code.OK and len(certificates) < len(jobs) else code
@@ -323,11 +323,11 @@ def prepared_job(graph: str, options: RunOptions) -> Job:
     if job.options.dtype not in PROMISED:
         which = " and ".join(PROMISED)
         raise UsageError(f"--dtype {job.options.dtype}: tokens are promised in {which} only")
-    own = job.program.graph
-    searched = own.skeleton is not None and own.skeleton.documents == "branches"
-    if any(prompt.documents for prompt in job.prompts) and (own.blend is not None or searched):
+    resolved = job.program.graph
+    searched = resolved.skeleton is not None and resolved.skeleton.documents == "branches"
+    if any(prompt.documents for prompt in job.prompts) and (resolved.blend is not None or searched):
         reason = "reads documents in a way of its own: certify it with prompts without any"
-        raise UsageError(f"{own.name} {reason}")
+        raise UsageError(f"{resolved.name} {reason}")
     if job.options.workers is not None:
         checked_block(job)
     return job

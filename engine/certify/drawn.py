@@ -30,7 +30,7 @@ FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
 EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
 
 HEAT = 30.0
-KEPT = 3
+CHOICES = 3
 LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
 AT_ONCE = 200  # answers of a run
 BEHIND = 8  # tokens of the prompt that the answers stand behind
@@ -41,15 +41,16 @@ FEWEST = 5.0  # expected samples in a cell; rarer ones are counted together
 Answer = tuple[int, ...]
 
 
-def _sampling(*own: str) -> tuple[str, ...]:
+def _sampling(*settings: str) -> tuple[str, ...]:
     """Settings with nothing but these that changes a score."""
-    return tuple(f"sampling.{one}" for one in (*NEUTRAL, *own))
+    return tuple(f"sampling.{setting}" for setting in (*NEUTRAL, *settings))
 
 
 def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[str]]:
     """Whether a filter is applied: tokens that it cuts away are drawn without it only.
 
-    Held to transformers' own filter, over transformers' logits: text, figures, what is wrong.
+    The reference is the filter of transformers on transformers' logits. Returns text, figures,
+    faults.
     """
     free, every = _cut_away(bench, name)
     wrong, count = _cut_away(bench, name, FILTERS[name])
@@ -60,13 +61,13 @@ def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[st
     return text, figures, [f"{wrong} tokens should not have been drawn"] if wrong else []
 
 
-def _cut_away(bench: Bench, name: str, *own: str) -> tuple[int, int]:
+def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
     """(tokens that the filter cuts away, all tokens), of what is drawn with these settings."""
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
     heat = TemperatureLogitsWarper(FILTER_HEAT)
     keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
-    trial = Trial(_sampling(f"temperature={FILTER_HEAT}", *own))
+    trial = Trial(_sampling(f"temperature={FILTER_HEAT}", *settings))
     outside = count = 0
     for branch, context in probe(bench, trial).answers():
         ids = [*context, *branch.tokens]
@@ -90,11 +91,12 @@ def acceptance_checks(bench: Bench) -> Iterator[Check]:
     if sampling.exact:
         return
     # A chi-square test over all answers of `LENGTH` tokens.
-    sets = _sampling(f"temperature={HEAT}", f"top_k={KEPT}")
+    sets = _sampling(f"temperature={HEAT}", f"top_k={CHOICES}")
     side = bench.side(bench.changed(*sets, tokens=LENGTH))
     request = side.session.request(bench.prompts[0])
     ids = [*request.prefix, *request.tail][-BEHIND:]
-    law, (counts, accepted) = _law(bench, ids), _answers(bench, side, ids)
+    law = _law(bench, ids)
+    counts, accepted = _answers(bench, side, ids)
     strange = sum(count for answer, count in counts.items() if answer not in law)
     counts_X = torch.tensor([counts[answer] for answer in law], dtype=torch.float64)
     chances_X = torch.tensor(list(law.values()), dtype=torch.float64)
@@ -124,12 +126,12 @@ def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
     for _ in range(LENGTH):
         beginnings = law
         law = {}
-        for begun, chance in beginnings.items():
-            logits_V = bench.reference.logits([*ids, *begun], bench.dtype)[-1]
-            best = logits_V.double().topk(KEPT)
+        for beginning, chance in beginnings.items():
+            logits_V = bench.reference.logits([*ids, *beginning], bench.dtype)[-1]
+            best = logits_V.double().topk(CHOICES)
             chances = (best.values / HEAT).softmax(-1).tolist()
-            for token, own in zip(best.indices.tolist(), chances, strict=True):
-                law[*begun, token] = chance * own
+            for token, share in zip(best.indices.tolist(), chances, strict=True):
+                law[*beginning, token] = chance * share
     return law
 
 
@@ -176,6 +178,6 @@ def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
 
 
 def p_value(statistic: float, df: int) -> float:
-    """With what probability chi-square with so many degrees of freedom is larger."""
+    """The probability that chi-square with `df` degrees of freedom exceeds the statistic."""
     half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))

@@ -149,7 +149,7 @@ def _endless(rig: Rig) -> GateResult:
     for number, branch in enumerate(branches[:2]):
         others = [set(other.tokens) for other in branches if other is not branch]
         for token in set().union(*others) - set(branch.tokens):
-            best = max(best, (sum(token in one for one in others), number, token))
+            best = max(best, (sum(token in tokens for tokens in others), number, token))
     ends, number, token = best
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
@@ -162,9 +162,9 @@ def _endless(rig: Rig) -> GateResult:
 
 def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
     """The slots that a run's largest request or branch needs alone, and what so few need set."""
-    room = free.run.board["branches"].capacity
-    needs = [request_slots(replace(r, branches=[])) + room.tree_slots(1) for r in free.requests]
-    needs += [room.slots_alone(b.start, len(b.prompt), b.budget) for b in free.branches]
+    capacity = free.run.board["branches"].capacity
+    needs = [request_slots(replace(r, branches=[])) + capacity.tree_slots(1) for r in free.requests]
+    needs += [capacity.slots_alone(b.start, len(b.prompt), b.budget) for b in free.branches]
     small: tuple[str, ...] = (f"limits.max_new_tokens={free.bench.extent.gate_tokens}",)
     if free.side.job.program.graph.skeleton is not None:
         small += ("skeleton.direct_tokens=1",)  # no answer here is direct
@@ -173,7 +173,8 @@ def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
 
 def _full_pool(rig: Rig) -> GateResult:
     """As many slots as the largest request or branch needs alone, and then one fewer."""
-    (slots, more), free = _least(rig.free), rig.free
+    free = rig.free
+    slots, more = _least(free)
     small = ("layout.max_num_branches=1", *more)
     run = rig.probe(Trial((*small, f"layout.kv_slots={slots}")))
     wrong = run.agree([branch.tokens for branch in free.branches])
@@ -192,9 +193,9 @@ def _schedules(rig: Rig) -> GateResult:
     preempted = 0
     reused = 0
     some = rig.bench.job.prompts[: 1 if graph.skeleton is not None else 2]
-    prompts = tuple(replace(one, text=" ".join([one.text] * LONG)) for one in some)
+    prompts = tuple(replace(prompt, text=" ".join([prompt.text] * LONG)) for prompt in some)
     if graph.blend is None:  # what is reused of documents depends on who came before
-        prompts += tuple(replace(one, key=f"{one.key} again") for one in prompts)
+        prompts += tuple(replace(prompt, key=f"{prompt.key} again") for prompt in prompts)
     free = rig.probe(Trial(prompts=prompts, expected=1))
     text, figures, wrong = _comparison("long prompts twice", free)
     slots, small = _least(free)
@@ -204,8 +205,8 @@ def _schedules(rig: Rig) -> GateResult:
         if graph.layout.kind != "batching":
             sets.append(f"layout.block_size={block}")
         if runs_out:
-            room = -(-slots // block) * block
-            sets += ["scheduler.admission=optimistic", f"layout.kv_slots={room}", *small]
+            kv_slots = -(-slots // block) * block
+            sets += ["scheduler.admission=optimistic", f"layout.kv_slots={kv_slots}", *small]
         run = rig.probe(Trial(tuple(sets), prompts=prompts, expected=1))
         wrong += run.agree([branch.tokens for branch in free.branches])
         branches = run.run.board["branches"]
@@ -228,7 +229,7 @@ def _odd_tokens(rig: Rig) -> GateResult:
 
 
 def _to_the_end(rig: Rig) -> GateResult:
-    """Two requests beside each other, two branches at a time, until the model stops by itself."""
+    """Two concurrent requests, two branches at a time, until the model stops by itself."""
     pair = rig.bench.job.prompts[:2]
     run = rig.probe(Trial(("layout.max_num_branches=2",), stops=None, prompts=pair))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"

@@ -53,47 +53,50 @@ class Watch:
         """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
         self.phases += 1
         self.joined += run.state == "continuous_decode"
-        book = run.board["branches"]
+        manager = run.board["branches"]
         target = run.board["kv"]
         for pool in run.board["branches"].pools:
             try:
                 pool.check_integrity()
             except AssertionError as error:
                 self.wrong.setdefault("integrity", f"{run.state}: {error}")
-        if book.beams is not None:
+        if manager.beams is not None:
             return  # a search's rows are a tree, which its own tests look at
-        expected = sum(_rows(book, one) for one in book.requests) + book.kv_cache.num_cached_rows
+        expected = (
+            sum(_rows(manager, request) for request in manager.requests)
+            + manager.kv_cache.num_cached_rows
+        )
         used = target.current_length
         if used != expected:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
-        for branch in book.active:
-            positions = target.position[_slots(book, target, branch)].tolist()
+        for branch in manager.active:
+            positions = target.position[_slots(manager, target, branch)].tolist()
             if sorted(positions) != _positions(branch):
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
 
-def _rows(book: Any, request: Request) -> int:
+def _rows(manager: Any, request: Request) -> int:
     """Rows of the target's pool that a request must have."""
     there = [b for b in request.branches if b.stage is Stage.RUNNING or b.retained]
-    own = 0 if request.finished else sum(b.row_count for b in there)
+    count = 0 if request.finished else sum(b.row_count for b in there)
     if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
-        own += request.prefix_length * len(book.layout.rows_of(request.prefix_owner))
-        own -= request.shared
+        count += request.prefix_length * len(manager.layout.rows_of(request.prefix_owner))
+        count -= request.shared
     if request.stage is Stage.OUTLINE and request.root is not None:
-        own += request.root.row_count
-    return int(own)
+        count += request.root.row_count
+    return int(count)
 
 
 def _positions(branch: Branch) -> list[int]:
     """Of the rows that a branch must see: its prefix's, those of parts that it reads, its own."""
-    own = [range(one.start, one.length) for one in (*branch.reads, branch)]
-    return sorted(at for some in (range(branch.request.prefix_length), *own) for at in some)
+    ranges = [range(member.start, member.length) for member in (*branch.reads, branch)]
+    return sorted(at for some in (range(branch.request.prefix_length), *ranges) for at in some)
 
 
-def _slots(book: Any, pool: KVCache, branch: Branch) -> list[int]:
+def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
     """Of the committed rows that a branch sees, the prefix's first."""
-    (row,) = book.layout.rows_of(branch.owner)
-    path = reversed(book.table.segments.lineage(branch.owner))
+    (row,) = manager.layout.rows_of(branch.owner)
+    path = reversed(manager.table.segments.lineage(branch.owner))
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 
@@ -109,11 +112,11 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     Valid right after that drafter read what was committed.
     """
     pool = drafter.kv
-    book = run.board["branches"]
+    manager = run.board["branches"]
     models = side.session.models
     context = dict(contexts(branch.request, side.session.prompts))[branch]
     rows = branch.length + drafter.reads_root
-    slots = _slots(book, pool, branch)
+    slots = _slots(manager, pool, branch)
     if pool.position[slots].tolist() != list(range(rows)):
         return float("inf")
     with torch.inference_mode():
@@ -198,7 +201,7 @@ class ProbedRun:
         return [branch for request in self.requests for branch in request.branches]
 
     def answers(self) -> Iterator[tuple[Branch, list[int]]]:
-        """Every branch that was decoded, outlines too, with the ids that it stands behind."""
+        """Every branch that was decoded, outlines too, with the token ids of its context."""
         for request in self.requests:
             yield from contexts(request, self.side.session.prompts)
 
@@ -215,7 +218,7 @@ class ProbedRun:
         return repeat_in_float64(self.bench, rerun)
 
     def hold(self) -> TeacherTally:
-        """All answers, held to transformers."""
+        """All answers, compared with transformers."""
         tally = TeacherTally(self.bench.reference, self.bench.dtype)
         for request in self.requests:
             tally.hold(self.side, request, self.repeat)

@@ -94,10 +94,10 @@ class Transformers:
         return self._loaded[dtype]
 
     def logits(self, ids: Sequence[int], dtype: str, segments: Segments = ()) -> Tensor:
-        """[Q, V] behind every one of these ids, in one forward.
+        """Logits [Q, V] after each of these ids, from one forward.
 
         Args:
-            segments: what of the ids each one sees; by default all before it.
+            segments: the visibility of the ids; by default causal.
         """
         model = self.model(dtype)
         options = _options(model, segments, len(ids)) if segments else {}
@@ -141,7 +141,7 @@ class Transformers:
 def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
     """Positions, and a mask [1, 1, Q, Q] of what is added to scores; one for each kind of layer,
     where some see no further back than a window."""
-    positions_Q, mask_QQ = (one.to(model.device) for one in visible(segments, count))
+    positions_Q, mask_QQ = (tensor.to(model.device) for tensor in visible(segments, count))
     window = getattr(model.config, "sliding_window", None) or count + int(positions_Q.max())
     near_QQ = mask_QQ & (positions_Q[:, None] - positions_Q[None] < window)
 
@@ -218,8 +218,8 @@ class Bench:
         if skeleton is not None and skeleton.merge == "blend":
             sets = ("skeleton.merge=plain", *sets)
         program = load_program(source, self.table, sets=sets)
-        own = options.max_new_tokens or program.graph.limits.max_new_tokens
-        most = own if tokens is None else min(own, tokens)
+        budget = options.max_new_tokens or program.graph.limits.max_new_tokens
+        most = budget if tokens is None else min(budget, tokens)
         options = replace(options, max_new_tokens=most, **others)
         return replace(self.job, program=program, options=options)
 
@@ -321,12 +321,12 @@ class TeacherTally:
         logits_QV = logits_QV[len(context) - 1 :]
         # An answer that left its grammar has fewer places than tokens.
         places = zip(answer, _own_tokens(branch, context, logits_QV), strict=False)
-        for place, (token, (own, order_V)) in enumerate(places, 1):
-            if token != (END if own in stops else own):
+        for place, (token, (best, order_V)) in enumerate(places, 1):
+            if token != (END if best in stops else best):
                 name = "the end" if token == END else str(token)
                 score = order_V[sorted(stops)].max() if token == END else order_V[token]
-                text = f"token {place} is {name}, the target says {own}"
-                return text, float(order_V[own] - score)
+                text = f"token {place} is {name}, the target says {best}"
+                return text, float(order_V[best] - score)
         return None
 
 
@@ -365,11 +365,11 @@ def _own_tokens(
     matcher = grammar_of(branch)
     for place, logits_V in enumerate(logits_QV):
         order_V = match_scores(logits_V, branch, context, place)
-        own = int(order_V.argmax())
+        best = int(order_V.argmax())
         if matcher is not None:
             order = order_V.argsort(descending=True, stable=True).tolist()
-            own = next(token for token in order if matcher.is_legal(token))
-        yield own, order_V
+            best = next(token for token in order if matcher.is_legal(token))
+        yield best, order_V
         if matcher is not None and place < len(branch.tokens):
             if not matcher.is_legal(branch.tokens[place]):
                 return

@@ -36,9 +36,9 @@ class SelfTestRun:
 def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[SelfTestRun]:
     """Answer one question with every shipped graph on the embedded models."""
     for graph in GRAPHS:
-        began = perf_counter()
+        start_time = perf_counter()
         session = _session(graph, threads, max_new_tokens)
-        load_seconds = perf_counter() - began
+        load_seconds = perf_counter() - start_time
         run, recorder, _ = perform(session, [Prompt("1", QUESTION)])
         digest = output_digest(answers_of(run.board["branches"].requests, run.board["prompts"]))
         meter = recorder.meter
@@ -60,7 +60,7 @@ def unequal(runs: Sequence[SelfTestRun]) -> list[str]:
 
 
 def measure_overhead(threads: int | None, rounds: int) -> Meter:
-    """The sums of so many rounds at least, with the trace written as in `specsot run`."""
+    """The sums of at least `rounds` rounds, with the trace written as in `specsot run`."""
     session = _session("bim_eagle", threads, None)
     total = Meter()
     with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:

@@ -1,8 +1,9 @@
 """Whole answers, greedy and sampled: every branch holds the tokens that transformers decodes.
 
 Sampled text is that of ``accept: match``: one seed gives one text. The twin of a graph decodes
-without a drafter, one branch after another. Its tokens are held to transformers' logits with the
-processors and coins of the ops, the graph's tokens to the twin's.
+without a drafter, one branch after another. Its tokens are compared with
+transformers' logits under the processors and random numbers of the ops, the graph's tokens with
+the twin's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -84,9 +85,9 @@ def _hold_generated(
 
 
 def _unlike(branch: Branch, text: Sequence[int]) -> str:
-    for place, (own, token) in enumerate(zip(branch.tokens, text, strict=False), 1):
-        if own != token:
-            return f"{token} at {place}, the answer has {own}"
+    for place, (answered, token) in enumerate(zip(branch.tokens, text, strict=False), 1):
+        if answered != token:
+            return f"{token} at {place}, the answer has {answered}"
     return f"{len(text)} tokens, the answer has {len(branch.tokens)}"
 
 
@@ -111,9 +112,13 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     heat = bench.job.program.graph.sampling.temperature or 1.0
     seeds = bench.extent.seeds
     name = f"temperature {heat:g}"
-    own = (*MATCH, f"sampling.temperature={heat}")
+    graph_sets = (*MATCH, f"sampling.temperature={heat}")
     filtered = f"{name}, top_k 20, top_p 0.9"
-    settings = {name: own, filtered: (*own, *SAMPLING_FILTERS), "temperature 1": HEATED}
+    settings = {
+        name: graph_sets,
+        filtered: (*graph_sets, *SAMPLING_FILTERS),
+        "temperature 1": HEATED,
+    }
     for name, sets in settings.items():
         tally = TeacherTally(bench.reference, bench.dtype)
         yield _twins(bench, name, sets, tally)
@@ -122,7 +127,7 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _twins(bench: Bench, name: str, sets: tuple[str, ...], tally: TeacherTally) -> Check:
-    """The graph and its twin; the twin is held to transformers."""
+    """Compare the graph with its twin, and the twin with transformers."""
     extent = bench.extent
     results = list[BranchComparison]()
     for seed in range(FIRST_SEED, FIRST_SEED + extent.seeds):
@@ -145,8 +150,8 @@ def twin_answers(
     most = bench.extent.drawn_tokens
     capacity = bench.job.program.graph.layout.kv_slots
     order = ("layout.kind=bim", f"layout.kv_slots={capacity}", "layout.max_num_branches=1")
-    alone = ("drafter.kind=none", *order, "layout.order=fcfs")
-    twin = bench.side(bench.changed(*sets, *alone, seed=seed, tokens=most), "A")
+    plain = ("drafter.kind=none", *order, "layout.order=fcfs")
+    twin = bench.side(bench.changed(*sets, *plain, seed=seed, tokens=most), "A")
     graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")
     for answer in answer_all([twin, graph], prompts, StopSignal(), bench.show):
         yield GraphPair(twin, graph), answer
@@ -163,7 +168,7 @@ def equality(
     if bench.dtype == "float64":
         ties = 0
         faults = {BranchAnswer.DIFFERENT, BranchAnswer.TIE}
-    wrong = [_difference(one) for one in results if one.result in faults]
+    wrong = [_difference(result) for result in results if result.result in faults]
     figures |= {
         "branches": number["branches"],
         "equal": number["equal"],
@@ -180,13 +185,13 @@ def equality(
     return Check(name, passed, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
-def _difference(one: BranchComparison) -> str:
-    there = one.difference
+def _difference(result: BranchComparison) -> str:
+    there = result.difference
     if there is None:
-        return f"branch {one.branch} stands behind other ids"
+        return f"branch {result.branch} stands behind other ids"
     margin = "" if there.margin is None else f" (margin {there.margin:.1e})"
     tokens = f"{there.other} and not {there.reference}"
-    return f"branch {one.branch}, token {there.position + 1}: {tokens}{margin}"
+    return f"branch {result.branch}, token {there.position + 1}: {tokens}{margin}"
 
 
 NEAR = {"float32": 1e-4, "float64": 1e-9}
@@ -197,9 +202,11 @@ BUDGETS = (1, 2, 7)
 def beam_checks(bench: Bench) -> Iterator[Check]:
     """Whole prompts, then small budgets, and searches that end early."""
     bench.tell("beam search ...")
-    own = bench.changed().options.max_new_tokens or bench.extent.gate_tokens
+    budget = bench.changed().options.max_new_tokens or bench.extent.gate_tokens
     # All prompts together: searches come and go.
-    whole = Trial(tokens=min(own, bench.extent.tokens or own), prompts=bench.prompts, stops=None)
+    whole = Trial(
+        tokens=min(budget, bench.extent.tokens or budget), prompts=bench.prompts, stops=None
+    )
     yield _beam_check(bench, "beam/prompts", "beam search of transformers", [whole])
     pair = Trial(prompts=bench.prompts[:2])
     budgets = [replace(pair, tokens=budget) for budget in BUDGETS]
@@ -233,7 +240,7 @@ def _beam_check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Che
 
 
 def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float:
-    """How far the scores lie apart; inf if the tokens differ."""
+    """The difference of the scores; inf if the tokens differ."""
     beam = bench.job.program.graph.beam
     assert beam is not None
     tokens, score = bench.reference.generate(branch, context, dtype, **beam.model_dump())
@@ -294,7 +301,7 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
 
 def _searching(prompts: Sequence[Prompt]) -> Outline:
     """Parts that are named as the documents are, each with the tool that searches for them."""
-    titles = dict.fromkeys(one.title for prompt in prompts for one in prompt.documents)
+    titles = dict.fromkeys(document.title for prompt in prompts for document in prompt.documents)
     some = enumerate(list(titles)[:PARTS], 1)
     return Outline("plan", tuple(Point(n, 60, "Search", (), title) for n, title in some), (), "ok")
 

@@ -1,6 +1,6 @@
-"""`specsot verify-run`: a finished run's tokens held to plain transformers.
+"""`specsot verify-run`: a finished run's tokens compared with plain transformers.
 
-Nothing of specsot's decoding takes part: token ids come from the run's files, logits from one
+No decoding of specsot is involved: token ids come from the run's files, logits from one
 forward of transformers over context and answer. If the likeliest token behind every beginning of an
 answer is the answer's next one, then decoding token by token writes this answer.
 """
@@ -30,10 +30,10 @@ EXACT = ("float32", "float64")  # in others tokens agree mostly, and nothing is 
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """What was decoded behind one context.
+    """The decoded answer of one context.
 
-    ended: the token behind it was a stop token. constrained: under the grammar of outlines.
-    segments: what of the context is seen; none for all of it.
+    ended: a stop token followed it. constrained: under the grammar of outlines.
+    segments: the visible parts of the context; empty for all of it.
     """
 
     name: str
@@ -48,7 +48,7 @@ class DecodedText:
 class Finding:
     """One branch's tokens: the target's own, numeric ties, the grammar's choice, or wrong.
 
-    first: where the first wrong one stands and what the target says there.
+    first: the place of the first wrong token, and the target's token there.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Finding:
 
 @exit_code
 def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> int:
-    """Hold every answer of a kept run to transformers; returns the exit code.
+    """Compare every answer of a saved run with transformers; returns the exit code.
 
     Args:
         ref, runs: see `find_run`.
@@ -81,7 +81,7 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     try:
         target = manifest["models"]["target"]
         dtype = manifest["dtype"]
-        texts = [one for line in outputs.values() for one in decoded_texts(line)]
+        texts = [text for line in outputs.values() for text in decoded_texts(line)]
         stops = set(target["stop_ids"])
         graph = manifest["graph"]["resolved"]
         rules = Sampling.model_validate(graph["sampling"]).rules()
@@ -94,17 +94,17 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
         "searches beams": graph.get("beam") is not None,
         "may reuse rows that were not computed here": graph.get("blend") is not None,
     }
-    if found := [reason for reason, holds in reasons.items() if holds]:
-        raise UsageError(f"{run.path}: its graph {' and '.join(found)}: see `specsot certify`")
+    if refusals := [reason for reason, holds in reasons.items() if holds]:
+        raise UsageError(f"{run.path}: its graph {' and '.join(refusals)}: see `specsot certify`")
     with working(f"loading {target['name']} in transformers ...") as show:
         model = _reference(target, dtype, manifest.get("weights") or "full", threads)
         findings = []
-        for number, one in enumerate(texts, 1):
-            show(f"{one.name}, {number} of {len(texts)} ...")
-            findings.append(_held(model, dtype, stops, one))
-    wrong = sum(one.wrong for one in findings)
+        for number, text in enumerate(texts, 1):
+            show(f"{text.name}, {number} of {len(texts)} ...")
+            findings.append(_compared(model, dtype, stops, text))
+    wrong = sum(finding.wrong for finding in findings)
     code = Code.UNEQUAL if wrong and dtype in EXACT else Code.OK if findings else Code.FAILED
-    rows = [asdict(one) for one in findings]
+    rows = [asdict(finding) for finding in findings]
     document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
     put(json_text(document) if as_json else _page(findings, dtype))
     return code
@@ -131,9 +131,9 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
             ended = part["finish_reason"] == "stop"
             context = part["context_ids"] or ()
             segments = part.get("context_segments")
-            seen = segments_from(segments) if segments else ()
+            visible_segments = segments_from(segments) if segments else ()
             text = DecodedText(f"{name}{title}", context, part["token_ids"], ended)
-            yield replace(text, segments=seen)
+            yield replace(text, segments=visible_segments)
 
 
 def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
@@ -149,25 +149,25 @@ def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int
     return Transformers(folder, "cpu", weights)
 
 
-def _held(model: "Transformers", dtype: str, stops: set[int], one: DecodedText) -> Finding:
+def _compared(model: "Transformers", dtype: str, stops: set[int], text: DecodedText) -> Finding:
     """One answer against the likeliest tokens behind its context and each of its own."""
-    ids = (*one.context, *one.tokens)
+    ids = (*text.context, *text.tokens)
     size = model.model(dtype).config.vocab_size
-    if not one.context or not all(type(token) is int and 0 <= token < size for token in ids):
-        raise UsageError(f"{one.name}: not token ids of this model behind a context")
-    if one.segments and sum(part.tokens for part in one.segments) != len(one.context):
-        raise UsageError(f"{one.name}: its context is not that of its segments")
-    logits_QV = model.logits(ids, dtype, one.segments)[len(one.context) - 1 :].double()
-    finding = Finding(one.name)
-    end = [-1] if one.ended else []
-    for place, (token, logits_V) in enumerate(zip((*one.tokens, *end), logits_QV, strict=False)):
+    if not text.context or not all(type(token) is int and 0 <= token < size for token in ids):
+        raise UsageError(f"{text.name}: not token ids of this model behind a context")
+    if text.segments and sum(part.tokens for part in text.segments) != len(text.context):
+        raise UsageError(f"{text.name}: its context is not that of its segments")
+    logits_QV = model.logits(ids, dtype, text.segments)[len(text.context) - 1 :].double()
+    finding = Finding(text.name)
+    end = [-1] if text.ended else []
+    for place, (token, logits_V) in enumerate(zip((*text.tokens, *end), logits_QV, strict=False)):
         best = int(logits_V.argmax())
         chosen = max(stops, key=lambda stop: float(logits_V[stop])) if token < 0 else token
         margin = float(logits_V[best] - logits_V[chosen])
         finding.tokens += 1
         if best == chosen:
             finding.own += 1
-        elif one.constrained:
+        elif text.constrained:
             finding.grammar += 1
         elif margin < TIE:
             finding.ties += 1
@@ -178,11 +178,11 @@ def _held(model: "Transformers", dtype: str, stops: set[int], one: DecodedText) 
 
 
 def _page(findings: Sequence[Finding], dtype: str) -> str:
-    first = next((f"{one.name}: {one.first}" for one in findings if one.wrong), "")
+    first = next((f"{finding.name}: {finding.first}" for finding in findings if finding.wrong), "")
     total = Finding("all", first=first)
     for name in COUNTS:
-        setattr(total, name, sum(getattr(one, name) for one in findings))
-    lines = [one.words for one in (*findings, total)]
+        setattr(total, name, sum(getattr(finding, name) for finding in findings))
+    lines = [finding.words for finding in (*findings, total)]
     if dtype not in EXACT:
         lines += [f"in {dtype} nothing is promised; the share tells how far forwards agree"]
     return "".join(f"{line}\n" for line in lines)

@@ -182,7 +182,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the last token of a path is looked at."""
-    good = committer.take
+    good = committer.append_tokens
 
     def careless(branch: Branch, tokens: Sequence[int]) -> int:
         stops, branch.request.stop_ids = branch.request.stop_ids, frozenset()
@@ -192,7 +192,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(
 
     rig, gate = Rig(bench()), GATES["an end inside an accepted path"]
     assert rig.free and not gate(rig)[2]
-    monkeypatch.setattr(committer, "take", careless)
+    monkeypatch.setattr(committer, "append_tokens", careless)
     _, figures, wrong = gate(rig)
     assert wrong and "stop token" in wrong[0], figures
 
@@ -306,7 +306,7 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
     def die(*given: Any) -> int:
         raise IndexError("planted")
 
-    monkeypatch.setattr(committer, "take", die)
+    monkeypatch.setattr(committer, "append_tokens", die)
     checks = [check for check in gate_checks(bench()) if not check.passed]
     assert "the run died" in checks[0].text and "planted" in checks[0].text
 
