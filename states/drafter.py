@@ -265,7 +265,7 @@ def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | N
 
     if settings.lengths is not None:
         return ChainChooser(costs, settings.lengths.most)
-    levels: int = getattr(settings, "levels", 1)
+    levels: int = getattr(settings, "draft_depth", 1)
     return TreeChooser(costs, largest(settings.offered), levels, settings.forward_rows)
 
 

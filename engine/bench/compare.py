@@ -237,7 +237,9 @@ def points(graph: str, vary: Sequence[str]) -> list[str]:
     for text in vary:
         path, equals, values = text.partition("=")
         if not equals or not path or not values:
-            raise UsageError(f"--vary {text}: write path=value,value e.g. drafter.nodes=4,8,16")
+            raise UsageError(
+                f"--vary {text}: write path=value,value e.g. drafter.num_draft_tokens=4,8,16"
+            )
         if path in axes:
             raise UsageError(f"--vary {text}: {path} varies already")
         axes[path] = list(dict.fromkeys(at_commas(values)))

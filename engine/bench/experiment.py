@@ -383,7 +383,9 @@ def _axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     for text in texts:
         path, equals, values = text.partition("=")
         if not equals or not path or not values:
-            raise UsageError(f"--vary {text}: write path=value,value e.g. drafter.nodes=4,8,16")
+            raise UsageError(
+                f"--vary {text}: write path=value,value e.g. drafter.num_draft_tokens=4,8,16"
+            )
         axes[path] = tuple(dict.fromkeys(at_commas(values)))
     return axes
 

@@ -25,17 +25,21 @@ PROFILE = "profile.yaml"
 FIGURE = "speedup_decode"
 MARGIN = 1.02  # what is so much faster only is not worth a larger tree, or another setting
 SEVERAL = 4  # branches that a graph with an outline is tuned for beside one
-BRANCHED = "nodes"  # the setting that may differ by the number of branches
+BRANCHED = "num_draft_tokens"  # the setting that may differ by the number of branches
 
-_TREES = {"nodes": (2, 4, 8, 16, 32), "levels": (2, 3, 5, 7)}
+_TREES = {"num_draft_tokens": (2, 4, 8, 16, 32), "draft_depth": (2, 3, 5, 7)}
 AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "eagle3": _TREES,
     "eagle2": _TREES,
-    "dflash": {"grow": ("chain", "ddtree"), "block_size": (2, 3, 4, 6, 8), "nodes": (4, 8, 16, 32)},
+    "dflash": {
+        "grow": ("chain", "ddtree"),
+        "block_size": (2, 3, 4, 6, 8),
+        "num_draft_tokens": (4, 8, 16, 32),
+    },
     "vanilla": {"gamma": (1, 2, 3, 4, 6, 8, 12)},
-    "ngram": {"nodes": (1, 2, 4, 8), "levels": (3, 6, 10)},
+    "ngram": {"num_draft_tokens": (1, 2, 4, 8), "draft_depth": (3, 6, 10)},
 }
-AT_FIRST = {"eagle3": {"levels": 5, "top_k": 4}, "eagle2": {"levels": 5, "top_k": 4}}
+AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 5, "top_k": 4}}
 
 
 @dataclass(slots=True)

@@ -79,7 +79,7 @@ def compare(options: RunOptions, sides: Sides, out: TablesDir = None) -> None:
     """Compare graphs: whether their tokens are equal where they must be, and what each costs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
-    `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.nodes=8`,
+    `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.num_draft_tokens=8`,
     `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`.
     """
     from ..bench.compare import compare_command
@@ -92,8 +92,8 @@ def compare(options: RunOptions, sides: Sides, out: TablesDir = None) -> None:
 def sweep(options: RunOptions, graph: Varied, vary: Vary, out: TablesDir = None) -> None:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
 
-    Examples: `specsot sweep bim_eagle --vary drafter.nodes=4,8,16`,
-    `specsot sweep bim_eagle --vary drafter.nodes=4,8 --vary layout.kind=bim,batching --out swept`.
+    Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
+    `specsot sweep bim_eagle --vary drafter.top_k=2,4 --vary layout.kind=bim,batching --out swept`.
     """
     from ..bench.compare import sweep_command
 
@@ -112,7 +112,7 @@ def certify(
     """Certify graphs: whether their text is the target's own, compared with transformers.
 
     Examples: `specsot certify bim_eagle --quick`,
-    `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.nodes=12`,
+    `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.num_draft_tokens=12`,
     `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`.
     """
     from ..certify.certificate import certify_command

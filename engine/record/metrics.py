@@ -409,6 +409,7 @@ def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
         return []
     return [
         f"drafting costs more than it saves: {draft:.0f} ms of drafting, {verify:.0f} ms of "
-        f"verifying at tau_step {tau:.2f}; try a smaller tree (--set drafter.nodes=N) or "
+        f"verifying at tau_step {tau:.2f}; try a smaller tree "
+        "(--set drafter.num_draft_tokens=N) or "
         "--set drafter.kind=none"
     ]

@@ -39,7 +39,7 @@ class DFlashSettings(TreeSettings):
         description="tokens of a chain: the best, as published, or drawn, if the target's are; a "
         "DDTree is made of the best",
     )
-    nodes: Nodes = Field(
+    num_draft_tokens: Nodes = Field(
         16,
         description="drafted tokens of a DDTree, or a map {active branches: nodes}; a chain has "
         "block_size - 1",
@@ -55,7 +55,7 @@ class DFlashSettings(TreeSettings):
         return not self.is_chain and super().chooses
 
     @property
-    def levels(self) -> int:
+    def draft_depth(self) -> int:
         """Drafted levels of a tree."""
         return self.block_size - 1
 

@@ -29,12 +29,12 @@ class DynamicTreeSettings(TreeSettings):
     """A dynamic token tree per branch: the nodes with the highest probability under the drafter."""
 
     has_model: ClassVar[bool] = True
-    nodes: Nodes = Field(
+    num_draft_tokens: Nodes = Field(
         10,
         description="drafted tokens of a tree, root not counted; a map {active branches: nodes} "
         "applies the entry with the largest key that is not above the number of active branches",
     )
-    levels: Int = Field(5, ge=1, le=64, description="drafted levels of a tree")
+    draft_depth: Int = Field(5, ge=1, le=64, description="drafted levels of a tree")
     top_k: Int = Field(4, ge=1, le=256, description="children per node while drafting")
     model: Text | None = Field(None, description="checkpoint of the head")
 
@@ -45,15 +45,15 @@ class DynamicTreeSettings(TreeSettings):
 
     @property
     def scratch(self) -> int:
-        return self.top_k * (self.levels - 1)
+        return self.top_k * (self.draft_depth - 1)
 
     def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
         return (2, *[min(self.top_k, nodes)] * (min(levels, nodes) - 1))
 
     @property
     def largest_tree(self) -> tuple[int, str]:
-        nodes = self.top_k + (self.levels - 1) * self.top_k**2
-        return nodes, f"levels {self.levels} and top_k {self.top_k} draft at most {nodes}"
+        nodes = self.top_k + (self.draft_depth - 1) * self.top_k**2
+        return nodes, f"draft_depth {self.draft_depth} and top_k {self.top_k} draft at most {nodes}"
 
 
 class Eagle3Settings(DynamicTreeSettings):
@@ -152,7 +152,7 @@ class EagleDrafter(PairingDrafter):
         branches = len(frontier.tokens_SK)
         rows = frontier.draft_rows
         choice = rows.choice
-        levels = self.settings.levels
+        levels = self.settings.draft_depth
         if choice is None:
             count = nodes_for(self.tree_nodes, branches)
             return grow_tree_(self.model, frontier, self.kv, nodes=count, levels=levels)

@@ -27,8 +27,10 @@ class NgramSettings(TreeSettings):
     method: Literal["lookup", "nasd"] = Field(
         "lookup", description="prompt lookup, or count tables filled as the target speaks"
     )
-    nodes: Nodes = Field(6, description="drafted tokens of a tree, or {active branches: nodes}")
-    levels: Int = Field(6, ge=1, le=256, description="drafted levels of a tree")
+    num_draft_tokens: Nodes = Field(
+        6, description="drafted tokens of a tree, or {active branches: nodes}"
+    )
+    draft_depth: Int = Field(6, ge=1, le=256, description="drafted levels of a tree")
     longest: Int = Field(3, ge=1, le=32, description="most context tokens that must match")
     width: Int = Field(2, ge=1, le=64, description="continuations side by side; 1 drafts a chain")
     scope: Literal["branch", "request", "session"] = Field(
@@ -79,7 +81,7 @@ class NgramDrafter(Drafter):
         return lookup_tree(
             index,
             nodes=nodes,
-            levels=self.settings.levels,
+            levels=self.settings.draft_depth,
             matches=self.settings.width,
             stop_ids=branch.request.stop_ids,
         )
@@ -98,7 +100,7 @@ class NgramDrafter(Drafter):
             tables,
             branch.context(branch.size - longest),
             nodes=nodes,
-            levels=self.settings.levels,
+            levels=self.settings.draft_depth,
             width=width,
             stop_ids=branch.request.stop_ids,
         )

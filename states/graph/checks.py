@@ -13,6 +13,7 @@ from ...ops.sampling.settings import Draws, fitting_rules
 from ..yaml.source import KeyPath, Problem, ProblemCode, Source, hint, quoted
 from .drafter_settings import DrafterSettings, largest, nodes_for
 from .graph import (
+    RENAMED_KEYS,
     SETTING_BLOCKS,
     TOP_SETTINGS,
     BeamBlock,
@@ -125,8 +126,9 @@ def find_setting(graph: Graph, call: Call, name: str) -> Any:
         return graph.refer(value[1:]) if _is_ref(value) else value
     for block in SETTING_BLOCKS:
         spec = getattr(graph, block)
-        if spec is not None and name != "kind" and name in type(spec).model_fields:
-            return getattr(spec, name)
+        for key in (name, RENAMED_KEYS.get((block, name), name)):
+            if spec is not None and key != "kind" and key in type(spec).model_fields:
+                return getattr(spec, key)
     return getattr(graph, name) if name in TOP_SETTINGS else MISSING
 
 
@@ -194,7 +196,7 @@ def check_sizes(graph: Graph, src: Source) -> Iterator[Problem]:
     first = _drafted(drafter, 1, 1)
     if most > max_nodes:
         message = f"{most} nodes are too many: {reason}"
-        yield src.problem(("drafter", "nodes"), message, ProblemCode.TREE_SIZE)
+        yield src.problem(("drafter", "num_draft_tokens"), message, ProblemCode.TREE_SIZE)
     budgets = {("limits", "max_new_tokens"): graph.limits.max_new_tokens}
     if outline is not None:
         budgets[("skeleton", "max_tokens")] = outline.max_tokens

@@ -93,13 +93,13 @@ class DrafterSettings(Spec):
     @property
     def offered(self) -> int | Mapping[int, int]:
         """Drafted tokens of a tree, or a map {active branches: tokens}."""
-        nodes: int | Mapping[int, int] | str = getattr(self, "nodes", 0)
+        nodes: int | Mapping[int, int] | str = getattr(self, "num_draft_tokens", 0)
         return getattr(self, "most_nodes", 0) if isinstance(nodes, str) else nodes
 
     @property
     def chooses(self) -> bool:
         """Whether the size of each round's drafts is chosen at run time (`ops/draft/sizes.py`)."""
-        return getattr(self, "nodes", 0) == AUTO
+        return getattr(self, "num_draft_tokens", 0) == AUTO
 
     def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
         """Rows of a branch in each drafter forward of a round, for a tree of this size."""
@@ -162,7 +162,7 @@ class TreeSettings(ChoosingSettings):
     """Settings of a tree drafter, whose branches may share the rows of a round."""
 
     most_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
-        32, description="most drafted tokens of a tree with `nodes: auto`"
+        32, description="most drafted tokens of a tree with `num_draft_tokens: auto`"
     )
     rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = Field(
         None,
@@ -173,6 +173,6 @@ class TreeSettings(ChoosingSettings):
     @model_validator(mode="after")
     def _one_budget(self) -> Self:
         if self.chooses and self.rows_per_round is not None:
-            what = "nodes: auto and rows_per_round are two ways to say how large a tree may be"
+            what = "num_draft_tokens: auto excludes rows_per_round: both set the size of trees"
             raise PydanticCustomError("nodes", what, {"at": "rows_per_round"})
         return self

@@ -31,7 +31,7 @@ from .checks import (
     find_setting,
     with_named_functions,
 )
-from .graph import EXTENDS, KINDS, MACHINE, Graph
+from .graph import EXTENDS, KINDS, MACHINE, RENAMED_KEYS, Graph
 from .plugins import with_installed
 from .program import CLUSTER_KEYS, RUN_KEYS, OpStep, Program
 from .schema import OUTLINE_DRAFTER, check_mapping, check_version, kind_of, model_at, validate
@@ -45,14 +45,6 @@ RENAMED_BLOCKS: tuple[KeyPath, ...] = (
     ("scheduler",),
     ("limits",),
 )
-# (block, old key) -> new key. Old keys are read for one more release, with a warning.
-RENAMED_KEYS: Mapping[tuple[str, str], str] = {
-    ("layout", "capacity"): "kv_slots",
-    ("layout", "max_active"): "max_num_branches",
-    ("skeleton", "found"): "search_top_k",
-    ("scheduler", "max_tokens"): "max_num_batched_tokens",
-    ("limits", "samples"): "n",
-}
 
 
 class Change(NamedTuple):

@@ -43,7 +43,7 @@ def test_the_embedded_model(case: dict[str, Any], embedded: Embedded) -> None:
     question = QUESTIONS[case["prompts"]][case["parts"] * 3 + case["max_num_branches"] % 3 - 3]
     sets = [f"layout.{key}={case[key]}" for key in ("max_num_branches", "order")]
     sets.append(f"attention={case['attention']}")
-    sets += ["drafter.nodes=6"] if case["graph"] == "eagle" else []
+    sets += ["drafter.num_draft_tokens=6"] if case["graph"] == "eagle" else []
     outline = given_outline(case["parts"], deps=case["parts"] % 2 == 0)
     graphs = [f"{layout}_{case['graph']}" for layout in ("bim", "batching")]
     runs = [

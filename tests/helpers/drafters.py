@@ -15,14 +15,21 @@ from specsot.engine.models import Models, with_drafter
 KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "ngram")
 SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     "eagle3": (
-        ("drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4"),
-        ("drafter.nodes=9", "drafter.levels=4", "drafter.top_k=3", "drafter.rows_per_round=10"),
+        ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "drafter.top_k=4"),
+        (
+            "drafter.num_draft_tokens=9",
+            "drafter.draft_depth=4",
+            "drafter.top_k=3",
+            "drafter.rows_per_round=10",
+        ),
     ),
-    "eagle2": (("drafter.nodes={1: 9, 3: 4}", "drafter.levels=4", "drafter.top_k=3"),),
+    "eagle2": (
+        ("drafter.num_draft_tokens={1: 9, 3: 4}", "drafter.draft_depth=4", "drafter.top_k=3"),
+    ),
     "eagle1": ((), ("drafter.tree=[[1], [0], [1, 2], [0, 0], [1, 2, 0], [0, 0, 1]]",)),
     "dflash": (
         ("drafter.block_size=4",),
-        ("drafter.grow=ddtree", "drafter.nodes=6", "drafter.block_size=5"),
+        ("drafter.grow=ddtree", "drafter.num_draft_tokens=6", "drafter.block_size=5"),
     ),
     "vanilla": (
         ("drafter.gamma=3",),
@@ -34,7 +41,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "ngram": (
         ("drafter.width=1",),
-        ("drafter.nodes=5", "drafter.levels=3"),
+        ("drafter.num_draft_tokens=5", "drafter.draft_depth=3"),
         ("drafter.method=nasd", "drafter.filler_top_k=3"),
         ("drafter.method=nasd", "drafter.scope=branch", "drafter.width=1"),
         ("drafter.method=nasd", "drafter.scope=session"),
@@ -43,10 +50,15 @@ SETTINGS: dict[str, tuple[tuple[str, ...], ...]] = {
 """Per kind: settings that differ in what they do."""
 COSTS = "drafter.costs={target: {1: 2.0, 64: 9.0}, drafter: {1: 0.2, 64: 1.0}, overhead: 1.0}"
 CHOOSING = {
-    "eagle3": ("drafter.nodes=auto", "drafter.levels=4", "drafter.top_k=3", COSTS),
-    "dflash": ("drafter.grow=ddtree", "drafter.nodes=auto", "drafter.block_size=5", COSTS),
+    "eagle3": ("drafter.num_draft_tokens=auto", "drafter.draft_depth=4", "drafter.top_k=3", COSTS),
+    "dflash": (
+        "drafter.grow=ddtree",
+        "drafter.num_draft_tokens=auto",
+        "drafter.block_size=5",
+        COSTS,
+    ),
     "vanilla": ("drafter.gamma_policy=cost", "drafter.gamma_max=6", COSTS),
-    "ngram": ("drafter.nodes=auto", "drafter.most_nodes=9", COSTS),
+    "ngram": ("drafter.num_draft_tokens=auto", "drafter.most_nodes=9", COSTS),
 }
 """Settings that leave it to the rounds how much they draft."""
 for _kind, _sets in CHOOSING.items():

@@ -23,7 +23,7 @@ SMALL = (
     "skeleton.direct_tokens=13",
     "skeleton.max_tokens=20",
 )
-TREES = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4")
+TREES = ("drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}", "drafter.draft_depth=4", "drafter.top_k=4")
 
 
 class FoldBook(DocumentBook):

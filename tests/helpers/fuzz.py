@@ -217,10 +217,12 @@ CHANGES: list[Callable[[Random, str], str]] = [
 ]
 BLOCKS = [
     "drafter: {kind: none}", "drafter: {kind: ngram}", "drafter: {kind: dflash}",
-    "drafter: {kind: vanilla, gamma: 9}", "drafter: {kind: eagle3, nodes: 1, levels: 1, top_k: 1}",
-    "drafter: {kind: eagle3, nodes: 60, levels: 8, top_k: 10}",
-    "drafter: {kind: dflash, nodes: 30}",
-    "drafter: {kind: eagle3, nodes: {1: 8, 3: 2}, levels: 4, top_k: 3, rows_per_round: 3}",
+    "drafter: {kind: vanilla, gamma: 9}",
+    "drafter: {kind: eagle3, num_draft_tokens: 1, draft_depth: 1, top_k: 1}",
+    "drafter: {kind: eagle3, num_draft_tokens: 60, draft_depth: 8, top_k: 10}",
+    "drafter: {kind: dflash, num_draft_tokens: 30}",
+    "drafter: {kind: eagle3, num_draft_tokens: {1: 8, 3: 2}, draft_depth: 4, top_k: 3,"
+    " rows_per_round: 3}",
     "drafter: {kind: vanilla, gamma: 3, draws: sampled}", "layout: {kind: bim, kv_slots: 700}",
     "layout: {kind: batching, kv_slots: 700, max_num_branches: 2}",
     "layout: {kind: bim, max_num_branches: 1}",
@@ -264,7 +266,7 @@ OPTIONS = ["--seed", "--device", "--dtype", "--threads", "--max-new-tokens", "--
            "--outline", "--set", "--prompts", "--document", "--cache-dir", "--expect-digest",
            "--runs-dir", "--trace", "--profile", "--model", "--drafter-model"]  # fmt: skip
 VALUES = ["", "-1", "0", "1", "x", "1e9", "99999999999999999999", "/dev/null", "/dev/zero", "/",
-          ".", "nothing", "cpu", "float32", "float64", "kv", "drafter.nodes=2",
+          ".", "nothing", "cpu", "float32", "float64", "kv", "drafter.num_draft_tokens=2",
           "drafter.kind=none", "a=b", "=", "layout.kv_slots=1", "layout.kv_slots=300", "\0",
           "\ud800", "é", "a" * 300, "deadbeef0000", "embedded", "smollm2", "[]", "cuda:99",
           "sampling.temperature=1.0", "limits.max_rounds=1"]  # fmt: skip

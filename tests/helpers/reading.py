@@ -26,8 +26,8 @@ DOCUMENTS = tuple(Document(word, f"all about {word} and everything") for word in
 SMALL = (
     "layout.kv_slots=3000",
     "limits.max_new_tokens=1",  # the session has its own budget
-    "drafter.nodes={1: 10, 2: 6, 4: 3}",
-    "drafter.levels=4",
+    "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
+    "drafter.draft_depth=4",
     "drafter.top_k=4",
 )
 NO_BLOCK = ("eagle", "bim_eagle")

@@ -150,7 +150,7 @@ def measured(rank: int) -> str:
     """What is said where a drafter would choose by costs that each rank measures for itself."""
     try:
         Session(
-            open_graph("eagle", sets=("drafter.nodes=auto",)), models_of("eagle3", rank)
+            open_graph("eagle", sets=("drafter.num_draft_tokens=auto",)), models_of("eagle3", rank)
         ).board()
     except ModelError as error:
         return str(error)

@@ -9,13 +9,24 @@ from specsot.states.text.outline import Outline, Point
 
 LAYOUTS = ("bim", "batching", "paged")
 BOUNDS = {
-    "eagle3": ("nodes=12", "levels=5", "top_k=4", "rows_per_round=12"),
-    "eagle2": ("nodes={1: 12, 2: 9, 3: 6}", "levels=4", "top_k=3", "rows_per_round=10"),
+    "eagle3": ("num_draft_tokens=12", "draft_depth=5", "top_k=4", "rows_per_round=12"),
+    "eagle2": (
+        "num_draft_tokens={1: 12, 2: 9, 3: 6}",
+        "draft_depth=4",
+        "top_k=3",
+        "rows_per_round=10",
+    ),
     "eagle1": ("rows_per_round=14",),
-    "dflash, ddtree": ("grow=ddtree", "nodes=9", "block_size=5", "rows_per_round=11"),
+    "dflash, ddtree": ("grow=ddtree", "num_draft_tokens=9", "block_size=5", "rows_per_round=11"),
     "dflash, chain": ("grow=chain", "block_size=6", "rows_per_round=7"),
-    "ngram, lookup": ("nodes=6", "rows_per_round=5"),
-    "ngram, nasd": ("method=nasd", "nodes=8", "width=3", "filler_top_k=2", "rows_per_round=9"),
+    "ngram, lookup": ("num_draft_tokens=6", "rows_per_round=5"),
+    "ngram, nasd": (
+        "method=nasd",
+        "num_draft_tokens=8",
+        "width=3",
+        "filler_top_k=2",
+        "rows_per_round=9",
+    ),
 }
 LONG = SizedBook(130, "outline", ())
 PARTS = Outline("plan", tuple(Point(i, 90, None, (), f"Part {i}") for i in (1, 2, 3)), (), "ok")

@@ -143,7 +143,7 @@ def test_a_newcomer_changes_nobody_and_is_blended_as_ever(
             f"layout.max_num_branches={most}",
             f"blend.budget={budget}",
         )
-        fixed = ("drafter.nodes=6", "drafter.levels=3", "blend.ratios=[0.4]")
+        fixed = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "blend.ratios=[0.4]")
         run, rounds = watched(
             session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
         )
@@ -180,7 +180,7 @@ def test_a_newcomer_leaves_the_logits_of_running_branches_alone(
     parts, found = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"]), []
     for most in (10, 3):
         sets = (f"layout.kind={layout}", f"layout.max_num_branches={most}")
-        fixed = ("drafter.nodes=6", "drafter.levels=3")
+        fixed = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3")
         sink = Logits()
         opened = session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
         sink.run = start(opened, asked(), sink)

@@ -38,7 +38,7 @@ QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_toke
 FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {}}
 TREES = {
     "dynamic": ("drafter.kind=eagle2",),
-    "dynamic, by branches": ("drafter.kind=eagle2", "drafter.nodes={1: 12, 2: 5, 4: 2}"),
+    "dynamic, by branches": ("drafter.kind=eagle2", "drafter.num_draft_tokens={1: 12, 2: 5, 4: 2}"),
     "static": ("drafter.kind=eagle1",),
     "static, one level": ("drafter.kind=eagle1", "drafter.tree=[[0], [1], [2]]"),
     "static, a chain": ("drafter.kind=eagle1", "drafter.tree=[[0], [0, 0], [0, 0, 0]]"),
@@ -148,10 +148,10 @@ WIDE = [node for depth in (1, 2, 3) for node in product(range(3), repeat=depth)]
 @pytest.mark.parametrize(
     ("nodes", "dynamic"),
     [
-        (WIDE[:12], ("drafter.levels=2", "drafter.top_k=3", "drafter.nodes=12")),
+        (WIDE[:12], ("drafter.draft_depth=2", "drafter.top_k=3", "drafter.num_draft_tokens=12")),
         (
             [(0,) * n for n in range(1, 6)],
-            ("drafter.levels=5", "drafter.top_k=1", "drafter.nodes=5"),
+            ("drafter.draft_depth=5", "drafter.top_k=1", "drafter.num_draft_tokens=5"),
         ),
     ],
     ids=["all of two levels", "a chain"],

@@ -70,7 +70,7 @@ def test_every_block_and_every_acceptance(name: str, models: Models, graphs: Gra
 @pytest.mark.parametrize("name", GREEDY_TREES)
 def test_every_tree_and_every_acceptance(name: str, models: Models, graphs: Graphs) -> None:
     case = TREES[name]
-    sets, count = [f"drafter.nodes={case['budget']}"], len(case["acceptance_lengths"])
+    sets, count = [f"drafter.num_draft_tokens={case['budget']}"], len(case["acceptance_lengths"])
     branch, trees = rounds(graphs, models, "ddtree", case["prompt"], count, sets)
     for (tokens, parents, depths), recorded in zip(trees, case["rounds"], strict=False):
         own = recorded["tree"]

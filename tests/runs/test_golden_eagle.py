@@ -49,8 +49,8 @@ def case(request: pytest.FixtureRequest, golden: Callable[[str], Tiny], graphs: 
         FixedBook(prompts, stop_ids=(2,)),
         budget=facts["max_new_tokens"] + 3 * levels,
         sets=(
-            f"drafter.nodes={nodes}",
-            f"drafter.levels={levels}",
+            f"drafter.num_draft_tokens={nodes}",
+            f"drafter.draft_depth={levels}",
             f"drafter.top_k={facts['top_k']}",
         ),
     )

@@ -44,8 +44,8 @@ def test_prompt_lookup_drafts_what_transformers_drafts(
         "drafter.method=lookup",
         "drafter.width=1",
         f"drafter.longest={case['max_ngram']}",
-        f"drafter.nodes={case['num_output_tokens']}",
-        f"drafter.levels={case['num_output_tokens']}",
+        f"drafter.num_draft_tokens={case['num_output_tokens']}",
+        f"drafter.draft_depth={case['num_output_tokens']}",
         stop_ids=case["eos"],
         target=lambda position: ranked([root], VOCAB),
     )
@@ -88,8 +88,8 @@ def test_count_tables_learn_and_draft_as_the_trace_says(
         "drafter.width=1",
         "drafter.filler_top_k=3",
         f"drafter.longest={case['n'] - 1}",
-        f"drafter.nodes={most}",
-        f"drafter.levels={most}",
+        f"drafter.num_draft_tokens={most}",
+        f"drafter.draft_depth={most}",
         target=target,
     )
     seen = 0

@@ -74,7 +74,7 @@ def check_case(case: dict[str, Any], tiny: Callable[..., Tiny], graphs: Graphs) 
     sets += [f"layout.kind={case['layout']}"] if "layout" in case else []
     sets.append(f"attention={case['attention']}")
     if "eagle" in case["graph"]:
-        sets.append(f"drafter.nodes={case['nodes']}")
+        sets.append(f"drafter.num_draft_tokens={case['nodes']}")
     parts = case.get("parts", 0)
     outline = outline_of(parts, dependencies(case["deps"], parts)) if parts else None
     session = graphs.session(case["graph"], made.models, book, outline=outline, sets=sets)

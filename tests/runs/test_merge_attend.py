@@ -339,7 +339,12 @@ def test_parts_that_just_fit_are_combined_and_with_one_slot_less_they_stand_alon
 ) -> None:
     drafter = NONE
     if nodes:
-        drafter = ("drafter.kind=eagle3", "drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")
+        drafter = (
+            "drafter.kind=eagle3",
+            "drafter.num_draft_tokens=6",
+            "drafter.draft_depth=3",
+            "drafter.top_k=4",
+        )
     sets = (layout, *drafter, "layout.max_num_branches=1")
     opened = partial(session, graphs, made, outline=outline_of(4), budget=20)
     wide = run_all(opened(*sets), ["hello"])

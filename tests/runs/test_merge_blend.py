@@ -416,7 +416,12 @@ def test_a_fold_that_just_fits_runs_and_with_one_slot_less_the_parts_stand_alone
 ) -> None:
     drafter = ("drafter.kind=none",)
     if nodes:
-        drafter = ("drafter.kind=eagle3", "drafter.nodes=6", "drafter.levels=3", "drafter.top_k=4")
+        drafter = (
+            "drafter.kind=eagle3",
+            "drafter.num_draft_tokens=6",
+            "drafter.draft_depth=3",
+            "drafter.top_k=4",
+        )
     sets, outline, budget = (*REUSED, layout, *drafter), outline_of(4), 60
     # As many branches side by side as take less room than the fold does.
     sets = (*sets, "layout.max_num_branches=1")

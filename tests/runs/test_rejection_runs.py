@@ -30,9 +30,13 @@ CASES = {
     "dflash-tree": (
         "dflash",
         "topk",
-        ["drafter.block_size=3", "drafter.grow=ddtree", "drafter.nodes=5"],
+        ["drafter.block_size=3", "drafter.grow=ddtree", "drafter.num_draft_tokens=5"],
     ),
-    "eagle3-tree": ("eagle3", "topk", ["drafter.nodes=5", "drafter.levels=2", "drafter.top_k=3"]),
+    "eagle3-tree": (
+        "eagle3",
+        "topk",
+        ["drafter.num_draft_tokens=5", "drafter.draft_depth=2", "drafter.top_k=3"],
+    ),
     "eagle1-recursive": (
         "eagle1",
         "without_replacement",

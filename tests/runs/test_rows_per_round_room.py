@@ -48,8 +48,16 @@ def test_one_branch_needs_room_for_its_own_tree_or_the_whole_round(
     book = made.book(stop_ids=())
     needed = len(book.plain("hello")) + 20 + min(nodes, most) + 1
     for capacity in (needed, needed - 1):
-        sets = [f"layout.kind={layout}", f"layout.kv_slots={capacity}", f"drafter.nodes={nodes}"]
-        sets += [f"drafter.rows_per_round={most}", "drafter.levels=3", "layout.max_num_branches=1"]
+        sets = [
+            f"layout.kind={layout}",
+            f"layout.kv_slots={capacity}",
+            f"drafter.num_draft_tokens={nodes}",
+        ]
+        sets += [
+            f"drafter.rows_per_round={most}",
+            "drafter.draft_depth=3",
+            "layout.max_num_branches=1",
+        ]
         session = graphs.session("eagle", made.models, book, budget=20, sets=sets)
         (branch,) = branches_of(run_all(session, ["hello"]))
         if capacity == needed:

@@ -93,7 +93,11 @@ def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterato
     drafter.d2t.copy_(unlikely - torch.arange(len(known)))
     spy = Spy(drafter)
     models = Models(made.models.target, spy, None, (), made.models.device, made.models.dtype)
-    sets = ("drafter.nodes=20", f"drafter.levels={LEVELS}", f"drafter.top_k={TOP_K}")
+    sets = (
+        "drafter.num_draft_tokens=20",
+        f"drafter.draft_depth={LEVELS}",
+        f"drafter.top_k={TOP_K}",
+    )
     session = graphs.session(
         "bim_eagle",
         models,

@@ -123,7 +123,7 @@ def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
     made, drafted = tiny("llama"), []
     for target in ("{1: 100.0, 64: 101.0}", "{1: 1.0, 64: 60.0}"):
         costs = f"drafter.costs={{target: {target}, drafter: {{1: 0.1}}}}"
-        sets = ("drafter.nodes=auto", "drafter.levels=4", "drafter.top_k=3", costs)
+        sets = ("drafter.num_draft_tokens=auto", "drafter.draft_depth=4", "drafter.top_k=3", costs)
         run, rounds, _ = rounds_of(session_of(graphs, made, "eagle3", *sets))
         check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
         drafted.append(sum(one.drafted for _, one in rounds) / len(rounds))

@@ -54,7 +54,7 @@ def test_the_tokens_are_those_of_plain_decoding(
     [
         (["skeleton.drafter.kind=egle3"], "no drafter 'egle3'; did you mean 'eagle3'?"),
         (["skeleton.drafter={kind: eagle3, gamma: 3}"], "'gamma' belongs to the drafter vanilla"),
-        (["skeleton.drafter={nodes: 3}"], "the key 'kind' is missing"),
+        (["skeleton.drafter={num_draft_tokens: 3}"], "the key 'kind' is missing"),
         (
             ["skeleton.drafter.kind=eagle3", "drafter.rows_per_round=4"],
             "drafter.rows_per_round: must be omitted if outlines have another drafter",

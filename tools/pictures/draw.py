@@ -28,7 +28,7 @@ from .trees import tree_picture
 QUESTION = "Tell me about honey bees."
 OUTLINE = "- title: Making honey\n- title: Roles in the colony\n- title: Visiting flowers\n"
 PARTS = 3
-SMALL = ("drafter.nodes=3", "drafter.levels=2", "drafter.top_k=2")
+SMALL = ("drafter.num_draft_tokens=3", "drafter.draft_depth=2", "drafter.top_k=2")
 Look = Callable[[Run, Event], None]
 
 
@@ -131,7 +131,7 @@ def draw_tree() -> str:
         if isinstance(event, OpRan) and event.op == "branch.commit_":
             found.extend(run.board["committed"].explained)
 
-    sets = ("drafter.nodes=7", "drafter.levels=4", "drafter.top_k=2")
+    sets = ("drafter.num_draft_tokens=7", "drafter.draft_depth=4", "drafter.top_k=2")
     run = watched("eagle", sets, look)
     levels = [max((draft.depth for draft in one.drafts), default=0) for one in found]
     one = next(one for one, deep in zip(found, levels, strict=True) if 1 < one.accepted < deep)

@@ -370,7 +370,7 @@ def test_wrong_inputs_have_the_codes_of_run(
     "text, graph, sets",
     [
         ("bim_eagle", "bim_eagle", ()),
-        ("bim_eagle@drafter.nodes=8", "bim_eagle", ("drafter.nodes=8",)),
+        ("bim_eagle@drafter.num_draft_tokens=8", "bim_eagle", ("drafter.num_draft_tokens=8",)),
         ("graphs/eagle.yaml@a=1,b=2", "graphs/eagle.yaml", ("a=1", "b=2")),
         ("eagle@a=[1,2],b={c: [3,4], d: 5},e=x", "eagle", ("a=[1,2]", "b={c: [3,4], d: 5}", "e=x")),
         ("eagle@skeleton.template=me@home", "eagle", ("skeleton.template=me@home",)),
@@ -390,20 +390,28 @@ def test_a_side_is_a_graph_with_settings(
 def test_sides_of_one_graph_are_told_apart(
     options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sides = ("bim_eagle", "bim_eagle@layout.kind=batching,drafter.nodes=4")
+    sides = ("bim_eagle", "bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4")
     more = replace(options, sets=("layout.max_num_branches=2",))
     assert compare_command(sides, replace(more, as_json=True)) == Code.OK
     graphs = json.loads(capsys.readouterr().out)["graphs"]
     assert [graphs[letter]["layout"] for letter in "AB"] == ["bim", "batching"]
     assert graphs["A"]["sets"] == ["layout.max_num_branches=2"]
-    assert graphs["B"]["sets"] == [*graphs["A"]["sets"], "layout.kind=batching", "drafter.nodes=4"]
+    assert graphs["B"]["sets"] == [
+        *graphs["A"]["sets"],
+        "layout.kind=batching",
+        "drafter.num_draft_tokens=4",
+    ]
     few = replace(more, sets=("limits.max_rounds=3",))
     assert compare_command(sides, few) == Code.FAILED
     out, err = capsys.readouterr()
     table = out[: out.index("Per prompt")]
-    assert "settings" in table and "layout.kind=batch" in table and "drafter.nodes=4" in table
+    assert (
+        "settings" in table
+        and "layout.kind=batch" in table
+        and "drafter.num_draft_tokens=4" in table
+    )
     assert "A bim_eagle: request 1 stopped" in err
-    assert "B bim_eagle@layout.kind=batching,drafter.nodes=4: request 1 stopped" in err
+    assert "B bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4: request 1 stopped" in err
 
 
 @pytest.mark.parametrize(
@@ -412,7 +420,11 @@ def test_sides_of_one_graph_are_told_apart(
         ("bim_eagle@drafter.nods=3", Code.GRAPH, "bim_eagle@drafter.nods=3: drafter.nods: unknown"),
         ("bim_eagle@batching", Code.GRAPH, "bim_eagle@batching: option: write path=value"),
         ("bim_eagle@", Code.GRAPH, "bim_eagle@: option: write path=value"),
-        ("bim_eagel@drafter.nodes=3", Code.GRAPH, "bim_eagel@drafter.nodes=3: bim_eagel: file: no"),
+        (
+            "bim_eagel@drafter.num_draft_tokens=3",
+            Code.GRAPH,
+            "bim_eagel@drafter.num_draft_tokens=3: bim_eagel: file: no",
+        ),
         ("bim_plain@drafter.kind=dflash", Code.USAGE, "bim_plain@drafter.kind=dflash: graph 'bim_"),
         ("autoregressive@seed=1", Code.GRAPH, "autoregressive@seed=1: seed: unknown key 'seed'"),
     ],

@@ -34,7 +34,9 @@ WRONG = {
     "sides: []\n": "4:8: sides:",
     "sides: [bim_eagle]\nvary: {parts: [2, two]}\n": "5:19: vary.parts.1: a number of parts",
     # of the graphs that it makes
-    "sides: [eagle]\nvary: {drafter.nodes: [2, 0]}\n": "5:27: vary.drafter.nodes.1: eagle: dr",
+    "sides: [eagle]\nvary: {drafter.num_draft_tokens: [2, 0]}\n": (
+        "5:38: vary.drafter.num_draft_tokens.1: eagle: dr"
+    ),
     "sides: [eagle]\nset: {drafter.nods: 2}\n": "5:21: set.drafter.nods: eagle: drafter.nods:",
     "sides:\n  - eagle\n  - eagle@drafter.nods=3\n": "6:5: sides.1: eagle@drafter.nods=3",
 }
@@ -56,7 +58,7 @@ def test_what_is_wrong_is_shown_at_its_place(
         (BenchOptions(()), "bench takes an experiment, or graphs"),
         (BenchOptions(("driftes",)), "did you mean 'drafters'"),
         (BenchOptions(("eagle",), against="hff"), "--against hff: no experiment, graph or peer"),
-        (BenchOptions(("eagle",), vary=("drafter.nodes",)), "write path=value,value"),
+        (BenchOptions(("eagle",), vary=("drafter.num_draft_tokens",)), "write path=value,value"),
         (BenchOptions(("bim_eagle",), vary=("parts=99",)), "an integer from 1 to 64"),
     ],
 )
@@ -91,15 +93,20 @@ def test_rows_are_every_side_at_every_point_and_those_that_do_not_vary() -> None
 
 def test_the_command_line_changes_an_experiment(endless_options: RunOptions) -> None:
     Path("mine.yaml").write_text(
-        f"{HEAD}sides: [eagle]\nvary: {{drafter.nodes: [2, 4]}}\nagainst: [hf]\n"
+        f"{HEAD}sides: [eagle]\nvary: {{drafter.num_draft_tokens: [2, 4]}}\nagainst: [hf]\n"
         "options: {max_new_tokens: 99, seed: 7}\nset: {sampling.temperature: 0.5}\ncount: 1\n"
     )
-    asked = BenchOptions(("mine.yaml",), "autoregressive", ("drafter.nodes=3",), repeats=5)
+    asked = BenchOptions(
+        ("mine.yaml",), "autoregressive", ("drafter.num_draft_tokens=3",), repeats=5
+    )
     made = prepare_experiment(asked, endless_options)
     assert [one.side for one in made.entries] == ["autoregressive", "eagle"]
     assert made.experiment.repeats == 5 and len(made.prompts.items) == 1
     job = made.jobs[1]
-    assert job.program.graph.drafter.nodes == 3 and job.program.graph.sampling.temperature == 0.5
+    assert (
+        job.program.graph.drafter.num_draft_tokens == 3
+        and job.program.graph.sampling.temperature == 0.5
+    )
     assert job.options.seed == 7 and job.options.max_new_tokens == 8  # the command line's
 
 

@@ -27,7 +27,7 @@ from specsot.engine.record.run_folder import RunFolder
 from specsot.engine.run.runner import Status, StopSignal
 from specsot.states.machine import Run
 
-GRID = ("drafter.nodes=4,6", "layout.kind=bim,batching")
+GRID = ("drafter.num_draft_tokens=4,6", "layout.kind=bim,batching")
 
 
 # -- the grid -----------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def test_a_grid_has_every_combination_and_the_last_path_changes_fastest() -> Non
 @pytest.mark.parametrize(
     "vary, says",
     [
-        (["drafter.nodes"], "write path=value,value"),
+        (["drafter.num_draft_tokens"], "write path=value,value"),
         (["=1,2"], "write path=value,value"),
         (["a="], "write path=value,value"),
         (["a=1"], "from 2 to 256 points, not 1"),
@@ -138,10 +138,10 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_a_sweep_tells_what_each_point_costs_and_the_best(
     options: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert sweep_command("bim_eagle@drafter.levels=3", GRID, options) == Code.OK
+    assert sweep_command("bim_eagle@drafter.draft_depth=3", GRID, options) == Code.OK
     out, _ = capsys.readouterr()
     assert "D and A: 4 of 4 branches equal" in out and "time per token" in out
-    assert "drafter.nodes=6" in out and "batching" in out
+    assert "drafter.num_draft_tokens=6" in out and "batching" in out
     assert "What is a lake?" not in out, "a line for each point, not for each prompt"
     assert out.splitlines()[-1].startswith("best: ") and "of 2 prompts" in out
 
@@ -184,11 +184,14 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 def test_the_folder_has_tables_and_what_reproduces_them(options: RunOptions) -> None:
     argv = ("/somewhere/specsot", "compare", "bim_plain", "bim_eagle", "--out", "kept")
     own = replace(options, argv=argv)
-    assert compare_command(("bim_plain", "bim_eagle@drafter.nodes=6"), own, Path("kept")) == 0
+    assert (
+        compare_command(("bim_plain", "bim_eagle@drafter.num_draft_tokens=6"), own, Path("kept"))
+        == 0
+    )
     page, rows = Path("kept/table.md").read_text(), Path("kept/table.csv").read_text()
     table = list(csv.DictReader(StringIO(rows)))
     assert [row["graph"] for row in table] == ["bim_plain", "bim_eagle"]
-    assert [row["drafter.nodes"] for row in table] == ["", "6"]
+    assert [row["drafter.num_draft_tokens"] for row in table] == ["", "6"]
     assert float(table[0]["speedup_per_token"]) == 1.0 and table[1]["equal"] == "4/4 =A"
     assert page.startswith("# specsot compare\n") and "| B | bim_eagle | 6 | 4/4 =A |" in page
     assert "B and A: 4 of 4 branches equal" in page and "- torch: " in page

@@ -50,22 +50,31 @@ def test_each_setting_is_found_behind_the_ones_before(
     tmp_path: Path,
 ) -> None:
     """And what is hardly faster is not worth a larger tree."""
-    scripted(monkeypatch, asked, {"levels=3": 2.0, "nodes=8": 1.5, "nodes=16": 1.51})
+    scripted(
+        monkeypatch,
+        asked,
+        {"draft_depth=3": 2.0, "num_draft_tokens=8": 1.5, "num_draft_tokens=16": 1.51},
+    )
     out = tmp_path / "tuned"
     code = tune_command(BenchOptions(("eagle",), out=out), replace(endless_options, profile=None))
     assert code == Code.OK
     nodes, levels = asked
     assert nodes[0][0] == "eagle@drafter.kind=none"
     assert nodes[0][1:3] == [
-        f"eagle@drafter.nodes={n},drafter.levels=5,drafter.top_k=4" for n in (2, 4)
+        f"eagle@drafter.num_draft_tokens={n},drafter.draft_depth=5,drafter.top_k=4" for n in (2, 4)
     ]
-    assert levels[0][1] == "eagle@drafter.levels=2,drafter.top_k=4,drafter.nodes=8"
+    assert levels[0][1] == "eagle@drafter.draft_depth=2,drafter.top_k=4,drafter.num_draft_tokens=8"
     text = (out / PROFILE).read_text()
     made = yaml.safe_load(text)["profiles"]["tuned"]
     assert made["model"] == endless_options.model
     model = {"model": endless_options.drafter_model}
-    assert made["drafters"]["eagle3"] == {**model, "nodes": 8, "levels": 3, "top_k": 4}
-    assert "# nodes: 8 (against plain decoding: 2 1.00, 4 1.00, 8 1.50, 16 1.51" in text
+    assert made["drafters"]["eagle3"] == {
+        **model,
+        "num_draft_tokens": 8,
+        "draft_depth": 3,
+        "top_k": 4,
+    }
+    assert "# num_draft_tokens: 8 (against plain decoding: 2 1.00, 4 1.00, 8 1.50, 16 1.51" in text
     assert text == capsys.readouterr().out
     (tmp_path / "specsot.yaml").write_text(text)
     config, profile = read_config(tmp_path, replace(endless_options, model=None, profile="tuned"))
@@ -78,13 +87,13 @@ def test_parts_have_trees_of_their_own_size(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fast = {"nodes=8,drafter.levels=5,drafter.top_k=4,{'parts': '1'": 2.0}
-    fast |= {"nodes=2,drafter.levels=5,drafter.top_k=4,{'parts': '4'": 2.0}
+    fast = {"num_draft_tokens=8,drafter.draft_depth=5,drafter.top_k=4,{'parts': '1'": 2.0}
+    fast |= {"num_draft_tokens=2,drafter.draft_depth=5,drafter.top_k=4,{'parts': '4'": 2.0}
     scripted(monkeypatch, asked, fast)
     assert tune_command(BenchOptions(("bim_eagle",)), endless_options) == Code.OK
     assert [parts for _, parts in asked] == ["1", "4", "4"]
     made = yaml.safe_load(capsys.readouterr().out)["profiles"]["tuned"]["drafters"]["eagle3"]
-    assert made["nodes"] == {1: 8, 4: 2}
+    assert made["num_draft_tokens"] == {1: 8, 4: 2}
 
 
 @pytest.mark.parametrize(
@@ -92,7 +101,10 @@ def test_parts_have_trees_of_their_own_size(
     [
         (BenchOptions(("autoregressive",)), "nothing to tune of a drafter of kind 'none'"),
         (BenchOptions(("eagle", "dflash")), "takes one graph"),
-        (BenchOptions(("eagle",), vary=("drafter.nodes=2,4",)), "neither --vary nor --against"),
+        (
+            BenchOptions(("eagle",), vary=("drafter.num_draft_tokens=2,4",)),
+            "neither --vary nor --against",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
@@ -120,4 +132,4 @@ def test_it_runs(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
     asked = BenchOptions(("ngram",), repeats=1, count=1)
     assert tune_command(asked, replace(endless_options, max_new_tokens=3)) == Code.OK
     (found,) = yaml.safe_load(capsys.readouterr().out)["profiles"].values()
-    assert set(found["drafters"]["ngram"]) == {"model", "nodes", "levels"}
+    assert set(found["drafters"]["ngram"]) == {"model", "num_draft_tokens", "draft_depth"}

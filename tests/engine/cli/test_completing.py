@@ -71,9 +71,9 @@ def test_files_in_a_folder(folder: Path) -> None:
 
 def test_settings_of_the_graph_that_is_named() -> None:
     offered = bash("run", "eagle", "--set", "drafter.")
-    assert {"drafter.nodes=4", "drafter.kind=eagle3"} <= set(offered)
+    assert {"drafter.num_draft_tokens=4", "drafter.kind=eagle3"} <= set(offered)
     assert "drafter.block_size=8" not in offered and not bash("run", "eagle", "--set", "skel")
-    assert "drafter.nodes=4" in bash("check", "bim_eagle", "--set", "drafter.")
+    assert "drafter.num_draft_tokens=4" in bash("check", "bim_eagle", "--set", "drafter.")
     assert any(
         one.startswith("drafter.block_size=") for one in bash("run", "mine.yaml", "--set", "")
     )
@@ -94,7 +94,7 @@ def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
     ]
     assert bash("run", "bim_plain", "--set", "skeleton.grammar", "=") == ["true", "false"]
     assert bash("compare", "eagle", "@", "layout.kind", "=", "ba") == ["batching"]
-    assert bash("compare", "eagle", "@", "drafter.nodes", "=", "8,sampling.acc") == [
+    assert bash("compare", "eagle", "@", "drafter.num_draft_tokens", "=", "8,sampling.acc") == [
         "8,sampling.accept=match",
         "8,sampling.accept=rejection",
     ]

@@ -83,7 +83,7 @@ def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
     text = capsys.readouterr().out
     graph = open_graph("bim_eagle").graph
     assert all(f"\n  {name}" in text for name in graph.states)
-    assert "nodes=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
+    assert "num_draft_tokens=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
     assert re.search(r"^  schedule +> parse +when outlines_finished$", text, re.MULTILINE)
 
 
@@ -181,10 +181,10 @@ def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
 @pytest.mark.parametrize(
     ("block", "value"),
     [
-        ("drafter", {"kind": "eagle3", "nodes": {"2": 5}}),
-        ("drafter", {"kind": "eagle3", "nodes": {"1": 0}}),
-        ("drafter", {"kind": "eagle3", "nodes": 0}),
-        ("drafter", {"kind": "none", "nodes": 3}),
+        ("drafter", {"kind": "eagle3", "num_draft_tokens": {"2": 5}}),
+        ("drafter", {"kind": "eagle3", "num_draft_tokens": {"1": 0}}),
+        ("drafter", {"kind": "eagle3", "num_draft_tokens": 0}),
+        ("drafter", {"kind": "none", "num_draft_tokens": 3}),
         ("layout", {"kind": "bam"}),
         ("layout", {"kind": "bim", "kv_slots": None}),
         ("skeleton", None),
@@ -258,14 +258,14 @@ def test_graphs_of_ones_own_to_begin_with(
         schema = file.parent / first.removeprefix("# yaml-language-server: $schema=")
         assert "properties" in json.loads(schema.read_text())
     graph = Path("graphs/bim_eagle.yaml")
-    graph.write_text(graph.read_text().replace("nodes: 4", "nodes: 7"))
+    graph.write_text(graph.read_text().replace("num_draft_tokens: 4", "num_draft_tokens: 7"))
     capsys.readouterr()
     assert run("check", *(str(p) for p in sorted(Path("graphs").glob("*.yaml")))) == 0
     assert open_graph("graphs/bim_eagle.yaml").graph.drafter.offered == 7
     assert Path("specsot.yaml").is_file() and Path("graphs/prompts/documents.jsonl").is_file()
     assert run("init") == 2
     assert "is there already" in capsys.readouterr().err
-    assert "nodes: 7" in graph.read_text()
+    assert "num_draft_tokens: 7" in graph.read_text()
 
 
 def test_on_a_terminal_an_option_has_no_line(
@@ -273,5 +273,5 @@ def test_on_a_terminal_an_option_has_no_line(
 ) -> None:
     """However long it is: it is no file's name."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert run("run", "bim_eagle", "--set", f"drafter.nodes={'x' * 400}") == 3
-    assert "drafter.nodes: must be" in capsys.readouterr().err
+    assert run("run", "bim_eagle", "--set", f"drafter.num_draft_tokens={'x' * 400}") == 3
+    assert "drafter.num_draft_tokens: must be" in capsys.readouterr().err

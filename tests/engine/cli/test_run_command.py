@@ -115,7 +115,7 @@ def test_drafters_share_the_digest(shell: Any) -> None:
     digest = shell.digest
     assert shell.run(graph="bim_plain", drafter_model=None) == Code.OK
     assert shell.digest == digest
-    assert shell.run(sets=("drafter.nodes=4", "layout.max_num_branches=2")) == Code.OK
+    assert shell.run(sets=("drafter.num_draft_tokens=4", "layout.max_num_branches=2")) == Code.OK
     assert shell.digest == digest
 
 
@@ -133,7 +133,10 @@ def repeat(shell: Any, **options: Any) -> int:
 
 
 def test_a_run_repeats_itself(shell: Any) -> None:
-    assert shell.run(sets=("drafter.nodes=5",), prompt='1e-3 "x": on | 0o14\n  é 👨‍👩‍👧') == Code.OK
+    assert (
+        shell.run(sets=("drafter.num_draft_tokens=5",), prompt='1e-3 "x": on | 0o14\n  é 👨‍👩‍👧')
+        == Code.OK
+    )
     first, before = shell.digest, shell.latest.resolve()
     assert repeat(shell) == Code.OK
     assert shell.latest.resolve() != before

@@ -16,9 +16,9 @@ profiles:
   mine:
     model: path/to/target
     drafters:
-      eagle3: {model: path/to/head, nodes: 7, top_k: 3}
+      eagle3: {model: path/to/head, num_draft_tokens: 7, top_k: 3}
       vanilla: path/to/small
-      ngram: {nodes: 3, levels: 3}
+      ngram: {num_draft_tokens: 3, draft_depth: 3}
     dtype: bfloat16
     stop_ids: [5, 6]
     set: {skeleton.share: prompt, limits.max_new_tokens: 99, sampling.temperature: 0.5}
@@ -42,7 +42,7 @@ def test_a_profile_changes_settings_and_the_graph(mine: Path) -> None:
     options, graph = done.options, done.program.graph
     assert (options.model, options.drafter_model) == ("path/to/target", "path/to/head")
     assert (options.dtype, options.stop_ids) == ("bfloat16", (5, 6))
-    assert graph.drafter.model_dump() | {"nodes": 7, "top_k": 3, "levels": 3} == (
+    assert graph.drafter.model_dump() | {"num_draft_tokens": 7, "top_k": 3, "draft_depth": 3} == (
         graph.drafter.model_dump()
     )
     assert graph.skeleton is not None and graph.skeleton.share == "prompt"
@@ -50,12 +50,16 @@ def test_a_profile_changes_settings_and_the_graph(mine: Path) -> None:
 
 
 def test_the_command_line_wins(mine: Path) -> None:
-    sets = ["skeleton.share=outline", "drafter.nodes=5", "drafter.model=elsewhere"]
+    sets = ["skeleton.share=outline", "drafter.num_draft_tokens=5", "drafter.model=elsewhere"]
     done = job(mine, dtype="float32", sets=sets, stop_ids=[])
     assert (done.options.dtype, done.options.stop_ids) == ("float32", ())
     assert done.options.drafter_model == "elsewhere"
     graph: Any = done.program.graph
-    assert (graph.skeleton.share, graph.drafter.nodes, graph.drafter.top_k) == ("outline", 5, 3)
+    assert (graph.skeleton.share, graph.drafter.num_draft_tokens, graph.drafter.top_k) == (
+        "outline",
+        5,
+        3,
+    )
     assert job(mine, drafter_model="given").options.drafter_model == "given"
     assert job(mine, model="another").options.model == "another"
 
@@ -63,7 +67,7 @@ def test_the_command_line_wins(mine: Path) -> None:
 def test_drafters_go_by_the_kind_that_the_graph_then_has(mine: Path) -> None:
     assert job(mine, sets=["drafter.kind=vanilla"]).options.drafter_model == "path/to/small"
     graph: Any = job(mine, "bim_ngram").program.graph
-    assert graph.drafter.nodes == 3
+    assert graph.drafter.num_draft_tokens == 3
     assert job(mine, "bim_plain").options.drafter_model == "embedded", "and is not asked for"
 
 
@@ -132,8 +136,9 @@ def test_a_run_repeats_without_its_profile(mine: Path, tmp_path: Path) -> None:
         ),
         ("a: {model: m, set: {skeletn.share: prompt}}", "'skeletn'; did you mean 'skeleton'?"),
         (
-            "a: {model: m, drafters: {eagle3: {nods: 3}}}",
-            ":1:46: profiles.a: drafter.nods: unknown key 'nods'; did you mean 'nodes'?",
+            "a: {model: m, drafters: {eagle3: {num_draft: 3}}}",
+            ":1:46: profiles.a: drafter.num_draft: unknown key 'num_draft'; did you mean "
+            "'num_draft_tokens'?",
         ),
     ],
 )

@@ -83,11 +83,11 @@ def test_arguments_are_the_options_of_a_session(
         dtype="float64",
         threads=1,
         max_new_tokens=9,
-        sets=["drafter.nodes=3"],
+        sets=["drafter.num_draft_tokens=3"],
     )
     assert (session.seed, session.budget) == (7, 9)
     assert str(session.models.dtype) == "torch.float64"
-    assert session.program.graph.drafter.model_dump()["nodes"] == 3
+    assert session.program.graph.drafter.model_dump()["num_draft_tokens"] == 3
 
 
 def test_what_is_no_option_is_refused() -> None:

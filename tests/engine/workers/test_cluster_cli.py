@@ -78,7 +78,11 @@ def test_a_block_with_mistakes_is_told_with_its_places(
         ((3, 1), {}, "cluster.skeleton.tp 3: there are 2 workers"),
         ((1, 4), {}, "cluster.branches.tp 4: there are 2 workers"),
         ((3, 2), {"workers": 3}, "3 and branches.tp 2: one of them must be a multiple"),
-        ((2, 1), {"graph": "bim_eagle", "sets": ("drafter.nodes=auto",)}, "give drafter.costs"),
+        (
+            (2, 1),
+            {"graph": "bim_eagle", "sets": ("drafter.num_draft_tokens=auto",)},
+            "give drafter.costs",
+        ),
         ((2, 1), {"graph": "blend_eagle"}, "has blend, which one engine does"),
     ],
 )

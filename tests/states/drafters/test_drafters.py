@@ -260,24 +260,24 @@ def repeated(tokens: tuple[int, ...] = (1, 2)) -> Branch:
 
 
 def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
-    state, branch = new_drafter("ngram", levels=3, longest=2, width=1), repeated()
+    state, branch = new_drafter("ngram", draft_depth=3, longest=2, width=1), repeated()
     tree = state.lookup_(branch, 3)
     assert tree.tokens == (3, 4, 5)
     branch.tokens += [3, 9, 1, 2, 3]
-    state.settings = state.settings.model_copy(update={"levels": 1, "width": 2})
+    state.settings = state.settings.model_copy(update={"draft_depth": 1, "width": 2})
     assert state.lookup_(branch, 2).tokens == (4, 9)
     assert len(state.indices[OWNER]) == branch.size, "only what is new is read"
 
 
 def test_counts_of_a_request_know_its_prompt() -> None:
-    state, branch = new_drafter("ngram", levels=2, longest=2, width=1), repeated()
+    state, branch = new_drafter("ngram", draft_depth=2, longest=2, width=1), repeated()
     tree = state.count_(branch, 2)
     assert tree.tokens == (3, 4)
 
 
 def test_nothing_is_counted_twice() -> None:
     branch = repeated()
-    state = new_drafter("ngram", levels=1, longest=2, width=1, scope="branch")
+    state = new_drafter("ngram", draft_depth=1, longest=2, width=1, scope="branch")
     for _ in range(2):
         state.count_(branch, 1)
     assert state.tables is not None
@@ -289,7 +289,7 @@ def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
     """In the places of the path's own tokens; those before them came without any."""
     branch, other = repeated((9,)), repeated()
     other.owner = OWNER + 1
-    state = new_drafter("ngram", levels=1, longest=1, width=2, scope="branch")
+    state = new_drafter("ngram", draft_depth=1, longest=1, width=2, scope="branch")
     state.count_(other, 2)  # tables are there from the first round on
     side = [[60, 61, 62, 63, 64, 65]]  # two best tokens after each of three nodes
     state.learn([branch], result(1, side), [[0, 2]])
@@ -302,7 +302,7 @@ def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:
-    state, branch = new_drafter("ngram", levels=3, longest=2, width=1), repeated()
+    state, branch = new_drafter("ngram", draft_depth=3, longest=2, width=1), repeated()
     state.lookup_(branch, 3)
     state.count_(branch, 2)
     side = [[60, 61, 62, 63, 64, 65]]

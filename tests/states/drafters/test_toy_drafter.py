@@ -18,7 +18,7 @@ from specsot.states.yaml.spec import Int
 
 class ToySettings(DrafterSettings):
     kind: Literal["toy"]
-    nodes: Int = 3
+    num_draft_tokens: Int = 3
 
 
 class ToyDrafter(Drafter):
@@ -33,13 +33,16 @@ class ToyDrafter(Drafter):
         for branch in frontier:
             ids = branch.context()
             places = [place for place, token in enumerate(ids[:-1]) if token == ids[-1]]
-            tokens = tuple(ids[places[-1] + 1 :][: self.settings.nodes]) if places else ()
+            count = self.settings.num_draft_tokens
+            tokens = tuple(ids[places[-1] + 1 :][:count]) if places else ()
             depths = tuple(range(1, len(tokens) + 1))
             parents = tuple(depth - 2 for depth in depths)
             trees.append(HostTree(tokens, parents, depths, (0.0,) * len(tokens)))
         return pack(trees, self.context.layout.device)
 '''
-GRAPH = "extends: bim_plain\nname: toy\ndoc: A toy drafts.\ndrafter: {kind: toy, nodes: 4}\n"
+GRAPH = (
+    "extends: bim_plain\nname: toy\ndoc: A toy drafts.\ndrafter: {kind: toy, num_draft_tokens: 4}\n"
+)
 
 
 def decoded(graph: str, *sets: str) -> tuple[str, int]:

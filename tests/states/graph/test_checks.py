@@ -386,8 +386,10 @@ def test_attention_stands_at_the_top_of_a_graph() -> None:
 
 
 def test_sizes_that_cannot_hold_together() -> None:
-    text = changed(("{kind: eagle3}", "{kind: eagle3, nodes: 21, levels: 2, top_k: 4}"))
-    assert "21 nodes are too many: levels 2 and top_k 4 draft at most 20" in problems(text)[0]
+    text = changed(
+        ("{kind: eagle3}", "{kind: eagle3, num_draft_tokens: 21, draft_depth: 2, top_k: 4}")
+    )
+    assert "21 nodes are too many: draft_depth 2 and top_k 4 draft at most 20" in problems(text)[0]
     assert load(text.replace("21", "20"))
     text = changed(("{kind: bim}", "{kind: bim, kv_slots: 267}"))
     assert "1 prompt token + 256 new ones + 10 nodes + 1 = 268 slots" in problems(text)[0]

@@ -48,11 +48,12 @@ def test_a_block_replaces_the_whole_block() -> None:
         base="extends: bim_eagle\nname: base\n"
         "layout: {kind: bim, kv_slots: 999, max_num_branches: 3}\n"
         "sampling: {temperature: 0.5}\n",
-        mine="extends: base.yaml\nlayout: {kind: batching}\ndrafter: {kind: eagle3, levels: 2}\n",
+        mine="extends: base.yaml\nlayout: {kind: batching}\n"
+        "drafter: {kind: eagle3, draft_depth: 2}\n",
     )
     graph = open_graph("mine.yaml").graph
     assert graph.layout == BatchingBlock(kind="batching")
-    assert graph.drafter == Eagle3Settings(kind="eagle3", levels=2)
+    assert graph.drafter == Eagle3Settings(kind="eagle3", draft_depth=2)
     assert graph.name == "base" and graph.sampling.temperature == 0.5
 
 
@@ -86,9 +87,9 @@ def test_a_copy_of_the_shipped_folder_extends_its_own_files() -> None:
 
 
 def test_changes_come_after_the_base() -> None:
-    write(mine="extends: bim_eagle\ndrafter: {kind: ngram, nodes: 5}\n")
-    graph = open_graph("mine.yaml", ["drafter.levels=2", "limits.max_rounds=9"]).graph
-    assert graph.refer("drafter.nodes") == 5 and graph.refer("drafter.levels") == 2
+    write(mine="extends: bim_eagle\ndrafter: {kind: ngram, num_draft_tokens: 5}\n")
+    graph = open_graph("mine.yaml", ["drafter.draft_depth=2", "limits.max_rounds=9"]).graph
+    assert graph.refer("drafter.num_draft_tokens") == 5 and graph.refer("drafter.draft_depth") == 2
     assert graph.limits.max_rounds == 9
     swapped = open_graph("mine.yaml", ["drafter.kind=eagle3"]).graph
     assert swapped.drafter == Eagle3Settings(kind="eagle3")

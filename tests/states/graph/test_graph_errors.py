@@ -15,8 +15,8 @@ from specsot.states.yaml.source import GraphError, Source
 MARK = "¦"
 GROW = "[draft.grow_tree_, outline.force]"
 PARSE = "[outline.parse_]"
-NODES = "nodes: {1: 10, 2: 6, 4: 3}"
-DRAFTER = f"drafter:\n  kind: eagle3\n  {NODES}\n  levels: 4\n  top_k: 4\n"
+NODES = "num_draft_tokens: {1: 10, 2: 6, 4: 3}"
+DRAFTER = f"drafter:\n  kind: eagle3\n  {NODES}\n  draft_depth: 4\n  top_k: 4\n"
 SIX = "[skeleton, verify, continuous_decode, parse, parallel_prefill, merge]"
 MACHINE = (files("specsot") / "graphs/machines/skeleton.yaml").read_text(encoding="utf-8")
 GOOD = MACHINE.replace("name: skeleton\n", "name: bim_eagle\n", 1).replace(
@@ -55,19 +55,19 @@ MISTAKES = [
     ("version: 1\nname: bim_eagle", "¦version: 1", "graph: the key 'name' is missing"),
     ("{from: schedule, to: idle}", "¦{from: schedule}", ": the key 'to' is missing"),
     # values
-    ("levels: 4", "levels: ¦0", "drafter.levels: must be at least 1, not 0"),
-    ("levels: 4", "levels: ¦65", "drafter.levels: must be at most 64, not 65"),
-    ("levels: 4", "levels: ¦true", "drafter.levels: must be an integer, not true"),
-    ("levels: 4", "levels: ¦4.0", "must be an integer, not the number 4.0"),
-    ("levels: 4", "levels: ¦1e1", "must be an integer, not the number 10.0"),
-    ("levels: 4", "levels: ¦'4'", "must be an integer, not the string '4'"),
-    ("levels: 4", "levels: ¦five", "must be an integer, not the string 'five'"),
-    ("levels: 4", "levels: ¦[4]", "must be an integer, not a list"),
-    ("levels: 4", "levels: ¦{a: 4}", "must be an integer, not a mapping"),
-    ("levels: 4", "levels: ¦~", "drafter.levels: must not be null"),
-    ("levels: 4", "levels: ¦-1", "must be at least 1, not -1"),
-    ("levels: 4", "levels: ¦" + "9" * 31, "must be at most 64, not 9999"),
-    ("levels: 4", "levels: ¦.inf", "must be an integer, not the number inf"),
+    ("draft_depth: 4", "draft_depth: ¦0", "drafter.draft_depth: must be at least 1, not 0"),
+    ("draft_depth: 4", "draft_depth: ¦65", "drafter.draft_depth: must be at most 64, not 65"),
+    ("draft_depth: 4", "draft_depth: ¦true", "drafter.draft_depth: must be an integer, not true"),
+    ("draft_depth: 4", "draft_depth: ¦4.0", "must be an integer, not the number 4.0"),
+    ("draft_depth: 4", "draft_depth: ¦1e1", "must be an integer, not the number 10.0"),
+    ("draft_depth: 4", "draft_depth: ¦'4'", "must be an integer, not the string '4'"),
+    ("draft_depth: 4", "draft_depth: ¦five", "must be an integer, not the string 'five'"),
+    ("draft_depth: 4", "draft_depth: ¦[4]", "must be an integer, not a list"),
+    ("draft_depth: 4", "draft_depth: ¦{a: 4}", "must be an integer, not a mapping"),
+    ("draft_depth: 4", "draft_depth: ¦~", "drafter.draft_depth: must not be null"),
+    ("draft_depth: 4", "draft_depth: ¦-1", "must be at least 1, not -1"),
+    ("draft_depth: 4", "draft_depth: ¦" + "9" * 31, "must be at most 64, not 9999"),
+    ("draft_depth: 4", "draft_depth: ¦.inf", "must be an integer, not the number inf"),
     ("temperature: 0", "temperature: ¦.nan", "must be a finite number, not nan"),
     ("temperature: 0", "temperature: ¦-.inf", "must be a finite number, not -inf"),
     ("temperature: 0", "temperature: ¦-1", "must be at least 0.0, not -1"),
@@ -92,15 +92,24 @@ MISTAKES = [
         "1000 branches with 3 nodes each need 5000 slots",
     ),
     # nodes by number of branches
-    (NODES, "nodes: ¦{2: 6}", "drafter.nodes: needs an entry for 1 active branch"),
-    (NODES, "nodes: ¦{}", "drafter.nodes: needs an entry for 1 active branch"),
-    (NODES, "nodes: {1: ¦0}", "drafter.nodes.1: must be an integer from 1 to 4096"),
-    (NODES, "nodes: {1: 4, 2: ¦true}", "drafter.nodes.2: must be an integer from 1 to 4096"),
-    (NODES, "nodes: {1: 4, ¦a: 1}", "a number of active branches is an integer from 1 to 1024"),
-    (NODES, "nodes: {1: 4, ¦0: 1}", "a number of active branches is an integer from 1 to 1024"),
-    (NODES, "nodes: ¦true", "must be auto, an integer from 1 to 4096, or a map {active branches"),
-    (NODES, "nodes: ¦[1]", "must be auto, an integer from 1 to 4096, or a map {active branches"),
-    (NODES, "nodes: ¦53", "53 nodes are too many: levels 4 and top_k 4 draft at most 52"),
+    (NODES, "num_draft_tokens: ¦{2: 6}",
+     "drafter.num_draft_tokens: needs an entry for 1 active branch"),
+    (NODES, "num_draft_tokens: ¦{}",
+     "drafter.num_draft_tokens: needs an entry for 1 active branch"),
+    (NODES, "num_draft_tokens: {1: ¦0}",
+     "drafter.num_draft_tokens.1: must be an integer from 1 to 4096"),
+    (NODES, "num_draft_tokens: {1: 4, 2: ¦true}",
+     "drafter.num_draft_tokens.2: must be an integer from 1 to 4096"),
+    (NODES, "num_draft_tokens: {1: 4, ¦a: 1}",
+     "a number of active branches is an integer from 1 to 1024"),
+    (NODES, "num_draft_tokens: {1: 4, ¦0: 1}",
+     "a number of active branches is an integer from 1 to 1024"),
+    (NODES, "num_draft_tokens: ¦true",
+     "must be auto, an integer from 1 to 4096, or a map {active branches"),
+    (NODES, "num_draft_tokens: ¦[1]",
+     "must be auto, an integer from 1 to 4096, or a map {active branches"),
+    (NODES, "num_draft_tokens: ¦53",
+     "53 nodes are too many: draft_depth 4 and top_k 4 draft at most 52"),
     # states and their names
     ("  merge:\n", "  ¦trigger:\n", "a state cannot be called 'trigger'"),
     ("  merge:\n", "  ¦start:\n", "a state cannot be called 'start'"),
@@ -126,7 +135,8 @@ MISTAKES = [
      "names no setting of this graph"),
     (PARSE, "[{op: outline.parse_, with: {direct_tokens: ¦$skeleton.tools}}]",
      "an integer, not a list"),
-    (GROW, "[{op: draft.grow_tree_, ¦wth: {levels: 1}}]", "unknown key 'wth'; did you mean 'with'"),
+    (GROW, "[{op: draft.grow_tree_, ¦wth: {draft_depth: 1}}]",
+     "unknown key 'wth'; did you mean 'with'"),
     (GROW, "[¦3]", "states.grow_tree.ops.0: must be a mapping, not the number 3"),
     (GROW, "¦draft.grow_tree_", "must be a list, not the string 'draft.grow_tree_'"),
     # ways
@@ -186,13 +196,13 @@ def test_one_mistake_may_be_several_problems_of_one_stage(table: OpTable) -> Non
     text = GOOD.replace("kind: eagle3", "kind: none")
     problems = [line.partition(" ")[2] for line in said(text, table)]
     assert len(problems) == 3
-    for key, problem in zip(("nodes", "levels", "top_k"), problems, strict=True):
+    for key, problem in zip(("num_draft_tokens", "draft_depth", "top_k"), problems, strict=True):
         assert problem.startswith(f"drafter.{key}: '{key}' belongs to the drafter eagle3")
         assert problem.endswith(", this is none")
 
 
 def test_problems_of_a_stage_come_together_in_file_order(table: OpTable) -> None:
-    text = GOOD.replace("levels: 4", "levels: 0").replace("version: 1", "version: 0")
+    text = GOOD.replace("draft_depth: 4", "draft_depth: 0").replace("version: 1", "version: 0")
     text = text.replace("grammar: true", "grammar: 1")
     text = text.replace("from: idle, to: done", "form: idle, to: done")
     places = [int(line.split(":")[1]) for line in said(text, table)]

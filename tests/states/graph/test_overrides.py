@@ -26,12 +26,12 @@ def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
 @pytest.mark.parametrize(
     ("text", "path", "value"),
     [
-        ("drafter.levels=5", "drafter.levels", 5),
-        ("drafter.levels=0o5", "drafter.levels", 5),
-        ("drafter.nodes={1: 8, 3: 2}", "drafter.nodes", {1: 8, 3: 2}),
-        ("drafter.nodes.2=4", "drafter.nodes", {1: 10, 2: 4, 4: 3}),
-        ("drafter.nodes.8=2", "drafter.nodes", {1: 10, 2: 6, 4: 3, 8: 2}),
-        ("drafter.nodes=9", "drafter.nodes", 9),
+        ("drafter.draft_depth=5", "drafter.draft_depth", 5),
+        ("drafter.draft_depth=0o5", "drafter.draft_depth", 5),
+        ("drafter.num_draft_tokens={1: 8, 3: 2}", "drafter.num_draft_tokens", {1: 8, 3: 2}),
+        ("drafter.num_draft_tokens.2=4", "drafter.num_draft_tokens", {1: 10, 2: 4, 4: 3}),
+        ("drafter.num_draft_tokens.8=2", "drafter.num_draft_tokens", {1: 10, 2: 6, 4: 3, 8: 2}),
+        ("drafter.num_draft_tokens=9", "drafter.num_draft_tokens", 9),
         ("drafter.model=/a=b", "drafter.model", "/a=b"),
         ("skeleton.tools=[Search, Code]", "skeleton.tools", ("Search", "Code")),
         ("skeleton.grammar=false", "skeleton.grammar", False),
@@ -42,7 +42,11 @@ def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
     ],
 )
 def test_a_setting_is_changed(text: str, path: str, value: Any, table: OpTable) -> None:
-    pinned = ("drafter.nodes={1: 10, 2: 6, 4: 3}", "drafter.levels=4", "drafter.top_k=4")
+    pinned = (
+        "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
+        "drafter.draft_depth=4",
+        "drafter.top_k=4",
+    )
     assert opened(table, *pinned, text).graph.refer(path) == value
 
 
@@ -52,12 +56,17 @@ def test_a_missing_block_is_made(table: OpTable) -> None:
 
 
 def test_the_last_of_several_wins(table: OpTable) -> None:
-    assert opened(table, "drafter.levels=2", "drafter.levels=3").graph.refer("drafter.levels") == 3
+    assert (
+        opened(table, "drafter.draft_depth=2", "drafter.draft_depth=3").graph.refer(
+            "drafter.draft_depth"
+        )
+        == 3
+    )
 
 
 def test_a_kind_replaces_its_block_by_defaults_before_the_others(table: OpTable) -> None:
-    drafter = opened(table, "drafter.levels=3", "drafter.kind=eagle3").graph.drafter
-    assert drafter == Eagle3Settings(kind="eagle3", levels=3)
+    drafter = opened(table, "drafter.draft_depth=3", "drafter.kind=eagle3").graph.drafter
+    assert drafter == Eagle3Settings(kind="eagle3", draft_depth=3)
     assert opened(table, "drafter.kind=none").graph.drafter == NoDrafterSettings(kind="none")
     assert opened(table, "drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
 
@@ -72,23 +81,29 @@ def test_ops_and_ways_can_be_changed_too(table: OpTable) -> None:
 def test_positions_of_untouched_values_stay(table: OpTable) -> None:
     plain, other = opened(table), opened(table, "drafter.kind=none")
     assert plain.source.values[("initial",)] == other.source.values[("initial",)]
-    assert ("drafter", "levels") not in other.source.values
+    assert ("drafter", "draft_depth") not in other.source.values
     assert plain.steps["verify"][0].at == other.steps["verify"][0].at
 
 
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["drafter.nodes=x"], "--set drafter.nodes=x: drafter.nodes: must be auto, an integer"),
-        (["drafter.levels=1e3"], "drafter.levels: must be an integer, not the number 1000.0"),
-        (["drafter.levels=yes"], "drafter.levels: must be an integer, not the string 'yes'"),
-        (["drafter.levels="], "--set drafter.levels=: drafter.levels: must not be null"),
-        (["drafter.levls=3"], "drafter.levls: unknown key 'levls'; did you mean 'levels'?"),
+        (["drafter.num_draft_tokens=x"],
+         "--set drafter.num_draft_tokens=x: drafter.num_draft_tokens: must be auto, an "),
+        (["drafter.draft_depth=1e3"],
+         "drafter.draft_depth: must be an integer, not the number 1000.0"),
+        (["drafter.draft_depth=yes"],
+         "drafter.draft_depth: must be an integer, not the string 'yes'"),
+        (["drafter.draft_depth="],
+         "--set drafter.draft_depth=: drafter.draft_depth: must not be null"),
+        (["drafter.draft_deph=3"],
+         "drafter.draft_deph: unknown key 'draft_deph'; did you mean 'draft_depth'?"),
         (["drafte.levels=3"], "drafte: unknown key 'drafte'; did you mean 'drafter'?"),
         (["drafter.kind=eagel3"], "drafter: no drafter 'eagel3'; did you mean 'eagle3'?"),
         (["layout.kind=batched"], "no layout 'batched'; did you mean 'batching'?; there are: bim"),
-        (["drafter.kind=none", "drafter.nodes=3"],
-         "--set drafter.nodes=3: drafter.nodes: 'nodes' belongs to the drafter eagle3"),
+        (["drafter.kind=none", "drafter.num_draft_tokens=3"],
+         "--set drafter.num_draft_tokens=3: drafter.num_draft_tokens: 'num_draft_tokens' "
+         "belongs to the drafter eagle3"),
         (["drafter=eagle3"], "drafter: must be a mapping, not the string 'eagle3'"),
         (["limits={max_rounds: 0}"], "--set limits={max_rounds: 0}: limits: must be at least 1"),
         (["name.x=3"], "--set name.x=3: name.x: name is 'bim_eagle', not a mapping"),
@@ -99,9 +114,9 @@ def test_positions_of_untouched_values_stay(table: OpTable) -> None:
         (["states.merge.ops.0=answer.mrge"], "no op 'answer.mrge'; did you mean 'answer.merge'"),
         (["skeleton=null"], "--set skeleton=null: skeleton: must not be null"),
         (["version=2"], "--set version=2: version: the graph needs format 2"),
-        (["drafter.levels=&a 3"], "drafter.levels: anchors are not allowed: &a"),
-        (["drafter.levels=[1"], "drafter.levels: expected ',' or ']'"),
-        (["drafter.levels"], "--set drafter.levels: option: write path=value"),
+        (["drafter.draft_depth=&a 3"], "drafter.draft_depth: anchors are not allowed: &a"),
+        (["drafter.draft_depth=[1"], "drafter.draft_depth: expected ',' or ']'"),
+        (["drafter.draft_depth"], "--set drafter.draft_depth: option: write path=value"),
         (["=3"], "--set =3: option: write path=value"),
         (["drafter..levels=3"], "write path=value, e.g. drafter.top_k=8"),
         ([""], "write path=value"),
@@ -118,9 +133,9 @@ def test_a_mistake_names_the_option(sets: list[str], message: str, table: OpTabl
 
 def test_a_change_that_breaks_something_else_points_at_that(table: OpTable) -> None:
     with pytest.raises(
-        GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.nodes: \d+ nodes"
+        GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.num_draft_tokens: \d+ nodes"
     ):
-        opened(table, "drafter.levels=1")
+        opened(table, "drafter.draft_depth=1")
 
 
 OLD_KEYS = [
@@ -129,6 +144,8 @@ OLD_KEYS = [
     ("skeleton.found=4", "skeleton.search_top_k", 4),
     ("scheduler.max_tokens=64", "scheduler.max_num_batched_tokens", 64),
     ("limits.samples=1", "limits.n", 1),
+    ("drafter.nodes=7", "drafter.num_draft_tokens", 7),
+    ("drafter.levels=2", "drafter.draft_depth", 2),
 ]
 
 

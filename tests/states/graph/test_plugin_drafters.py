@@ -28,7 +28,7 @@ from specsot.states.yaml.spec import Int
 class EchoSettings(DrafterSettings):
     kind: Literal["echo"]
     has_model = True
-    nodes: Int = 4
+    num_draft_tokens: Int = 4
 
 class Echo(Drafter):
     Settings = EchoSettings
@@ -55,11 +55,11 @@ def echo(write: Write) -> Path:
 
 
 def test_a_kind_of_an_installed_package(echo: Path) -> None:
-    program = open_graph("eagle", ["drafter.kind=echo", "drafter.nodes=7"])
+    program = open_graph("eagle", ["drafter.kind=echo", "drafter.num_draft_tokens=7"])
     drafter = program.graph.drafter
     assert type(drafter).__name__ == "EchoSettings" and drafter.has_model
     assert drafter.offered == 7
-    assert program.graph.model_dump()["drafter"] == {"kind": "echo", "nodes": 7}
+    assert program.graph.model_dump()["drafter"] == {"kind": "echo", "num_draft_tokens": 7}
     again = Graph.model_validate(program.graph.model_dump(by_alias=True, exclude_none=True))
     assert again == program.graph
     assert "drafter echo" in describe_graph(program)
@@ -124,8 +124,14 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
     [
         ("drafter.kind=eco", "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,"),
         ("drafter.kind=3", "must be one of: none, eagle3, eagle2, eagle1, dflash, vanilla, ngram"),
-        ("drafter.nods=3", "drafter.nods: unknown key 'nods'; did you mean 'nodes'?"),
-        ("drafter.nodes=x", "drafter.nodes: must be an integer, not the string 'x'"),
+        (
+            "drafter.num_draft=3",
+            "drafter.num_draft: unknown key 'num_draft'; did you mean 'num_draft_tokens'?",
+        ),
+        (
+            "drafter.num_draft_tokens=x",
+            "drafter.num_draft_tokens: must be an integer, not the string 'x'",
+        ),
     ],
 )
 def test_mistakes_in_its_block(sets: str, message: str, echo: Path) -> None:

@@ -30,7 +30,7 @@ def manager(rows: int) -> BranchStateManager:
     """Pools of one layer and no models: what a forward says is said by the test."""
     kv, kv_draft = (KVCache(1, 1, 2, 400, rows) for _ in range(2))
     shape = BatchingBlock(kind="batching", max_num_branches=rows)
-    limits = RunLimits(shape, Eagle3Settings(kind="eagle3", nodes=2), True, 1000, 50)
+    limits = RunLimits(shape, Eagle3Settings(kind="eagle3", num_draft_tokens=2), True, 1000, 50)
     return BranchStateManager(kv, kv_draft, limits, lambda branch: branch.prompt)
 
 

@@ -9,7 +9,7 @@ from specsot.states.yaml.source import GraphError
 
 SMALL = (
     *("limits.max_new_tokens=1", "skeleton.max_tokens=1", "skeleton.direct_tokens=1"),
-    *("layout.max_num_branches=8", "drafter.nodes=10", "drafter.levels=5"),
+    *("layout.max_num_branches=8", "drafter.num_draft_tokens=10", "drafter.draft_depth=5"),
 )
 TREES = ("eagle3", "eagle2", "eagle1", "dflash", "ngram")
 

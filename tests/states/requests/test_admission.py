@@ -49,7 +49,7 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
     ) -> Run:
         made = tiny("llama")
         book = SizedBook(130, "outline", ())
-        sets = (f"drafter.nodes={nodes}",) if "eagle" in graph else ()
+        sets = (f"drafter.num_draft_tokens={nodes}",) if "eagle" in graph else ()
         session = graphs.session(
             graph,
             made.models,

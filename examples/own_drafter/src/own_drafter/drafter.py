@@ -17,7 +17,7 @@ class EchoSettings(DrafterSettings):
     """The block `drafter: {kind: echo}` of a graph."""
 
     kind: Literal["echo"]
-    nodes: Int = Field(default=4, ge=1, le=64, description="drafted tokens of a chain")
+    num_draft_tokens: Int = Field(default=4, ge=1, le=64, description="drafted tokens of a chain")
 
     @property
     def is_chain(self) -> bool:
@@ -36,7 +36,7 @@ class EchoDrafter(Drafter):
 
         trees = []
         for branch in frontier:
-            tokens = tuple(continuation(branch.context(), self.settings.nodes))
+            tokens = tuple(continuation(branch.context(), self.settings.num_draft_tokens))
             depths = tuple(range(1, len(tokens) + 1))
             parents = tuple(depth - 2 for depth in depths)
             trees.append(HostTree(tokens, parents, depths, (0.0,) * len(tokens)))
