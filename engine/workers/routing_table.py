@@ -79,7 +79,7 @@ class RoutingTable:
         return self._replicas[number]
 
     def weigh_(self, replica: Replica, id: str, tokens: int) -> None:
-        """The replica is now expected to write so many tokens for a request."""
+        """Set the number of tokens that the replica is expected to write for a request."""
         number, before = self._tokens.get(id, (replica.number, 0))
         self._tokens[id] = (number, tokens)
         self._loads.add_(number, tokens - before)

@@ -22,7 +22,7 @@ Send = Callable[[Reply], None]
 
 
 class AssignedPart:
-    """A part of a request in an engine, and what of it the driver has received."""
+    """A part of a request in an engine, with the numbers of tokens sent to the driver."""
 
     def __init__(self, order: Assign, handle: Handle) -> None:
         assert handle.request is not None

@@ -64,7 +64,7 @@ class DeliveredStream:
         self._rows_at: Counter[int] = Counter()
 
     def new_part(self, output: Wrote) -> Wrote | None:
-        """What of an output the client does not have; raises DiffersError."""
+        """The part of an output that the client does not have; raises DiffersError."""
         text = _new_part(self._text, self._text_at, output.text)
         self._text_at += len(output.text)
         self._text += text
@@ -99,7 +99,7 @@ class DeliveredStream:
 
 
 def _new_part(delivered: Output, at: int, output: Output) -> Output:
-    """What of an output from position `at` on goes beyond what was delivered."""
+    """The end of an output, which starts at position `at`, that was not delivered."""
     known = delivered[at : at + len(output)]
     if output[: len(known)] != known:
         raise DiffersError("a second run of the request has another output than the first")

@@ -41,7 +41,7 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert server.process.poll() is None and "Traceback" not in server.told
 
 
-@pytest.mark.parametrize(("token", "why"), [(RAISES, "a step broke"), (NO_NUMBERS, "no numbers")])
+@pytest.mark.parametrize(("token", "why"), [(RAISES, "a step broke"), (NO_NUMBERS, "not numbers")])
 def test_who_fails_is_told_why_and_the_next_one_is_answered(
     breaking: Served, token: int, why: str
 ) -> None:
