@@ -234,7 +234,7 @@ def targets_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
 def _profiles() -> dict[str, dict[str, Any]]:
     from ..prepare.files import SHIPPED, read_source
     from ..prepare.job import CONFIG
-    from ..prepare.profiles import KEY, merged
+    from ..prepare.options import KEY, merged
 
     own = read_source(CONFIG).data if Path(CONFIG).exists() else {}
     both = merged(read_source(str(SHIPPED.parent / CONFIG)).data[KEY], (own or {}).get(KEY))

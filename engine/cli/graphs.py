@@ -6,6 +6,8 @@ Exit codes: 0 good, 3 a graph has problems.
 
 import json
 from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,11 +16,12 @@ from ...states.graph.graph import json_schema
 from ...states.graph.load import op_table
 from ...states.graph.program import Program
 from ...states.yaml.source import GraphError, Problem
-from ..errors import Code
+from ..errors import Code, UsageError
 from ..prepare.environment import embedded_layers
-from ..prepare.files import graph_names, open_graph
+from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
+from ..prepare.job import CONFIG
 from ..prepare.repeat import graph_yaml
-from ..shell import print_json, tell_problems
+from ..shell import print_json, tell_problems, user_errors
 from ..view.diagram import describe_graph, describe_words, lifecycles, mermaid
 from .completing import graph_names_of
 from .options import Sets
@@ -128,3 +131,42 @@ def _open(ref: str, sets: list[str] | None) -> Program:
     except GraphError as error:
         tell_problems(error.problems)
         raise typer.Exit(Code.GRAPH) from None
+
+
+SCHEMA = "graph.schema.json"
+SCHEMAS = {FOLDER: SCHEMA, "machines": f"../{SCHEMA}"}  # by the folder of a graph
+
+
+def init(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Where to; made if it is not there.")
+    ] = Path(),
+) -> None:
+    """Copy the shipped graphs, prompts and settings into a folder, to be changed.
+
+    Editors with a YAML language server complete and check the graphs by the schema beside them.
+    A graph or a specsot.yaml that lies in the working directory wins over the shipped one. Nothing
+    that is there already is written over.
+    """
+    with user_errors():
+        package = Path(str(files(PACKAGE)))
+        found = sorted(
+            p for p in (package / FOLDER).rglob("*") if p.suffix in (".yaml", ".txt", ".jsonl")
+        )
+        wanted = {path: folder / path.relative_to(package) for path in (*found, package / CONFIG)}
+        schema = json.dumps(json_schema(), indent=2) + "\n"
+        there = [path for path in wanted.values() if path.exists()]
+        if there:
+            raise UsageError(f"{there[0]}: is there already; nothing was written")
+        try:
+            for source, path in wanted.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                text = source.read_text(encoding="utf-8")
+                if source.parent.name in SCHEMAS and source.suffix == ".yaml":
+                    text = f"# yaml-language-server: $schema={SCHEMAS[source.parent.name]}\n{text}"
+                path.write_text(text, encoding="utf-8")
+            (folder / FOLDER / SCHEMA).write_text(schema, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    print(f"{len(wanted)} files in {folder}: graphs, prompts, {CONFIG}")
+    print("try: specsot run graphs/bim_eagle.yaml, then change a word of it")

@@ -19,11 +19,19 @@ from ...states.text.outline import Outline, OutlineError, load_outline, parse_ou
 from ...states.yaml.source import GraphError, Source, decode
 from ...states.yaml.spec import Spec
 from ..errors import LacksDrafterError, UsageError
-from .cluster_block import ClusterBlock
 from .files import PACKAGE, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
-from .options import SETTINGS, RunOptions, flag_of
-from .profiles import KEY, ChosenProfile, Profile, check_drafters, merged
+from .options import (
+    KEY,
+    SETTINGS,
+    ChosenProfile,
+    ClusterBlock,
+    Profile,
+    RunOptions,
+    check_drafters,
+    flag_of,
+    merged,
+)
 from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of, read_run
 
 EMBEDDED = "embedded"

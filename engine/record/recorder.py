@@ -14,14 +14,7 @@ from ...states.round import RoundSummary
 from ...states.trace import Event, Moved, OpRan, Sink
 from ..text_stream import Decode, TextStream, TokenTexts
 from .metrics import NS, Meter, figures
-from .run_view import (
-    RunView,
-    Snapshot,
-    branch_view,
-    pool_view,
-    request_view,
-    visible_branches,
-)
+from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches
 from .trace import Record, Recordable, Write, step_record, trace_record
 
 BATCH_SIZE = 256  # trace records that are written together

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...engine.chunks.store import ChunkMaker, chunk_maker
 from ...models.load.checkpoint import model_hash
 from ...states.phases.merge import Answer
 from ...states.prompt_builder import chunks_of
 from ...states.text.tokens import PromptTokens
 from ..chunks.files import ChunkFiles, ChunkInfo
-from ..chunks.store import ChunkStore
+from ..chunks.store import ChunkMaker, ChunkStore, chunk_maker
 from ..errors import UsageError
 from ..events import (
     AnswerReady,

@@ -8,7 +8,6 @@ from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Self
 
-from ...engine.record.run_view import PoolView, pool_view
 from ...models.sharded import RankLost
 from ...states.manager import BranchStateManager
 from ...states.phases.merge import Answer
@@ -27,8 +26,8 @@ from ..events import (
     answer_ready,
     finish_of,
 )
-from ..prepare.inputs import Prompt
-from ..prepare.request_settings import AS_THE_GRAPH, Fit, RequestSettings
+from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
+from ..record.run_view import PoolView, pool_view
 from .core import EngineCore, EngineCounters, EngineStats
 from .session import Session, opened
 

@@ -9,11 +9,11 @@ from time import monotonic, perf_counter_ns, sleep
 from types import FrameType
 from typing import Self
 
-from ...engine.record.trace import Write
 from ...states.request import Request
 from ..errors import Code
 from ..prepare.inputs import Prompt
 from ..record.recorder import Recorder
+from ..record.trace import Write
 from .core import EngineCore
 from .session import Session
 

@@ -9,7 +9,6 @@ from typing import Any, ParamSpec
 
 import torch
 
-from ...engine.chunks.store import CHUNK_BYTES, ChunkLibrary, chunks_for
 from ...models.files import ModelError
 from ...ops.draft.sizes import RoundCosts
 from ...ops.host import HostReader
@@ -33,7 +32,7 @@ from ...states.text.template import TemplateError, load_template
 from ...states.text.tokens import PromptTokens
 from ...states.trace import Sink
 from ...states.yaml.source import GraphError, Problem, ProblemCode
-from ..chunks.store import ChunkStore
+from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for
 from ..errors import UsageError
 from ..models import Models, assumed, load_models, with_drafter
 from ..pools import RunPools
@@ -44,10 +43,9 @@ from ..prepare.environment import (
     set_up_torch,
     threads_of,
 )
-from ..prepare.inputs import Prompt
+from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
 from ..prepare.job import EMBEDDED, Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
-from ..prepare.request_settings import AS_THE_GRAPH, RequestSettings
 from .core import EngineCore
 from .round_costs import costs_of
 

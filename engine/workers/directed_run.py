@@ -5,11 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 from ..models import load_models
-from ..prepare.cluster_block import ClusterBlock
 from ..prepare.environment import model_folders, set_up_torch
 from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
+from ..prepare.options import ClusterBlock
 from ..record.metrics import Marks, counted_figures
 from ..record.recorder import Recorder
 from ..record.trace import Write

@@ -33,14 +33,7 @@ from .protocol import (
     WorkCounts,
 )
 from .request_state import RequestState, new_request_state
-from .worker_groups import (
-    NO_EPOCH,
-    RECEIVE_INTERVAL,
-    Report,
-    RunWorker,
-    WorkerGroup,
-    WorkerGroups,
-)
+from .worker_groups import NO_EPOCH, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
 
 
 @dataclass(frozen=True, slots=True)

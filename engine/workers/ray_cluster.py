@@ -23,7 +23,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from ..errors import ClusterError, UsageError
-from ..prepare.cluster_block import LOCAL
+from ..prepare.options import LOCAL
 
 FILE_VARIABLE = "SPECSOT_CLUSTER_FILE"
 DEFAULT_FILE = "~/.cache/specsot/cluster.json"

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from ..prepare.cluster_block import ClusterBlock
 from ..prepare.job import Job
+from ..prepare.options import ClusterBlock
 from .link import ConnectedWorker, HostError, Pipe, WorkerListener, WorkerSpec, connect_to
 from .membership import WorkerSource
 from .protocol import Load

@@ -24,8 +24,7 @@ from ..events import (
     TokenEvent,
     TokensReused,
 )
-from ..prepare.inputs import Prompt
-from ..prepare.request_settings import RequestSettings
+from ..prepare.inputs import Prompt, RequestSettings
 from ..run.engine import Engine, Handle
 from ..run.scoring import Scorer, TokenScore
 from ..run.session import derive_seed

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..limits import usable_cpus
-from ..prepare.cluster_block import LOCAL, ClusterBlock
 from ..prepare.environment import threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, read_cluster
+from ..prepare.options import LOCAL, ClusterBlock
 from .control import ReplicaControl
 from .link import ProcessHost, WorkerListener, WorkerSpec
 from .membership import WorkerSource

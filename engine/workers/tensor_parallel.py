@@ -12,7 +12,7 @@ from ...states.request import Branch, Request
 from ...states.round import RoundSummary
 from ..errors import message_of
 from ..events import OUTLINE
-from ..prepare.request_settings import RequestSettings
+from ..prepare.inputs import RequestSettings
 from ..record.metrics import Meter, held_figures
 from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from ..errors import ClusterError
-from ..prepare.cluster_block import ClusterBlock
+from ..prepare.options import ClusterBlock
 from .link import LinkState, WorkerGoneError, WorkerLink
 from .membership import Membership, WorkerSource
 from .process_groups import Store, ranks_of_groups

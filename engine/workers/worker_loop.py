@@ -24,9 +24,8 @@ from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
 from ..errors import message_of
 from ..models import has_parts
-from ..prepare.cluster_block import ClusterBlock
 from ..prepare.job import Job
-from ..prepare.options import SESSION, RunOptions
+from ..prepare.options import SESSION, ClusterBlock, RunOptions
 from ..prepare.repeat import graph_yaml
 from ..record.metrics import Meter
 from ..run.session import Session, load

@@ -6,11 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specsot.ops.attention.backends import (
-    AttentionBackend,
-    AttentionPlan,
-    backend,
-)
+from specsot.ops.attention.backends import AttentionBackend, AttentionPlan, backend
 from specsot.ops.attention.metadata import (
     AttentionBatch,
     AttentionMetadata,

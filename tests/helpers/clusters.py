@@ -9,10 +9,10 @@ from typing import Any
 
 from helpers.thread_hosts import ThreadWorkers
 from specsot.engine.models import Models, load_models
-from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.record.report import answers_of, output_digest
 from specsot.engine.record.trace import Record
 from specsot.engine.run.runner import perform

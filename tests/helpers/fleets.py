@@ -9,7 +9,7 @@ from threading import Event, Lock
 from typing import Any
 
 from helpers.thread_hosts import ThreadHost
-from specsot.engine.cli.serving.serve import plain_options
+from specsot.engine.cli.serve import plain_options
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers.link import WorkerSpec
 from specsot.engine.workers.membership import WorkerSource

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from helpers.clusters import session_of
 from specsot.engine.events import AnswerReady, Committed
-from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.prepare.request_settings import RequestSettings
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.run.engine import Engine, Handle
 
 WARM = ("sampling.temperature=0.8",)

@@ -12,10 +12,9 @@ from time import monotonic, sleep
 import pytest
 
 from helpers.clusters import Chaos, Ran, on_workers
-from specsot.engine.prepare.cluster_block import LOCAL, ClusterBlock, GroupSize
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import Job, prepare
-from specsot.engine.prepare.options import RunOptions
+from specsot.engine.prepare.options import LOCAL, ClusterBlock, GroupSize, RunOptions
 from specsot.engine.run.session import Session
 from specsot.engine.workers.director import Director
 from specsot.engine.workers.ray_cluster import ray_driver, set_up_ray

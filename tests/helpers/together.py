@@ -4,7 +4,7 @@ from time import monotonic
 
 from helpers.clusters import BEES, session_of
 from helpers.thread_hosts import ThreadWorkers
-from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
+from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.workers.director import Director
 from specsot.engine.workers.protocol import Assign, BranchEnded, Committed, Reply
 from specsot.engine.workers.tensor_parallel import TensorParallelEngine

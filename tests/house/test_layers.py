@@ -82,9 +82,6 @@ MAY_IMPORT = {
     "engine/serve/page": "engine engine/record engine/workers engine/serve/api",
     "engine/serve": "engine engine/record engine/workers engine/serve/api engine/serve/page",
     "engine/cli": "engine engine/* states/* models models/*",
-    "engine/cli/serving": (
-        "engine engine/cli engine/prepare engine/record engine/serve engine/serve/* engine/workers"
-    ),
 }
 
 

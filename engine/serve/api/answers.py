@@ -1,11 +1,13 @@
-"""One request from its fields to its answer, whole or as a stream; whoever leaves is cancelled."""
+"""Answers of requests, whole or streamed: their text, shapes of replies and token scores."""
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import time
 from typing import Any
+from uuid import uuid4
 
 from starlette.requests import Request
 
@@ -13,11 +15,200 @@ from ...workers.link import WorkerGoneError
 from ...workers.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
 from ...workers.router import Router
 from ...workers.tickets import StalledError, Ticket
+from .errors import ApiError, engine_gone, invalid
 from .fields import SamplingFields
-from .meters import Meters, Stopwatch
-from .problems import ApiError, engine_gone, invalid
-from .replies import Shape, speculation_of, usage_of, usage_so_far
-from .scores import Scores
+from .metrics import Meters, Stopwatch
+
+LOWEST = -9999.0  # what JSON can say: there is no -inf in it
+
+
+@dataclass(slots=True)
+class Scores:
+    """The scores of a choice's tokens, as rows of `Wrote.scores`.
+
+    Parts are written side by side: the rows of a part are told when all before it have ended, as
+    its text is.
+    """
+
+    _rows: dict[int, list[Any]] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _at: int = -1
+    _characters: int = 0  # of the tokens that were told
+
+    def add(self, message: Wrote) -> None:
+        """What a step brought."""
+        for row in message.scores:
+            self._rows.setdefault(row[0], []).append(row)
+        for name, branch, _ in message.events:
+            if name == "ended":
+                self._ended.add(branch)
+
+    def more(self) -> list[Any]:
+        """What can be told now."""
+        rows = self.of(self._at)
+        while self._at in self._ended or self._is_plain:
+            self._at += 1
+            rows += self.of(self._at)
+        return rows
+
+    def of(self, branch: int) -> list[Any]:
+        """What has not been told of a branch."""
+        return self._rows.pop(branch, [])
+
+    def rest(self) -> list[Any]:
+        """All that has not been told."""
+        return [row for branch in sorted(self._rows) for row in self.of(branch)]
+
+    @property
+    def _is_plain(self) -> bool:
+        """The first part has begun, and there was no outline."""
+        return self._at < 0 and (0 in self._rows or 0 in self._ended)
+
+    def shaped(self, rows: Sequence[Any], *, chat: bool) -> dict[str, Any] | None:
+        """Rows as an answer has them; None for none."""
+        if not rows:
+            return None
+        if chat:
+            return {"content": [_entry(*row) for row in rows]}
+        offsets = []
+        for _, _, text, _, _ in rows:
+            offsets.append(self._characters)
+            self._characters += len(text)
+        return {
+            "tokens": [text for _, _, text, _, _ in rows],
+            "token_logprobs": [None if p is None else _floor(p) for _, _, _, p, _ in rows],
+            "top_logprobs": [
+                None if p is None else {t: _floor(q) for _, t, q in top} for _, _, _, p, top in rows
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _entry(branch: int, token: int, text: str, logprob: float, top: Sequence[Any]) -> Any:
+    """A token of a chat answer; `branch` is the part that it is of, -1 for the outline."""
+    own = {"branch": branch, "top_logprobs": [_pair(t, p) for _, t, p in top]}
+    return {**_pair(text, logprob), **own}
+
+
+def _pair(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": _floor(logprob), "bytes": list(text.encode())}
+
+
+def _floor(logprob: float) -> float:
+    return max(logprob, LOWEST)
+
+
+FINISHED = {"stop": "stop", "length": "length", "refused": "length"}
+
+
+def usage_of(ended: Sequence[Ended], prompts: Sequence[int]) -> dict[str, Any]:
+    """Tokens of all choices; outlines were written, so they count.
+
+    Args:
+        prompts: tokens of each prompt, counted once however many choices it has.
+    """
+    cached = sum(one.usage["cached"] for one in ended)
+    outline = sum(one.usage["outline"] for one in ended)
+    written = sum(one.usage["answer"] for one in ended) + outline
+    prompt = sum(prompts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
+        "completion_tokens_details": {"skeleton_tokens": outline},
+    }
+
+
+def usage_so_far(prompt: int, written: int) -> dict[str, Any]:
+    """The same while an answer is written."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+    }
+
+
+def speculation_of(ended: Sequence[Ended], *, detailed: bool = False) -> dict[str, Any] | None:
+    """How drafts of the only choice fared, in the words that vLLM and AIPerf have for it."""
+    if len(ended) != 1 or not sum(ended[0].drafted):
+        return {"speculative_decoding": None}
+    accepted = ended[0].accepted
+    drafted = ended[0].drafted
+    histogram = [0] * (max(accepted) + 1)
+    for count in accepted:
+        histogram[count] += 1
+    figures: dict[str, Any] = {
+        "mean_acceptance_length": 1 + sum(accepted) / len(accepted),
+        "draft_acceptance_rate": sum(accepted) / sum(drafted),
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(accepted),
+        "num_accepted_draft_tokens": sum(accepted),
+        "num_draft_tokens": sum(drafted),
+        "num_spec_tokens": max(drafted),
+    }
+    if detailed:
+        figures |= {"per_step_accepted": list(accepted), "per_step_drafted": list(drafted)}
+    return {"speculative_decoding": figures}
+
+
+class Shape:
+    """The envelope of one request's answer: the same id, time and model on every chunk."""
+
+    def __init__(self, *, chat: bool, model: str) -> None:
+        self.chat = chat
+        self.model = model
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}"
+        self.created = int(time())
+
+    def _envelope(self, *, stream: bool) -> dict[str, Any]:
+        kind = "chat.completion" if self.chat else "text_completion"
+        if self.chat and stream:
+            kind += ".chunk"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def whole(
+        self, choices: Sequence[Mapping[str, Any]], usage: Mapping[str, Any], **more: Any
+    ) -> dict[str, Any]:
+        return {**self._envelope(stream=False), "choices": list(choices), "usage": usage, **more}
+
+    def choice(
+        self, index: int, text: str, ended: Ended, scores: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """A finished choice of an answer that is not streamed."""
+        end = {"finish_reason": FINISHED[ended.finish], "stop_reason": ended.stop}
+        if self.chat:
+            message = {"role": "assistant", "content": text, "refusal": None}
+            return {"index": index, "message": message, "logprobs": scores, **end}
+        return {"index": index, "text": text, "logprobs": scores, **end}
+
+    def chunk(
+        self,
+        index: int,
+        text: str | None = None,
+        *,
+        first: bool = False,
+        ended: Ended | None = None,
+        vendor: Mapping[str, Any] | None = None,
+        scores: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A piece of one choice: its beginning, a text, or its end."""
+        finish = None if ended is None else FINISHED[ended.finish]
+        choice: dict[str, Any] = {"index": index, "logprobs": scores, "finish_reason": finish}
+        if ended is not None:
+            choice["stop_reason"] = ended.stop
+        if self.chat:
+            delta: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+            choice["delta"] = delta if text is None else {**delta, "content": text}
+        else:
+            choice["text"] = text or ""
+        chunk = {**self._envelope(stream=True), "choices": [choice]}
+        return chunk if vendor is None else {**chunk, "specsot": vendor}
+
+    def last(self, usage: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+        """The chunk behind all choices that says what they took."""
+        return {**self._envelope(stream=True), "choices": [], "usage": usage, **more}
+
 
 SAID = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
 FAILED = {  # how a request can end without an answer: status, type, what is said

@@ -16,19 +16,18 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from ...workers.link import LinkState, WorkerGoneError
 from ...workers.protocol import Decode, Decoded, Encode, Encoded, Refused
 from ...workers.router import Router
-from .answers import Answers, begin, streamed, whole
+from .answers import Answers, Shape, begin, streamed, whole
+from .errors import ApiError, engine_gone, invalid, overloaded
 from .fields import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     SamplingFields,
     TokenizeRequest,
+    describe,
     read_fields,
 )
-from .meters import Meters
-from .problems import ApiError, engine_gone, invalid, overloaded
-from .replies import Shape
-from .schemas import describe
+from .metrics import Meters
 from .submits import chat_submits, check_extras, completion_submits, conversation, prompts_of
 
 OWNER = "specsot"

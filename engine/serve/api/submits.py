@@ -7,6 +7,7 @@ from typing import Any
 
 from ....states.text.grammar import ANY_OBJECT
 from ...workers.protocol import Submit
+from .errors import invalid, unsupported
 from .fields import (
     ChatMessage,
     ChatRequest,
@@ -15,7 +16,6 @@ from .fields import (
     SamplingFields,
     Vendor,
 )
-from .problems import invalid, unsupported
 
 GREEDY = 1e-5  # temperatures below are 0
 MOST_CHARACTERS = 200_000

@@ -16,7 +16,7 @@ from ...errors import UsageError
 from ...record.run_folder import SavedRun, saved_runs
 from ...workers.protocol import encode
 from ...workers.router import Router
-from ..api.problems import ApiError, overloaded
+from ..api.errors import ApiError, overloaded
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 MAX_RUNS = 200
@@ -110,7 +110,7 @@ class PageRoutes:
 
 
 def _playback(run: SavedRun) -> dict[str, Any]:
-    from .playback import playback_of  # imports torch
+    from .playback import playback_of
 
     return playback_of(run)
 

@@ -8,8 +8,7 @@ from helpers.embedded import Embedded
 
 from specsot.engine.events import AnswerReady, Committed
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.prepare.request_settings import RequestSettings
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.settings import SamplingRules

@@ -15,9 +15,8 @@ from uvicorn.server import ServerState
 
 from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.serve.api.gate import GateRules
-from specsot.engine.serve.server import ServeOptions, config_of
-from specsot.engine.serve.strict_http import StrictProtocol
+from specsot.engine.serve.api.middleware import GateRules
+from specsot.engine.serve.server import ServeOptions, StrictProtocol, config_of
 from specsot.engine.workers.protocol import (
     KINDS,
     Picture,

@@ -3,7 +3,7 @@
 from helpers.clusters import CAMPING, session_of
 from helpers.support import outline_of
 
-from specsot.engine.prepare.request_settings import RequestSettings
+from specsot.engine.prepare.inputs import RequestSettings
 from specsot.engine.workers.request_state import new_request_state
 from specsot.states.request_table import RequestTable
 

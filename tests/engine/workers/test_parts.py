@@ -5,9 +5,8 @@ from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, sessi
 from helpers.thread_hosts import ThreadWorkers
 from helpers.together import last, outline_begun
 
-from specsot.engine.prepare.cluster_block import ClusterBlock, GroupSize
 from specsot.engine.prepare.job import prepare
-from specsot.engine.prepare.options import RunOptions
+from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
 from specsot.engine.workers.director import Director
 from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
 

@@ -11,7 +11,7 @@ from helpers.clusters import BEES, on_workers, open_files, session_of
 from helpers.thread_hosts import ThreadWorkers
 
 from specsot.engine.errors import UsageError
-from specsot.engine.prepare.cluster_block import ClusterBlock
+from specsot.engine.prepare.options import ClusterBlock
 from specsot.engine.workers.process_groups import ProcessGroup, Store, StoreClient
 from specsot.engine.workers.protocol import (
     Assign,

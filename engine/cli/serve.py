@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import UsageError
-from ...prepare.job import Job, prepare_graphs, read_cluster
-from ...prepare.options import SESSION, OptionText, RunOptions
-from ...record.run_folder import LATEST, find_run
-from ...shell import user_errors
-from ..completing import graph_names_of
-from ..options import RUNS_DIR, Runs, Which, takes
+from ..errors import UsageError
+from ..prepare.job import Job, prepare_graphs, read_cluster
+from ..prepare.options import SESSION, OptionText, RunOptions
+from ..record.run_folder import LATEST, find_run
+from ..shell import user_errors
+from .completing import graph_names_of
+from .options import RUNS_DIR, Runs, Which, takes
 
 if TYPE_CHECKING:
-    from ...workers.protocol import Start
-    from ...workers.router import Router
+    from ..workers.protocol import Start
+    from ..workers.router import Router
 
 GRAPHS = typer.Argument(
     metavar="[GRAPH...]",
@@ -70,10 +70,10 @@ def serve(
     """
     with user_errors():
         with _packages():
-            from ...serve.api.app import ServerLimits
-            from ...serve.server import ServeOptions
-            from ...serve.server import serve as run
-            from ...workers.protocol import Start
+            from ..serve.api.app import ServerLimits
+            from ..serve.server import ServeOptions
+            from ..serve.server import serve as run
+            from ..workers.protocol import Start
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
         limits = ServerLimits(max_queue, timeout, stall)
@@ -95,7 +95,7 @@ def serve(
 @contextmanager
 def _router(jobs: Sequence[Job], start: "Start", options: RunOptions) -> Iterator["Router"]:
     """One engine in a process of its own, or several on a cluster."""
-    from ...workers.start import engine_router, replica_router
+    from ..workers.start import engine_router, replica_router
 
     if options.workers is None and options.cluster is None:
         yield engine_router(start)
@@ -133,8 +133,8 @@ def view(
     """
     with user_errors():
         with _packages():
-            from ...serve.server import ServeOptions
-            from ...serve.viewer import view as show
+            from ..serve.server import ServeOptions
+            from ..serve.server import view as show
         options = ServeOptions(host, port)
         options.check()
         code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))

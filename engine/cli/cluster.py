@@ -7,21 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from ...errors import ClusterError
-from ...prepare.cluster_block import LOCAL
-from ...prepare.job import prepare, read_cluster
-from ...prepare.options import SESSION, OptionText, RunOptions
-from ...shell import complain, put, user_errors
-from ...workers.control import ask_router
-from ...workers.ray_cluster import (
+from ..errors import ClusterError
+from ..prepare.job import prepare, read_cluster
+from ..prepare.options import LOCAL, SESSION, OptionText, RunOptions
+from ..shell import complain, put, user_errors
+from ..workers.control import ask_router
+from ..workers.ray_cluster import (
     StandingCluster,
     end_cluster,
     set_up_ray,
     standing_cluster,
     start_head,
 )
-from ...workers.start import check_groups, check_single, divided
-from ..options import takes
+from ..workers.start import check_groups, check_single, divided
+from .options import takes
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 NONE = "no cluster is up on this machine: specsot cluster up starts one"
@@ -51,7 +50,7 @@ def up(options: RunOptions, workers: Workers = None) -> None:
         head = start_head(block.workers, job.options.graph)
         try:
             set_up_ray(head.address)
-            from ...workers.ray_workers import load_workers
+            from ..workers.ray_workers import load_workers
 
             load_workers(job, block.model_copy(update={"address": head.address}))
         except BaseException:
@@ -117,7 +116,7 @@ def _alive() -> StandingCluster | None:
 def _put_workers(there: StandingCluster, *, serves: bool) -> None:
     """Workers for runs; of a cluster that is there for a server, only if it has some."""
     set_up_ray(there.address)
-    from ...workers.ray_workers import worker_states
+    from ..workers.ray_workers import worker_states
 
     states = [*worker_states(there.address)]
     if states or not serves:

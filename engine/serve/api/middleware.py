@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...errors import message_of
 from ...shell import complain
-from .meters import Meters
-from .problems import ApiError, invalid
+from .errors import ApiError, invalid
+from .metrics import Meters
 
 MOST_HEADERS = 100
 HEADER_BYTES = 16 << 10
