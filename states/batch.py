@@ -54,6 +54,7 @@ class BatchBuilder:
             ran=tuple(ran),
             newcomers=tuple(newcomers),
             opened=tuple(requests),
+            branches=(*ran, *newcomers),
             spans=tuple(spans),
             forced=() if proposal is None else proposal.forced,
             work=NO_WORK if proposal is None else proposal.work,

@@ -20,7 +20,6 @@ from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import NOBODY, Ints
 from ..ops.types import Proposal
-from .commit import read_all
 from .request import Branch, Finish
 from .request_table import RequestTable
 from .round import Ids, RoundSummary
@@ -91,7 +90,7 @@ def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
     """Everything the host needs, in one read; scores travel as their bits."""
     parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC, chosen.token_SC]
     parts += [chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32), chosen.over_S]
-    return BeamStep(*read_all(host, parts))
+    return BeamStep(*host.read_all(parts))
 
 
 @dataclass(eq=False, slots=True)
@@ -144,7 +143,7 @@ class BeamState:
 
     def known(self, batch: Batch) -> Searches:
         """What is known of everyone in the forward, on the device."""
-        branches = batch.everyone
+        branches = batch.branches
         searches = [self.search(branch) for branch in branches]
         none = _part(first_beams(self.width, self.kv.data.device), slice(0, 0))
         stops = [sorted(branch.request.stop_ids) for branch in branches]
@@ -159,7 +158,7 @@ class BeamState:
     def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
         """Read the step; keep the rows of beams that live on, end the searches that are over."""
         step = read_step(host, chosen)
-        branches = batch.everyone
+        branches = batch.branches
         placed = batch.placed
         for span, slots in zip(batch.spans, placed.spans, strict=True):
             for slots_n in slots.slots_Cn:

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from ..ops.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
 from ..ops.layer_plan import BlendSettings
@@ -150,8 +149,3 @@ def _parts(role_BQ: Ints, branch_BQ: Ints) -> Iterator[tuple[int, int]]:
         own_BQ = branch_BQ == branch
         cached = int((own_BQ & is_cached_BQ).sum())
         yield cached, int(own_BQ.sum()) - cached
-
-
-def picked_rows(report: BlendReport | None) -> Tensor | None:
-    """int64, the flat indices of the rows that the first check layer went on with, if any did."""
-    return None if report is None else next(iter(report.picked.values()), None)

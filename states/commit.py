@@ -1,31 +1,37 @@
 """After a target forward: read the results once, commit accepted rows, advance branches."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..ops.blend import BlendReport
 from ..ops.host import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
-from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
-from .blend import BlendState, picked_rows
+from ..ops.row_layout import packed_places
+from ..ops.verify.verify import BROKEN, Accepted, DraftFigures, FirstTokens, GrammarRows, unpacked
+from .blend import BlendState
 from .drafter import Drafter
 from .fold import FoldState
+from .layout import Layout
+from .lifecycle import Lifecycle
 from .request import Branch, Finish, Matcher, Stage, failing
 from .round import (
+    GRAMMAR,
+    MATCH,
     AcceptedPath,
     CommittedRows,
+    ExplainedDraft,
+    ExplainedRound,
+    FinalToken,
     Ids,
     RoundResult,
     RoundSummary,
-    explain,
-    verified_trees,
+    VerifiedTree,
 )
-from .rows import Batch
+from .rows import Batch, PlacedRows
 from .segments import SegmentTree
 
 NAN_SCORES = "the model's scores are not numbers (NaN)"
@@ -42,6 +48,8 @@ class Committer:
     pools: Sequence[KVCache]
     segments: SegmentTree
     drafter: Drafter
+    layout: Layout
+    lifecycle: Lifecycle
     fold: FoldState | None
     blend: BlendState | None
 
@@ -55,8 +63,8 @@ class Committer:
         roots: FirstTokens,
         report: BlendReport | None = None,
     ) -> RoundSummary:
-        """Read the round, commit accepted rows in place, advance the branches and end those that
-        are complete.
+        """Read the round, commit accepted rows in place, advance the branches, end those that are
+        complete, and release and prepare what follows from that.
 
         Args:
             features_QF: the target's tapped hidden states of all rows.
@@ -65,10 +73,10 @@ class Committer:
             report: the reused rows; None without cached documents.
         """
         kv = self.pools[0]
-        result = read_round(host, accepted, roots, picked_rows(report))
-        branches = batch.everyone
+        result = read_round(host, accepted, roots, _picked_rows(report))
+        branches = batch.branches
         before = [len(branch.tokens) for branch in branches]
-        placed = batch.placed.with_host_tokens(result.tokens_ST)
+        placed = with_host_tokens(batch.placed, result.tokens_ST)
         paths = []
         for tree, branch in enumerate(batch.ran):
             assert accepted is not None, "trees are verified"
@@ -85,7 +93,7 @@ class Committer:
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
-        return RoundSummary(
+        summary = RoundSummary(
             branches=tuple([branch.name for branch in branches]),
             committed=tuple([len(b.tokens) - n for b, n in zip(branches, before, strict=True)]),
             accepted=(*[len(path.nodes) - 1 for path in paths], *[-1] * len(batch.newcomers)),
@@ -96,12 +104,26 @@ class Committer:
             padding=placed.padding,
             alignment=batch.rows.alignment,
             gamma=gamma,
-            explained=explain(batch.ran, paths, result, accepted, batch.rows.bound_trees),
+            explained=explain(
+                batch.ran, paths, result, accepted, bound_trees=batch.rows.bound_trees
+            ),
             blend=blend,
             trees=verified_trees(batch.ran, paths, result, batch.forced),
             work=batch.work,
             choices=self.drafter.choices,
         )
+        self._copy_folds_(branches)
+        self.lifecycle.release_and_prepare_(branches)
+        return summary
+
+    def _copy_folds_(self, branches: Sequence[Branch]) -> None:
+        """Copy out the rows of ended parts that a fold needs."""
+        if self.fold is not None:
+            for branch in branches:
+                if branch.ended:
+                    row = self.layout.rows_of(branch.owner)[0]
+                    slots = self.pools[0].slots_of(branch.owner, row)
+                    self.fold.keep_(branch, self.pools[0], slots)
 
     def _commit_path_(
         self, branch: Branch, slots: Ints, rows: Ints, features_QF: Tensor | None
@@ -113,7 +135,7 @@ class Committer:
         branch.length += len(slots)
         positions = range(position, branch.length)
         self.pools[0].commit_(slots, positions, branch.owner, self.segments.home(branch.owner))
-        committed = CommittedRows.of_branch(
+        committed = committed_rows(
             branch,
             position,
             branch.tokens[first : branch.num_cached_tokens],
@@ -155,7 +177,7 @@ class Committer:
                     features_QF=features_QF,
                     branch=ended_part,
                 )
-                if committed.matter:
+                if ended_part is None or _is_read_later(ended_part):
                     self.drafter.observe(committed)
                 continue
             branch = by_owner[span.owner]
@@ -172,17 +194,66 @@ class Committer:
             else:
                 append_tokens(branch, [int(result.drawn_R[tip])])
             tip += span.draws
-            committed = CommittedRows.of_branch(
+            committed = committed_rows(
                 branch, span.position, span.tokens, slots.rows, features_QF=features_QF
             )
             self._observe_(branch, committed)
 
     def _observe_(self, branch: Branch, committed: CommittedRows) -> None:
         """Pass committed rows to the drafter and to the fold."""
-        if committed.matter:
+        if _is_read_later(branch):
             self.drafter.observe(committed)
         if self.fold is not None:
-            self.fold.remember_(branch, committed.features())
+            self.fold.remember_(branch, committed)
+
+
+def committed_rows(
+    branch: Branch,
+    position: int,
+    tokens: Sequence[int],
+    rows: Ints,
+    *,
+    features_QF: Tensor | None,
+    is_path: bool = False,
+) -> CommittedRows:
+    """The committed rows of a branch that has advanced; no token follows an ended branch."""
+    prefix = branch.request.prefix_owner
+    if branch.reads:  # it continues the longest part
+        prefix = max(branch.reads, key=lambda part: part.start + part.num_tokens).owner
+    return CommittedRows(
+        owner=branch.owner,
+        prefix=prefix,
+        position=position,
+        tokens=tokens,
+        following=branch.pending if branch.stage is Stage.RUNNING else [],
+        rows=rows,
+        features_QF=features_QF,
+        is_path=is_path,
+        branch=branch,
+    )
+
+
+def _is_read_later(branch: Branch) -> bool:
+    """Whether later tokens may depend on the branch's rows: those of an outline, of a running
+    branch, or of a part that will be combined."""
+    return branch.is_root or branch.stage is Stage.RUNNING or branch.stays
+
+
+def with_host_tokens(placed: PlacedRows, tokens_ST: Ids) -> PlacedRows:
+    """The placed rows after the round's read, which tells the owners of shared rows and the padding
+    of trees.
+
+    Args:
+        tokens_ST: the trees' tokens, -1 for padding.
+    """
+    has_ST = tokens_ST >= 0
+    padding = placed.padding + placed.fresh.size - int(np.count_nonzero(has_ST))
+    if placed.tree_rows.ndim == 2:
+        return placed if padding == placed.padding else replace(placed, padding=padding)
+    place_ST = packed_places(has_ST)
+    rows_ST = placed.tree_rows[place_ST]
+    slots_ST = placed.tree_slots[place_ST]
+    return replace(placed, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
 # -- the one host read ----------------------------------------------------------------------------
@@ -204,20 +275,7 @@ def read_round(
             parts["figures_SNC"] = accepted.figures.bits_SNC
     if picked_P is not None:
         parts["picked_P"] = picked_P
-    return RoundResult(**dict(zip(parts, read_all(host, parts.values()), strict=True)))
-
-
-def read_all(host: HostReader, values: Iterable[Tensor]) -> list[Ids]:
-    """The integers of several tensors as host arrays of the same shapes, in one read."""
-    parts = list(values)
-    filled = [part.reshape(-1).long() for part in parts if part.numel()] or [parts[0].reshape(-1)]
-    flat = host.read(torch.cat(filled))
-    arrays = list[Ids]()
-    start = 0
-    for part in parts:
-        arrays.append(flat[start : start + part.numel()].reshape(part.shape))
-        start += part.numel()
-    return arrays
+    return RoundResult(**dict(zip(parts, host.read_all(parts.values()), strict=True)))
 
 
 # -- accepted paths -------------------------------------------------------------------------------
@@ -340,3 +398,119 @@ def closing_ids(branch: Branch) -> frozenset[int]:
     """The ids that end a branch: under a grammar those that close it."""
     closing = branch.request.closing_ids if branch.matcher is not None else None
     return closing or branch.request.stop_ids
+
+
+# -- records of the trace -------------------------------------------------------------------------
+
+
+def _picked_rows(report: BlendReport | None) -> Tensor | None:
+    """int64, the flat indices of the rows that the first check layer recomputed, if any."""
+    return None if report is None else next(iter(report.picked.values()), None)
+
+
+def verified_trees(
+    ran: Sequence[Branch],
+    paths: Sequence[AcceptedPath],
+    result: RoundResult,
+    forced: Sequence[int],
+) -> tuple[VerifiedTree, ...]:
+    """A record per tree; ran: their branches."""
+    tokens_ST = result.tokens_ST.tolist()
+    parents_ST = result.parents_ST.tolist()
+    trees = []
+    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
+        verified = VerifiedTree(
+            branch=branch.name,
+            position=path.position,
+            root=path.root,
+            tokens=tuple(tokens_ST[tree]),
+            parents=tuple(parents_ST[tree]),
+            path=tuple(path.nodes),
+            final=path.tokens[-1],
+            num_committed=path.num_committed,
+            forced=tree in forced,
+        )
+        trees.append(verified)
+    return tuple(trees)
+
+
+def explain(
+    ran: Sequence[Branch],
+    paths: Sequence[AcceptedPath],
+    result: RoundResult,
+    accepted: Accepted | None,
+    *,
+    bound_trees: Sequence[int],
+) -> tuple[ExplainedRound, ...]:
+    """A record per tree, if figures were recorded.
+
+    Args:
+        ran: the branches of the trees, after the round.
+    """
+    if accepted is None or accepted.figures is None:
+        return ()
+    figures = accepted.figures
+    rounds = []
+    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
+        rule = GRAMMAR if tree in bound_trees else str(figures.rule or MATCH)
+        drafts = _drafts(result, tree, path, rule)
+        explained = ExplainedRound(
+            branch=branch.name,
+            rule=rule,
+            position=path.position,
+            root=path.root,
+            drafts=drafts,
+            accepted=len(path.nodes) - 1,
+            final=path.tokens[-1],
+            came=_came(path, drafts, rule not in (MATCH, GRAMMAR) and figures.adjusted),
+            committed=path.num_committed,
+            finish=None if branch.finish is None else str(branch.finish),
+        )
+        rounds.append(explained)
+    return tuple(rounds)
+
+
+def _came(path: AcceptedPath, drafts: Sequence[ExplainedDraft], adjusted: bool) -> FinalToken:
+    if any(draft.parent == path.nodes[-1] for draft in drafts):
+        return FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
+    return FinalToken.BONUS if drafts else FinalToken.TARGET
+
+
+def _drafts(
+    result: RoundResult, tree: int, path: AcceptedPath, rule: str
+) -> tuple[ExplainedDraft, ...]:
+    """The nodes that are not padding, in the tree's order."""
+    assert result.figures_SNC is not None
+    tokens = result.tokens_ST[tree].tolist()
+    parents = result.parents_ST[tree].tolist()
+    accepted = set(path.nodes)
+    depths = [0]
+    drafts = []
+    for node, figures in enumerate(unpacked(result.figures_SNC[tree]), 1):
+        parent = parents[node]
+        depths.append(depths[parent] + 1)
+        if tokens[node] < 0:
+            continue
+        relevant = _relevant(figures, path, parent, rule)
+        reached = parent in accepted if rule in (MATCH, GRAMMAR) else relevant.chance is not None
+        draft = ExplainedDraft(
+            node=node,
+            parent=parent,
+            depth=depths[node],
+            token=tokens[node],
+            accepted=node in accepted,
+            reached=reached,
+            figures=relevant,
+        )
+        drafts.append(draft)
+    return tuple(drafts)
+
+
+def _relevant(figures: DraftFigures, path: AcceptedPath, parent: int, rule: str) -> DraftFigures:
+    """The figures that the decision used."""
+    if rule == MATCH:
+        return figures
+    if rule != GRAMMAR:
+        return replace(figures, draw=None, coin=None)
+    legal = path.tokens[path.nodes.index(parent)] if parent in path.nodes else None
+    return replace(figures, draw=legal, p=None, q=None, r=None, chance=None)

@@ -257,6 +257,17 @@ class Drafter:
             self.inbox.append(PendingRows(owner, position, tokens, features_RF))
 
 
+def committed_features(rows: CommittedRows, columns_F: Tensor | None = None) -> Tensor | None:
+    """[R, F] features of committed rows, all columns or some; None if the target has no taps."""
+    if rows.features_QF is None:
+        return None
+    import torch
+
+    index = torch.tensor(rows.rows, dtype=torch.int64, device=rows.features_QF.device)
+    features_RF = rows.features_QF.index_select(0, index)
+    return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
+
+
 def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | None:
     """Chooses the size of each round's drafts, if the graph leaves it open."""
     if not settings.chooses or costs is None:

@@ -15,7 +15,9 @@ from torch import Tensor
 from ..ops.blend import ChunkKV
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
+from .drafter import committed_features
 from .request import Branch, Finish, Request
+from .round import CommittedRows
 from .text.prompts import PromptBook
 from .text.tokens import Chunk, PromptTokens
 
@@ -54,10 +56,12 @@ class FoldState:
         self.parts: dict[int, FinishedPart] = {}
         self._features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
 
-    def remember_(self, branch: Branch, features_RF: Tensor | None) -> None:
-        """Features of rows that have just been committed."""
-        if features_RF is not None and self.keeps(branch):
-            self._features.setdefault(branch.owner, []).append(features_RF)
+    def remember_(self, branch: Branch, rows: CommittedRows) -> None:
+        """Keep the features of committed rows of a part that will be folded."""
+        if self.keeps(branch):
+            features_RF = committed_features(rows)
+            if features_RF is not None:
+                self._features.setdefault(branch.owner, []).append(features_RF)
 
     def forget_(self, request: Request) -> None:
         """Let go of what was kept of a request's parts."""

@@ -16,10 +16,11 @@ from .beam import BeamState
 from .blend import BlendState
 from .drafter import Drafter
 from .fold import FoldState
-from .layout import BatchingLayout, Layout
+from .layout import Layout
 from .prefix_cache import PrefixCache, shared_length
 from .request import Branch, Request, Stage
 from .request_table import RequestTable
+from .row_layouts import BatchingLayout
 from .sampling import Samplers
 
 

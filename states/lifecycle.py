@@ -68,16 +68,10 @@ class Lifecycle:
             self.admission.lengths.learn(branch)
             if branch.finish is Finish.FAILED:
                 self.table.end(branch.request, Finish.FAILED, branch.note)
-        for request in self.table.drain_cancelled():
-            self._cancel_(request)
-        self._release_(ran)
-
-    def release_cancelled_(self) -> None:
-        """Release cancelled requests, when nothing else has changed since the last forward."""
-        if cancelled := self.table.drain_cancelled():
-            for request in cancelled:
+        if self.table.cancelled:
+            for request in self.table.drain_cancelled():
                 self._cancel_(request)
-            self._release_()
+        self._release_(ran)
 
     def _release_(self, ran: Iterable[Branch] = ()) -> None:
         branches = dict.fromkeys((*self.table.active, *ran))

@@ -20,14 +20,14 @@ from .graph.drafter_settings import nodes_for
 from .graph.drafters import drafter_class
 from .graph.graph import BeamBlock
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
-from .layout import BatchingLayout, Layout, PagedLayout
+from .layout import Layout
 from .lifecycle import BuildPrompt, Lifecycle
 from .prefix_cache import PrefixCache
 from .request import Branch, Request
 from .request_table import RequestTable, RunLimits
-from .rows import Batch
+from .row_layouts import BatchingLayout, PagedLayout
 from .sampling import Samplers
-from .scheduler import Inbox, Scheduler, StepPlan
+from .scheduler import Scheduler
 
 
 class BranchStateManager:
@@ -130,6 +130,8 @@ class BranchStateManager:
             pools=self.pools,
             segments=self.table.segments,
             drafter=self.drafter,
+            layout=self.layout,
+            lifecycle=self.lifecycle,
             fold=fold,
             blend=blend,
         )
@@ -188,35 +190,6 @@ class BranchStateManager:
     def reused(self) -> dict[int, Reused]:
         """By owner, which of its rows came from cached documents."""
         return {} if self.blend is None else self.blend.reused
-
-    # -- the steps of a run -----------------------------------------------------------------------
-
-    def plan_(self, inbox: Inbox) -> StepPlan:
-        """Queue new requests, release ended ones, and plan the next step.
-
-        A request that can never run next to the others is refused instead of waiting forever.
-        """
-        arrived, ended = inbox.drain()
-        for request in arrived:
-            self.lifecycle.submit(request)
-        for request, finish in ended:
-            self.table.end(request, finish)
-        self.table.expire()
-        self.lifecycle.release_cancelled_()
-        while True:
-            plan = self.scheduler.plan_(serves=inbox.serves)
-            if not plan.is_idle or not self.lifecycle.refuse_stuck_():
-                return plan
-
-    def finish_step_(self, batch: Batch) -> None:
-        """Copy out what a fold needs of ended parts, and release and prepare branches."""
-        branches = batch.everyone
-        if self.fold is not None:
-            for branch in branches:
-                if branch.ended:
-                    slots = self.kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
-                    self.fold.keep_(branch, self.kv, slots)
-        self.lifecycle.release_and_prepare_(branches)
 
 
 def _layout(limits: RunLimits, kv: KVCache, table: RequestTable) -> Layout:

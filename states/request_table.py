@@ -54,6 +54,8 @@ class RequestTable:
         open: started requests by prefix owner; a step looks at these alone.
         waiting: requests that have not started, by prefix owner. ended: number of ended requests.
         active: running branches, in the order of every [S, ...] tensor.
+        arrived: requests added or requeued since the last plan. cancelled: requests to end at this
+            step boundary. deadlines: a heap of (time, id, request).
         segments: the tree of segments; a branch's `owner` and a request's `prefix_owner` are
             segments.
     """
@@ -68,9 +70,9 @@ class RequestTable:
         self._arrivals = count()
         self._requests: dict[int, Request] = {}
         self._branches: dict[int, Branch] = {}
-        self._arrived: list[Request] = []
-        self._cancelled: list[Request] = []
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self.arrived: list[Request] = []
+        self.cancelled: list[Request] = []
+        self.deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._finished: list[Request] = []
 
     @property
@@ -105,10 +107,10 @@ class RequestTable:
         if request.arrival < 0:
             request.arrival = next(self._arrivals)
         if request.deadline is not None:
-            heappush(self._deadlines, (request.deadline, id(request), request))
+            heappush(self.deadlines, (request.deadline, id(request), request))
         self._requests[request.prefix_owner] = request
         self.waiting[request.prefix_owner] = request
-        self._arrived.append(request)
+        self.arrived.append(request)
         limit = self.limits.max_positions
         request.budget = min(request.budget, limit)
         request.outline_budget = min(request.outline_budget, limit)
@@ -125,32 +127,32 @@ class RequestTable:
             request.cancelled = True
             request.finish = finish
             request.why = why
-            self._cancelled.append(request)
+            self.cancelled.append(request)
 
     def expire(self) -> None:
         """End requests past their deadline at this step boundary."""
-        deadlines = self._deadlines
+        deadlines = self.deadlines
         while deadlines and (deadlines[0][2].finished or deadlines[0][0] <= monotonic()):
             request = heappop(deadlines)[2]
             self.end(request, Finish.TIMEOUT, "its time was up")
 
     def drain_arrived(self) -> list[Request]:
         """Requests added since the last call."""
-        arrived = self._arrived
-        self._arrived = []
+        arrived = self.arrived
+        self.arrived = []
         return arrived
 
     def drain_cancelled(self) -> list[Request]:
         """Requests to end that have not ended by themselves."""
-        cancelled = self._cancelled
-        self._cancelled = []
+        cancelled = self.cancelled
+        self.cancelled = []
         return [request for request in cancelled if not request.finished]
 
     def requeue(self, request: Request) -> None:
         """Let a preempted request wait again."""
         del self.open[request.prefix_owner]
         self.waiting[request.prefix_owner] = request
-        self._arrived.append(request)
+        self.arrived.append(request)
 
     def begin(self, request: Request) -> None:
         """Mark a request as started; repeated calls (chunks of its prompt) do nothing."""
@@ -163,9 +165,9 @@ class RequestTable:
         self._finished = []
         for request in ended:
             del self._requests[request.prefix_owner]
-        if len(self._deadlines) > 2 * len(self._requests) + SPARE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
-            heapify(self._deadlines)
+        if len(self.deadlines) > 2 * len(self._requests) + SPARE_DEADLINES:
+            self.deadlines = [entry for entry in self.deadlines if not entry[2].finished]
+            heapify(self.deadlines)
         return ended
 
     @property

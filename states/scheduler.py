@@ -281,7 +281,7 @@ class Scheduler:
         """
         self.steps += 1
         self._preempted = []
-        for request in self.table.drain_arrived():
+        for request in self.table.drain_arrived() if self.table.arrived else ():
             request.step = request.step or self.steps
             if request.prefix_owner not in self._queued:
                 self._queued.add(request.prefix_owner)

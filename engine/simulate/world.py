@@ -18,6 +18,7 @@ from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import CopyLedger, PoolFullError, Region
 from ...states.graph.graph import Graph
 from ...states.manager import BranchStateManager
+from ...states.phases.schedule import plan_
 from ...states.request import Branch, Finish, Request, move
 from ...states.request_table import RunLimits
 from ...states.rows import Span
@@ -195,7 +196,7 @@ class Simulation:
     def step(self) -> bool:
         """One step of the clock; False if there is nothing to do."""
         start = perf_counter()
-        plan = self.manager.plan_(self._inbox)
+        plan = plan_(self.manager, self._inbox)
         self.busy += perf_counter() - start
         if plan.is_idle:
             return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...ops.sampling.settings import Draws
-from ..drafter import Drafter
+from ..drafter import Drafter, committed_features
 from ..graph.drafter_settings import Nodes, TreeSettings, nodes_for
 from ..yaml.spec import Int, Text
 
@@ -104,7 +104,7 @@ class DFlashDrafter(Drafter):
         self.model.write_context_(self.model.fuse(features_QF), steps_Q, steps_Q, kv)
 
     def observe(self, rows: CommittedRows) -> None:
-        self.queue(rows.owner, rows.position, rows.tokens, rows.features(self.columns_F))
+        self.queue(rows.owner, rows.position, rows.tokens, committed_features(rows, self.columns_F))
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> DraftRows | tuple[Branch, ...]:
         from ...ops.draft.dflash import write_context_

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..drafter import DraftContext, Drafter
+from ..drafter import DraftContext, Drafter, committed_features
 from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings, nodes_for
 from ..yaml.spec import Int, Text
 
@@ -108,7 +108,7 @@ class PairingDrafter(Drafter):
         self.model.forward(next_1Q, hidden_1QH, steps_1Q, steps_1Q, attention, kv)
 
     def observe(self, rows: CommittedRows) -> None:
-        features_RF = rows.features(self.columns_F)
+        features_RF = committed_features(rows, self.columns_F)
         assert features_RF is not None, "this drafter's taps are the target's features"
         last = None if rows.is_path else self.last.get(rows.prefix)
         position = rows.position

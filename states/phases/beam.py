@@ -41,5 +41,5 @@ def commit_beams_(
 ) -> RoundSummary:
     """The step's one host read: commit the rows of live beams, end the searches that are over."""
     summary = _beams(branches).commit_(batch, host, chosen)
-    branches.lifecycle.release_and_prepare_(batch.everyone)
+    branches.lifecycle.release_and_prepare_(batch.branches)
     return replace(summary, target_length=branches.kv.current_length)

@@ -1,17 +1,11 @@
 """The phase `continuous_decode`: the round of `verify`, with prompts that start in one forward."""
 
 from ...ops.draft.proposals import share
-from ...ops.registry import guard, op
+from ...ops.registry import op
 from ...ops.types import Proposal, Rows
 from ..manager import BranchStateManager
 from ..rows import Batch
 from ..scheduler import StepPlan
-
-
-@guard("newcomers_fit")
-def newcomers_fit(step: StepPlan) -> bool:
-    """Requests or branches start in the forward of the running branches."""
-    return step.num_starts > 0
 
 
 @op("branch.admit_", writes="batch rows proposal")

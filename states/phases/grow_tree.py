@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from ...ops.registry import op
+from ...ops.registry import guard, op
 from ...ops.types import Proposal
 from ..drafter import Drafter
 from ..manager import BranchStateManager
 from ..request import Branch
+from ..scheduler import StepPlan
 
 
 @op("draft.grow_tree_", writes="proposal", drops="frontier")
@@ -72,3 +73,9 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
         forced=tuple(chains),
         sizes=tuple(sizes),
     )
+
+
+@guard("newcomers_fit")
+def newcomers_fit(step: StepPlan) -> bool:
+    """Requests or branches start in the forward of the running branches."""
+    return step.num_starts > 0

@@ -11,8 +11,24 @@ from ..scheduler import Inbox, StepPlan
 
 @op("schedule.plan_", writes="step")
 def plan_(branches: BranchStateManager, inbox: Inbox) -> StepPlan:
-    """Queue new requests, release ended ones, and plan the step."""
-    return branches.plan_(inbox)
+    """Queue new requests, release ended ones, and plan the step.
+
+    A request that can never run next to the others is refused instead of waiting forever.
+    """
+    table = branches.table
+    arrived, ended = inbox.drain()
+    for request in arrived:
+        branches.lifecycle.submit(request)
+    for request, finish in ended:
+        table.end(request, finish)
+    if table.deadlines:
+        table.expire()
+    if table.cancelled:
+        branches.lifecycle.release_and_prepare_()
+    while True:
+        plan = branches.scheduler.plan_(serves=inbox.serves)
+        if not plan.is_idle or not branches.lifecycle.refuse_stuck_():
+            return plan
 
 
 @guard("outlines_finished")

@@ -36,8 +36,6 @@ def start_(
     roots: FirstTokens,
 ) -> RoundSummary:
     """Commit prompt rows; every started branch gets its root token (one host read)."""
-    summary = branches.committer.commit_(
+    return branches.committer.commit_(
         batch, host=host, features_QF=features, accepted=None, roots=roots, report=blended
     )
-    branches.finish_step_(batch)
-    return summary

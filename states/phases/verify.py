@@ -45,8 +45,6 @@ def commit_(
     roots: FirstTokens,
 ) -> RoundSummary:
     """The round's one host read; commit accepted rows in place, advance and end branches."""
-    summary = branches.committer.commit_(
+    return branches.committer.commit_(
         batch, host=host, features_QF=features, accepted=accepted, roots=roots, report=blended
     )
-    branches.finish_step_(batch)
-    return summary

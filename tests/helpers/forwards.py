@@ -11,8 +11,9 @@ from torch import Tensor
 from specsot.ops.attention.metadata import QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
-from specsot.states.layout import BatchingLayout, Layout
-from specsot.states.rows import PackedQueries, Span, Trees
+from specsot.states.layout import Layout, PackedQueries
+from specsot.states.row_layouts import BatchingLayout
+from specsot.states.rows import Span, Trees
 from specsot.states.segments import SegmentTree
 
 KV_HEADS, HEADS, DIM = 2, 4, 4
@@ -29,10 +30,10 @@ class FixedLayout(Layout):
     def rows_of(self, owner: int) -> Sequence[int]:
         return self.places[owner]
 
-    def members(self, packed: PackedQueries, trees: int) -> tuple[QuerySequence, ...]:
+    def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
         if self.packed:
-            return super().members(packed, trees)
-        return BatchingLayout.members(self, packed, trees)  # type: ignore[arg-type]
+            return super().sequences(packed, num_trees)
+        return BatchingLayout.sequences(self, packed, num_trees)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
+from specsot.states.phases.schedule import plan_
 from specsot.states.request import Branch, Request, Stage
 from specsot.states.request_table import RunLimits
 from specsot.states.rows import Batch
@@ -142,7 +143,6 @@ def commit_(
     summary = made.committer.commit_(
         batch, host=HostReader(), features_QF=features, accepted=outcome, roots=roots
     )
-    made.finish_step_(batch)
     return summary
 
 
@@ -164,12 +164,12 @@ def start_(made: BranchStateManager, *requests: Request) -> Batch:
 
 def open_requests_(made: BranchStateManager) -> Batch:
     """The prompts of the requests that can start."""
-    return skeleton.open_requests_(made, made.plan_(Inbox()))[0]
+    return skeleton.open_requests_(made, plan_(made, Inbox()))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
     """The prompts of the branches that can start."""
-    return parallel_prefill.fork_(made, made.plan_(Inbox()))[0]
+    return parallel_prefill.fork_(made, plan_(made, Inbox()))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
@@ -179,7 +179,7 @@ def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
     """The same, and whoever can start."""
-    return continuous_decode.admit_(made, offer, made.plan_(Inbox()))[0]
+    return continuous_decode.admit_(made, offer, plan_(made, Inbox()))[0]
 
 
 def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:

@@ -22,7 +22,7 @@ from specsot.engine.models import Models
 from specsot.ops.kv.slots import NOBODY
 from specsot.ops.row_layout import AlignmentState
 from specsot.ops.types import DraftRows, Rows
-from specsot.states.layout import BatchingLayout
+from specsot.states.row_layouts import BatchingLayout
 
 Make = Callable[..., Tiny]
 
@@ -74,11 +74,11 @@ def _place(made: Tiny) -> tuple[torch.device, torch.dtype]:
 
 def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int, ...]]:
     """Give padding this token; notes the valid lengths of each forward with trees."""
-    chains_, lengths = BatchingLayout._chains, list[tuple[int, ...]]()
+    plain_, lengths = BatchingLayout._plain_rows, list[tuple[int, ...]]()
     place = BatchingLayout.place_
 
-    def filled(layout: Any, *args: Any) -> Rows:
-        rows = chains_(layout, *args)
+    def filled(layout: Any, *args: Any, **more: Any) -> Rows:
+        rows = plain_(layout, *args, **more)
         rows.tokens_BQ.view(-1)[torch.from_numpy(rows.owner_N == NOBODY)] = token
         return rows
 
@@ -88,7 +88,7 @@ def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int
             lengths.append(placed.rows.alignment.valid_lengths)
         return placed
 
-    monkeypatch.setattr(BatchingLayout, "_chains", filled)
+    monkeypatch.setattr(BatchingLayout, "_plain_rows", filled)
     monkeypatch.setattr(BatchingLayout, "place_", noted)
     return lengths
 

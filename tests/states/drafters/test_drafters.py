@@ -9,6 +9,7 @@ import torch
 from helpers.managers import request
 
 from specsot.ops.kv.slots import Ints
+from specsot.states.commit import _is_read_later, committed_rows
 from specsot.states.drafter import DraftContext, Drafter
 from specsot.states.graph.drafters import DRAFTERS, drafter_class
 from specsot.states.request import Branch, Finish, Stage
@@ -71,10 +72,8 @@ def take_in_path(
     position, first = branch.length, branch.num_cached_tokens
     branch.num_cached_tokens += len(flat)
     tokens = branch.tokens[first : branch.num_cached_tokens]
-    part = CommittedRows.of_branch(
-        branch, position, tokens, flat, features_QF=features_QF, is_path=True
-    )
-    if part.matter:
+    part = committed_rows(branch, position, tokens, flat, features_QF=features_QF, is_path=True)
+    if _is_read_later(branch):
         state.observe(part)
 
 
@@ -98,7 +97,7 @@ def started(kind: str, branch: Branch) -> Any:
     state, given = new_drafter(kind), features(10, 11, 12, 13, 14)
     state.observe(prefix(1, 2, 3, position=0, flat=rows(0, 1, 2), of=given))
     prompt = branch.prompt.ids
-    state.observe(CommittedRows.of_branch(branch, 3, prompt, rows(3, 4), features_QF=given))
+    state.observe(committed_rows(branch, 3, prompt, rows(3, 4), features_QF=given))
     return state
 
 

@@ -78,7 +78,6 @@ def commit(
         accepted=accepted,
         roots=root(rows, logits),
     )
-    book.finish_step_(batch)
     return summary
 
 

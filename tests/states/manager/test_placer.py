@@ -40,7 +40,7 @@ def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: st
     batch = open_requests_(made)
     (branch,) = one.branches
     assert (batch.ran, batch.newcomers, batch.opened) == ((), (branch,), (one,))
-    assert batch.everyone == (branch,)
+    assert batch.branches == (branch,)
     assert spans(batch) == [
         (one.prefix_owner, 0, [5, 6, 7], False),
         (branch.owner, 3, [8, 9], True),
@@ -155,7 +155,7 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     batch = admit_(made, proposal(chain(50, 51), [(60, -1), (61, -1)]))
     (new,) = batch.newcomers
     assert batch.ran == tuple(old) and batch.opened == (new.request,)
-    assert batch.everyone == (*old, new)
+    assert batch.branches == (*old, new)
     assert [tokens_at(batch, rows) for rows in batch.placed.tree_rows] == [
         [20, 50, 51],
         [21, 60, 61],
@@ -183,7 +183,7 @@ def test_a_prompt_alone_runs_nobody_else() -> None:
     running(made, request("a"))
     made.lifecycle.submit(request("b"))
     batch = open_requests_(made)
-    assert batch.ran == () and [branch.name for branch in batch.everyone] == ["b/1"]
+    assert batch.ran == () and [branch.name for branch in batch.branches] == ["b/1"]
 
 
 def test_trees_that_a_grammar_restricts_are_named() -> None:
@@ -204,7 +204,7 @@ def test_a_budget_is_cut_to_what_the_model_can_hold() -> None:
 def test_a_forward_that_nobody_starts_in_has_no_rows() -> None:
     made = manager()
     batch = open_requests_(made)
-    assert batch.everyone == () and batch.rows.tokens_BQ.numel() == 0
+    assert batch.branches == () and batch.rows.tokens_BQ.numel() == 0
     assert (made.kv.owner == FREE).all()
 
 

@@ -8,6 +8,7 @@ from helpers.commands import call
 from helpers.managers import STOP, beginning, commit_, manager, request, start_
 
 from specsot.states.graph.graph import SchedulerBlock
+from specsot.states.phases.schedule import plan_
 from specsot.states.policies import Candidate, PolicyError, find_policy
 from specsot.states.scheduler import Inbox
 
@@ -52,7 +53,7 @@ def test_it_ranks_those_who_wait(install: Install) -> None:
     made = manager(most=1, policy="good")
     for key in "abc":
         made.lifecycle.submit(request(key))
-    step = made.plan_(Inbox())
+    step = plan_(made, Inbox())
     assert [made.table.request_of(owner).key for owner in step.requests] == ["c"]
 
 
@@ -65,7 +66,7 @@ def test_nobody_starves_under_it(install: Install) -> None:
         made.lifecycle.submit(request(key))
     for step in range(40):
         made.lifecycle.submit(request(str(step)))
-        new = beginning(made, made.plan_(Inbox()))
+        new = beginning(made, plan_(made, Inbox()))
         batch = start_(made, *new)
         commit_(made, batch, [STOP] * len(batch.newcomers))
         begun |= {one.key: step for one in new}
@@ -105,7 +106,7 @@ def test_one_that_fails_ends_the_run_with_one_error(name: str, said: str, instal
     made = manager(policy=name)
     made.lifecycle.submit(request("a"))
     with pytest.raises(PolicyError, match=said):
-        made.plan_(Inbox())
+        plan_(made, Inbox())
     assert find_policy("fcfs").rank(Candidate(1, 1, False, 0, 3, 4, 4)) == (1, 0)
 
 

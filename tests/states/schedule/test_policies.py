@@ -16,6 +16,7 @@ from helpers.managers import (
 )
 
 from specsot.states.manager import BranchStateManager
+from specsot.states.phases.schedule import plan_
 from specsot.states.policies import AGEING, POLICIES, Candidate
 from specsot.states.request import Finish, Request
 from specsot.states.scheduler import Inbox, StepPlan
@@ -24,7 +25,7 @@ SHORT, LONG = 10, 60
 
 
 def plan(made: BranchStateManager) -> StepPlan:
-    return made.plan_(Inbox())
+    return plan_(made, Inbox())
 
 
 def start_step_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:

@@ -24,13 +24,14 @@ from helpers.many import Calls
 
 from specsot.engine.record.trace import action_of
 from specsot.states.manager import BranchStateManager
+from specsot.states.phases.schedule import plan_
 from specsot.states.policies import POLICIES
 from specsot.states.request import Finish
 from specsot.states.scheduler import Inbox, StepPlan
 
 
 def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
-    return made.plan_(inbox or Inbox())
+    return plan_(made, inbox or Inbox())
 
 
 def round_(made: BranchStateManager, *tokens: int) -> None:
@@ -171,7 +172,7 @@ def test_deadlines_of_requests_that_ended_are_forgotten() -> None:
         made.lifecycle.submit(request(str(number), deadline=time.monotonic() + 1000))
         commit_(made, open_requests_(made), [STOP])
         made.table.forget_finished()
-    assert len(made.table._deadlines) < 100
+    assert len(made.table.deadlines) < 100
 
 
 @pytest.mark.parametrize("policy", POLICIES)
