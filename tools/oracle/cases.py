@@ -55,13 +55,13 @@ LAYOUTS = {
 }
 DRAFTERS = {
     "none": "kind=none",
-    "eagle3": "kind=eagle3 nodes=4 levels=3 top_k=2",
-    "eagle2": "kind=eagle2 nodes=4 levels=3 top_k=2",
+    "eagle3": "kind=eagle3 num_draft_tokens=4 draft_depth=3 top_k=2",
+    "eagle2": "kind=eagle2 num_draft_tokens=4 draft_depth=3 top_k=2",
     "eagle1": "kind=eagle1",
     "dflash": "kind=dflash block_size=8",
-    "ddtree": "kind=dflash block_size=8 grow=ddtree nodes=10",
+    "ddtree": "kind=dflash block_size=8 grow=ddtree num_draft_tokens=10",
     "vanilla": "kind=vanilla gamma=4",
-    "ngram": "kind=ngram nodes=5 levels=5 width=2",
+    "ngram": "kind=ngram num_draft_tokens=5 draft_depth=5 width=2",
 }
 DRAWN = "temperature=0.9 top_p=0.95 top_k=40"
 SAMPLERS = {"greedy": "", "match": DRAWN, "rejection": f"{DRAWN} accept=rejection"}
@@ -71,29 +71,29 @@ SMALL = "skeleton.direct_tokens=90 skeleton.max_tokens=110 limits.max_new_tokens
 SMALL += " --outline short.txt"  # it expects less than is written, so somebody makes way
 HOT = " ".join(f"sampling.{one}" for one in DRAWN.split())
 REJECTION = f"{HOT} sampling.accept=rejection"
-CHUNKED = "scheduler.max_tokens=16"
+CHUNKED = "scheduler.max_num_batched_tokens=16"
 COSTS = "drafter.costs={target: {1: 9, 64: 12}, drafter: {1: 1, 64: 2}, overhead: 1}"
 
 # key: graph, prompts, settings
 FURTHER: dict[str, tuple[str, str, str]] = {
     **{
-        f"newcomers/{graph}": (graph, "many", "layout.max_active=2")
+        f"newcomers/{graph}": (graph, "many", "layout.max_num_branches=2")
         for graph in ("eagle", "bim_eagle", "batching_dflash", "paged_eagle", "bim_two_drafters")
     },
     **{
-        f"chunked/{graph}": (graph, "many", f"{CHUNKED} layout.max_active=3")
+        f"chunked/{graph}": (graph, "many", f"{CHUNKED} layout.max_num_branches=3")
         for graph in ("eagle", "bim_eagle", "batching_vanilla", "paged_eagle", "bim_blend_eagle")
     },
-    "chunked/alone_dflash": ("dflash", "many", f"{CHUNKED} layout.max_active=2"),
+    "chunked/alone_dflash": ("dflash", "many", f"{CHUNKED} layout.max_num_branches=2"),
     **{
-        f"preempted/{graph}": (graph, "many", f"layout.capacity={slots} {OPTIMISTIC} {more}")
+        f"preempted/{graph}": (graph, "many", f"layout.kv_slots={slots} {OPTIMISTIC} {more}")
         for graph, slots, more in (
             ("bim_eagle", 400, SMALL),
             ("bim_plain", 400, f"{SMALL} {HOT}"),
             ("paged_eagle", 400, SMALL),
             ("bim_ngram", 400, f"{SMALL} scheduler.prefix_cache=false"),
             ("eagle", 120, "limits.max_new_tokens=60"),
-            ("batching_eagle", 300, f"{SMALL} layout.max_active=4"),
+            ("batching_eagle", 300, f"{SMALL} layout.max_num_branches=4"),
         )
     },
     **{
@@ -104,12 +104,12 @@ FURTHER: dict[str, tuple[str, str, str]] = {
         f"policy_{policy}/{graph}": (graph, "many", f"scheduler.policy={policy} {where}")
         for policy in ("fcfs", "max_throughput", "sot_priority")
         for graph, where in (
-            ("bim_eagle", "layout.max_active=3"),
-            ("batching_ngram", "layout.max_active=3 layout.order=longest_first"),
+            ("bim_eagle", "layout.max_num_branches=3"),
+            ("batching_ngram", "layout.max_num_branches=3 layout.order=longest_first"),
         )
     },
     **{
-        f"order_{order}": ("bim_dflash", "both", f"layout.order={order} layout.max_active=2")
+        f"order_{order}": ("bim_dflash", "both", f"layout.order={order} layout.max_num_branches=2")
         for order in ("longest_first", "shortest_first")
     },
     **{
@@ -127,7 +127,7 @@ FURTHER: dict[str, tuple[str, str, str]] = {
         for graph, more in (("bim_eagle", ""), ("batching_plain", HOT), ("paged_plain", ""))
     },
     **{
-        f"blocks/{graph}": (graph, "many", "layout.block_size=16 layout.max_active=3")
+        f"blocks/{graph}": (graph, "many", "layout.block_size=16 layout.max_num_branches=3")
         for graph in ("bim_eagle", "paged_eagle", "bim_attend_merge", "dflash")
     },
     **{
@@ -162,14 +162,14 @@ FURTHER: dict[str, tuple[str, str, str]] = {
         f"beam_{key}": ("beam", "both", more)
         for key, more in (
             ("two", "beam.num_beams=2 beam.length_penalty=0.5"),
-            ("early", "beam.early_stopping=true layout.max_active=1"),
+            ("early", "beam.early_stopping=true layout.max_num_branches=1"),
             ("never", "beam.early_stopping=never beam.length_penalty=-1.0"),
-            ("batching", "layout.kind=batching layout.max_active=12"),
+            ("batching", "layout.kind=batching layout.max_num_branches=12"),
             ("paged", "layout.kind=paged beam.num_beams=3"),
         )
     },
     **{
-        f"samples/{graph}": (graph, "both", f"limits.samples=3 {HOT} {more}")
+        f"samples/{graph}": (graph, "both", f"limits.n=3 {HOT} {more}")
         for graph, more in (
             ("eagle", ""),
             ("dflash", "layout.kind=batching"),
@@ -183,10 +183,10 @@ FURTHER: dict[str, tuple[str, str, str]] = {
         for more in (f"drafter.gamma_max=6 {HOT}",)
     },
     "gamma_cost": ("speculative", "both", f"drafter.gamma_policy=cost {COSTS}"),
-    "nodes_auto": ("bim_eagle", "both", f"drafter.nodes=auto {COSTS}"),
+    "nodes_auto": ("bim_eagle", "both", f"drafter.num_draft_tokens=auto {COSTS}"),
     "rows_per_round": ("bim_eagle", "many", "drafter.rows_per_round=6"),
     "rows_per_round/ddtree": ("batching_ddtree", "both", "drafter.rows_per_round=12"),
-    "nodes_by_active": ("bim_eagle", "many", "drafter.nodes={1: 6, 3: 2}"),
+    "nodes_by_active": ("bim_eagle", "many", "drafter.num_draft_tokens={1: 6, 3: 2}"),
     "nasd": ("bim_ngram", "many", "drafter.method=nasd drafter.filler_top_k=3"),
     "nasd/session": ("ngram", "many", "drafter.method=nasd drafter.scope=session"),
     **{
@@ -229,7 +229,7 @@ FURTHER: dict[str, tuple[str, str, str]] = {
     "int8": ("bim_eagle", "both", "--weights int8"),
     "int4": ("dflash", "both", "--weights int4"),
     "limit": ("bim_eagle", "both", "limits.max_rounds=12"),
-    "too_small": ("eagle", "two", "layout.capacity=80 limits.max_new_tokens=20"),
+    "too_small": ("eagle", "two", "layout.kv_slots=80 limits.max_new_tokens=20"),
     "no_grammar": ("bim_eagle", "both", "skeleton.grammar=false skeleton.max_tokens=40"),
     "list_outline": ("bim_eagle", "both", "skeleton.format=list skeleton.max_branches=2"),
     "direct": ("bim_eagle", "both", "skeleton.max_tokens=4 skeleton.direct_tokens=12"),
@@ -240,13 +240,13 @@ FURTHER: dict[str, tuple[str, str, str]] = {
 
 TRACED = {
     "autoregressive": "",
-    "eagle": "layout.max_active=2",
+    "eagle": "layout.max_num_branches=2",
     "bim_eagle": "",
-    "batching_dflash": "layout.max_active=3",
+    "batching_dflash": "layout.max_num_branches=3",
     "paged_eagle": CHUNKED,
     "bim_blend_merge": "",
     "beam": "",
-    "bim_plain": f"layout.capacity=400 {OPTIMISTIC} {SMALL}",
+    "bim_plain": f"layout.kv_slots=400 {OPTIMISTIC} {SMALL}",
 }
 KEPT = {
     "bim_eagle_greedy": "bim_eagle",
@@ -356,7 +356,8 @@ with Engine("bim_eagle", max_new_tokens=12, threads=1) as engine:
 """,
     "session": """
 from specsot import Prompt, open_session
-session = open_session("bim_eagle", sets=["drafter.nodes=6"], max_new_tokens=12, threads=1)
+sets = ["drafter.num_draft_tokens=6"]
+session = open_session("bim_eagle", sets=sets, max_new_tokens=12, threads=1)
 run = session.start([Prompt("1", "How do bees make honey?")], lambda event: None)
 while not run.finished:
     run.advance()
