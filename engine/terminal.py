@@ -13,7 +13,7 @@ from rich.text import Text
 from .shell import Writer
 
 REFRESH = 4.0  # frames per second: a spinner must cost little
-LINE_EVERY = 10.0  # seconds between lines where there is no terminal
+LINE_EVERY = 10.0  # seconds between lines without a terminal
 
 
 def usable(console: Console, environ: dict[str, str]) -> bool:

@@ -21,7 +21,7 @@ from ..errors import LacksDrafterError, UsageError
 from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
-from ..prepare.options import Budget, Device, Dtype, Kept, RunOptions, Seed, Threads
+from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, WeightFormat
 from .figures import FIGURES
 
 PLAIN = "autoregressive"
@@ -72,7 +72,7 @@ class ExperimentOptions(Spec):
     seed: Seed | None = None
     device: Device | None = None
     dtype: Dtype | None = None
-    weights: Kept | None = None
+    weights: WeightFormat | None = None
     threads: Threads | None = None
     max_new_tokens: Budget | None = None
 

@@ -24,7 +24,7 @@ from .options import takes
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 NONE = "no cluster is up on this machine: specsot cluster up starts one"
-NOBODY = "nobody serves with --workers: specsot serve GRAPH --workers N"
+NO_SERVER = "no server with --workers runs: specsot serve GRAPH --workers N"
 MODELS = tuple(name for name in ("graph", *SESSION) if name != "outline")
 Workers = Annotated[
     int | None,
@@ -40,9 +40,9 @@ def up(options: RunOptions, workers: Workers = None) -> None:
     `specsot run GRAPH --workers N --cluster ADDRESS` decodes on them; the address is printed.
     """
     with user_errors():
-        asked = replace(options, workers=workers)
-        job = prepare(asked)
-        block = read_cluster(asked)
+        worker_options = replace(options, workers=workers)
+        job = prepare(worker_options)
+        block = read_cluster(worker_options)
         job = divided(replace(job, options=replace(job.options, workers=block.workers)))
         check_single(job)
         check_groups(job, block)
@@ -80,15 +80,15 @@ def status() -> None:
 def scale(
     count: Annotated[int, typer.Argument(min=1, max=1024, help="How many there are to be.")],
 ) -> None:
-    """Attach replicas to the server of this machine, or detach some, while it answers.
+    """Attach replicas to the running server of this machine, or detach some.
 
-    New ones get requests once their models are loaded; those that are too many get nothing more and
-    end with the last answer that they write. Exit code 1 if nobody serves with --workers.
+    New replicas get requests once their models are loaded. Surplus replicas get no new requests and
+    end after their last answer. Exit code 1 if no server with --workers runs.
     """
     with user_errors():
         fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
         if fleet is None:
-            raise ClusterError(NONE if _alive() is None else NOBODY)
+            raise ClusterError(NONE if _alive() is None else NO_SERVER)
         _put_replicas(fleet)
 
 
@@ -126,9 +126,10 @@ def _put_workers(there: StandingCluster, *, serves: bool) -> None:
 
 
 def _put_replicas(fleet: Mapping[str, Any]) -> None:
-    many = len(fleet["replicas"])
-    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {many} replicas\n")
-    for one in fleet["replicas"]:
-        work = f"{one['open']} requests, {one['tokens']} tokens to write, {one['written']} written"
-        again = f", started again {one['restarts']} times" if one["restarts"] else ""
-        put(f"  {one['name']}: {one['state']}, {work}{again}\n")
+    count = len(fleet["replicas"])
+    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {count} replicas\n")
+    for replica in fleet["replicas"]:
+        work = f"{replica['open']} requests, {replica['tokens']} tokens to write"
+        work += f", {replica['written']} written"
+        again = f", started again {replica['restarts']} times" if replica["restarts"] else ""
+        put(f"  {replica['name']}: {replica['state']}, {work}{again}\n")

@@ -1,7 +1,7 @@
-"""What the shell offers behind TAB: graphs, their settings and values, runs, profiles, codes.
+"""Shell completion: graphs, their settings and values, runs, profiles and codes.
 
-Nothing here loads a model or imports torch, and whatever goes wrong offers nothing: a person who
-presses TAB has asked for no message. What a function needs is imported when it is called.
+Completion loads no model and imports no torch. Each function imports its dependencies when it is
+called. An error yields no completions and no message.
 """
 
 import os
@@ -13,21 +13,21 @@ from typing import Any, Literal, get_args, get_origin
 
 import typer
 
-Offer = tuple[str, str]  # what completes the word, and what the shell may say beside it
+Offer = tuple[str, str]  # a completion and its description
 Offering = Callable[[typer.Context, str], Iterable[Offer]]
 Completion = Callable[[typer.Context, str], list[Offer]]
 
 BASH = "complete_bash"
 WORDS = "COMP_WORDS"
 WORD = "COMP_CWORD"
-BEFORE = "_SPECSOT_BEFORE"  # the part of a word that bash takes for words of their own
+BEFORE = "_SPECSOT_BEFORE"  # the part of a word that bash splits off
 BREAKS = re.compile("[=@:]+")
 
 
 def join_words(environ: MutableMapping[str, str]) -> None:
-    """Undo what bash does to words: `--set drafter.kind=no` are four of them for it.
+    """Join the words that bash splits at `=`, `@` and `:`, such as `--set drafter.kind=no`.
 
-    Of the last one only what stands behind the last `=`, `@` or `:` is completed and replaced.
+    Bash replaces only the part of the last word that follows the last separator.
     """
     if environ.get("_SPECSOT_COMPLETE") != BASH:
         return
@@ -40,7 +40,7 @@ def join_words(environ: MutableMapping[str, str]) -> None:
             joined[-1] += word
         else:
             joined.append(word)
-    ends = [0, *(found.end() for found in BREAKS.finditer(joined[-1]))]
+    ends = [0, *(separator.end() for separator in BREAKS.finditer(joined[-1]))]
     environ[BEFORE] = joined[-1][: ends[-1]]
     joined[-1] = joined[-1][ends[-1] :]
     environ[WORDS], environ[WORD] = "\n".join(joined), str(len(joined) - 1)
@@ -60,16 +60,16 @@ def _offers(offering: Offering) -> Completion:
     """Those offers that go on from what is there, and nothing if anything is wrong."""
 
     @wraps(offering)
-    def found(ctx: typer.Context, incomplete: str) -> list[Offer]:
+    def complete(ctx: typer.Context, incomplete: str) -> list[Offer]:
         before = os.environ.get(BEFORE, "")
         whole = before + incomplete
         try:
-            fitting = [one for one in offering(ctx, whole) if one[0].startswith(whole)]
+            fitting = [offer for offer in offering(ctx, whole) if offer[0].startswith(whole)]
         except Exception:  # a broken specsot.yaml, a folder that is not there
             return []
-        return [(text.removeprefix(before), told) for text, told in fitting]
+        return [(text.removeprefix(before), description) for text, description in fitting]
 
-    return found
+    return complete
 
 
 @_offers
@@ -81,13 +81,13 @@ def graph_names_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
 def _sides(incomplete: str) -> Iterator[Offer]:
     from ..prepare.files import graph_names, is_graph
 
-    name, at, own = incomplete.partition("@")
+    name, at, changes = incomplete.partition("@")
     if at and is_graph(name):
-        head, comma, last = own.rpartition(",")
-        for text, told in _settings(name, own.split(",")[:-1], last):
-            yield f"{name}@{head}{comma}{text}", told
+        head, comma, last = changes.rpartition(",")
+        for text, description in _settings(name, changes.split(",")[:-1], last):
+            yield f"{name}@{head}{comma}{text}", description
         return
-    yield from ((one, "shipped") for one in graph_names())
+    yield from ((graph_name, "shipped") for graph_name in graph_names())
     yield from _files(incomplete, (".yaml", ".yml"))
 
 
@@ -106,8 +106,8 @@ def benched_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Shipped experiments and peers, then graphs."""
     from ..bench.experiment import PEERS, experiment_names
 
-    yield from ((one, "experiment") for one in experiment_names())
-    yield from ((one, "transformers") for one in PEERS)
+    yield from ((name, "experiment") for name in experiment_names())
+    yield from ((name, "transformers") for name in PEERS)
     yield from _sides(incomplete)
 
 
@@ -118,8 +118,8 @@ def peers_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     from ..prepare.files import graph_names
 
     head, comma, _ = incomplete.rpartition(",")
-    yield from ((f"{head}{comma}{one}", "transformers") for one in PEERS)
-    yield from ((f"{head}{comma}{one}", "shipped") for one in graph_names())
+    yield from ((f"{head}{comma}{name}", "transformers") for name in PEERS)
+    yield from ((f"{head}{comma}{name}", "shipped") for name in graph_names())
 
 
 @_offers
@@ -135,8 +135,8 @@ def varied_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """The same with several values, the last of which is completed."""
     path, equals, values = incomplete.partition("=")
     head, comma, last = values.rpartition(",")
-    for text, told in _settings(_named_graph(), (), f"{path}{equals}{last}"):
-        yield text.replace("=", f"={head}{comma}", 1), told
+    for text, description in _settings(_named_graph(), (), f"{path}{equals}{last}"):
+        yield text.replace("=", f"={head}{comma}", 1), description
 
 
 def _named_graph() -> str:
@@ -153,16 +153,18 @@ def _named_graph() -> str:
 
 def _settings(graph: str, sets: Iterable[str], incomplete: str) -> Iterator[Offer]:
     """Every setting with its value as it is; of the one that is named, all that it may be."""
-    found = {path: (value, field) for path, value, field in _fields(graph, sets)}
+    settings = {path: (value, field) for path, value, field in _fields(graph, sets)}
     path, equals, _ = incomplete.partition("=")
-    fitting = [path] if equals else [name for name in found if name.startswith(path)]
+    fitting = [path] if equals else [name for name in settings if name.startswith(path)]
     if len(fitting) == 1:
         (path,) = fitting
-        value, field = found[path]
-        told = field.description or ""
-        yield from ((f"{path}={one}", told) for one in _choices(path, field) or (_word(value),))
+        value, field = settings[path]
+        description = field.description or ""
+        yield from (
+            (f"{path}={choice}", description) for choice in _choices(path, field) or (_word(value),)
+        )
         return
-    for name, (value, field) in found.items():
+    for name, (value, field) in settings.items():
         yield f"{name}={_word(value)}", field.description or ""
 
 
@@ -174,7 +176,7 @@ def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
     from ..prepare.files import open_source
 
     source = open_source(graph)
-    override(source, [one for one in sets if ".kind=" in one])
+    override(source, [change for change in sets if ".kind=" in change])
     whole = validate(source)
     for block in SETTING_BLOCKS:
         spec = getattr(whole, block)
@@ -213,7 +215,7 @@ def runs_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
 
     yield LATEST, "the newest run"
     folder = Path(ctx.params.get("runs_dir") or "runs")
-    yield from ((one.path.name, "") for one in reversed(saved_runs(folder)))
+    yield from ((saved_run.path.name, "") for saved_run in reversed(saved_runs(folder)))
 
 
 @_offers
@@ -236,9 +238,9 @@ def _profiles() -> dict[str, dict[str, Any]]:
     from ..prepare.job import CONFIG
     from ..prepare.options import KEY, merged
 
-    own = read_source(CONFIG).data if Path(CONFIG).exists() else {}
-    both = merged(read_source(str(SHIPPED.parent / CONFIG)).data[KEY], (own or {}).get(KEY))
-    return {name: one for name, one in both.items() if isinstance(one, dict)}
+    user_config = read_source(CONFIG).data if Path(CONFIG).exists() else {}
+    both = merged(read_source(str(SHIPPED.parent / CONFIG)).data[KEY], (user_config or {}).get(KEY))
+    return {name: profile for name, profile in both.items() if isinstance(profile, dict)}
 
 
 @_offers
@@ -246,9 +248,9 @@ def codes_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     """Codes that can be explained."""
     from ..prepare.explained import explanations
 
-    known = explanations()
-    yield from ((str(code), one.title) for code, one in known.problems.items())
-    yield from ((str(code), one.title) for code, one in known.exits.items())
+    pages = explanations()
+    yield from ((str(code), page.title) for code, page in pages.problems.items())
+    yield from ((str(code), page.title) for code, page in pages.exits.items())
 
 
 BY_OPTION: dict[str, Completion] = {

@@ -79,9 +79,9 @@ def start_ups() -> dict[str, float]:
     """Seconds that a fresh process takes for each of them."""
     seconds = {}
     for name, code in START_UPS.items():
-        began = perf_counter()
+        start_time = perf_counter()
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-        seconds[name] = perf_counter() - began
+        seconds[name] = perf_counter() - start_time
     return seconds
 
 

@@ -81,7 +81,9 @@ def show(
     """Print a graph: its file as it is, or what it means."""
     if lives:
         if graph is not None or full or resolved or draw or sets:
-            raise typer.BadParameter("--lifecycle is the same for all graphs, and stands alone")
+            raise typer.BadParameter(
+                "--lifecycle is the same for all graphs and takes no other option"
+            )
         print(lifecycles())
         return
     if graph is None:
@@ -144,22 +146,24 @@ def init(
 ) -> None:
     """Copy the shipped graphs, prompts and settings into a folder, to be changed.
 
-    Editors with a YAML language server complete and check the graphs by the schema beside them.
-    A graph or a specsot.yaml that lies in the working directory wins over the shipped one. Nothing
-    that is there already is written over.
+    Editors with a YAML language server complete and check the graphs with the copied schema.
+    A graph or a specsot.yaml in the working directory replaces the shipped one. Existing files are
+    not overwritten.
     """
     with user_errors():
         package = Path(str(files(PACKAGE)))
-        found = sorted(
+        sources = sorted(
             p for p in (package / FOLDER).rglob("*") if p.suffix in (".yaml", ".txt", ".jsonl")
         )
-        wanted = {path: folder / path.relative_to(package) for path in (*found, package / CONFIG)}
+        targets = {
+            path: folder / path.relative_to(package) for path in (*sources, package / CONFIG)
+        }
         schema = json.dumps(json_schema(), indent=2) + "\n"
-        there = [path for path in wanted.values() if path.exists()]
+        there = [path for path in targets.values() if path.exists()]
         if there:
             raise UsageError(f"{there[0]}: is there already; nothing was written")
         try:
-            for source, path in wanted.items():
+            for source, path in targets.items():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 text = source.read_text(encoding="utf-8")
                 if source.parent.name in SCHEMAS and source.suffix == ".yaml":
@@ -168,5 +172,5 @@ def init(
             (folder / FOLDER / SCHEMA).write_text(schema, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
-    print(f"{len(wanted)} files in {folder}: graphs, prompts, {CONFIG}")
+    print(f"{len(targets)} files in {folder}: graphs, prompts, {CONFIG}")
     print("try: specsot run graphs/bim_eagle.yaml, then change a word of it")

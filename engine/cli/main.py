@@ -111,7 +111,7 @@ def _root(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line of this process, or these words in somebody else's."""
+    """The command line of this process, or the arguments of a call from Python."""
     words = list(sys.argv[1:] if argv is None else argv)
     names = [word for word in words if not word.startswith("-")][:1]
     if COMPLETING in os.environ:
@@ -119,8 +119,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         names = asked_for(os.environ)
     open_streams()
     show_renamed_keys()
-    # A thread that spins while it waits is in the way of whoever else wants the CPU: beside a busy
-    # neighbour that costs half of the speed; sleeping costs a fifth, on an idle machine.
+    # Spinning threads halve the speed when other processes use the CPU; passive waiting costs a
+    # fifth on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with one_line_for_faults():

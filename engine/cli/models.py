@@ -61,13 +61,13 @@ def _rows(model_cache: ModelCache) -> Iterator[dict[str, Any]]:
     cached = {model.name: model for model in model_cache.models()}
     for name in (*KNOWN, *(name for name in cached if name not in KNOWN)):
         here = cached.get(name)
-        known = KNOWN.get(name)
+        entry = KNOWN.get(name)
         yield {
             "name": name,
-            "bytes": here.bytes if here else known.bytes if known else 0,
+            "bytes": here.bytes if here else entry.bytes if entry else 0,
             "state": f"from {here.source}" if here else "not here yet",
             "path": str(here.path) if here else None,
-            "doc": known.doc if known else "",
+            "doc": entry.doc if entry else "",
         }
     for name, path in shipped().items():
         size = sum(file.stat().st_size for file in path.iterdir())
@@ -142,23 +142,23 @@ def inspect(
         from ...models.load.inspect import inspect_model
         from ..hub.find import find_model
 
-        found = inspect_model(find_model(model))
+        report = inspect_model(find_model(model))
         table = op_table()
         kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
-        graphs = [name for name, kind in kinds.items() if kind in found.kinds]
+        graphs = [name for name, kind in kinds.items() if kind in report.kinds]
     if as_json:
-        print_json(**asdict(found) | {"facts": dict(found.facts), "graphs": graphs})
+        print_json(**asdict(report) | {"facts": dict(report.facts), "graphs": graphs})
     else:
-        lines = [("kind", f"{found.kind} {found.family}".rstrip()), *found.facts]
-        if found.kinds:
-            lines += [("drafters", ", ".join(found.kinds)), ("graphs", ", ".join(graphs))]
-        lines += [("assumed", one) for one in found.assumed]
+        lines = [("kind", f"{report.kind} {report.family}".rstrip()), *report.facts]
+        if report.kinds:
+            lines += [("drafters", ", ".join(report.kinds)), ("graphs", ", ".join(graphs))]
+        lines += [("assumed", assumption) for assumption in report.assumed]
         width = max(len(key) for key, _ in lines)
         for key, value in lines:
             print(f"{key.ljust(width)}  {value}")
-        for problem in found.problems:
+        for problem in report.problems:
             complain(problem)
-    raise typer.Exit(Code.MODEL if found.problems else Code.OK)
+    raise typer.Exit(Code.MODEL if report.problems else Code.OK)
 
 
 def _print_folder(folder: Path, as_json: bool) -> None:

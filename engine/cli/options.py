@@ -25,12 +25,12 @@ def option(name: str, text: OptionText | None = None) -> Any:
     """What typer needs to know of an option; text: instead of its own."""
     text = text or OPTIONS[name]
     variable = name.upper() if text.argument else flag_of(name)[2:].replace("-", "_").upper()
-    known: Any = {"help": text.help, "metavar": text.metavar}
-    known["envvar"] = f"SPECSOT_{variable}" if text.mirrored else None
-    known["autocompletion"] = BY_OPTION.get(name)
+    arguments: Any = {"help": text.help, "metavar": text.metavar}
+    arguments["envvar"] = f"SPECSOT_{variable}" if text.mirrored else None
+    arguments["autocompletion"] = BY_OPTION.get(name)
     if text.argument:
-        return typer.Argument(show_default=False, **known)
-    return typer.Option(*text.flags or (flag_of(name),), **known)
+        return typer.Argument(show_default=False, **arguments)
+    return typer.Option(*text.flags or (flag_of(name),), **arguments)
 
 
 Runs = Annotated[
@@ -57,8 +57,8 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
             changes = {name: value for name, value in options.items() if value is not None}
             function(RunOptions(**changes), **values)
 
-        own = list(signature(function).parameters.values())[1:]
-        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own]
+        own_parameters = list(signature(function).parameters.values())[1:]
+        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own_parameters]
         parameters += [_parameter(name, text) for name, text in offered.items()]
         command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return command
@@ -67,7 +67,7 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
 
 
 def _parameter(name: str, text: OptionText) -> Parameter:
-    """None where the option is not given; a default that is worth showing stands here too."""
+    """The parameter of an option; its default is None unless `RunOptions` has a true one."""
     kind: Any = FIELDS[name].type
     kind = Annotated[LISTS.get(kind, kind) | None, option(name, text)]
     default = FIELDS[name].default or None
@@ -85,11 +85,14 @@ def flat_options(action: Callable[..., None]) -> Callable[..., None]:
     @wraps(action)
     def command(**values: Any) -> None:
         with user_errors():
-            own = {name: {one.name: values[one.name] for one in options[name]} for name in kinds}
-            action(**{name: kind(**own[name]) for name, kind in kinds.items()})
+            group = {
+                name: {parameter.name: values[parameter.name] for parameter in options[name]}
+                for name in kinds
+            }
+            action(**{name: kind(**group[name]) for name, kind in kinds.items()})
 
-    parameters = [one for own in options.values() for one in own]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    parameters = [parameter for group in options.values() for parameter in group]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return command
 

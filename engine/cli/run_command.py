@@ -27,12 +27,12 @@ def run_command(options: RunOptions) -> int:
         job = prepare(options)
         with ExitStack() as stack:
             with _loading(job):
-                # Here and not above: a mistyped graph is told at once, torch takes seconds.
+                # Imported late: errors in a graph are reported before torch is imported (seconds).
                 from ..models import notes_of
                 from ..run.writer import made_with
                 from .live_run import exit_code, perform, print_result
 
-                job, session, starts = _opened(job, stack)
+                job, session, starts = _open_session(job, stack)
                 provenance = made_with(job)
             sampling = job.program.graph.sampling
             lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
@@ -50,7 +50,7 @@ def run_command(options: RunOptions) -> int:
         if is_told(error):
             return ended(error)
         complain(message_of(error))
-        where = _kept_traceback(error, options, folder)
+        where = _save_traceback(error, options, folder)
         complain(f"this is a fault of {fault_of(error)}; {where}")
         return Code.FAILED
     finally:
@@ -58,8 +58,11 @@ def run_command(options: RunOptions) -> int:
             complain(fault)
 
 
-def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
-    """A job's session, and what begins its runs: here, or on workers that end with the stack."""
+def _open_session(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
+    """The session of a job and the function that starts its runs, in this process or on workers.
+
+    The stack ends the workers.
+    """
     if job.options.workers is not None:
         from ..workers.start import divided, on_workers
 
@@ -71,22 +74,22 @@ def _opened(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
     return job, load(job), recorded
 
 
-def _kept_traceback(
+def _save_traceback(
     error: BaseException, options: RunOptions, folder: BestEffortRunFolder | None
 ) -> str:
-    """Where it happened goes into the run folder, not onto the screen."""
+    """Write the traceback to the run folder; returns a message with its path."""
     try:
         there = folder if folder is not None and folder.exists else None
-        kept: RunFolder = there or RunFolder.create(options.runs_dir, "failed")
+        run_folder: RunFolder = there or RunFolder.create(options.runs_dir, "failed")
         text = "".join(traceback.format_exception(error))
-        RunFolder(kept.path).write_text(FILE, redact(text))
-        return f"see {kept.path / FILE}"
+        RunFolder(run_folder.path).write_text(FILE, redact(text))
+        return f"see {run_folder.path / FILE}"
     except (OSError, ValueError):
         return "its traceback could not be written"
 
 
 def _loading(job: Job) -> AbstractContextManager[object]:
-    """A sign of life while models load; only where somebody watches."""
+    """A spinner while models load, if stderr is a terminal."""
     if job.options.quiet or not sys.stderr.isatty():
         return nullcontext()
     from ..terminal import working

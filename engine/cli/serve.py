@@ -106,7 +106,7 @@ def _router(jobs: Sequence[Job], start: "Start", options: RunOptions) -> Iterato
 
 @contextmanager
 def _packages() -> Iterator[None]:
-    """What the server needs beside the rest; raises UsageError."""
+    """Report a missing optional package as UsageError."""
     try:
         yield
     except ModuleNotFoundError as error:

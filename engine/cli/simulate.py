@@ -88,9 +88,9 @@ def simulate(
         if fit is not None:
             if costs is None:
                 raise UsageError("--fit saves what it finds: where? --costs FILE")
-            found = fitted(find_run(fit, runs_dir), costs)
-            share = f"{100 * found.error:.0f} % off in the mean"
-            complain(f"{costs}: costs of steps, from {found.steps} of them, {share}")
+            fit_report = fitted(find_run(fit, runs_dir), costs)
+            share = f"{100 * fit_report.error:.0f} % off in the mean"
+            complain(f"{costs}: costs of steps, from {fit_report.steps} of them, {share}")
             return
         stems, tokens = _numbers("--shared", shared, "x")
         parts_of = _numbers("--parts", parts)
@@ -103,26 +103,26 @@ def simulate(
             tell_problems(error.problems)
             raise typer.Exit(Code.GRAPH) from None
         names = [name for name in policies.split(",") if name]
-        asked = SimulationSettings(arrivals, requests, work, names, seed)
+        settings = SimulationSettings(arrivals, requests, work, names, seed)
         if cluster is not None:
-            wanted = ClusterSettings(cluster, tp, link, shape, together)
-            clusters = simulate_clusters(program.graph, cost, asked, wanted)
+            cluster_settings = ClusterSettings(cluster, tp, link, shape, together)
+            clusters = simulate_clusters(program.graph, cost, settings, cluster_settings)
             if as_json:
-                print_json(clusters={name: one.document() for name, one in clusters.items()})
+                print_json(clusters={name: result.document() for name, result in clusters.items()})
             else:
                 print(clusters_described(clusters))
             return
-        told = compare(program.graph, cost, asked)
+        results = compare(program.graph, cost, settings)
         if as_json:
-            print_json(policies={name: one.document() for name, one in told.items()})
+            print_json(policies={name: result.document() for name, result in results.items()})
         else:
-            print(described(told))
+            print(described(results))
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:
     """Two numbers of an option; of a range the first is not larger."""
-    found = re.fullmatch(rf"(\d{{1,9}}){between}(\d{{1,9}})", text)
-    first, last = map(int, found.groups()) if found else (1, 0)
-    if found is None or (between == "-" and first > last):
+    match = re.fullmatch(rf"(\d{{1,9}}){between}(\d{{1,9}})", text)
+    first, last = map(int, match.groups()) if match else (1, 0)
+    if match is None or (between == "-" and first > last):
         raise UsageError(f"{option} {text}: two numbers, as in 3{between}8")
     return first, last

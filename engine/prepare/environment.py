@@ -37,10 +37,10 @@ def embedded_layers() -> int:
 
 
 def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
-    """The folder of a model that a user named; kind: `target` or a drafter's kind.
+    """The folder of a model named by the user; kind: `target` or a drafter's kind.
 
     Raises:
-        ModelError, UsageError: there is no such model.
+        ModelError, UsageError: the model is missing.
     """
     from ..hub.find import find_model
 
@@ -64,10 +64,10 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
 
 
 def threads_of(job: Job) -> int:
-    """Threads that a job computes with: as told, else as many as help a target of its size.
+    """The CPU threads of a job: its option, else a default for the size of the target.
 
     Raises:
-        ModelError, UsageError: there is no such target.
+        ModelError, UsageError: the target is missing.
     """
     if job.options.threads is not None:
         return job.options.threads

@@ -1,4 +1,4 @@
-"""What `specsot explain` has to say: explained.yaml, as data."""
+"""The pages of `specsot explain`, read from explained.yaml."""
 
 from pathlib import Path
 from typing import Literal
@@ -27,7 +27,7 @@ class ExplainedProblem(Spec):
 
     @property
     def place(self) -> str:
-        """Where the example stands."""
+        """The context of the example."""
         return {
             "block": f"In a graph with `extends: {self.base}`",
             "machine": f"In a copy of graphs/machines/{self.base}.yaml",

@@ -52,10 +52,10 @@ def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None)
     Args:
         ref: a path, or the name of a shipped graph (`x`, `x.yaml` or `graphs/x.yaml`).
         sets: `path=value` changes.
-        table: ops and guards, if they were read already.
+        table: the ops and guards; None reads them.
 
     Raises:
-        GraphError: there is no such graph, or it has problems.
+        GraphError: the graph is missing or has problems.
     """
     return load_program(open_source(ref), table or op_table(), sets=sets)
 
@@ -67,19 +67,22 @@ def open_source(ref: str) -> Source:
 
 
 def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
-    """A file with its base, which is shipped or stands beside it. chain: who extends whom."""
+    """A file merged with its base: a shipped file, or one in the same folder.
+
+    chain: the files from the first graph to this one, each extended by the next.
+    """
     name = base_of(source)
     if name is None:
         return source
-    beside = (str(Path(place).parent / name) for place in chain[-1])
-    base = _find(name, GraphFile(*beside))
+    base_paths = (str(Path(place).parent / name) for place in chain[-1])
+    base = _find(name, GraphFile(*base_paths))
 
     wrong = partial(source.problem, (EXTENDS,), code=ProblemCode.EXTENDS)
-    way = " > ".join(file.shown for file in (*chain, base))
+    names = " > ".join(file.shown for file in (*chain, base))
     if any(os.path.realpath(base.path) == os.path.realpath(file.path) for file in chain):
-        raise GraphError([wrong(f"a graph cannot extend itself: {way}")])
+        raise GraphError([wrong(f"a graph cannot extend itself: {names}")])
     if len(chain) == LONGEST_CHAIN:
-        raise GraphError([wrong(f"more than {LONGEST_CHAIN} files extend one another: {way}")])
+        raise GraphError([wrong(f"more than {LONGEST_CHAIN} files extend one another: {names}")])
     whole = read_source(*base, lambda message: wrong(f"{quoted(name)}: {message}"))
     return extend(source, _extended(whole, (*chain, base)))
 
@@ -110,7 +113,7 @@ def _is_there(ref: str) -> bool:
 
 
 def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | None = None) -> Source:
-    """A YAML file; anything that is no readable regular file is a GraphError.
+    """Read a YAML file; raises GraphError for anything but a readable regular file.
 
     Args:
         shown: how messages call the file, if not by its path.
@@ -147,6 +150,6 @@ def _why(ref: str, error: OSError) -> str:
 def _close(ref: str) -> str:
     """A shipped graph, a machine or a file of the same folder that may have been meant."""
     path = Path(_name(ref))
-    near = [one.name for one in Path(ref).parent.glob("*.yaml") if hint(path.name, [one.stem])]
+    near = [file.name for file in Path(ref).parent.glob("*.yaml") if hint(path.name, [file.stem])]
     machine = hint(f"{path.parent.name}/{path.name}", _machine_names())
     return hint(path.name, graph_names()) or machine or hint(f"{path.name}.yaml", near)

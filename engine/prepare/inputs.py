@@ -36,12 +36,11 @@ MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question; `seed` is given or derived from the run's seed and `key`.
+    """One question; without `seed`, its seed is derived from the run's seed and `key`.
 
-    documents: what the question is to be answered from, in the order in which it will be read.
-    cache_salt: only prompts of the same one share rows that are kept of them.
-    past: the turns before it, if it is one of a conversation. rules: what the model is told before
-        the first of them.
+    documents: the context of the question, in prompt order.
+    cache_salt: prompts share cached KV rows only with prompts of the same salt.
+    past: earlier turns of the conversation. rules: the system message.
     """
 
     key: str
@@ -168,7 +167,7 @@ def _integer(value: Mapping[str, Any], key: str, place: str, least: int) -> int 
 
 
 def _checked(item: Item, place: str) -> Item:
-    """A text that cannot stand in a prompt is a PromptError with its place."""
+    """Raise PromptError, with its place, for a text that a prompt cannot hold."""
     try:
         if isinstance(item, Document):
             check_document(item)
@@ -217,7 +216,7 @@ def documents_of(value: Mapping[str, Any], place: str) -> tuple[Document, ...]:
         raise UsageError(f"{place}: 'documents' must be a list")
     _check_number(documents, place)
     numbers = enumerate(documents, 1)
-    return tuple(document_of(one, n, f"{place}: document {n}") for n, one in numbers)
+    return tuple(document_of(item, n, f"{place}: document {n}") for n, item in numbers)
 
 
 def _check_number(documents: Sized, place: str) -> None:
@@ -228,10 +227,10 @@ def _check_number(documents: Sized, place: str) -> None:
 def document_of(value: Any, number: int, place: str) -> Document:
     """A document from JSON: its text, or an object with `text` and perhaps `title`.
 
-    Without a title it is called by its ``number``.
+    The default title is its ``number``.
 
     Raises:
-        UsageError, PromptError: it is neither, or its text cannot stand in a prompt.
+        UsageError: it has another form. PromptError: a prompt cannot hold its text.
     """
     fields = {"text": value} if isinstance(value, str) else value
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
@@ -298,14 +297,14 @@ class RequestSettings:
 
     Attributes:
         sampling: how its tokens are drawn.
-        token_ids: the whole prompt; nothing is put around it, and there is no outline.
+        token_ids: the whole prompt, without a template or an outline.
         skeleton: False for one plain answer, whatever the graph does.
         stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
             an outline ends all the same.
-        schema: a JSON schema, as JSON, that a plain answer is held to.
-        contexts: whoever follows it is told what each branch stands behind.
-        handed: the part of it that is done here, if others do the rest.
-        begun: what is written of it elsewhere: tokens of branches by index, the outline's at -1.
+        schema: a JSON schema, as JSON, that constrains a plain answer.
+        contexts: events report the context of each branch.
+        handed: the part of a migrated request that this engine decodes.
+        resumed: tokens that another engine wrote, by branch index; -1 is the outline.
     """
 
     sampling: SamplingRules | None = None
@@ -316,21 +315,23 @@ class RequestSettings:
     schema: str | None = None
     contexts: bool = False
     handed: MigratedRequest | None = None
-    begun: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    resumed: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property
     def plain(self) -> bool:
-        """Whether there is no outline in any case."""
+        """Whether the request never has an outline."""
         return bool(self.token_ids) or not self.skeleton or self.schema is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A prompt's tokens, how many a plain answer behind it may have at most, and why prompt and
-    budget can never fit; nothing if they can."""
+    """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit.
+
+    why: empty if prompt and budget fit.
+    """
 
     prompt: int
-    room: int
+    remaining: int
     why: str
 
 

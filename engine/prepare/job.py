@@ -47,7 +47,7 @@ Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A checked graph with its prompts and settings: all that the engine is told.
+    """A checked graph with its prompts and settings: the whole input of the engine.
 
     options: with no setting left open; `graph` as the user named it.
     made_with, result: of the run that is repeated.
@@ -69,14 +69,14 @@ def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
         GraphError: problems of the file. UsageError: of the options.
     """
     block: ClusterBlock = _settings(folder, {}, {})[0].cluster
-    given = {"address": options.cluster, "workers": options.workers}
-    values = {**block.model_dump(), **{k: v for k, v in given.items() if v is not None}}
+    overrides = {"address": options.cluster, "workers": options.workers}
+    values = {**block.model_dump(), **{k: v for k, v in overrides.items() if v is not None}}
     try:
         return ClusterBlock.model_validate(values)
     except ValidationError as error:
         wrong = error.errors()[0]
         flag = "--workers" if wrong["loc"] == ("workers",) else "--cluster"
-        raise UsageError(f"{flag} {given[str(wrong['loc'][0])]}: {wrong['msg']}") from None
+        raise UsageError(f"{flag} {overrides[str(wrong['loc'][0])]}: {wrong['msg']}") from None
 
 
 def read_config(
@@ -111,11 +111,13 @@ def _settings(
     """All settings, and the files that they come from: the folder's own, and the packaged one.
 
     Args:
-        changes: what stands above the files; origins: how messages call it.
+        changes: values that override the files; origins: their names in messages.
     """
     packaged = Source(decode((files(PACKAGE) / CONFIG).read_bytes(), CONFIG), CONFIG)
-    own = folder / CONFIG
-    source = read_source(str(own)) if own.exists() or own.is_symlink() else packaged
+    user_file = folder / CONFIG
+    source = (
+        read_source(str(user_file)) if user_file.exists() or user_file.is_symlink() else packaged
+    )
     if source.data is None:
         source.data = {}
     check_mapping(source, "configuration")
@@ -126,17 +128,17 @@ def _settings(
         settings: Any = validated(Settings, source)
         check_drafters(settings.profiles, source)
     except GraphError as error:
-        if any(one.line for one in error.problems):
+        if any(problem.line for problem in error.problems):
             raise
-        lines = [f"{one.file}: {one.message}" for one in error.problems]
+        lines = [f"{problem.file}: {problem.message}" for problem in error.problems]
         raise UsageError("\n".join(lines)) from None
     return settings, (source, packaged)
 
 
 def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:
-    """Read and check everything that was named.
+    """Read and check all inputs of a run.
 
-    A run.yaml's own settings, prompts and outline stand between the command line and the defaults.
+    The command line overrides a run.yaml's settings, prompts and outline; these override defaults.
 
     Args:
         prompts: read already; None reads those that the options name.
@@ -154,7 +156,7 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
         config, profile = read_config(folder, options, saved.options, source.file)
         graph = graph_source(source)
         name = saved.graph_file
-    sets = [parse_change(one) for one in options.sets]
+    sets = [parse_change(change) for change in options.sets]
     sets = sets if profile is None else [*profile.changes(graph, sets), *sets]
     program = _with_requests(load_program(graph, op_table(), sets=sets), options)
     asks = options.prompt is not None or options.prompts is not None
@@ -203,9 +205,9 @@ def _check(options: RunOptions) -> None:
 
 
 def _with_requests(program: Program, options: RunOptions) -> Program:
-    """The program that tells what the command line asks for, whatever the graph says."""
+    """The program with the reports that the options request."""
     name = program.graph.name
-    if unknown := [one for one in options.breaks if one not in program.graph.states]:
+    if unknown := [state for state in options.breaks if state not in program.graph.states]:
         states = ", ".join(program.graph.states)
         raise UsageError(f"--break {unknown[0]}: graph {name!r} has the states {states}")
     if options.probe_blend and program.graph.blend is None:
@@ -219,12 +221,15 @@ def _with_requests(program: Program, options: RunOptions) -> Program:
 
 
 def _with_drafter(
-    config: RunOptions, program: Program, given: str | None, profile: ChosenProfile | None
+    config: RunOptions,
+    program: Program,
+    requested_drafter: str | None,
+    profile: ChosenProfile | None,
 ) -> RunOptions:
     """Which drafter: the command line, then the graph as the profile has changed it, then
     specsot.yaml, which knows nothing of the profile's target."""
     drafter = program.graph.drafter
-    if named := given or getattr(drafter, "model", None):
+    if named := requested_drafter or getattr(drafter, "model", None):
         return replace(config, drafter_model=named)
     if not drafter.has_model or config.model == EMBEDDED:
         return config
@@ -240,12 +245,12 @@ def _with_drafter(
 
 
 def _with_documents(prompts: Prompts, options: RunOptions) -> Prompts:
-    """Those of the command line stand before each prompt's own: what prompts share comes first."""
+    """Put the documents of the command line before each prompt's own, as a shared prefix."""
     shared = read_documents(options.documents)
 
     def with_shared(prompt: Prompt) -> Prompt:
-        own = [document for document in prompt.documents if document not in shared]
-        return replace(prompt, documents=(*shared, *own))
+        prompt_documents = [document for document in prompt.documents if document not in shared]
+        return replace(prompt, documents=(*shared, *prompt_documents))
 
     return replace(prompts, items=tuple(map(with_shared, prompts.items))) if shared else prompts
 

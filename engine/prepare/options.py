@@ -23,7 +23,7 @@ from ..errors import LacksDrafterError, UsageError
 JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents, cache_salt)"
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-Kept = Annotated[str, Field(pattern=r"^(full|(int8|int4)(@[0-9]{1,4})?)$")]
+WeightFormat = Annotated[str, Field(pattern=r"^(full|(int8|int4)(@[0-9]{1,4})?)$")]
 Seed = Annotated[Int, Field(ge=0, lt=1 << 63)]
 Threads = Annotated[Int, Field(ge=1, le=1024)]
 Budget = Annotated[Int, Field(ge=1, le=1 << 20)]
@@ -72,7 +72,7 @@ class SessionOptions:
     seed: int = _setting(Seed, "Seed of the run.")
     device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
     dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
-    weights: str = _setting(Kept, "Of the target: full, int8, int4, or int8@ROWS.")
+    weights: str = _setting(WeightFormat, "Of the target: full, int8, int4, or int8@ROWS.")
     threads: int | None = _setting(
         Threads | None, "CPU threads [1 for small models, else up to 4]."
     )
@@ -200,12 +200,12 @@ class ClusterBlock(Spec):
 
     @property
     def parts(self) -> int:
-        """The fewest: what a worker computes is never more than one of so many parts."""
+        """The smallest group: each worker holds at most 1 / parts of the weights of a layer."""
         return min(self.skeleton.tp, self.branches.tp)
 
 
 KEY = "profiles"
-OWN = ("model", "dtype", "weights", "stop_ids")  # what is an option too
+OPTION_KEYS = ("model", "dtype", "weights", "stop_ids")  # what is an option too
 DRAFTER = ("drafter",)
 OUTLINE = ("skeleton", "drafter")
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
@@ -227,31 +227,34 @@ class Profile(Spec):
         default_factory=dict
     )
     dtype: Dtype | None = None
-    weights: Kept | None = None
+    weights: WeightFormat | None = None
     stop_ids: TokenIds | None = None
     set: dict[Text, Any] = Field(default_factory=dict)
 
 
-def merged(packaged: Any, own: Any) -> Any:
-    """The packaged profiles under the user's own, key by key; what is no mapping is for a check."""
-    if not isinstance(packaged, Mapping) or not isinstance(own, Mapping):
-        return packaged if own is None else own
-    return {**packaged, **{name: merged(packaged.get(name), value) for name, value in own.items()}}
+def merged(packaged: Any, overrides: Any) -> Any:
+    """The packaged profiles with the user's overrides, merged key by key."""
+    if not isinstance(packaged, Mapping) or not isinstance(overrides, Mapping):
+        return packaged if overrides is None else overrides
+    return {
+        **packaged,
+        **{name: merged(packaged.get(name), value) for name, value in overrides.items()},
+    }
 
 
 def check_drafters(profiles: Mapping[str, Profile], source: Source) -> None:
-    """Raise GraphError for drafters of a kind that nobody has."""
-    known = [*(kind for kind, one in DRAFTERS.items() if one.drafts), *installed_kinds()]
+    """Raise GraphError for drafters of an unknown kind."""
+    kinds = [*(kind for kind, drafter in DRAFTERS.items() if drafter.drafts), *installed_kinds()]
     problems = [
         source.problem(
             (KEY, name, "drafters", kind),
-            f"no drafter {kind!r}{hint(kind, known)}; there are: {', '.join(known)}",
+            f"no drafter {kind!r}{hint(kind, kinds)}; there are: {', '.join(kinds)}",
             ProblemCode.UNKNOWN_KIND,
             key=True,
         )
         for name, profile in profiles.items()
         for kind in profile.drafters
-        if kind not in known
+        if kind not in kinds
     ]
     if problems:
         raise GraphError(problems)
@@ -276,7 +279,7 @@ class ChosenProfile:
 
     def options(self) -> dict[str, Any]:
         """What it says of a run's settings."""
-        values = {key: getattr(self._profile, key) for key in OWN}
+        values = {key: getattr(self._profile, key) for key in OPTION_KEYS}
         return {key: value for key, value in values.items() if value is not None}
 
     def changes(self, source: Source, sets: Sequence[Change]) -> Iterator[Change]:
@@ -292,7 +295,7 @@ class ChosenProfile:
             if (top := path.partition(".")[0]) in data or top not in OPTIONAL
         ]
         yield from changes
-        changed = {one.path: one.value for one in (*changes, *sets)}
+        changed = {change.path: change.value for change in (*changes, *sets)}
         for block in (DRAFTER, OUTLINE):
             here: Any = data
             for part in (*block, "kind"):

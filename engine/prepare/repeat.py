@@ -93,7 +93,7 @@ def graph_source(source: Source) -> Source:
     inner.files = {}
     skeleton = inner.data.get("skeleton") if isinstance(inner.data, dict) else None
     if isinstance(skeleton, dict) and skeleton.get("template") == TEMPLATE_FILE:
-        # A prompt template that was copied beside the run.yaml is found there.
+        # The run folder holds a copy of the prompt template.
         skeleton["template"] = str(Path(source.file).parent / TEMPLATE_FILE)
     return inner
 
@@ -101,7 +101,7 @@ def graph_source(source: Source) -> Source:
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(Prompt(*dict(one).values()) for one in run.prompts)
+    return tuple(Prompt(*dict(spec).values()) for spec in run.prompts)
 
 
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
@@ -141,9 +141,9 @@ def run_document(
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    said = asdict(prompt)  # but for turns and rules: a run has no conversations
-    said |= {"id": prompt.key, "prompt": prompt.text}
-    values = {name: said[name] for name in PromptSpec.model_fields}
+    prompt_fields = asdict(prompt)  # but for turns and rules: a run has no conversations
+    prompt_fields |= {"id": prompt.key, "prompt": prompt.text}
+    values = {name: prompt_fields[name] for name in PromptSpec.model_fields}
     return {name: _plain(value) for name, value in values.items() if value not in (None, (), "")}
 
 
@@ -158,7 +158,7 @@ def too_long(document: Mapping[str, Any]) -> bool:
     """Whether the prompts need a file of their own: YAML files are read up to a limit."""
     prompts = document["prompts"]
     texts = [prompt["prompt"] for prompt in prompts]
-    texts += [one["text"] for prompt in prompts for one in prompt.get("documents", ())]
+    texts += [entry["text"] for prompt in prompts for entry in prompt.get("documents", ())]
     return len(prompts) > MANY or sum(map(len, texts)) > INLINE
 
 
@@ -185,9 +185,9 @@ def graph_yaml(graph: Graph) -> str:
     """A graph file that says everything and extends nothing."""
     document = _plain(graph.model_dump(by_alias=True, exclude_none=True))
     for name, state in graph.states.items():
-        own = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
-        ops = [call["op"] if len(call) == 1 else call for call in own.get("ops", ())]
-        document["states"][name] = {**own, "ops": ops} if ops else own
+        state_fields = _plain(state.model_dump(by_alias=True, exclude_defaults=True))
+        ops = [call["op"] if len(call) == 1 else call for call in state_fields.get("ops", ())]
+        document["states"][name] = {**state_fields, "ops": ops} if ops else state_fields
     for block in KINDS:
         document[block] = {"kind": document[block]["kind"], **document[block]}
     return re.sub(r"^(\w+:)$", r"\n\1", _dump(document, flow=None), flags=re.MULTILINE)

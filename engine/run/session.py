@@ -191,8 +191,8 @@ class Session:
         )
         if settings.handed is not None:
             hand_over_(request, settings.handed)
-        if settings.begun:
-            go_on_(request, settings.begun)
+        if settings.resumed:
+            go_on_(request, settings.resumed)
         return request
 
     def _stops(self, settings: RequestSettings) -> Iterable[int]:

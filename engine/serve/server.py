@@ -22,14 +22,14 @@ from ..errors import Code, UsageError
 from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..workers.router import Router, lower_priority
-from .api.app import Api, ServerLimits, build_app, http_error, told_error
+from .api.app import Api, ServerLimits, api_error, build_app, http_error
 from .api.errors import ApiError
-from .api.metrics import Meters
-from .api.middleware import HEADER_BYTES, LOOPBACK, Gate, GateRules
+from .api.metrics import ServerMetrics
+from .api.middleware import HEADER_BYTES, LOOPBACK, AdmissionMiddleware, AdmissionRules
 from .page.routes import PageRoutes
 
 TURNED_AWAY = {
-    400: ("Bad Request", "this is no HTTP request"),
+    400: ("Bad Request", "this is not an HTTP request"),
     408: ("Request Timeout", "the request did not come in time"),
     431: ("Request Header Fields Too Large", "too long headers"),
     503: ("Service Unavailable", "too many connections"),
@@ -37,23 +37,23 @@ TURNED_AWAY = {
 
 
 class StrictProtocol(H11Protocol):
-    """A connection whose own refusals are JSON too, each with its right status.
+    """An HTTP/1.1 connection that answers protocol errors in JSON.
 
-    A head has to be there within so many seconds, counted from its first byte, or from the
-    beginning of the connection: whoever sends it byte by byte holds it no longer than others.
-    most: connections that are open at once; the next one is told so.
+    patience: seconds for the head of a request, from the start of the connection or the head's
+        first byte, so that a slow client cannot hold a connection.
+    max_connections: open connections; further ones get status 503.
     """
 
-    def __init__(self, *words: Any, patience: float, most: int, **options: Any) -> None:
+    def __init__(self, *words: Any, patience: float, max_connections: int, **options: Any) -> None:
         super().__init__(*words, **options)
         self._patience = patience
-        self._most = most
+        self._max_connections = max_connections
         self._slow: asyncio.TimerHandle | None = None
         self._full = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._full = len(self.connections) > self._most
+        self._full = len(self.connections) > self._max_connections
         self._wait_for_head()
 
     def data_received(self, data: bytes) -> None:
@@ -109,16 +109,16 @@ class StrictProtocol(H11Protocol):
 
 
 CONNECTIONS = 2048
-UNSENT = 64 << 10  # bytes that the system keeps for a client who does not read; else megabytes
+UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the default is megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """How the server listens, and what it lets in.
+    """Address, access and limits of the server.
 
-    keys: API keys, none for everybody. grace: seconds that open requests have at the end.
-    vllm_names: metrics under vLLM's names too. runs_dir: where recorded runs are. patience: seconds
-    that a client has to send a request, its head and then its body.
+    keys: API keys, empty for no check. grace: seconds for open requests at shutdown.
+    vllm_names: also report metrics under vLLM's names. runs_dir: the folder of recorded runs.
+    patience: seconds for the head of a request, and again for its body.
     """
 
     host: str = "127.0.0.1"
@@ -137,21 +137,23 @@ class ServeOptions:
         return self.host in LOOPBACK
 
     def check(self) -> None:
-        """Raise UsageError for what would let in anybody."""
+        """Raise UsageError if other machines could connect without a key."""
         if not (self.loopback or self.keys or self.insecure):
             raise UsageError(
                 f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
             )
 
-    def rules(self) -> GateRules:
+    def rules(self) -> AdmissionRules:
         hashed = [hashlib.sha256(key.encode()).digest() for key in self.keys]
         hosts = LOOPBACK if self.loopback else ()
-        return GateRules(hashed, hosts, self.body, self.patience)
+        return AdmissionRules(hashed, hosts, self.body, self.patience)
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal lets open requests end, for so long; the second one ends at once, and those
-    behind it do nothing any more."""
+    """The first signal starts a shutdown with `grace` seconds; the second one ends at once.
+
+    Further signals are ignored.
+    """
 
     def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
         super().__init__(config)
@@ -186,7 +188,7 @@ class DrainingServer(uvicorn.Server):
         self._drain = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
-        """Wait until nobody is served, or the time is up."""
+        """Wait until no request is open, at most `grace` seconds, then close the engine."""
         until = asyncio.get_running_loop().time() + self.grace
         while self.api.link.open and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.05)
@@ -217,22 +219,22 @@ def listen(options: ServeOptions) -> socket.socket:
 async def serve(link: Router, options: ServeOptions) -> int:
     """Serve until a signal ends it, or no engine can start; the exit code."""
     listener = listen(options)
-    meters = Meters(link, vllm=options.vllm_names)
-    api = Api(link, meters, options.limits)
+    metrics = ServerMetrics(link, vllm=options.vllm_names)
+    api = Api(link, metrics, options.limits)
     app = build_app(api)
     PageRoutes(link, Path(options.runs_dir)).add_to(app)
-    gate = Gate(app, options.rules(), meters, api.room)
-    server = DrainingServer(config_of(gate, options.patience), api, options.grace)
+    middleware = AdmissionMiddleware(app, options.rules(), metrics, api.check_capacity)
+    server = DrainingServer(config_of(middleware, options.patience), api, options.grace)
     where = address_of(listener)
     complain(f"listening on {where}; the models are being loaded")
     lower_priority()
     running = asyncio.create_task(link.run())
-    told = asyncio.create_task(_tell_ready(link, where))
+    ready_task = asyncio.create_task(_tell_ready(link, where))
     running.add_done_callback(lambda task: setattr(server, "should_exit", True))
     try:
         await server.serve(sockets=[listener])
     finally:
-        told.cancel()
+        ready_task.cancel()
         await link.close()
         await asyncio.wait({running}, timeout=5)
     if link.failed is not None:
@@ -262,7 +264,7 @@ async def _tell_ready(link: Router, where: str) -> None:
 
 
 def config_of(app: Any, patience: float) -> uvicorn.Config:
-    http: Any = partial(StrictProtocol, patience=patience, most=CONNECTIONS)
+    http: Any = partial(StrictProtocol, patience=patience, max_connections=CONNECTIONS)
     return uvicorn.Config(
         app,
         http=http,
@@ -285,9 +287,12 @@ async def view(run: SavedRun, options: ServeOptions) -> int:
     playback_of(run)
     listener = listen(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(ApiError, told_error)
+    app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)
     PageRoutes(None, Path(), run).add_to(app)
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
-    await run_alone(config_of(Gate(app, options.rules(), Meters(None)), options.patience), listener)
+    await run_alone(
+        config_of(AdmissionMiddleware(app, options.rules(), ServerMetrics(None)), options.patience),
+        listener,
+    )
     return int(Code.OK)

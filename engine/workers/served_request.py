@@ -77,13 +77,13 @@ class RequestBuilder:
         except GrammarError as error:
             raise Refusal(str(error), "response_format", "invalid_schema") from None
         plain = settings.plain or self.session.program.graph.skeleton is None
-        if fit.why and message.max_tokens is None and plain and fit.room > 0:
-            prompt = replace(prompt, max_new_tokens=fit.room)
+        if fit.why and message.max_tokens is None and plain and fit.remaining > 0:
+            prompt = replace(prompt, max_new_tokens=fit.remaining)
             fit = self.engine.fit(prompt, settings)
         if fit.why:
             budget = message.max_tokens or self.session.budget
             sizes = f"{fit.prompt} tokens of prompt and {budget} to be written: {fit.why}"
-            limit = fit.prompt + fit.room
+            limit = fit.prompt + fit.remaining
             raise Refusal(f"{sizes} (at most {limit} together)", "messages", TOO_LONG)
         return ReadyRequest(prompt, settings, fit.prompt)
 
@@ -132,7 +132,7 @@ class RequestBuilder:
             ignore_eos=message.ignore_eos,
             schema=message.schema,
             contexts=message.logprobs >= 0,
-            begun={index: tuple(tokens) for index, tokens in self._resumed(message)},
+            resumed={index: tuple(tokens) for index, tokens in self._resumed(message)},
         )
 
     def _resumed(self, message: Submit) -> Sequence[Sequence[Any]]:

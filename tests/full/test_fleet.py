@@ -172,7 +172,7 @@ def test_whatever_ends_a_server_ends_its_replicas(tmp_path: Path) -> None:
         fleet.server.process.wait()
         assert gone(replicas, 30)
         pids = fleet.pids
-        assert "nobody serves" in fleet.specsot("cluster", "scale", "3", code=1)
+        assert "no server with --workers" in fleet.specsot("cluster", "scale", "3", code=1)
         fleet.specsot("cluster", "down")
         assert gone(pids)
     with serving_fleet(tmp_path, "dflash") as fleet:

@@ -33,5 +33,5 @@ def check_goes_on(graph: str, sets: tuple[str, ...], prompt: Prompt, schema: str
         for salt in ("", "another"):
             cuts = {index: ids[: dice.randrange(len(ids))] for index, ids in wanted[0].items()}
             again = replace(prompt, cache_salt=salt)
-            begun = replace(asked, begun=cuts)
+            begun = replace(asked, resumed=cuts)
             assert written(engine.submit(again, settings=begun)) == wanted, cuts

@@ -17,26 +17,26 @@ from ...workers.router import Router
 from ...workers.tickets import StalledError, Ticket
 from .errors import ApiError, engine_gone, invalid
 from .fields import SamplingFields
-from .metrics import Meters, Stopwatch
+from .metrics import ServerMetrics, Stopwatch
 
-LOWEST = -9999.0  # what JSON can say: there is no -inf in it
+LOWEST = -9999.0  # JSON has no -inf
 
 
 @dataclass(slots=True)
 class Scores:
     """The scores of a choice's tokens, as rows of `Wrote.scores`.
 
-    Parts are written side by side: the rows of a part are told when all before it have ended, as
-    its text is.
+    Parts are decoded in parallel. As with text, the rows of a part are sent once all parts before
+    it have ended.
     """
 
     _rows: dict[int, list[Any]] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
     _at: int = -1
-    _characters: int = 0  # of the tokens that were told
+    _characters: int = 0  # of the tokens already sent
 
     def add(self, message: Wrote) -> None:
-        """What a step brought."""
+        """Add the rows of a step."""
         for row in message.scores:
             self._rows.setdefault(row[0], []).append(row)
         for name, branch, _ in message.events:
@@ -44,7 +44,7 @@ class Scores:
                 self._ended.add(branch)
 
     def more(self) -> list[Any]:
-        """What can be told now."""
+        """The rows that can be sent now."""
         rows = self.of(self._at)
         while self._at in self._ended or self._is_plain:
             self._at += 1
@@ -52,11 +52,11 @@ class Scores:
         return rows
 
     def of(self, branch: int) -> list[Any]:
-        """What has not been told of a branch."""
+        """The unsent rows of a branch."""
         return self._rows.pop(branch, [])
 
     def rest(self) -> list[Any]:
-        """All that has not been told."""
+        """All unsent rows."""
         return [row for branch in sorted(self._rows) for row in self.of(branch)]
 
     @property
@@ -86,8 +86,8 @@ class Scores:
 
 def _entry(branch: int, token: int, text: str, logprob: float, top: Sequence[Any]) -> Any:
     """A token of a chat answer; `branch` is the part that it is of, -1 for the outline."""
-    own = {"branch": branch, "top_logprobs": [_pair(t, p) for _, t, p in top]}
-    return {**_pair(text, logprob), **own}
+    details = {"branch": branch, "top_logprobs": [_pair(t, p) for _, t, p in top]}
+    return {**_pair(text, logprob), **details}
 
 
 def _pair(text: str, logprob: float) -> dict[str, Any]:
@@ -107,9 +107,9 @@ def usage_of(ended: Sequence[Ended], prompts: Sequence[int]) -> dict[str, Any]:
     Args:
         prompts: tokens of each prompt, counted once however many choices it has.
     """
-    cached = sum(one.usage["cached"] for one in ended)
-    outline = sum(one.usage["outline"] for one in ended)
-    written = sum(one.usage["answer"] for one in ended) + outline
+    cached = sum(end.usage["cached"] for end in ended)
+    outline = sum(end.usage["outline"] for end in ended)
+    written = sum(end.usage["answer"] for end in ended) + outline
     prompt = sum(prompts)
     return {
         "prompt_tokens": prompt,
@@ -210,8 +210,8 @@ class Shape:
         return {**self._envelope(stream=True), "choices": [], "usage": usage, **more}
 
 
-SAID = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
-FAILED = {  # how a request can end without an answer: status, type, what is said
+EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
+FAILED = {  # ends without an answer: status, type, message
     "failed": (500, "server_error", "the request failed"),
     "timeout": (504, "timeout_error", "the request's time was up"),
     "cancelled": (503, "server_error", "the request was cancelled"),
@@ -245,21 +245,21 @@ class Answers:
     @property
     def prompts(self) -> list[int]:
         """Tokens of every prompt, once."""
-        return [one.prompt_tokens for one in self.choices[:: self.per_prompt]]
+        return [choice.prompt_tokens for choice in self.choices[:: self.per_prompt]]
 
     @property
     def ends(self) -> list[Ended]:
-        return [one.ended for one in self.choices if one.ended is not None]
+        return [choice.ended for choice in self.choices if choice.ended is not None]
 
     def close(self) -> None:
-        """Nobody waits any more."""
-        for one in self.choices:
-            one.ticket.close()
+        """Close the tickets of all choices."""
+        for choice in self.choices:
+            choice.ticket.close()
 
 
 async def begin(
     link: Router,
-    meters: Meters,
+    server_metrics: ServerMetrics,
     submits: Sequence[Submit],
     shape: Shape,
     fields: SamplingFields,
@@ -269,15 +269,15 @@ async def begin(
     answers = Answers(choices, shape, fields, fields.n)
     try:
         for index, submit in enumerate(submits):
-            watch = meters.watch(submit.graph)
+            watch = server_metrics.watch(submit.graph)
             choices.append(Choice(index, submit, link.ask(submit), watch))
-        for one in choices:
-            first = await one.ticket.next()
+        for choice in choices:
+            first = await choice.ticket.next()
             if isinstance(first, Refused):
-                one.ticket.ended = True
+                choice.ticket.ended = True
                 raise invalid(first.message, first.param, first.code)
             assert isinstance(first, Admitted)
-            one.prompt_tokens = first.prompt_tokens
+            choice.prompt_tokens = first.prompt_tokens
     except WorkerGoneError:
         answers.close()
         raise engine_gone() from None
@@ -288,47 +288,47 @@ async def begin(
 
 
 def failure(ended: Ended) -> ApiError | None:
-    """What to say of a choice without an answer; None if there is one."""
+    """The error of a choice without an answer; None if it has one."""
     if ended.finish in ("stop", "length") or (ended.finish == "refused" and ended.text):
         return None
-    status, kind, said = FAILED[ended.finish]
+    status, kind, reason = FAILED[ended.finish]
     code = "context_length_exceeded" if ended.finish == "refused" else ended.finish
-    message = f"{said}: {ended.note}" if ended.note else said
+    message = f"{reason}: {ended.note}" if ended.note else reason
     return ApiError(status, message, kind=kind, code=code)
 
 
-def _took(one: Choice, message: Message) -> None:
+def _receive(choice: Choice, message: Message) -> None:
     if isinstance(message, Wrote):
-        one.tokens = message.tokens
-        one.scores.add(message)
-        one.watch.wrote(message.tokens)
+        choice.tokens = message.tokens
+        choice.scores.add(message)
+        choice.watch.wrote(message.tokens)
     elif isinstance(message, Ended):
-        one.ended = message
-        one.ticket.ended = True
-        one.watch.ended(message)
-        one.ticket.close()
+        choice.ended = message
+        choice.ticket.ended = True
+        choice.watch.ended(message)
+        choice.ticket.close()
 
 
 # -- whole ----------------------------------------------------------------------------------------
 
 
 async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> dict[str, Any]:
-    """The answer once all of it is there; raises ApiError, CancelledError when nobody waits.
+    """The complete answer; raises ApiError, also when the client disconnects.
 
     Args:
-        prompts: what stands before each choice's text, for `echo`.
+        prompts: the prefix of each choice's text, for `echo`.
     """
     work = asyncio.ensure_future(_gather(answers))
-    left = asyncio.ensure_future(_left(request))
+    disconnect = asyncio.ensure_future(_until_disconnect(request))
     try:
-        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
             raise ApiError(499, "the client has left", kind="client_closed")
         work.result()
     except WorkerGoneError:
         raise engine_gone() from None
     finally:
-        for task in (work, left):
+        for task in (work, disconnect):
             task.cancel()
         answers.close()
     ends = answers.ends
@@ -339,12 +339,14 @@ async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> d
     texts = [
         prompt + ("" if empty else end.text) for prompt, end in zip(prompts, ends, strict=True)
     ]
-    rows = [one.scores.shaped(one.scores.rest(), chat=shape.chat) for one in answers.choices]
+    rows = [
+        choice.scores.shaped(choice.scores.rest(), chat=shape.chat) for choice in answers.choices
+    ]
     each = enumerate(zip(texts, ends, rows, strict=True))
     choices = [shape.choice(i, text, end, scores) for i, (text, end, scores) in each]
     vendor = {
         "graph": answers.choices[0].submit.graph,
-        "notes": [one.note for one in ends if one.note],
+        "notes": [end.note for end in ends if end.note],
     }
     detailed = answers.fields.specsot.trace
     metrics = speculation_of(ends, detailed=detailed)
@@ -352,15 +354,15 @@ async def whole(answers: Answers, request: Request, prompts: Sequence[str]) -> d
 
 
 async def _gather(answers: Answers) -> None:
-    await asyncio.gather(*(_to_end(one) for one in answers.choices))
+    await asyncio.gather(*(_to_end(choice) for choice in answers.choices))
 
 
-async def _to_end(one: Choice) -> None:
-    while one.ended is None:
-        _took(one, await one.ticket.next())
+async def _to_end(choice: Choice) -> None:
+    while choice.ended is None:
+        _receive(choice, await choice.ticket.next())
 
 
-async def _left(request: Request) -> None:
+async def _until_disconnect(request: Request) -> None:
     """Until the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -373,17 +375,17 @@ async def streamed(answers: Answers) -> AsyncIterator[str]:
     """The chunks of an answer, as JSON, and `[DONE]`."""
     options = answers.fields.stream_options
     merged: asyncio.Queue[tuple[Choice, Message | BaseException]] = asyncio.Queue()
-    tasks = [asyncio.ensure_future(_forward(one, merged)) for one in answers.choices]
+    tasks = [asyncio.ensure_future(_forward(choice, merged)) for choice in answers.choices]
     try:
         if answers.shape.chat:
-            for one in answers.choices:
-                yield _json(answers.shape.chunk(one.index, "", first=True), answers)
+            for choice in answers.choices:
+                yield _json(answers.shape.chunk(choice.index, "", first=True), answers)
         while len(answers.ends) < len(answers.choices):
-            one, message = await merged.get()
+            choice, message = await merged.get()
             if isinstance(message, BaseException):
                 raise message
-            _took(one, message)
-            for chunk in _chunks(answers, one, message):
+            _receive(choice, message)
+            for chunk in _chunks(answers, choice, message):
                 yield _json(chunk, answers)
         if options is not None and options.include_usage:
             ends = answers.ends
@@ -391,8 +393,8 @@ async def streamed(answers: Answers) -> AsyncIterator[str]:
             metrics = speculation_of(ends, detailed=answers.fields.specsot.trace)
             yield json.dumps(answers.shape.last(usage, metrics=metrics))
     except (ApiError, WorkerGoneError, StalledError) as error:
-        told = error if isinstance(error, ApiError) else engine_gone(str(error))
-        yield json.dumps(told.body)
+        api_error = error if isinstance(error, ApiError) else engine_gone(str(error))
+        yield json.dumps(api_error.body)
     finally:
         for task in tasks:
             task.cancel()
@@ -401,62 +403,62 @@ async def streamed(answers: Answers) -> AsyncIterator[str]:
 
 
 async def _forward(
-    one: Choice, merged: "asyncio.Queue[tuple[Choice, Message | BaseException]]"
+    choice: Choice, merged: "asyncio.Queue[tuple[Choice, Message | BaseException]]"
 ) -> None:
     with suppress(asyncio.CancelledError):
         try:
             message: Message | None = None
             while not isinstance(message, Ended):
-                message = await one.ticket.next()
-                merged.put_nowait((one, message))
+                message = await choice.ticket.next()
+                merged.put_nowait((choice, message))
         except (WorkerGoneError, StalledError) as error:
-            merged.put_nowait((one, error))
+            merged.put_nowait((choice, error))
 
 
-def _chunks(answers: Answers, one: Choice, message: Message) -> list[dict[str, Any]]:
-    """What a message says to the client."""
+def _chunks(answers: Answers, choice: Choice, message: Message) -> list[dict[str, Any]]:
+    """The chunks of a message."""
     shape = answers.shape
     vendor = answers.fields.specsot
     if isinstance(message, Ended):
         if wrong := failure(message):
             raise wrong
         more = {"note": message.note} if message.note else None
-        scores = one.scores.shaped(one.scores.rest(), chat=shape.chat)
-        return [shape.chunk(one.index, ended=message, vendor=more, scores=scores)]
+        scores = choice.scores.shaped(choice.scores.rest(), chat=shape.chat)
+        return [shape.chunk(choice.index, ended=message, vendor=more, scores=scores)]
     if not isinstance(message, Wrote):
         return []
     if vendor.stream == "multiplexed":
-        return [*_multiplexed(shape, one, message, trace=vendor.trace)]
-    told = {"step": message.step, "events": message.events} if vendor.trace else None
-    scores = one.scores.shaped(one.scores.more(), chat=shape.chat)
-    if not message.text and told is None and scores is None:
+        return [*_multiplexed(shape, choice, message, trace=vendor.trace)]
+    trace = {"step": message.step, "events": message.events} if vendor.trace else None
+    scores = choice.scores.shaped(choice.scores.more(), chat=shape.chat)
+    if not message.text and trace is None and scores is None:
         return []
-    return [shape.chunk(one.index, message.text, vendor=told, scores=scores)]
+    return [shape.chunk(choice.index, message.text, vendor=trace, scores=scores)]
 
 
 def _multiplexed(
-    shape: Shape, one: Choice, message: Wrote, *, trace: bool
+    shape: Shape, choice: Choice, message: Wrote, *, trace: bool
 ) -> "list[dict[str, Any]]":
-    """A chunk for each event, which says of which branch it is; the outline is no content."""
+    """A chunk for each event with its branch; the outline has no content."""
     chunks = []
     for name, branch, more in message.events:
         text = "".join(piece for piece, _ in more) if name == "wrote" else ""
-        rows = one.scores.of(branch) if name == "wrote" else []
-        told: dict[str, Any] = {"branch": branch, "event": name, "step": message.step}
+        rows = choice.scores.of(branch) if name == "wrote" else []
+        details: dict[str, Any] = {"branch": branch, "event": name, "step": message.step}
         if name == "wrote":
-            told |= {"pieces": more} if trace else {}
-            told |= {"text": text} if branch < 0 else {}
+            details |= {"pieces": more} if trace else {}
+            details |= {"text": text} if branch < 0 else {}
         else:
-            told[SAID[name]] = more
+            details[EVENT_FIELDS[name]] = more
         shown = text if branch >= 0 else ""
-        scores = one.scores.shaped(rows, chat=shape.chat)
-        chunks.append(shape.chunk(one.index, shown, vendor=told, scores=scores))
+        scores = choice.scores.shaped(rows, chat=shape.chat)
+        chunks.append(shape.chunk(choice.index, shown, vendor=details, scores=scores))
     return chunks
 
 
 def _json(chunk: Mapping[str, Any], answers: Answers) -> str:
     options = answers.fields.stream_options
     if options is not None and options.continuous_usage_stats:
-        written = sum(one.tokens for one in answers.choices)
+        written = sum(choice.tokens for choice in answers.choices)
         chunk = {**chunk, "usage": usage_so_far(sum(answers.prompts), written)}
     return json.dumps(chunk)

@@ -27,7 +27,7 @@ from .fields import (
     describe,
     read_fields,
 )
-from .metrics import Meters
+from .metrics import ServerMetrics
 from .submits import chat_submits, check_extras, completion_submits, conversation, prompts_of
 
 OWNER = "specsot"
@@ -47,12 +47,12 @@ class ServerLimits:
 class Api:
     """What the routes share. draining: no new requests are taken."""
 
-    def __init__(self, link: Router, meters: Meters, limits: ServerLimits) -> None:
+    def __init__(self, link: Router, server_metrics: ServerMetrics, limits: ServerLimits) -> None:
         self.link = link
-        self.meters = meters
+        self.server_metrics = server_metrics
         self.limits = limits
         self.draining = False
-        self.began = int(time())
+        self.start_time = int(time())
 
     # -- completions ------------------------------------------------------------------------------
 
@@ -63,7 +63,9 @@ class Api:
         ignored = check_extras(fields)
         submits = chat_submits(fields, graph, self._ids(), self.limits.timeout)
         self.admit(len(submits))
-        answers = await begin(self.link, self.meters, submits, self._shape(True, fields), fields)
+        answers = await begin(
+            self.link, self.server_metrics, submits, self._shape(True, fields), fields
+        )
         return await self._answer(request, answers, ignored, [""] * len(submits))
 
     async def completions(self, request: Request) -> Response:
@@ -77,9 +79,11 @@ class Api:
         if fields.echo:
             if fields.stream:
                 raise invalid("echo: not with stream", "echo")
-            texts = [await self._text_of(one) for one in prompts_of(fields.prompt)]
+            texts = [await self._text_of(prompt) for prompt in prompts_of(fields.prompt)]
             before = [text for text in texts for _ in range(fields.n)]
-        answers = await begin(self.link, self.meters, submits, self._shape(False, fields), fields)
+        answers = await begin(
+            self.link, self.server_metrics, submits, self._shape(False, fields), fields
+        )
         return await self._answer(request, answers, ignored, before)
 
     async def _answer(
@@ -113,25 +117,25 @@ class Api:
             return next(iter(self.link.graphs))
         name = model.removeprefix(f"{OWNER}/")
         if name not in self.link.graphs:
-            there = ", ".join(f"{OWNER}/{one}" for one in self.link.graphs)
+            there = ", ".join(f"{OWNER}/{served}" for served in self.link.graphs)
             message = f"there is no model {model[:80]!r}; there are: {there}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return name
 
-    def room(self) -> None:
-        """Raise ApiError where there is no room for anybody."""
+    def check_capacity(self) -> None:
+        """Raise ApiError if no more requests are admitted."""
         if self.link.ready:
             self.admit(1)
 
     def admit(self, more: int) -> None:
-        """Raise ApiError where there is no room for so many more."""
+        """Raise ApiError if `more` requests exceed the queue."""
         if self.draining:
-            self.meters.rejected("draining")
+            self.server_metrics.rejected("draining")
             raise overloaded("the server is shutting down")
         if more > self.limits.queue:
             raise invalid(f"{more} choices in all, at most {self.limits.queue} are served", "n")
         if self.link.open + more > self.limits.queue:
-            self.meters.rejected("queue_full")
+            self.server_metrics.rejected("queue_full")
             raise overloaded(f"{self.link.open} requests are open, at most {self.limits.queue}")
 
     # -- tokens -----------------------------------------------------------------------------------
@@ -164,17 +168,17 @@ class Api:
             ask = Encode(id, graph, question, chat=True, past=past, rules=rules)
         else:
             ask = Encode(id, graph, fields.prompt or "")
-        found: Encoded = await self._ask(ask)
+        encoded: Encoded = await self._ask(ask)
         longest = self.link.graphs[graph]["longest"]
-        ids = list(found.token_ids)
+        ids = list(encoded.token_ids)
         body = {"count": len(ids), "max_model_len": longest, "tokens": ids}
-        return JSONResponse({**body, "token_strs": list(found.pieces)})
+        return JSONResponse({**body, "token_strs": list(encoded.pieces)})
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         fields: DetokenizeRequest = read_fields(DetokenizeRequest, await request.body())
         size = self.link.graphs[self.graph(fields.model)]["vocabulary"]
-        if wrong := [one for one in fields.tokens if one >= size]:
+        if wrong := [token for token in fields.tokens if token >= size]:
             raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
         return JSONResponse({"prompt": await self._text_of(fields.tokens)})
 
@@ -182,15 +186,15 @@ class Api:
 
     def _model(self, name: str) -> dict[str, Any]:
         facts = self.link.graphs[name]
-        body = {"id": f"{OWNER}/{name}", "object": "model", "created": self.began}
+        body = {"id": f"{OWNER}/{name}", "object": "model", "created": self.start_time}
         more = {"root": facts["model"], "parent": None, "max_model_len": facts["longest"]}
         return {**body, "owned_by": OWNER, **more, "specsot": facts}
 
     async def models(self, request: Request) -> Response:
         """The graphs that are served."""
         self.graph(None)
-        found = [self._model(name) for name in self.link.graphs]
-        return JSONResponse({"object": "list", "data": found})
+        models = [self._model(name) for name in self.link.graphs]
+        return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
         """One of them."""
@@ -200,7 +204,7 @@ class Api:
         """Whether the server can answer, or soon will."""
         dead = self.link.state in (LinkState.DEAD, LinkState.CLOSED)
         replicas = self.link.replicas
-        ready = sum(one.state == LinkState.READY for one in replicas)
+        ready = sum(replica.state == LinkState.READY for replica in replicas)
         body = {"replicas": len(replicas), "ready": ready}
         return JSONResponse(body, status_code=503 if dead else 200)
 
@@ -217,12 +221,12 @@ class Api:
     async def metrics(self, request: Request) -> Response:
         """For Prometheus."""
         return PlainTextResponse(
-            self.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+            self.server_metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
         )
 
 
 def _shown(name: str) -> str:
-    """A name that can stand in a header."""
+    """A field name as a header value: printable ASCII, at most 64 characters."""
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:64])
 
 
@@ -248,12 +252,12 @@ def build_app(api: Api) -> FastAPI:
     for path, function in gets:
         app.add_api_route(path, function, methods=["GET"], **describe(None))
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
-    app.add_exception_handler(ApiError, told_error)
+    app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)
     return app
 
 
-async def told_error(request: Request, error: Exception) -> Response:
+async def api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
@@ -262,6 +266,6 @@ async def http_error(request: Request, error: Exception) -> Response:
     """A path or a method that there is not."""
     assert isinstance(error, HTTPException)
     words = {404: f"there is nothing at {request.url.path[:80]!r}", 405: "another method is needed"}
-    told = ApiError(error.status_code, words.get(error.status_code, str(error.detail)))
+    problem = ApiError(error.status_code, words.get(error.status_code, str(error.detail)))
     headers = dict(error.headers or {})
-    return JSONResponse(told.body, status_code=error.status_code, headers=headers)
+    return JSONResponse(problem.body, status_code=error.status_code, headers=headers)

@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served: OpenAI's shape, and the right status."""
+"""Errors of the API, in the format and with the statuses of OpenAI."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every answer that is no success."""
+    """The body of an error."""
 
     error: ErrorDetail
 
@@ -69,7 +69,7 @@ def overloaded(message: str, status: int = 503) -> ApiError:
 
 
 def engine_gone(message: str = "the engine has ended and is started again") -> ApiError:
-    """Nobody can decode now."""
+    """The error while no engine runs."""
     return ApiError(
         503, message, code="engine_dead", kind="server_error", headers={"Retry-After": RETRY}
     )

@@ -1,4 +1,4 @@
-"""The fields of requests, each with its limits; what clients send and nobody reads is noted."""
+"""Request fields with their limits, and the OpenAPI description of requests."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -7,13 +7,13 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from .errors import ErrorBody, invalid
 
-MOST_CHOICES = 16
-MOST_STOPS = 4
-LONGEST_STOP = 64
-MOST_BIASES = 300
-MOST_MESSAGES = 1024
-MOST_PROMPTS = 32
-MOST_TOKENS = 1 << 20
+MAX_CHOICES = 16
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 64
+MAX_BIASES = 300
+MAX_MESSAGES = 1024
+MAX_PROMPTS = 32
+MAX_TOKENS = 1 << 20
 INT64 = 1 << 63
 
 
@@ -39,10 +39,10 @@ def _stops(value: Any) -> Any:
 def _biases(value: Any) -> Any:
     if not isinstance(value, dict):
         raise ValueError("must be an object of token ids and numbers")
-    if len(value) > MOST_BIASES:
-        raise ValueError(f"has {len(value)} entries, at most {MOST_BIASES} are allowed")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"has {len(value)} entries, at most {MAX_BIASES} are allowed")
     if wrong := next((k for k in value if not (str(k).isascii() and str(k).isdecimal())), None):
-        raise ValueError(f"{wrong[:20]!r} is no token id")
+        raise ValueError(f"{wrong[:20]!r} is not a token id")
     return value
 
 
@@ -50,19 +50,19 @@ Whole = Annotated[int, BeforeValidator(_whole)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Penalty = Annotated[Real, Field(ge=-2, le=2)]
-Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP, strict=True)]
-Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MOST_STOPS)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS, strict=True)]
+Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
 TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
 Biases = Annotated[
     dict[str, Annotated[Real, Field(ge=-100, le=100)]],
     BeforeValidator(_biases),
-    Field(max_length=MOST_BIASES),
+    Field(max_length=MAX_BIASES),
 ]
 Text = Annotated[str, Field(strict=True)]
 
 
 class RequestPart(BaseModel):
-    """Extra fields are allowed, and told of; they change nothing."""
+    """A part of a request; extra fields are ignored and reported."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -117,17 +117,17 @@ class SamplingFields(BaseModel):
     model: Text | None = Field(
         None, max_length=200, description="a served graph; first if left out"
     )
-    max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = None
     temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Whole, Field(ge=-1, le=1 << 30)] | None = None
     min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
     seed: Annotated[Whole, Field(ge=-INT64, lt=INT64)] | None = None
-    n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] = 1
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
     stop: Stops = []
     stop_token_ids: Annotated[list[TokenId], Field(max_length=16)] = []
     ignore_eos: Flag = False
-    min_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] = 0
+    min_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] = 0
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
@@ -158,9 +158,9 @@ class ChatMessage(RequestPart):
 class ChatRequest(SamplingFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
-    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MOST_TOKENS)] | None = None
-    max_tokens: Annotated[Whole, Field(ge=1, le=MOST_TOKENS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
@@ -175,13 +175,13 @@ class CompletionRequest(SamplingFields):
     prompt: (
         Text
         | Ids
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_PROMPTS)]
-        | (Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)])
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | (Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)])
     )
-    max_tokens: Annotated[Whole, Field(ge=0, le=MOST_TOKENS)] | None = 16
+    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = 16
     echo: Flag = False
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
-    best_of: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
 class TokenizeRequest(RequestPart):
@@ -189,7 +189,7 @@ class TokenizeRequest(RequestPart):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)] | None = (
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
         None
     )
 
@@ -206,25 +206,25 @@ def read_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
-        raise invalid(f"the body is no JSON: {error.msg} at character {error.pos}") from None
+        raise invalid(f"the body is not JSON: {error.msg} at character {error.pos}") from None
     except (ValueError, RecursionError) as error:  # no UTF-8, endless digits, endless nesting
         what = "too deep" if isinstance(error, RecursionError) else str(error).split("\n")[0][:200]
         raise invalid(f"the body cannot be read: {what}") from None
 
 
 def read_fields(kind: type[BaseModel], body: bytes) -> Any:
-    """A body as one of the requests above; what is null is as if it were left out."""
+    """Parse a body as one of the requests above; null values count as absent."""
     value = read_json(body)
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
-    given = {name: one for name, one in value.items() if one is not None}
+    values = {name: entry for name, entry in value.items() if entry is not None}
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        loc = [str(one) for one in first["loc"]]
+        loc = [str(part) for part in first["loc"]]
         param = loc[0] if loc else None
-        where = ".".join(one for one in loc if one.isidentifier() or one.isdecimal())
+        where = ".".join(part for part in loc if part.isidentifier() or part.isdecimal())
         message = first["msg"].removeprefix("Value error, ")
         raise invalid(f"{where[:120] or 'the body'}: {message}", param) from None
 
@@ -256,25 +256,25 @@ def describe(kind: type[BaseModel] | None) -> dict[str, Any]:
     """Arguments of `add_api_route`; kind: of its body, None without one."""
     statuses = (*COMMON, *(OF_BODIES if kind is not None else (404,)))
     errors: dict[int | str, Any] = {
-        one: {"model": ErrorBody, "description": WORDS[one]} for one in sorted(statuses)
+        status: {"model": ErrorBody, "description": WORDS[status]} for status in sorted(statuses)
     }
     if kind is not None and issubclass(kind, SamplingFields):
         errors[200] = STREAMED
-    told: dict[str, Any] = {"responses": errors, "response_model": None}
+    arguments: dict[str, Any] = {"responses": errors, "response_model": None}
     if kind is not None:
         schema = kind.model_json_schema()
         _inline(schema, schema.pop("$defs", {}))
         content = {"application/json": {"schema": schema}}
-        told["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
-    return told
+        arguments["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
+    return arguments
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> None:
-    """Put definitions where they are named; none of ours names itself."""
-    for one in value.values() if isinstance(value, dict) else value:
-        if isinstance(one, dict | list):
-            _inline(one, definitions)
+    """Replace references with their definitions, none of which is recursive."""
+    for child in value.values() if isinstance(value, dict) else value:
+        if isinstance(child, dict | list):
+            _inline(child, definitions)
     if isinstance(value, dict) and (name := value.pop("$ref", None)):
-        found = dict(definitions[name.rpartition("/")[2]])
-        _inline(found, definitions)
-        value.update(found)
+        definition = dict(definitions[name.rpartition("/")[2]])
+        _inline(definition, definitions)
+        value.update(definition)

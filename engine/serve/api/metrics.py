@@ -1,7 +1,6 @@
-"""What is measured of a server, for Prometheus: our own names, and vLLM's where they are asked for.
+"""Prometheus metrics of a server, under specsot's names and optionally vLLM's.
 
-No label has more values than there are graphs, replicas and reasons; nothing of a request's text is
-in one.
+Labels are graphs, replicas, states and reasons; they never hold text of requests.
 """
 
 from collections import Counter as Tallied
@@ -40,7 +39,7 @@ COUNTERS = {
 
 
 class EngineCollector:
-    """What the engines count themselves, as it was told last."""
+    """The counts that the engines reported last."""
 
     def __init__(self, link: Router, prefix: str) -> None:
         self._link = link
@@ -54,8 +53,8 @@ class EngineCollector:
             (CounterMetricFamily, COUNTERS),
         ]
         for family, table in kinds:
-            for own, (theirs, field, doc) in table.items():
-                name = theirs if self._vllm else own
+            for specsot_name, (vllm_name, field, doc) in table.items():
+                name = vllm_name if self._vllm else specsot_name
                 if name:
                     metric = family(f"{self._prefix}:{name}", doc, labels=[label])
                     for graph, counts in self._link.counts.items():
@@ -84,7 +83,7 @@ class EngineCollector:
 
     def _replicas(self) -> Iterator[Metric]:
         facts = self._link.replicas
-        states = Tallied(one.state for one in facts)
+        states = Tallied(replica.state for replica in facts)
         many = GaugeMetricFamily("specsot:replicas", "Processes that decode.", labels=["state"])
         doc = "Tokens that a replica is expected to write."
         tokens = GaugeMetricFamily("specsot:replica_tokens", doc, labels=["replica"])
@@ -96,18 +95,18 @@ class EngineCollector:
         yield CounterMetricFamily("specsot:request_reruns", doc, value=self._link.reruns)
         for state in REPLICA_STATES:
             many.add_metric([state], states[state])
-        for one in facts:
-            tokens.add_metric([one.name], one.tokens)
-            wrote.add_metric([one.name], one.written)
-            again.add_metric([one.name], one.restarts)
+        for replica in facts:
+            tokens.add_metric([replica.name], replica.tokens)
+            wrote.add_metric([replica.name], replica.written)
+            again.add_metric([replica.name], replica.restarts)
         yield from (many, tokens, wrote, again)
 
 
-class Meters:
-    """What the HTTP side measures itself.
+class ServerMetrics:
+    """Metrics of the HTTP process and of the engines behind it.
 
     Args:
-        link: None where there is no engine. vllm: the same under vLLM's names too.
+        link: None without an engine. vllm: also use vLLM's names.
     """
 
     def __init__(self, link: Router | None, *, vllm: bool = False) -> None:
@@ -168,22 +167,22 @@ class _Side:
 class Stopwatch:
     """Times of one choice."""
 
-    def __init__(self, meters: Meters, graph: str) -> None:
-        self._meters = meters
+    def __init__(self, metrics: ServerMetrics, graph: str) -> None:
+        self._metrics = metrics
         self._graph = graph
-        self.began = monotonic()
+        self.start_time = monotonic()
         self._last = 0.0
         self._tokens = 0
 
     def wrote(self, tokens: int) -> None:
-        """So many tokens are written by now; several of one step share its time."""
+        """Record the total of written tokens; tokens of one step share its time."""
         now = monotonic()
         new = tokens - self._tokens
         if new <= 0:
             return
-        for side in self._meters.sides:
+        for side in self._metrics.sides:
             if not self._last:
-                side.first.labels(self._graph).observe(now - self.began)
+                side.first.labels(self._graph).observe(now - self.start_time)
                 continue
             for _ in range(min(new, 64)):
                 side.between.labels(self._graph).observe((now - self._last) / new)
@@ -192,11 +191,11 @@ class Stopwatch:
 
     def ended(self, ended: Ended) -> None:
         written = ended.usage["answer"] + ended.usage["outline"]
-        for side in self._meters.sides:
-            side.whole.labels(self._graph).observe(monotonic() - self.began)
+        for side in self._metrics.sides:
+            side.whole.labels(self._graph).observe(monotonic() - self.start_time)
             side.prompt.labels(self._graph).observe(ended.usage["prompt"])
             side.written.labels(self._graph).observe(written)
             side.prompts.labels(self._graph).inc(ended.usage["prompt"])
             side.tokens.labels(self._graph).inc(written)
-            side.drafts.labels(self._graph).inc(sum(one > 0 for one in ended.drafted))
-        self._meters.finished(self._graph, ended.finish)
+            side.drafts.labels(self._graph).inc(sum(count > 0 for count in ended.drafted))
+        self._metrics.finished(self._graph, ended.finish)

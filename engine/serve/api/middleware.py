@@ -1,6 +1,6 @@
-"""What every request passes before anybody looks at it, and what every answer gets.
+"""Checks of every request before its route, and headers of every response.
 
-Denied by default: without the key only the liveness probe and the page's own files are given out.
+Without a valid key, requests get only the liveness probe and the files of the page.
 """
 
 import asyncio
@@ -18,16 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...errors import message_of
 from ...shell import complain
 from .errors import ApiError, invalid
-from .metrics import Meters
+from .metrics import ServerMetrics
 
-MOST_HEADERS = 100
+MAX_HEADERS = 100
 HEADER_BYTES = 16 << 10
-OPEN = ("/health", "/")
-ANSWERED = ("/v1/chat/completions", "/v1/completions")
-OPEN_BELOW = "/page/"
+PUBLIC_PATHS = ("/health", "/")
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+PUBLIC_PREFIX = "/page/"
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-ALWAYS = (
+RESPONSE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"referrer-policy", b"no-referrer"),
@@ -40,9 +40,12 @@ ALWAYS = (
 
 
 @dataclass(frozen=True, slots=True)
-class GateRules:
-    """What may pass. keys: sha256 of the API keys, none for everybody; hosts: allowed names in
-    `Host`, none for any; body: bytes at most, that are there within `patience` seconds."""
+class AdmissionRules:
+    """Limits of requests.
+
+    keys: sha256 of the API keys, empty for no check; hosts: allowed `Host` names, empty for any.
+    body: maximum bytes of a body, received within `patience` seconds.
+    """
 
     keys: Sequence[bytes] = ()
     hosts: Sequence[str] = ()
@@ -52,27 +55,27 @@ class GateRules:
     def allows(self, key: str) -> bool:
         """Whether this is one of the keys; takes the same time for every wrong one."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-        same = [hmac.compare_digest(digest, one) for one in self.keys]
+        same = [hmac.compare_digest(digest, key_hash) for key_hash in self.keys]
         return any(same)
 
 
-class Gate:
-    """The outermost layer of the server.
+class AdmissionMiddleware:
+    """The outermost ASGI middleware: authentication, limits, errors and response headers.
 
-    room: raises ApiError where no answer can be written now, so that a body is not even read.
+    check_capacity: raises ApiError before a body is read if no request can be admitted.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        rules: GateRules,
-        meters: Meters,
-        room: Callable[[], None] | None = None,
+        rules: AdmissionRules,
+        metrics: ServerMetrics,
+        check_capacity: Callable[[], None] | None = None,
     ) -> None:
         self._app = app
         self._rules = rules
-        self._meters = meters
-        self._room = room
+        self._metrics = metrics
+        self._check_capacity = check_capacity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,9 +83,9 @@ class Gate:
                 await send({"type": "websocket.close", "code": 1008})
             return
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        own = headers.get(b"x-request-id", "")
-        id = own if REQUEST_ID.fullmatch(own) else uuid4().hex
-        answer = _Answer(send, id, self._meters)
+        client_id = headers.get(b"x-request-id", "")
+        id = client_id if REQUEST_ID.fullmatch(client_id) else uuid4().hex
+        answer = _Answer(send, id, self._metrics)
         posted = scope["method"] == "POST"
         try:
             self._check(scope, headers)
@@ -100,13 +103,13 @@ class Gate:
         rules = self._rules
         path = scope["path"]
         size = sum(len(name) + len(value) for name, value in scope["headers"])
-        if len(scope["headers"]) > MOST_HEADERS or size > HEADER_BYTES:
+        if len(scope["headers"]) > MAX_HEADERS or size > HEADER_BYTES:
             raise ApiError(431, "too many headers, or too long ones")
         host = headers.get(b"host", "").rpartition("@")[2]
         name = re.sub(r":\d+$", "", host)
         if rules.hosts and name.lower() not in rules.hosts:
             raise ApiError(403, "this server is not called so", code="host_not_allowed")
-        if rules.keys and path not in OPEN and not path.startswith(OPEN_BELOW):
+        if rules.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):
             kind, _, key = headers.get(b"authorization", "").partition(" ")
             if kind.lower() != "bearer" or not rules.allows(key.strip()):
                 raise ApiError(
@@ -119,8 +122,8 @@ class Gate:
 
     async def _read(self, path: str, headers: Mapping[bytes, str], receive: Receive) -> bytes:
         """The body of a request; one that cannot be answered now is refused before."""
-        if self._room is not None and path in ANSWERED:
-            self._room()
+        if self._check_capacity is not None and path in GENERATION_PATHS:
+            self._check_capacity()
         try:
             async with asyncio.timeout(self._rules.patience):
                 return await self._body(headers, receive)
@@ -152,7 +155,7 @@ class Gate:
 
 
 class _Replay:
-    """The body that was read, and then whatever comes."""
+    """Receives the body already read, then further messages."""
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
@@ -167,25 +170,25 @@ class _Replay:
 
 
 class _Answer:
-    """The way back: every answer gets its id and the same cautious headers, and is counted."""
+    """Sends a response with its id and the security headers, and counts it."""
 
-    def __init__(self, send: Send, id: str, meters: Meters) -> None:
+    def __init__(self, send: Send, id: str, metrics: ServerMetrics) -> None:
         self._send = send
         self._id = id
-        self._meters = meters
-        self._begun = False
+        self._metrics = metrics
+        self._started = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._begun = True
-            self._meters.responses.labels(str(message["status"])).inc()
-            more = [*ALWAYS, (b"x-request-id", self._id.encode())]
+            self._started = True
+            self._metrics.responses.labels(str(message["status"])).inc()
+            more = [*RESPONSE_HEADERS, (b"x-request-id", self._id.encode())]
             message = {**message, "headers": [*message.get("headers", []), *more]}
         await self._send(message)
 
     async def error(self, error: ApiError) -> None:
-        """An error instead of an answer; in the midst of one there is nothing to be said."""
-        if self._begun:
+        """Send an error, unless the response has started."""
+        if self._started:
             return
         body = json.dumps(error.body).encode()
         headers = [

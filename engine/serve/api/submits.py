@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine is asked: one `Submit` for each choice."""
+"""Conversion of request fields to engine messages: a `Submit` for each choice."""
 
 import json
 import random
@@ -18,7 +18,7 @@ from .fields import (
 )
 
 GREEDY = 1e-5  # temperatures below are 0
-MOST_CHARACTERS = 200_000
+MAX_CHARACTERS = 200_000
 NOT_HERE = {  # what means something elsewhere; ignoring it would give another answer than asked for
     "tools": "there are no tool calls",
     "functions": "there are no tool calls",
@@ -43,7 +43,7 @@ UNDER_GRAMMAR = (*FREE_ONLY, "frequency_penalty")
 
 
 def check_extras(fields: SamplingFields) -> list[str]:
-    """Names of fields that nobody reads; raises ApiError for those that cannot be left unread."""
+    """Names of ignored fields; raises ApiError for fields that must not be ignored."""
     extras = fields.model_extra or {}
     for name, why in NOT_HERE.items():
         if extras.get(name):
@@ -76,7 +76,7 @@ def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]],
         raise invalid("messages: the first turn must be a user's", "messages")
     texts = [text for _, text in turns]
     past = [list(pair) for pair in zip(texts[:-1:2], texts[1:-1:2], strict=True)]
-    return texts[-1], past, "\n\n".join(one for one in rules if one.strip())
+    return texts[-1], past, "\n\n".join(rule for rule in rules if rule.strip())
 
 
 def _content(message: ChatMessage, where: str) -> str:
@@ -99,7 +99,7 @@ def chat_submits(
 ) -> list[Submit]:
     """The choices of a chat request; raises ApiError."""
     question, past, rules = conversation(fields.messages)
-    for text in (question, rules, *(one for turn in past for one in turn)):
+    for text in (question, rules, *(part for turn in past for part in turn)):
         check_text(text, "messages")
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs: needs logprobs: true", "top_logprobs")
@@ -136,7 +136,9 @@ def completion_submits(
     seed = _seed(fields)
     submits = []
     for prompt in prompts_of(fields.prompt):
-        own: dict[str, Any] = {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+        prompt_field: dict[str, Any] = (
+            {"text": prompt} if isinstance(prompt, str) else {"token_ids": prompt}
+        )
         if isinstance(prompt, str):
             check_text(prompt, "prompt", blank=True)
         submits += [
@@ -145,7 +147,7 @@ def completion_submits(
                 max_tokens=fields.max_tokens,
                 echo=fields.echo,
                 seed=seed + choice,
-                **own,
+                **prompt_field,
                 **common,
             )
             for choice in range(fields.n)
@@ -160,10 +162,10 @@ def prompts_of(prompt: Any) -> list[Any]:
 
 
 def check_text(text: str, param: str, *, blank: bool = False) -> None:
-    """Refuse what is far too long before anybody counts its tokens, and what is nothing."""
-    if len(text) > MOST_CHARACTERS:
+    """Raise ApiError for an empty text or one too long to tokenize."""
+    if len(text) > MAX_CHARACTERS:
         raise invalid(
-            f"{param}: {len(text)} characters, at most {MOST_CHARACTERS}",
+            f"{param}: {len(text)} characters, at most {MAX_CHARACTERS}",
             param,
             "context_length_exceeded",
         )
@@ -172,16 +174,17 @@ def check_text(text: str, param: str, *, blank: bool = False) -> None:
 
 
 def _common(
-    fields: SamplingFields, graph: str, timeout: float, top: int, most: int | None
+    fields: SamplingFields, graph: str, timeout: float, top: int, max_tokens: int | None
 ) -> dict[str, Any]:
     """What all choices of a request have in common."""
-    if most is not None and fields.min_tokens > most:
+    if max_tokens is not None and fields.min_tokens > max_tokens:
         raise invalid(f"min_tokens: {fields.min_tokens}, more than max_tokens", "min_tokens")
     if fields.stream_options is not None and not fields.stream:
         raise invalid("stream_options: needs stream: true", "stream_options")
     vendor: Vendor = fields.specsot
     documents = [
-        ["", one] if isinstance(one, str) else [one.title, one.text] for one in vendor.documents
+        ["", document] if isinstance(document, str) else [document.title, document.text]
+        for document in vendor.documents
     ]
     return {
         "graph": graph,

@@ -120,10 +120,10 @@ def test_a_message_and_its_document_show_the_code(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["check", "eagle", "--set", "drafter.nods=3"])
-    assert capsys.readouterr().err.endswith("did you mean 'nodes'? [G101]\n")
+        main(["check", "eagle", "--set", "drafter.num_draft_token=3"])
+    assert capsys.readouterr().err.endswith("did you mean 'num_draft_tokens'? [G101]\n")
     with pytest.raises(SystemExit):
-        main(["check", "eagle", "--set", "drafter.nods=3", "--json"])
+        main(["check", "eagle", "--set", "drafter.num_draft_token=3", "--json"])
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem["code"] == "G101" and "[G101]" not in problem["message"]
 

@@ -15,7 +15,7 @@ from uvicorn.server import ServerState
 
 from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.serve.api.middleware import GateRules
+from specsot.engine.serve.api.middleware import AdmissionRules
 from specsot.engine.serve.server import ServeOptions, StrictProtocol, config_of
 from specsot.engine.workers.protocol import (
     KINDS,
@@ -105,7 +105,7 @@ def test_keys_are_compared_as_hashes() -> None:
     rules = ServeOptions(keys=("one", "two")).rules()
     assert rules.allows("one") and rules.allows("two")
     assert not any(rules.allows(key) for key in ("", "on", "one ", "three", "\udcff"))
-    assert not GateRules().allows("one") and all(len(key) == 32 for key in rules.keys)
+    assert not AdmissionRules().allows("one") and all(len(key) == 32 for key in rules.keys)
 
 
 TITLES = st.lists(st.text("AB", min_size=1, max_size=3), min_size=1, max_size=3)
@@ -141,7 +141,7 @@ def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObj
 async def turned_away(open_now: int) -> bytes:
     """What a connection gets at once, if so many others are open and two are let in."""
     config = config_of(None, patience=9.0)
-    http: Any = partial(StrictProtocol, patience=9.0, most=2)
+    http: Any = partial(StrictProtocol, patience=9.0, max_connections=2)
     config.http = http
     config.load()
     state = ServerState()

@@ -129,7 +129,7 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         ran = specsot("run", "bim_dflash", "--workers", "2", "--cluster", address, BEES).stderr
         assert _digest(ran) == _digest(plain)
         assert specsot("cluster", "status").stdout.count(": free") == 2
-        assert "nobody serves with --workers" in specsot("cluster", "scale", "2", code=1).stderr
+        assert "no server with --workers runs" in specsot("cluster", "scale", "2", code=1).stderr
     finally:
         specsot("cluster", "down")
     assert not [one for one in _command_lines() if told["folder"] in one]
