@@ -94,7 +94,7 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     """The same target with the drafter of this folder; raises ModelError."""
     drafter_type = drafter_class(kind)
     if drafter_type is None:
-        raise ModelError(folder, f"there is no drafter {kind!r}")
+        raise ModelError(folder, f"unknown drafter {kind!r}")
     target = models.target
     try:
         drafter = drafter_type.load(folder, target, models.dtype, models.device)

@@ -1,9 +1,9 @@
 """Beam search in the request table: hypotheses on the host, and their rows in the pool.
 
-A branch is one search. Its beams share rows wherever they share tokens, so the rows are a tree of
-segments: those that all live beams agree on are the branch's own, each other one is a segment by
-itself, behind the row before it. Rows that no live beam needs are given back at once; nothing is
-ever copied, in no layout.
+A branch is one search. Beams with a common prefix share its rows, so the rows are a tree of
+segments: rows that all live beams share belong to the branch, every other row is a segment of its
+own, a child of the row before it. Rows that no live beam needs are freed at once. No layout copies
+rows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -67,7 +67,7 @@ class BeamSearch:
 
 
 def _agreed(table_Wn: npt.NDArray[Any]) -> int:
-    """So many of the first columns are the same in all rows."""
+    """The number of leading columns that are equal in all rows."""
     differs_n = np.append((table_Wn != table_Wn[0]).any(0), True)
     return int(differs_n.argmax())
 

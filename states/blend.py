@@ -1,7 +1,7 @@
-"""Cached chunks in the rows of a forward (CacheBlend): which rows they are, and what came of it.
+"""Cached document chunks in the rows of a forward (CacheBlend), and which rows were recomputed.
 
-What is reused depends on a prompt alone and never on who else is in the forward: `min_tokens` and
-the budget `per_branch` count the rows of one owner, and each copy of a prefix is one by itself.
+What is reused depends on a prompt alone, not on the other requests of the forward: `min_tokens` and
+the budget `per_branch` count the rows of one owner, and each copy of a prefix counts by itself.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from .text.tokens import Chunk
 
 
 class Library(Protocol):
-    """Where cached chunks are."""
+    """A store of cached chunks."""
 
     def find(self, chunk: Chunk) -> ChunkKV | None:
         """K, V and features of these ids, not to be written to; None if they must be computed."""
@@ -65,7 +65,7 @@ class BlendState:
     def rows(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
         """The cached rows of a forward; None if nothing of it is cached.
 
-        Trees are of nobody's prompt; every span, and every copy of one, counts as a branch.
+        Trees belong to no prompt; every span, and every copy of it, counts as a branch.
         """
         cached_chunks = [self._cached(span) for span in spans]
         if not any(cached_chunks):

@@ -1,8 +1,8 @@
-"""The finished parts of an answer folded into one context, behind which they are combined.
+"""Finished parts folded into one context, after which a last branch combines them.
 
-What a part has in the pool stands at positions of its own, and none of it has seen another part.
-When the part ends, its rows are copied out with their keys turned back; in the fold they are cached
-chunks like any other. The first part is an exact continuation of the prefix.
+The rows of a part have positions of their own and do not attend to other parts. When the part ends,
+its rows are copied out with the rotation of their keys undone; in the fold they are cached chunks
+like documents. The first part continues the prefix exactly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,15 +23,15 @@ from .text.tokens import Chunk, PromptTokens
 
 BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
 FINISHED = (Finish.STOP, Finish.LENGTH)
-NEW = -1  # a row of the fold that no part has
+NEW = -1  # a row of the fold without a cached row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedPart:
-    """What a finished part leaves for the fold of all parts.
+    """The rows of a finished part.
 
-    ids: the token of each row. prompt: how many rows are of the part's prompt, the others are of
-    its answer. lead: how many rows stood right behind the prefix, with nothing left out.
+    ids: the token of each row. prompt: number of rows of the part's prompt; the others are of its
+    answer. lead: number of rows that directly follow the prefix without a gap.
     """
 
     ids: tuple[int, ...]
@@ -41,13 +41,13 @@ class FinishedPart:
 
 
 class FoldState:
-    """How the parts of a run's requests are combined, and what is kept of them until then.
+    """The finished parts of a run's requests until they are combined.
 
     Args:
-        before_rope: turns keys back; None computes every row of the fold.
+        before_rope: undoes the rotation of keys; None computes every row of the fold.
 
     Attributes:
-        parts: what finished parts leave, by owner.
+        parts: finished parts by owner.
     """
 
     def __init__(self, prompts: PromptBook, before_rope: BeforeRope | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The KV rows of requests and branches: who holds them, when they are freed, what stays cached.
+"""The KV rows of requests and branches: when they are freed, and which rows stay cached.
 
 `KVCacheManager` frees, promotes and preempts rows in all pools of a run. `PrefixCacheManager`
 moves rows between requests and the prefix cache: the prompt while a request runs, everything that

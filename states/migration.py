@@ -1,4 +1,4 @@
-"""Rows of a prefix on their way between engines: taken out of one cache, put into another."""
+"""Move the cached rows of a prefix between engines: out of one prefix cache, into another."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ CAUSE = "regroup"  # in the ledger
 
 
 def kept_rows(branches: BranchStateManager, ids: Sequence[int], salt: str = "") -> tuple[int, ...]:
-    """How many rows can travel that are kept of what `ids` begin with, of each pool.
+    """The number of cached rows of a prefix of `ids` that can be moved, for each pool.
 
-    Whoever goes on behind them needs as many of the target as of every drafter, but for what a
-    drafter leaves out at the end; nothing where nothing is kept.
+    A request that continues after them needs the same rows of the target and of every drafter,
+    except for the last rows that a drafter does not have. Empty if nothing is cached.
     """
     cache = branches.prefixes
     if cache is None:
@@ -93,9 +93,9 @@ def put_in_(
 
 
 def _unclaimed(branches: BranchStateManager, cache: PrefixCache) -> int:
-    """Slots that nobody holds or has reserved."""
+    """Slots that are neither held nor reserved."""
     slots = cache.pools[0].slots
-    if cache.pools[0] is not branches.kv:  # pools of its own
+    if cache.pools[0] is not branches.kv:  # the cache has pools of its own
         return slots - cache.pinned
     running = branches.table.open.values()
     return slots - branches.admission.claimed(running, len(branches.active), ())

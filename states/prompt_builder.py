@@ -1,7 +1,7 @@
-"""A request's documents on their way into the prompts of its branches.
+"""Builds the prompts of branches, with the documents of their request.
 
-The ids of a document depend on the document alone, so that it has the same chunks wherever it
-stands. They are joined with what stands around them as ids, never as text.
+The ids of a document depend on the document alone, so its chunks are the same in every prompt. They
+are joined with the ids around them, never as text.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -64,16 +64,16 @@ def search_all(
 def search_question(
     question: str, documents: Sequence[Document], limit: int
 ) -> tuple[Document, ...]:
-    """What an answer without an outline is to be given from, in the request's order."""
+    """The documents for an answer without an outline, in the request's order."""
     hits = DocumentSearch(documents).find(question, limit)
     return tuple(documents[i] for i in sorted(hit.index for hit in hits))
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """What stands in prompts beside the texts of the template.
+    """Builds prompts from the template, with documents.
 
-    found: documents that a search gives, at most. most: tokens of a chunk, at most.
+    found: maximal number of documents of a search. most: maximal number of tokens of a chunk.
     """
 
     prompts: PromptBook
@@ -119,6 +119,6 @@ class PromptBuilder:
         return self.prompts.branch(point, request.outline, quoted, own=own)[1]
 
     def direct(self, request: Request) -> PromptTokens:
-        """What follows where there is no outline to follow."""
+        """The prompt of a plain answer after an outline without points."""
         hits = search_question(request.question, request.documents, self.found)
         return self.prompts.direct(documents=behind(hits, self.prompts, self.most))

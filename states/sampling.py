@@ -22,10 +22,10 @@ class TokenCounts:
 
 
 class Samplers:
-    """Makes the sampler of every round.
+    """Builds the sampler of every round.
 
-    Columns are rebuilt only when the branches change. What a branch has written is counted only
-    where a rule looks at it, from the tokens that are committed: a tree's root is on its paths.
+    Columns are rebuilt only when the branches change. Tokens are counted only if a rule penalises
+    them, and only committed ones: a tree's root is on its paths.
     """
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
@@ -35,8 +35,11 @@ class Samplers:
         self._counts: dict[int, TokenCounts] = {}
 
     def of(self, branches: Sequence[Branch]) -> Sampler | None:
-        """The sampler of these branches; None if each of them takes the best token."""
-        if all(rules_of(branch).plain for branch in branches):
+        """The sampler of these branches; None if all of them decode greedily without penalties."""
+        for branch in branches:
+            if not rules_of(branch).plain:
+                break
+        else:
             return None
         rules, key_S = self._rules(branches)
         answered = [branch.num_cached_tokens for branch in branches]
@@ -59,13 +62,13 @@ class Samplers:
         return self._columns[1:]
 
     def _behind(self, branches: Sequence[Branch], counted: bool) -> tuple[Tensor, Tensor]:
-        """seen_SV and counts_SV, [S, 0] where nobody looks at them."""
+        """seen_SV and counts_SV; [S, 0] if no rule uses them."""
         if not counted:
             none_S0 = torch.zeros(len(branches), 0, device=self.device)
             return none_S0.bool(), none_S0.int()
         counts = [self._catch_up_(branch) for branch in branches]
-        seen_SV = torch.stack([one.seen_V for one in counts])
-        return seen_SV, torch.stack([one.counts_V for one in counts])
+        seen_SV = torch.stack([count.seen_V for count in counts])
+        return seen_SV, torch.stack([count.counts_V for count in counts])
 
     def _catch_up_(self, branch: Branch) -> TokenCounts:
         counts = self._counts.get(branch.owner)
@@ -86,8 +89,8 @@ class Samplers:
 
 
 def rules_of(branch: Branch) -> SamplingRules:
-    """A branch's rules. An outline is no answer: it has neither forced tokens nor a least length,
-    and under a grammar its legal tokens are drawn at the temperature alone."""
+    """A branch's rules. An outline has neither forced tokens nor a minimal length, and under a
+    grammar the temperature alone applies to its legal tokens."""
     rules = branch.request.sampling
     if branch.matcher is not None:
         return SamplingRules(rules.temperature)

@@ -449,7 +449,7 @@ class Scheduler:
         return min(waiting, key=lambda request: request.arrival, default=None)
 
     def _requests(self, intake: Intake, popped: list[Item], turn: Request | None) -> Iterator[Item]:
-        """Requests that have not started, the one whose turn it is excepted."""
+        """Requests that have not started, except the overdue one."""
         while self._queue and not intake.full:
             if self.policy.overtakes and intake.count and len(popped) >= MAX_OVERTAKEN:
                 return
