@@ -25,7 +25,7 @@ from specsot.engine.record.trace import action_of
 from specsot.engine.run.session import Session
 from specsot.states.machine import Run
 from specsot.states.request import Finish, Stage
-from specsot.states.scheduler import LEAST
+from specsot.states.scheduler import MIN_CHUNK
 from specsot.states.trace import OpRan
 
 Make = Callable[..., Tiny]
@@ -117,7 +117,7 @@ def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Gra
         drive(run, until=lambda run, steps=run.steps: run.steps > steps)
         if run.state == "schedule":
             chunks += [count for _, count in run.board["step"].chunks]
-    assert chunks and max(chunks) == LEAST
+    assert chunks and max(chunks) == MIN_CHUNK
 
 
 @pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])

@@ -206,7 +206,7 @@ def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs
     cache, tops = run.board["branches"].prefixes, list[dict[str, int]]()
 
     def looked(run: Run) -> bool:
-        tops.append({salt: len(shelf) for salt, shelf in cache._tops.items()})
+        tops.append({salt: len(shelf) for salt, shelf in cache._roots.items()})
         for request in run.board["branches"].unfinished:
             path = run.board["branches"].table.segments.path(request.prefix_owner)
             assert all(cache.nodes[s].salt == request.cache_salt for s in path if s in cache.nodes)

@@ -230,7 +230,8 @@ def test_tokens_that_a_grammar_forces_come_first() -> None:
     drafted = Proposal(steps_SN, steps_SN - 1, steps_SN + 1, valid_SN, scores_SN, 4)
     free, bound = SimpleNamespace(matcher=None), SimpleNamespace()
     bound.matcher = SimpleNamespace(forced=lambda: [7, 8, 9])
-    manager: Any = SimpleNamespace(active=[free, free, bound])
+    active = [free, free, bound]
+    manager: Any = SimpleNamespace(table=SimpleNamespace(active=active))
     kept = share(force(manager, drafted), 6)
     assert kept.valid_SN.sum(1).tolist() == [3, 0, 3]
     assert kept.tokens_SN[2, :3].tolist() == [7, 8, 9]

@@ -47,8 +47,8 @@ def test_a_chain_is_one_line_with_what_was_drafted_in_vain_behind_it() -> None:
         ({"forced": True}, "!!★✗✗·"),
         ({"path": (0, 1)}, "✓◆✗✗✗·"),
         ({"path": (0,)}, "◆✗✗···"),
-        ({"taken": 1}, "✓✓·✗✗·"),  # the second is a stop token
-        ({"taken": 0}, "✓··✗✗·"),
+        ({"num_committed": 1}, "✓✓·✗✗·"),  # the second is a stop token
+        ({"num_committed": 0}, "✓··✗✗·"),
         ({"tokens": (-1,), "parents": (0,), "path": (0,)}, "◆"),
     ],
 )

@@ -192,7 +192,10 @@ def test_installed_variants_are_found_by_their_kinds(write: Write) -> None:
         ("own.ops:count", "no source of a module 'own.ops:count': is its package installed?"),
         ("own.broken", "FOLDER/own/broken.py:2: unmatched ']'"),
         ("own.same", "op 'mask.build' is declared twice for the same kinds: specsot.ops.forward"),
-        ("own.when", "guard 'parts_finished' is declared twice: specsot.states.phases.merge.par"),
+        (
+            "own.when",
+            "guard 'parts_finished' is declared twice: specsot.states.phases.schedule.par",
+        ),
     ],
 )
 def test_a_package_with_faults_adds_nothing_and_is_named_when_it_is_missed(
