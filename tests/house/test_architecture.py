@@ -82,3 +82,10 @@ def test_what_the_picture_names_there_is() -> None:
 def test_ops_are_in_the_table() -> None:
     named = [word for word in words(PLAIN, OP) if not (ROOT / word).exists()]
     assert len(named) > 8 and set(named) <= set(op_table().ops)
+
+
+def test_the_reading_order_is_short() -> None:
+    """At most twelve files and 3,000 lines, from the graph to the engine."""
+    files = re.findall(r"^\d+\. `([\w/.]+)`", PAGE, re.M)
+    lines = [len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files]
+    assert 10 <= len(files) <= 12 and sum(lines) <= 3_000
