@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..ops.beam import Beams, Chosen, Searches, first_beams
-from ..ops.host import HostReader
+from ..ops.forward import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import NOBODY, Ints
 from ..ops.types import Proposal

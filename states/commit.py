@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from ..ops.blend import BlendReport
-from ..ops.host import HostReader
+from ..ops.forward import HostReader
 from ..ops.kv.pool import KVCache
 from ..ops.kv.slots import Ints
 from ..ops.row_layout import packed_places

@@ -27,8 +27,7 @@ from ..ops.row_layout import (
     PaddedLayout,
     pack_trees,
 )
-from ..ops.tree import ancestors
-from ..ops.types import DraftRows, Rows, no_trees
+from ..ops.types import DraftRows, Rows, ancestors, no_trees
 from .rows import PendingRows, PlacedRows, Span, SpanSlots, Trees
 from .segments import SegmentTree
 

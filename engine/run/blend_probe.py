@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine.record.metrics import ProbeFigures, divergence, relative_errors
 from ...ops.blend import RowRole
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import Rows
 from ...states.request import Request
 from ...states.trace import Event, OpRan
+from ..record.metrics import ProbeFigures, divergence, relative_errors
 from .core import EngineCore
 from .scoring import full_prefill
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from ...ops.host import HostReader
+from ...ops.forward import HostReader
 from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import Run

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ...ops.attention.backends import AttentionPlan
-from ...ops.forward import TargetOutput
-from ...ops.host import HostReader
+from ...ops.forward import HostReader, TargetOutput
 from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys

@@ -11,7 +11,7 @@ import torch
 
 from ...models.files import ModelError
 from ...ops.draft.sizes import RoundCosts
-from ...ops.host import HostReader
+from ...ops.forward import HostReader
 from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
 from ...states.drafter import Drafter

@@ -282,7 +282,7 @@ def config_of(app: Any, patience: float) -> uvicorn.Config:
 
 async def view(run: SavedRun, options: ServeOptions) -> int:
     """Show a run until a signal ends it; raises UsageError if the page cannot play the run."""
-    from .page.playback import playback_of  # imports torch
+    from .page.playback import playback_of
 
     playback_of(run)
     listener = listen(options)

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ..forward import BlockDrafter
 from ..kv.pool import KVCache
-from ..tree import Candidates, single_path
-from ..types import DraftRows, DraftWork, Proposal
+from ..types import Candidates, DraftRows, DraftWork, Proposal, single_path
 from .drawing import Drawing
 from .eagle import Workspace
 

@@ -14,8 +14,7 @@ from ..attention.backends import AttentionPlan, backend
 from ..attention.metadata import AttentionMetadata, QuerySequence, tensor
 from ..forward import HiddenDrafter, plan_attention
 from ..kv.pool import KVCache
-from ..tree import Candidates, rerank
-from ..types import DraftRows, DraftWork, Proposal
+from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 
 class Workspace:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..tree import Candidates
-from ..types import NO_WORK, DraftWork, Proposal, no_drafts
+from ..types import NO_WORK, Candidates, DraftWork, Proposal, no_drafts
 
 
 @dataclass(frozen=True, slots=True)

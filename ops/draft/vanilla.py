@@ -16,8 +16,7 @@ from ..attention.backends import AttentionPlan
 from ..forward import Target, plan_attention
 from ..kv.pool import KVCache
 from ..layer_plan import LayerStatus
-from ..tree import single_path
-from ..types import DraftRows, DraftWork, Proposal
+from ..types import DraftRows, DraftWork, Proposal, single_path
 from .drawing import Drawing
 from .eagle import Workspace
 from .gamma import DraftDistributions

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .block_manager import BlockManager
 from .slots import (
     FREE,
     NOBODY,
+    BlockManager,
     CopyLedger,
     Ints,
     PoolFullError,

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ...ops.beam import Chosen, Searches
-from ...ops.host import HostReader
+from ...ops.forward import HostReader
 from ...ops.registry import op
 from ...ops.types import Proposal
 from ..beam import BeamState

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ...ops.blend import BlendReport
-from ...ops.host import HostReader
+from ...ops.forward import HostReader
 from ...ops.registry import op
 from ...ops.types import Rows
 from ...ops.verify.verify import FirstTokens

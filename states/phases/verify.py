@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...ops.blend import BlendReport
 from ...ops.draft.proposals import share
-from ...ops.host import HostReader
+from ...ops.forward import HostReader
 from ...ops.registry import op
 from ...ops.types import Proposal, Rows
 from ...ops.verify.verify import Accepted, FirstTokens

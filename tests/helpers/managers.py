@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from specsot.ops.draft.proposals import HostTree, pack
-from specsot.ops.host import HostReader
+from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows

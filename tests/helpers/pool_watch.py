@@ -11,9 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.support import Graphs, Tiny, drive, outline_of
 from specsot.engine.run.session import Session
-from specsot.ops.kv.block_manager import BlockManager
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, Region
+from specsot.ops.kv.slots import FREE, BlockManager, Region
 from specsot.states.machine import Run
 
 # Reads of a pool whose results are no copies of its rows: attention, and its matrix products.

@@ -18,7 +18,7 @@ from helpers import folds
 from helpers.drafters import KINDS, SETTINGS, drafting
 from helpers.support import GRAPHS, Graphs, PlanBook, Tiny, TokenBook, drive, outline_of, start
 
-from specsot.ops.host import HostReader
+from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.registry import OpEntry, OpTable
 from specsot.states import machine

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.ops.tree import Candidates, ancestors, rerank
+from specsot.ops.types import Candidates, ancestors, rerank
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "specsot" / "tree_postprocess.json"
 

@@ -19,7 +19,7 @@ from helpers.explained import (
 from helpers.sampled import Make, texts
 from helpers.support import Graphs, Tiny
 
-from specsot.ops.host import HostReader
+from specsot.ops.forward import HostReader
 from specsot.states.round import ExplainedRound, FinalToken
 
 DRAWN = (f"sampling.temperature={HEAT}", f"sampling.top_k={KEPT}")

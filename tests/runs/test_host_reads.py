@@ -21,8 +21,8 @@ from helpers.support import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.ops import host
-from specsot.ops.host import HostReader
+from specsot.ops import forward as host
+from specsot.ops.forward import HostReader
 from specsot.states.machine import Run
 
 READS = (
@@ -34,11 +34,11 @@ FORWARDS = (*ROUNDS, "prefill", "skeleton", "parallel_prefill")
 
 
 class HostRead(AssertionError):
-    """A device value reached the host outside `ops.host`."""
+    """A device value reached the host outside `ops.forward`."""
 
 
 class Door:
-    """Whether `ops.host` is reading at the moment."""
+    """Whether `ops.forward` is reading at the moment."""
 
     is_open = False
 
@@ -50,7 +50,7 @@ def made(tiny: Callable[..., Tiny]) -> Tiny:
 
 @pytest.fixture
 def door(made: Tiny, monkeypatch: pytest.MonkeyPatch) -> Door:
-    """Every way from a tensor to the host raises, unless `ops.host` takes it.
+    """Every way from a tensor to the host raises, unless `ops.forward` takes it.
 
     From when the models are loaded: loading them looks at their weights.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specsot.engine.record.metrics import MIN_BRANCH_ROUNDS, Meter, drafter_warnings, figures
-from specsot.ops.host import HostReader
+from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.states.round import RoundSummary
 from specsot.states.trace import Moved, OpRan

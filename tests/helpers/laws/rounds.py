@@ -9,8 +9,7 @@ from torch import Tensor
 
 from specsot.ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
 from specsot.ops.sampling.settings import Rule
-from specsot.ops.tree import ancestors
-from specsot.ops.types import Proposal
+from specsot.ops.types import Proposal, ancestors
 from specsot.ops.verify.rejection import Acceptance, accept_chain, accept_tree, inverse_cdf
 from specsot.ops.verify.verify import matching
 

@@ -14,8 +14,7 @@ from specsot.models.drafters.dflash import DFlashDraftModel
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.draft.dflash import tree
 from specsot.ops.layer_plan import decode_plan
-from specsot.ops.tree import ancestors
-from specsot.ops.types import Proposal
+from specsot.ops.types import Proposal, ancestors
 
 RUNS: dict[str, Any] = json.loads((GOLDEN / "ddtree.json").read_text())["runs"]
 GREEDY = [name for name, case in RUNS.items() if not case["temperature"]]

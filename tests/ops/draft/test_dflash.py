@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specsot.ops.draft.dflash import chain, tree
-from specsot.ops.tree import ancestors
+from specsot.ops.types import ancestors
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "dflash"
 FACTS: dict[str, Any] = json.loads((GOLDEN / "ddtree.json").read_text())

@@ -22,7 +22,7 @@ from specsot.ops.draft.ngram import (
 )
 from specsot.ops.draft.proposals import HostTree, pack
 from specsot.ops.sampling.processors import filler_ids
-from specsot.ops.tree import ancestors
+from specsot.ops.types import ancestors
 
 IDS = st.lists(st.integers(0, 3), max_size=40)
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.draft.proposals import share
 from specsot.ops.row_layout import pack_trees, packed_places
-from specsot.ops.tree import ancestors
-from specsot.ops.types import Proposal
+from specsot.ops.types import Proposal, ancestors
 
 Tree = list[tuple[int, int, float]]  # (token, parent, score) of each node, the padding left out
 LOSSES = (0.0, 0.0, 0.25, 1.0, 1e-9, 3.5, float("inf"))

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from helpers.pools import pool
 
-from specsot.ops.kv.block_manager import BlockManager
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, NOBODY
+from specsot.ops.kv.slots import FREE, NOBODY, BlockManager
 
 
 def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:

@@ -32,7 +32,7 @@ from specsot.ops.sampling.processors import (
     take_in_,
 )
 from specsot.ops.sampling.settings import TIES, SamplingRules
-from specsot.ops.tree import ancestors
+from specsot.ops.types import ancestors
 
 CPU = torch.device("cpu")
 KINDS = pytest.mark.parametrize("kind", [torch.float64, torch.float32], ids=["64", "32"])

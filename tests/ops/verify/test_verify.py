@@ -12,8 +12,7 @@ from torch import Tensor
 from specsot.ops.attention.metadata import Visibility
 from specsot.ops.forward import compile_plan
 from specsot.ops.layer_plan import LayerStatus
-from specsot.ops.tree import ancestors
-from specsot.ops.types import Proposal, Rows
+from specsot.ops.types import Proposal, Rows, ancestors
 from specsot.ops.verify.verify import BEST, accept, best, root
 
 VOCAB = 5

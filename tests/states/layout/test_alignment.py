@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.managers import admit_, fork_, open_requests_, tree_rows_
 
-from specsot.ops.host import HostReader
+from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import NOBODY
 from specsot.ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState
