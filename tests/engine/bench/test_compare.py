@@ -408,7 +408,7 @@ def test_sides_of_one_graph_are_told_apart(
     assert (
         "settings" in table
         and "layout.kind=batch" in table
-        and "drafter.num_draft_tokens=4" in table
+        and "drafter.num_draft_" in table  # the column folds the rest
     )
     assert "A bim_eagle: request 1 stopped" in err
     assert "B bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4: request 1 stopped" in err
