@@ -263,7 +263,7 @@ def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) 
     assert 0 < kv.ledger.moves["attend"] <= 3 * len(TEXTS)
     most = sum(b.num_tokens for r in requests_of(run) for b in r.parts)
     assert kv.ledger.bytes["attend"] <= most * kv.slot_bytes
-    assert kv.current_length == 0 and not run.board["branches"].layout._held
+    assert kv.current_length == 0 and not run.board["branches"].layout._retained
 
 
 # -- others, and ends of all kinds ----------------------------------------------------------------

@@ -167,5 +167,5 @@ def test_what_a_clock_decides_is_not_drawn(tiny: Make, graphs: Graphs) -> None:
 
 
 def test_trees_that_are_chosen_are_not_shared_out_as_well(tiny: Make, graphs: Graphs) -> None:
-    with pytest.raises(GraphError, match="two ways to say"):
+    with pytest.raises(GraphError, match="both set the size of trees"):
         session_of(graphs, tiny("llama"), "ngram", *CHOOSING["ngram"], "drafter.rows_per_round=4")
