@@ -99,7 +99,7 @@ def test_its_loader_makes_the_model_of_a_run(echo: Path, write: Write) -> None:
     models: Any = Loaded()
     made = with_drafter(models, Path("there"), "echo").drafter
     assert made == (Path("there"), "target", "dtype", "device")
-    with pytest.raises(ModelError, match="no drafter 'eco'"):
+    with pytest.raises(ModelError, match="unknown drafter 'eco'"):
         with_drafter(models, Path("there"), "eco")
 
 
@@ -122,7 +122,10 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ("drafter.kind=eco", "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,"),
+        (
+            "drafter.kind=eco",
+            "unknown drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,",
+        ),
         ("drafter.kind=3", "must be one of: none, eagle3, eagle2, eagle1, dflash, vanilla, ngram"),
         (
             "drafter.num_draft=3",
