@@ -124,7 +124,7 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
     [
         (
             "drafter.kind=eco",
-            "unknown drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,",
+            "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,",
         ),
         ("drafter.kind=3", "must be one of: none, eagle3, eagle2, eagle1, dflash, vanilla, ngram"),
         (
