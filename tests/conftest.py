@@ -3,14 +3,16 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib import invalidate_caches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.packages import Write
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
@@ -111,6 +113,25 @@ def smollm2() -> Path:
         if not cached.has("smollm2"):
             pytest.skip(f"no SmolLM2 in {cached.folder}: {reason}")
     return cached.path("smollm2")
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Writes files of packages that can be imported while a test runs."""
+    known = set(sys.modules)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def files(texts: dict[str, str]) -> Path:
+        for name, text in texts.items():
+            path = tmp_path / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        invalidate_caches()
+        return tmp_path
+
+    yield files
+    for name in {name for name in sys.modules if name.startswith("own")} - known:
+        del sys.modules[name]
 
 
 def _tiny(target: Path, drafter: Path, dtype: str, tally: Tally) -> Tiny:

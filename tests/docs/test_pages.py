@@ -25,6 +25,12 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
+def test_no_page_has_two_versions_of_a_line(page: str) -> None:
+    """A conflict of two branches that was not resolved."""
+    assert re.findall(r"^(?:<{7}|>{7}) .*", text_of(page), re.M) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_files_that_are_named_are_there(page: str) -> None:
     missing = [name for name in FILE.findall(prose(page)) if not (ROOT / name).exists()]
     assert missing == []

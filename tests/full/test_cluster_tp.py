@@ -13,7 +13,7 @@ from time import monotonic
 
 import pytest
 from helpers.clusters import BEES, CAMP, CAMPING, alone, on_workers, open_files, session_of
-from helpers.processes import ended
+from helpers.commands import ended
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import outline_of
 from helpers.thread_hosts import ThreadWorkers

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.decoders import SHAPE, UNEVEN, save
-from helpers.ranks import run_ranks
-from helpers.sharded_work import alone, often, regrouped
+from helpers.sharded_work import alone, often, regrouped, run_ranks
 
 from specsot.models.families import decoder_config
 from specsot.models.sharded import regroup_bytes

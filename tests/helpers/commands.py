@@ -1,4 +1,10 @@
-"""A command line in this process."""
+"""Command lines of specsot, in this process and in a process of its own."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -6,7 +12,28 @@ from specsot.engine.cli.main import main
 
 
 def call(*words: str) -> int:
-    """Its exit code."""
+    """Run a command in this process; returns its exit code."""
     with pytest.raises(SystemExit) as caught:
         main(words)
     return int(caught.value.code or 0)
+
+
+def ended(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str], code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process and a folder; it must end with this code.
+
+    Args:
+        environment: besides that of this process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "specsot", *words],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done

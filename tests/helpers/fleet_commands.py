@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from helpers.processes import ended
+from helpers.commands import ended
 from helpers.servers import PATIENCE, Served, said, serving
 
 

@@ -7,8 +7,16 @@ import pytest
 import torch
 from helpers.decoders import CASES, LAYERS, SHAPE, UNEVEN, save
 from helpers.pooled import Pooled
-from helpers.ranks import run_ranks
-from helpers.sharded_work import alone, forwards, from_shares, in_codes, late, regrouped, unlike
+from helpers.sharded_work import (
+    alone,
+    forwards,
+    from_shares,
+    in_codes,
+    late,
+    regrouped,
+    run_ranks,
+    unlike,
+)
 from safetensors.torch import load_file, save_file
 
 from specsot.models.decoder import Share, part

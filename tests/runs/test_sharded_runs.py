@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.ranks import run_ranks
-from helpers.sharded_work import engine, greedy, measured, runs
+from helpers.sharded_work import engine, greedy, measured, run_ranks, runs
 from helpers.support import Reference
 
 DRAWN = ("sampling.temperature=0.8", "sampling.top_p=0.9")

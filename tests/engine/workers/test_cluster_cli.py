@@ -6,8 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.commands import ended
 from helpers.pages import blocks_of
-from helpers.processes import ended
 
 from specsot.engine.certify.certificate import certify_command
 from specsot.engine.cli.run_command import run_command

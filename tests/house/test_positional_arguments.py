@@ -1,0 +1,92 @@
+"""Calls have at most four positional arguments; a budget for those that have more."""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("ops", "models", "states", "engine")
+MAX_POSITIONAL = 4
+LIBRARIES = ("torch", "np", "F")  # their functions have long signatures of their own
+
+# Calls with more, by package; packages without any are not in the table. The numbers may only fall.
+BUDGET = {
+    "engine": 3,
+    "engine/bench": 20,
+    "engine/certify": 10,
+    "engine/chunks": 3,
+    "engine/cli": 11,
+    "engine/hub": 1,
+    "engine/prepare": 2,
+    "engine/record": 3,
+    "engine/run": 8,
+    "engine/serve/api": 4,
+    "engine/simulate": 16,
+    "engine/train": 3,
+    "engine/view": 3,
+    "engine/workers": 5,
+    "models": 14,
+    "models/drafters": 2,
+    "models/load": 2,
+    "ops": 7,
+    "ops/attention": 9,
+    "ops/draft": 13,
+    "ops/sampling": 1,
+    "ops/verify": 13,
+    "states": 19,
+    "states/drafters": 7,
+    "states/graph": 7,
+    "states/phases": 2,
+    "states/text": 9,
+    "states/yaml": 4,
+}
+
+
+def root_name(function: ast.expr) -> str | None:
+    """`torch` of `torch.nn.functional.pad`; None if a call is what the attribute belongs to."""
+    while isinstance(function, ast.Attribute):
+        function = function.value
+    return function.id if isinstance(function, ast.Name) else None
+
+
+def long_calls(text: str) -> Iterator[ast.Call]:
+    """Calls with more than four positional arguments; a splatted sequence counts as one."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call) or root_name(node.func) in LIBRARIES:
+            continue
+        if len(node.args) > MAX_POSITIONAL:
+            yield node
+
+
+PLACES = [
+    (path.relative_to(ROOT), call.lineno)
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+    for call in long_calls(path.read_text(encoding="utf-8"))
+]
+COUNTS = Counter(path.parent.as_posix() for path, _ in PLACES)
+
+
+@pytest.mark.parametrize("package", sorted(BUDGET.keys() | COUNTS.keys()))
+def test_calls_with_many_positional_arguments_become_fewer(package: str) -> None:
+    calls = [f"{path}:{line}" for path, line in PLACES if path.parent.as_posix() == package]
+    assert len(calls) <= BUDGET.get(package, 0), calls
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("f(1, 2, 3, 4)", 0),
+        ("f(1, 2, 3, 4, 5)", 1),
+        ("f(1, 2, 3, 4, e=5)", 0),
+        ("a.b(f(1, 2, 3, 4, 5), 2, 3, 4, 5)", 2),
+        ("torch.f(1, 2, 3, 4, 5)", 0),
+        ("F.f(1, 2, 3, 4, 5)", 0),
+        ("torch.cat(x).view(1, 2, 3, 4, 5)", 1),
+    ],
+)
+def test_what_counts(text: str, count: int) -> None:
+    assert len([*long_calls(text)]) == count
