@@ -16,7 +16,7 @@ from helpers.packages import Write
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
-from specsot.engine.hub.cache import ModelCache
+from specsot.engine.hub import ModelCache
 
 TOOLS = Path(__file__).parents[1] / "tools"
 EAGLE = GOLDEN / "eagle"

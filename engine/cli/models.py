@@ -9,7 +9,8 @@ import typer
 
 from ...states.graph.load import op_table
 from ..errors import Code, UsageError
-from ..hub.cache import DEFAULT, VARIABLE, ModelCache
+from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, shipped
+from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
 from ..shell import complain, print_json, user_errors
 from .options import Json
@@ -56,8 +57,6 @@ def list_models(cache: Cache = None, as_json: Json = False) -> None:
 
 
 def _rows(model_cache: ModelCache) -> Iterator[dict[str, Any]]:
-    from ..hub.cache import KNOWN, shipped
-
     cached = {model.name: model for model in model_cache.models()}
     for name in (*KNOWN, *(name for name in cached if name not in KNOWN)):
         here = cached.get(name)
@@ -88,8 +87,6 @@ def get(
     Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`.
     """
     with user_errors():
-        from ..hub.cache import get_model
-
         folder = get_model(name, ModelCache.of(cache), complain, source)
     _print_folder(folder, as_json)
 
@@ -123,12 +120,10 @@ def convert(
     Without OUT it is kept where models are kept, and the same name finds it there.
     """
     with user_errors():
-        from ..hub.find import convert
-
         if (layout is None) != (target is None):
             raise UsageError("--layout and --target go together")
         other = None if layout is None or target is None else (layout, target)
-        folder = convert(model, out, dtype, complain, other)
+        folder = convert_model(model, out, dtype, complain, other)
     _print_folder(folder, as_json)
 
 
@@ -140,7 +135,6 @@ def inspect(
     """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
     with user_errors():
         from ...models.load.inspect import inspect_model
-        from ..hub.find import find_model
 
         report = inspect_model(find_model(model))
         table = op_table()

@@ -42,9 +42,9 @@ def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
     Raises:
         ModelError, UsageError: the model is missing.
     """
-    from ..hub.find import find_model
-
     if ref != EMBEDDED:
+        from ..hub import find_model
+
         return find_model(ref, dtype)
     folder = embedded_folder(kind)
     if not (folder / "config.json").is_file():

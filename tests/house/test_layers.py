@@ -52,9 +52,8 @@ MAY_IMPORT = {
     "engine": (
         "models models/* states states/yaml states/graph states/text states/phases ops ops/kv"
     ),
-    "engine/hub": "engine states/yaml models models/load",
     "engine/prepare": (
-        "engine engine/hub states/yaml states/graph states states/text models ops ops/sampling"
+        "engine states/yaml states/graph states states/text models ops ops/sampling"
     ),
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
     "engine/record": "engine engine/chunks states states/* ops",

