@@ -43,7 +43,9 @@ class BatchBuilder:
         ran = [] if proposal is None else self.table.active
         by_owner = {branch.owner: branch for branch in newcomers}
         drawing = [by_owner[span.owner] for span in spans if span.draws]
-        sampler = self.samplers.of([*ran, *drawing])
+        drawing = [*ran, *drawing]
+        sampled = [branch for branch in drawing if not branch.request.sampling.plain]
+        sampler = self.samplers.of(drawing) if sampled else None
         blend = None if self.blend is None else self.blend.rows(spans, placed)
         rows = placed.rows
         if sampler is not None or blend is not None:

@@ -194,7 +194,7 @@ class BeamState:
         owner_W = np.full(len(parent_W), NOBODY, np.int32)
         owner_W[alive] = [segments.add(tips[beam]) for beam in alive]
         position = _position(branch, search) - 1  # the search has moved on
-        home = segments.home(branch.owner)
+        home = segments.home[branch.owner]
         self.kv.commit_(slots_W[alive], [position] * len(alive), owner_W[alive], home)
         before = search.owners_Wm
         search.owners_Wm = np.column_stack([before, owner_W])[parent_W]

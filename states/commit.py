@@ -113,7 +113,9 @@ class Committer:
             choices=self.drafter.choices,
         )
         self._copy_folds_(branches)
-        self.lifecycle.release_and_prepare_(branches)
+        ended = [branch for branch in branches if branch.finish is not None]
+        if batch.spans or ended or self.lifecycle.table.cancelled:
+            self.lifecycle.release_and_prepare_(branches)
         return summary
 
     def _copy_folds_(self, branches: Sequence[Branch]) -> None:
@@ -134,7 +136,7 @@ class Committer:
         branch.num_cached_tokens += len(slots)
         branch.length += len(slots)
         positions = range(position, branch.length)
-        self.pools[0].commit_(slots, positions, branch.owner, self.segments.home(branch.owner))
+        self.pools[0].commit_(slots, positions, branch.owner, self.segments.home[branch.owner])
         committed = committed_rows(
             branch,
             position,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .graph.drafter_settings import DrafterSettings, largest
+from .graph.drafter_settings import DrafterSettings, largest, nodes_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,6 @@ class Drafter:
         lookback: how many tokens after a row determine it besides those before (`PrefixCache`).
         reads_root: whether the root token has a row before the round, besides all before it.
         model, kv: its network and its KV pool; None for a kind without them.
-        tree_nodes: drafted tokens of a tree, as in the settings (`offered`).
         inbox: committed rows that the drafter's next forward reads.
         columns_F: int64, which columns of the target's features are its own; None for all.
         chooser: chooses the size of each round's drafts; None where the settings fix it.
@@ -77,7 +76,7 @@ class Drafter:
         self.context = context
         self.model = context.model
         self.kv: Any = context.kv
-        self.tree_nodes = settings.offered
+        self._num_nodes: dict[int, int] = {}  # by number of branches
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
         self.chooser = _chooser(settings, context.costs)
@@ -153,7 +152,8 @@ class Drafter:
         self.inbox = []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
         rows = context.layout.place_draft_(self.kv, pending, tips)
-        sampler = context.samplers.of(active)
+        sampled = [branch for branch in active if not branch.request.sampling.plain]
+        sampler = context.samplers.of(active) if sampled else None
         return replace(rows, sampler=sampler, attention=attention, choice=choice)
 
     def _can_wait(self, active: Sequence[Branch], choice: DraftSize) -> bool:
@@ -182,10 +182,15 @@ class Drafter:
 
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
-        from ..ops.draft.proposals import nothing
-        from ..ops.types import NO_WORK
+        from ..ops.types import NO_WORK, Proposal
 
-        return nothing(branches, self.context.layout.device, work or NO_WORK)
+        return Proposal.without_drafts(branches, self.context.layout.device, work or NO_WORK)
+
+    def num_nodes(self, branches: int) -> int:
+        """Drafted tokens of each tree while `branches` branches share the round."""
+        if branches not in self._num_nodes:
+            self._num_nodes[branches] = nodes_for(self.settings.offered, branches)
+        return self._num_nodes[branches]
 
     # -- what a forward of the target committed ---------------------------------------------------
 

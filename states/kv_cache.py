@@ -186,7 +186,7 @@ class PrefixCacheManager:
         segments = self.cache.segments
         segment = segments.add(branch.request.prefix_owner)
         for pool in self.cache.pools:
-            pool.relabel_(branch.owner, segment, segments.home(segment))
+            pool.relabel_(branch.owner, segment, segments.home[segment])
         if not self._insert_as_(branch, segment):
             for pool in self.cache.pools:
                 pool.retire_([segment])
@@ -218,7 +218,7 @@ class PrefixCacheManager:
         for pool in self.cache.pools:
             pool.truncate_(owner, 0)
         self.cache.detach_(owner)
-        segments.set_parent(owner, segments.parent(root.owner))
+        segments.set_parent(owner, segments.parent[root.owner])
         self.borrowers[owner] = request
         request.shared = root.first_own_row
         root.first_own_row = 0
@@ -273,7 +273,7 @@ class PrefixCacheManager:
             self._publish_(request, request.prefix_length)
             start = max(branch.start, request.shared)
         above = branch.owner if branch.first_own_row else request.prefix_owner
-        segments.set_parent(segment, segments.parent(above))
+        segments.set_parent(segment, segments.parent[above])
         ids = [*branch.prompt, *branch.tokens][start - branch.start : rows]
         inserted = self.cache.insert_(segment, np.array(ids, np.int32), start, request.cache_salt)
         self.detach_branch_(branch)
@@ -505,7 +505,7 @@ class KVCacheManager:
         assert root is not None
         if root.first_own_row and self.prefixes is not None:
             self.prefixes.move_to_prefix_(root)
-        home = self.table.segments.home(request.prefix_owner)
+        home = self.table.segments.home[request.prefix_owner]
         for pool in self.pools:
             pool.relabel_(root.owner, request.prefix_owner, home)
         self.layout.leave_([root.owner])

@@ -228,7 +228,7 @@ class Layout:
         sizes = () if shared is not None else trees.proposal.laid_out
         for tree, owner in enumerate(trees.owners):
             row = self.tensor_rows_of(owner)[0]
-            homes = self.segments.homes(owner)
+            homes = self.segments.homes[owner]
             if is_bare:
                 tokens = [trees.roots[tree]]
                 positions = [trees.positions[tree]]
@@ -244,7 +244,7 @@ class Layout:
     def _runs(self, part: Span | PendingRows) -> list[QueryRun]:
         """A run for each row that holds these tokens: several for the copies of a prefix."""
         positions = list(range(part.position, part.position + len(part.tokens)))
-        homes = self.segments.homes(part.owner)
+        homes = self.segments.homes[part.owner]
         runs = []
         for row in self.tensor_rows_of(part.owner):
             runs.append(QueryRun(row, part.owner, homes, part.tokens, positions))
@@ -288,7 +288,7 @@ class Layout:
             tokens_BQ=tokens_BQ,
             positions_BQ=positions_BQ,
             slots_BQ=slots_BQ,
-            visibility=self.segments.lineages(ids),
+            visibility=self.segments.visibility[tuple(ids)],
             segment_N=host_CN[3].astype(np.int32),
             sequences=self.sequences(packed, num_trees),
             prompt_slots=packed.all_slots[sum(packed.sizes[:num_trees]) :],

@@ -237,14 +237,14 @@ class PrefixCache:
 
     def shorten_(self, segment: int, length: int) -> None:
         """Let a segment continue after the first `length` cached rows only."""
-        parent = self.segments.parent(segment)
+        parent = self.segments.parent[segment]
         path = reversed(self.segments.path(parent))
         self.segments.set_parent(segment, self._pin_end_at_(path, length) if length else NOBODY)
         self._pin_(parent, -1)
 
     def detach_(self, segment: int, *, drop: bool = False) -> None:
         """Unpin the cached rows that a segment continues after; drop: evict the idle ones."""
-        parent = self.segments.parent(segment)
+        parent = self.segments.parent[segment]
         if parent == NOBODY:
             return
         self._pin_(parent, -1)
@@ -290,7 +290,7 @@ class PrefixCache:
         Returns:
             False if its tokens are cached already: then the caller frees its rows.
         """
-        parent = self.segments.parent(segment)
+        parent = self.segments.parent[segment]
         if not len(tokens) or (parent != NOBODY and parent not in self.nodes):
             return False
         siblings = self._siblings(parent, salt).candidates(tokens)
@@ -305,7 +305,7 @@ class PrefixCache:
 
     def _add(self, node: CachedSegment) -> None:
         self.nodes[node.segment] = node
-        parent = self.segments.parent(node.segment)
+        parent = self.segments.parent[node.segment]
         self._siblings(parent, node.salt).add(node.segment, node.tokens)
         self._count(node, 1)
         self._evictable.push(node)
@@ -332,7 +332,7 @@ class PrefixCache:
     def _split_(self, node: CachedSegment, position: int) -> int:
         """Split a segment in two; returns the first part, a new segment above the second."""
         self.figures.splits += 1
-        parent = self.segments.parent(node.segment)
+        parent = self.segments.parent[node.segment]
         cut = position - node.start
         siblings = self._siblings(parent, node.salt)
         siblings.remove(node.segment, node.tokens)
@@ -387,7 +387,7 @@ class PrefixCache:
     def _evict_(self, node: CachedSegment) -> None:
         self.figures.evicted += 1
         self.figures.evicted_rows += len(node.tokens)
-        parent = self.segments.parent(node.segment)
+        parent = self.segments.parent[node.segment]
         siblings = self._siblings(parent, node.salt)
         siblings.remove(node.segment, node.tokens)
         if parent == NOBODY and not len(siblings):
@@ -408,7 +408,7 @@ class PrefixCache:
             name = f"cached segment {node.segment}"
             rows = np.sort(target.position[target.owner == node.segment])
             assert np.array_equal(rows, np.arange(node.start, node.end)), f"{name}: rows"
-            parent = self.segments.parent(node.segment)
+            parent = self.segments.parent[node.segment]
             above = None if parent == NOBODY else self.nodes[parent]
             start, salt = (0, node.salt) if above is None else (above.end, above.salt)
             assert (start, salt) == (node.start, node.salt), f"{name} does not follow its parent"

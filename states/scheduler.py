@@ -15,7 +15,7 @@ from .graph.graph import SchedulerBlock
 from .kv_cache import KVCacheManager
 from .lifecycle import Lifecycle
 from .policies import Candidate, PolicyError, Rank, find_policy
-from .request import Branch, Finish, Request, Stage, reason_of
+from .request import WAITING_STAGES, Branch, Finish, Request, Stage, reason_of
 from .request_table import RequestTable
 
 MAX_OVERTAKEN = 16  # waiting requests that an overtaking policy considers in a step
@@ -300,8 +300,10 @@ class Scheduler:
     def _plan_forward(self, after_parse: bool) -> StepPlan:
         """The prompts that start and the branches that run."""
         self._free_rows_for_round_()
-        intake = self._choose()
         running = len(self.table.active)
+        if running and not (self._queue or self._some_wait()):
+            return self._plan(f"{running} run")
+        intake = self._choose()
         folds = [branch for branch in intake.branches if branch.combines]
         if folds:
             return self._plan(f"parts are complete: {_names_of(folds)}", intake, folds=folds)
@@ -328,6 +330,16 @@ class Scheduler:
         if self.admission.optimistic and self._free_rows_():
             return self._plan_forward(after_parse)
         return self._plan("nothing can start", intake)
+
+    def _some_wait(self) -> bool:
+        """Whether an open request has a prompt to read or a branch that waits."""
+        for request in self.table.open.values():
+            if request.stage is Stage.PREFILL:
+                return True
+            for branch in request.branches:
+                if branch.stage in WAITING_STAGES:
+                    return True
+        return False
 
     def _plan(
         self,

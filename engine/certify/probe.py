@@ -96,7 +96,7 @@ def _positions(branch: Branch) -> list[int]:
 def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
     """Of the committed rows that a branch sees, the prefix's first."""
     (row,) = manager.layout.rows_of(branch.owner)
-    path = reversed(manager.table.segments.lineage(branch.owner))
+    path = reversed(manager.table.segments.lineage[branch.owner])
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 

@@ -1,4 +1,4 @@
-"""Proposals that are made of others or on the host: none, joined, with shared rows, packed."""
+"""Proposals that are made of others or on the host: joined, with shared rows, packed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..types import NO_WORK, Candidates, DraftWork, Proposal, no_drafts
+from ..types import Candidates, DraftWork, Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,6 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
     sizes = tuple(map(len, trees))
     drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), scores_SN
     return Proposal(*drafts, levels, sizes=sizes)
-
-
-def nothing(trees: int, device: torch.device, work: DraftWork = NO_WORK) -> Proposal:
-    """Trees [S, 0]: verifying them is one ordinary decoding step for all branches."""
-    none_S0, valid_S0, scores_S0 = no_drafts(trees, device)
-    return Proposal(none_S0, none_S0, none_S0, valid_S0, scores_S0, 0, is_chain=True, work=work)
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:

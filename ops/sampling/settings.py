@@ -1,6 +1,6 @@
 """How a request's tokens are drawn, as plain numbers. No torch: graphs are checked with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import Literal
@@ -78,6 +78,7 @@ class SamplingRules:
         min_new_tokens: tokens before which no stop id is drawn.
         filter_order: whether the filters look at the scores after temperature (as in transformers)
             or before it.
+        plain: whether the best token of the logits as they are is taken; derived.
     """
 
     temperature: float = 0.0
@@ -92,6 +93,11 @@ class SamplingRules:
     forced: tuple[int, ...] = ()
     min_new_tokens: int = 0
     filter_order: FilterOrder = "temperature_first"
+    plain: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        changes = self.looks_back or self.logit_bias or self.banned
+        object.__setattr__(self, "plain", self.greedy and not changes)
 
     @property
     def greedy(self) -> bool:
@@ -105,11 +111,6 @@ class SamplingRules:
     @property
     def looks_back(self) -> bool:
         return self.penalises or bool(self.forced) or self.min_new_tokens > 0
-
-    @property
-    def plain(self) -> bool:
-        """Whether the best token of the logits as they are is taken."""
-        return self.greedy and not (self.looks_back or self.logit_bias or self.banned)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

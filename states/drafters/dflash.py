@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ...ops.sampling.settings import Draws
 from ..drafter import Drafter, committed_features
-from ..graph.drafter_settings import Nodes, TreeSettings, nodes_for
+from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
@@ -129,5 +129,5 @@ class DFlashDrafter(Drafter):
             return draft_chain_(
                 self.model, frontier, self.kv, size=size, draws=draws, accept=accept
             )
-        nodes = nodes_for(self.tree_nodes, branches) if choice is None else choice.size
+        nodes = self.num_nodes(branches) if choice is None else choice.size
         return draft_tree_(self.model, frontier, self.kv, size=size, nodes=nodes)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ..drafter import DraftContext, Drafter, committed_features
-from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings, nodes_for
+from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class EagleDrafter(PairingDrafter):
         choice = rows.choice
         levels = self.settings.draft_depth
         if choice is None:
-            count = nodes_for(self.tree_nodes, branches)
+            count = self.num_nodes(branches)
             return grow_tree_(self.model, frontier, self.kv, nodes=count, levels=levels)
         if not choice.size:
             return self.no_drafts(branches, rows.work)

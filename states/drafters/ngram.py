@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ..drafter import DraftContext, Drafter
-from ..graph.drafter_settings import Nodes, TreeSettings, nodes_for
+from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class NgramDrafter(Drafter):
         branches = len(frontier)
         if choice is not None and not choice.size:
             return self.no_drafts(branches)
-        nodes = nodes_for(self.tree_nodes, branches) if choice is None else choice.size
+        nodes = self.num_nodes(branches) if choice is None else choice.size
         draft = self.lookup_ if self.settings.method == "lookup" else self.count_
         return pack([draft(branch, nodes) for branch in frontier], self.context.layout.device)
 

@@ -90,7 +90,7 @@ class Engine:
     def write(self, owner: int, text: Text, first: int, rejected: int = 0) -> None:
         """Rows of a text from position `first` on, among others that are given back."""
         count = len(text.ids) - first
-        slots = self.pool.append_([owner] * (count + rejected), 0, home=self.tree.home(owner))
+        slots = self.pool.append_([owner] * (count + rejected), 0, home=self.tree.home[owner])
         assert len(set(slots.tolist())) == len(slots), "a slot is handed out twice"
         kept = np.sort(np.array(self.draw.sample(range(len(slots)), count), np.int64))
         self.pool.commit_(slots[kept], range(first, len(text.ids)))
@@ -152,7 +152,7 @@ class Engine:
         self.give_back(one.prefix)
 
     def keep(self, one: Request, branch: Branch) -> None:
-        self.tree.set_parent(branch.owner, self.tree.parent(one.prefix))
+        self.tree.set_parent(branch.owner, self.tree.parent[one.prefix])
         tokens = np.array(branch.text.ids[branch.start :], np.int32)
         if not self.cache.insert_(branch.owner, tokens, branch.start):
             self.give_back(branch.owner)

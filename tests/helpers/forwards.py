@@ -94,7 +94,7 @@ def scene(draw: Random, pool_rows: int, shared: bool = False, ragged: bool = Fal
     others = [s for s in ids if s not in owners]
     starting = draw.sample(others, draw.randint(0 if owners else min(1, len(others)), len(others)))
     spans = [
-        Span(s, segments.home(s), draw.randrange(24), [7] * draw.randint(1, 5)) for s in starting
+        Span(s, segments.home[s], draw.randrange(24), [7] * draw.randint(1, 5)) for s in starting
     ]
     rows = layout.place_(kv, trees, spans).rows
     kv.data.normal_(generator=torch.Generator().manual_seed(draw.randrange(1 << 20)))
@@ -103,14 +103,14 @@ def scene(draw: Random, pool_rows: int, shared: bool = False, ragged: bool = Fal
 
 def _fill_(kv: KVCache, segments: SegmentTree, ids: list[int], draw: Random) -> None:
     """What earlier rounds left behind: committed rows and others, with holes, in any order."""
-    for root in {segments.home(s) for s in ids}:
+    for root in {segments.home[s] for s in ids}:
         if draw.random() < 0.7:
             kv.open_(root, draw.choice([32, 32, 64]))
     for _ in range(draw.randint(0, 14)):
         segment, count = draw.choice(ids), draw.randint(1, 5)
         positions = [draw.randrange(24) for _ in range(count)]
         row = draw.randrange(kv.rows)
-        slots = kv.append_([segment] * count, positions, row, segments.home(segment))
+        slots = kv.append_([segment] * count, positions, row, segments.home[segment])
         if draw.random() < 0.8:
             kv.commit_(slots, positions)
         kv.release_([slot for slot in slots if draw.random() < 0.2])

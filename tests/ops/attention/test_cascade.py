@@ -33,7 +33,7 @@ def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCa
     def write(parent: int, first: int, count: int) -> int:
         segment = tree.add(parent) if parent >= 0 else tree.add()
         places = range(first, first + count)
-        slots = kv.append_([segment] * count, places, home=tree.home(segment))
+        slots = kv.append_([segment] * count, places, home=tree.home[segment])
         kv.commit_(slots, places)
         return segment
 
@@ -48,9 +48,9 @@ def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCa
 def metadata_behind(kv: KVCache, tree: SegmentTree, segments: list[int]) -> AttentionMetadata:
     """One query row behind each segment."""
     sequences = [
-        QuerySequence(np.array([row]), 0, tree.homes(one)) for row, one in enumerate(segments)
+        QuerySequence(np.array([row]), 0, tree.homes[one]) for row, one in enumerate(segments)
     ]
-    return metadata_of(kv, sequences, tree.lineages(segments), list(range(len(segments))))
+    return metadata_of(kv, sequences, tree.visibility[tuple(segments)], list(range(len(segments))))
 
 
 def forward(
@@ -65,7 +65,7 @@ def forward(
 
 def leaves(tree: SegmentTree) -> list[int]:
     every = range(len(tree))
-    return [one for one in every if one not in {tree.parent(other) for other in every}]
+    return [one for one in every if one not in {tree.parent[other] for other in every}]
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 4, 2)])
@@ -111,8 +111,8 @@ def test_auto_takes_it_where_enough_is_read_less_often(prefix: int, merged: bool
 def test_rows_of_one_sequence_already_read_the_prefix_once() -> None:
     """Under ``bim`` a request is one group: there is nothing to gain."""
     kv, tree = behind(MIN_SLOTS_SAVED, 1, 4, apart=False)
-    sequences = [QuerySequence(np.arange(4), 0, tree.homes(leaves(tree)[0]))]
-    metadata = metadata_of(kv, sequences, tree.lineages(leaves(tree)), list(range(4)))
+    sequences = [QuerySequence(np.arange(4), 0, tree.homes[leaves(tree)[0]])]
+    metadata = metadata_of(kv, sequences, tree.visibility[tuple(leaves(tree))], list(range(4)))
     assert len(shared_parts(metadata, sequences)) == 2
     assert not backend("auto").plan(metadata).merged
 

@@ -49,7 +49,7 @@ class Engine(RuleBasedStateMachine):
 
     def write(self, one: Reader, owner: int, first: int, last: int) -> None:
         """Rows first .. last of its text, and the drafter's, which lag by one where they pair."""
-        home = self.tree.home(owner)
+        home = self.tree.home[owner]
         for pool, back in zip(self.pools, (0, self.back), strict=True):
             positions = range(first if first == one.shared else first - back, last - back)
             slots = pool.append_([owner] * len(positions), positions, home=home)
@@ -103,7 +103,7 @@ class Engine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 50))
     def close(self, which: int) -> None:
         one = self.live.pop(which % len(self.live))
-        self.tree.set_parent(one.branch, self.tree.parent(one.prefix))
+        self.tree.set_parent(one.branch, self.tree.parent[one.prefix])
         tokens = np.array(one.text[one.shared : one.rows], np.int32)
         if not self.cache.insert_(one.branch, tokens, one.shared):
             self.drop(one.branch)
@@ -218,7 +218,7 @@ def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
         cache.segments.path(other)[1],
         next(one for one in cache.nodes if cache.nodes[one].start == 60),
     )
-    assert cache.segments.parent(second) == first and cache.figures.splits == 1
+    assert cache.segments.parent[second] == first and cache.figures.splits == 1
     assert {int(pool.position[s]): s for s in np.flatnonzero(pool.owner >= 0)} == where
     assert pool.data.data_ptr() == before and sum(pool.ledger.bytes.values()) == bytes_moved
     assert cache.idle == 40 and cache.pinned == 60 == pool.current_length - pool.idle_length

@@ -33,7 +33,7 @@ def test_a_path_leads_to_the_root() -> None:
     leaf = tree.add(branch)
     assert tree.path(leaf) == [leaf, branch, root]
     assert tree.path(root) == [root]
-    assert [tree.home(s) for s in (leaf, branch, root, other)] == [root, root, root, other]
+    assert [tree.home[s] for s in (leaf, branch, root, other)] == [root, root, root, other]
     assert len(tree) == 4 and leaf in tree
 
 
@@ -74,15 +74,15 @@ def test_what_was_told_is_told_anew_after_a_change(
     tree = SegmentTree()
     root, other = tree.add(), tree.add()
     leaf = tree.add(root)
-    assert tree.lineage(leaf) == (leaf, root) and tree.homes(leaf) == (root,)
-    before = tree.lineages([leaf])
+    assert tree.lineage[leaf] == (leaf, root) and tree.homes[leaf] == (root,)
+    before = tree.visibility[(leaf,)]
     assert before.path_SA.tolist() == [[leaf, root]]
     named = {"r": root, "o": other, "l": leaf, "n": leaf + 1}
     change(tree, root, other, leaf)
-    told = tree.lineages([leaf])
+    told = tree.visibility[(leaf,)]
     assert told.path_SA.tolist() == [[named[one] for one in lineage]]
-    assert tree.lineage(leaf) == tuple(named[one] for one in lineage)
-    assert tree.homes(leaf) == told.homes_S[0] == tuple(named[one] for one in homes)
+    assert tree.lineage[leaf] == tuple(named[one] for one in lineage)
+    assert tree.homes[leaf] == told.homes_S[0] == tuple(named[one] for one in homes)
     assert before.path_SA.tolist() == [[leaf, root]], "what was told before stays as it was"
 
 
@@ -91,17 +91,17 @@ def test_lineages_are_padded_behind_the_root() -> None:
     root = tree.add()
     branch = tree.add(root)
     leaf = tree.add(branch)
-    lineages = tree.lineages([leaf, root])
+    lineages = tree.visibility[leaf, root]
     assert lineages.ids_S.tolist() == [leaf, root]
     assert lineages.path_SA.tolist() == [[leaf, branch, root], [root, NOBODY, NOBODY]]
     assert lineages.homes_S == ((root,), (root,))
-    assert tree.lineages([]).path_SA.shape[0] == 0
+    assert tree.visibility[()].path_SA.shape[0] == 0
 
 
 @given(FORESTS)
 def test_lineages_are_the_paths(forest: tuple[SegmentTree, list[int]]) -> None:
     tree, ids = forest
-    lineages = tree.lineages(ids)
+    lineages = tree.visibility[tuple(ids)]
     paths = [[s for s in row if s != NOBODY] for row in lineages.path_SA.tolist()]
     assert paths == [tree.path(segment) for segment in ids]
     assert lineages.homes_S == tuple((path[-1],) for path in paths)
@@ -123,4 +123,4 @@ def test_a_row_sees_the_slots_of_its_path(
     numbers = list(range(len(ids) + 1))
     naive = [[owner in tree.path(segment) for owner in owners] for segment in ids]
     nothing = [False] * len(owners)  # behind the last segment stands padding
-    assert seen(tree.lineages(ids), numbers, owners) == [*naive, nothing]
+    assert seen(tree.visibility[tuple(ids)], numbers, owners) == [*naive, nothing]

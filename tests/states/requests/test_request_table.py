@@ -26,7 +26,7 @@ def test_requests_keep_the_order_of_their_submission() -> None:
         table.add(one)
     assert table.requests == table.unfinished == some
     assert len({one.prefix_owner for one in some}) == 3
-    assert all(table.segments.home(one.prefix_owner) == one.prefix_owner for one in some)
+    assert all(table.segments.home[one.prefix_owner] == one.prefix_owner for one in some)
 
 
 def test_budgets_are_cut_to_what_the_model_can_write_at_all() -> None:
