@@ -70,19 +70,25 @@ def serve(
     """
     with user_errors():
         with _packages():
-            from ..serve.api.app import ServerLimits
-            from ..serve.server import ServeOptions
+            from ..serve.middleware import ServeOptions
             from ..serve.server import serve as run
             from ..workers.protocol import Start
         if metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
-        limits = ServerLimits(max_queue, timeout, stall)
-        keys = tuple(api_key or ())
         names = graphs or []
-        vllm = metrics_compat == "vllm"
-        runs = str(runs_dir)
         listens = ServeOptions(
-            host, port, keys, insecure, max_body, limits, grace, vllm, runs, patience
+            host=host,
+            port=port,
+            keys=tuple(api_key or ()),
+            insecure=insecure,
+            body=max_body,
+            queue=max_queue,
+            timeout=timeout,
+            stall=stall,
+            grace=grace,
+            vllm_names=metrics_compat == "vllm",
+            runs_dir=str(runs_dir),
+            patience=patience,
         )
         listens.check()
         jobs = prepare_graphs(names, options)
@@ -133,9 +139,9 @@ def view(
     """
     with user_errors():
         with _packages():
-            from ..serve.server import ServeOptions
+            from ..serve.middleware import ServeOptions
             from ..serve.server import view as show
-        options = ServeOptions(host, port)
+        options = ServeOptions(host=host, port=port)
         options.check()
         code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
     raise typer.Exit(code)

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,15 @@ from ..shell import user_errors
 from ..train.settings import (
     ConversationFile,
     DFlashTraining,
+    DrafterTraining,
     Eagle2Training,
     Eagle3Training,
     VanillaTraining,
 )
 from .options import flat_options, takes
+
+if TYPE_CHECKING:
+    from ..train.loop import Trainer
 
 train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
 
@@ -44,37 +48,40 @@ def answers(
 @flat_options
 def eagle2(settings: Eagle2Training, file: ConversationFile) -> None:
     """Train a head for EAGLE-1 and EAGLE-2. The defaults are the shape of the embedded one."""
-    from ..train.dataset import conversation_dataset
-    from ..train.eagle import train_eagle2
+    from ..train.eagle import Eagle2Trainer
 
-    typer.echo(train_eagle2(settings, partial(conversation_dataset, file)))
+    _train(Eagle2Trainer, settings, file)
 
 
 @train.command()
 @flat_options
 def eagle3(settings: Eagle3Training, file: ConversationFile) -> None:
     """Train an EAGLE-3 drafter. The defaults are the shape of the embedded one."""
-    from ..train.dataset import conversation_dataset
-    from ..train.eagle import train_eagle3
+    from ..train.eagle import Eagle3Trainer
 
-    typer.echo(train_eagle3(settings, partial(conversation_dataset, file)))
+    _train(Eagle3Trainer, settings, file)
 
 
 @train.command()
 @flat_options
 def dflash(settings: DFlashTraining, file: ConversationFile) -> None:
     """Train a DFlash drafter. The defaults are the shape of the embedded one."""
-    from ..train.dataset import conversation_dataset
-    from ..train.dflash import train_dflash
+    from ..train.dflash import DFlashTrainer
 
-    typer.echo(train_dflash(settings, partial(conversation_dataset, file)))
+    _train(DFlashTrainer, settings, file)
 
 
 @train.command()
 @flat_options
 def vanilla(settings: VanillaTraining, file: ConversationFile) -> None:
     """Train a small language model as a drafter. The defaults are the shape of the embedded one."""
-    from ..train.dataset import conversation_dataset
-    from ..train.vanilla import train_vanilla
+    from ..train.vanilla import VanillaTrainer
 
-    typer.echo(train_vanilla(settings, partial(conversation_dataset, file)))
+    _train(VanillaTrainer, settings, file)
+
+
+def _train(kind: "type[Trainer]", settings: DrafterTraining, file: ConversationFile) -> None:
+    from ..train.dataset import conversation_dataset
+    from ..train.loop import train_drafter
+
+    typer.echo(train_drafter(kind, settings, partial(conversation_dataset, file)))

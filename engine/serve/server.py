@@ -1,13 +1,11 @@
 """The HTTP server: sockets, signals, protocol limits; `specsot serve` and `specsot view`."""
 
 import asyncio
-import hashlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +13,21 @@ from typing import Any
 import h11
 import uvicorn
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Code, UsageError
 from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..workers.router import Router, lower_priority
-from .api.app import Api, ServerLimits, api_error, build_app, http_error
-from .api.errors import ApiError
-from .api.metrics import ServerMetrics
-from .api.middleware import HEADER_BYTES, LOOPBACK, AdmissionMiddleware, AdmissionRules
-from .page.routes import PageRoutes
+from .app import Api, build_app
+from .errors import INVALID, ErrorBody, ErrorDetail, add_error_handlers
+from .metrics import ServerMetrics
+from .middleware import HEADER_BYTES, AdmissionMiddleware, ServeOptions
+from .page import PageRoutes
 
-TURNED_AWAY = {
+CONNECTIONS = 2048
+UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the default is megabytes
+REFUSALS = {
     400: ("Bad Request", "this is not an HTTP request"),
     408: ("Request Timeout", "the request did not come in time"),
     431: ("Request Header Fields Too Large", "too long headers"),
@@ -48,53 +47,50 @@ class StrictProtocol(H11Protocol):
         super().__init__(*words, **options)
         self._patience = patience
         self._max_connections = max_connections
-        self._slow: asyncio.TimerHandle | None = None
+        self._deadline: asyncio.TimerHandle | None = None  # of the head
         self._full = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._full = len(self.connections) > self._max_connections
-        self._wait_for_head()
+        self._time_head()
 
     def data_received(self, data: bytes) -> None:
         if self._full or self.transport.is_closing():
             self._refuse(503)  # not before: a connection with unread bytes loses what was written
             return
-        self._wait_for_head()
+        self._time_head()
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_waiting()
+        self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
+        self._stop_timing()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         """A refusal of what h11 could not read."""
         hint = getattr(sys.exception(), "error_status_hint", 400)
-        self._refuse(hint if hint in TURNED_AWAY else 400)
+        self._refuse(hint if hint in REFUSALS else 400)
 
-    def _wait_for_head(self) -> None:
-        if self._slow is None and self.conn.their_state is h11.IDLE:
-            self._slow = self.loop.call_later(self._patience, self._too_slow)
+    def _time_head(self) -> None:
+        """Start or stop the deadline of the head that is being received."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timing()
+        elif self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self._patience, self._refuse, 408)
 
-    def _stop_waiting(self) -> None:
-        if self._slow is not None:
-            self._slow.cancel()
-            self._slow = None
-
-    def _too_slow(self) -> None:
-        self._slow = None
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._refuse(408)
+    def _stop_timing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _refuse(self, status: int) -> None:
-        self._stop_waiting()
+        self._stop_timing()
         if self.transport.is_closing():
             return
-        reason, words = TURNED_AWAY[status]
-        error = b'{"message":"%s","type":"invalid_request_error","param":null,"code":null}'
-        body = b'{"error":%s}' % (error % words.encode())
+        reason, message = REFUSALS[status]
+        error = ErrorBody(error=ErrorDetail(message=message, type=INVALID))
+        body = error.model_dump_json().encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"connection", b"close"),
@@ -108,47 +104,6 @@ class StrictProtocol(H11Protocol):
         self.transport.close()
 
 
-CONNECTIONS = 2048
-UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the default is megabytes
-
-
-@dataclass(frozen=True, slots=True)
-class ServeOptions:
-    """Address, access and limits of the server.
-
-    keys: API keys, empty for no check. grace: seconds for open requests at shutdown.
-    vllm_names: also report metrics under vLLM's names. runs_dir: the folder of recorded runs.
-    patience: seconds for the head of a request, and again for its body.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    keys: Sequence[str] = ()
-    insecure: bool = False
-    body: int = 1 << 20
-    limits: ServerLimits = field(default_factory=ServerLimits)
-    grace: float = 30.0
-    vllm_names: bool = False
-    runs_dir: str = "runs"
-    patience: float = 20.0
-
-    @property
-    def loopback(self) -> bool:
-        return self.host in LOOPBACK
-
-    def check(self) -> None:
-        """Raise UsageError if other machines could connect without a key."""
-        if not (self.loopback or self.keys or self.insecure):
-            raise UsageError(
-                f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
-            )
-
-    def rules(self) -> AdmissionRules:
-        hashed = [hashlib.sha256(key.encode()).digest() for key in self.keys]
-        hosts = LOOPBACK if self.loopback else ()
-        return AdmissionRules(hashed, hosts, self.body, self.patience)
-
-
 class DrainingServer(uvicorn.Server):
     """The first signal starts a shutdown with `grace` seconds; the second one ends at once.
 
@@ -159,7 +114,6 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self.api = api
         self.grace = grace
-        self.signalled: int | None = None
         self._drain: asyncio.Task[None] | None = None
 
     @contextmanager
@@ -167,7 +121,7 @@ class DrainingServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         numbers = (signal.SIGINT, signal.SIGTERM)
         for number in numbers:
-            loop.add_signal_handler(number, self._signal, number)
+            loop.add_signal_handler(number, self._signal)
         try:
             yield
         finally:
@@ -176,23 +130,22 @@ class DrainingServer(uvicorn.Server):
                 # What is behind the server ends too now: nothing of it is to be left behind.
                 signal.signal(number, signal.SIG_IGN)
 
-    def _signal(self, number: int) -> None:
-        if self.signalled is not None:
+    def _signal(self) -> None:
+        if self._drain is not None:
             self.should_exit = self.force_exit = True
             return
-        self.signalled = number
         self.api.draining = True
-        count = self.api.link.open
-        if count:
+        if count := self.api.router.open:
             complain(f"{count} requests are open; they have {self.grace:g} s (again: at once)")
         self._drain = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
         """Wait until no request is open, at most `grace` seconds, then close the engine."""
-        until = asyncio.get_running_loop().time() + self.grace
-        while self.api.link.open and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(0.05)
-        await self.api.link.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.grace):
+                while self.api.router.open:
+                    await asyncio.sleep(0.05)
+        await self.api.router.close()
         self.should_exit = True
 
 
@@ -216,51 +169,10 @@ def listen(options: ServeOptions) -> socket.socket:
     return listener
 
 
-async def serve(link: Router, options: ServeOptions) -> int:
-    """Serve until a signal ends it, or no engine can start; the exit code."""
-    listener = listen(options)
-    metrics = ServerMetrics(link, vllm=options.vllm_names)
-    api = Api(link, metrics, options.limits)
-    app = build_app(api)
-    PageRoutes(link, Path(options.runs_dir)).add_to(app)
-    middleware = AdmissionMiddleware(app, options.rules(), metrics, api.check_capacity)
-    server = DrainingServer(config_of(middleware, options.patience), api, options.grace)
-    where = address_of(listener)
-    complain(f"listening on {where}; the models are being loaded")
-    lower_priority()
-    running = asyncio.create_task(link.run())
-    ready_task = asyncio.create_task(_tell_ready(link, where))
-    running.add_done_callback(lambda task: setattr(server, "should_exit", True))
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        ready_task.cancel()
-        await link.close()
-        await asyncio.wait({running}, timeout=5)
-    if link.failed is not None:
-        complain(link.failed.message)
-        return link.failed.code
-    return int(Code.OK)
-
-
 def address_of(listener: socket.socket) -> str:
     """Where a browser finds it."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-async def run_alone(config: uvicorn.Config, listener: socket.socket) -> None:
-    """Serve what needs no engine, until a signal ends it."""
-    server = uvicorn.Server(config)
-    with suppress(KeyboardInterrupt):
-        await server.serve(sockets=[listener])
-
-
-async def _tell_ready(link: Router, where: str) -> None:
-    while not link.ready:
-        await link.changed.wait()
-    names = ", ".join(f"specsot/{name}" for name in link.graphs)
-    complain(f"ready: {where} serves {names}")
 
 
 def config_of(app: Any, patience: float) -> uvicorn.Config:
@@ -280,19 +192,52 @@ def config_of(app: Any, patience: float) -> uvicorn.Config:
     )
 
 
+async def serve(router: Router, options: ServeOptions) -> int:
+    """Serve until a signal ends it, or no engine can start; the exit code."""
+    listener = listen(options)
+    address = address_of(listener)
+    metrics = ServerMetrics(router, vllm=options.vllm_names)
+    api = Api(router, metrics, options)
+    app = build_app(api)
+    PageRoutes(router, Path(options.runs_dir)).add_to(app)
+    middleware = AdmissionMiddleware(app, options, metrics, api.check_capacity)
+    server = DrainingServer(config_of(middleware, options.patience), api, options.grace)
+
+    async def report_ready() -> None:
+        while not router.ready:
+            await router.changed.wait()
+        names = ", ".join(f"specsot/{name}" for name in router.graphs)
+        complain(f"ready: {address} serves {names}")
+
+    complain(f"listening on {address}; the models are being loaded")
+    lower_priority()
+    running = asyncio.create_task(router.run())
+    reporting = asyncio.create_task(report_ready())
+    running.add_done_callback(lambda task: setattr(server, "should_exit", True))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        reporting.cancel()
+        await router.close()
+        await asyncio.wait({running}, timeout=5)
+    if router.failed is not None:
+        complain(router.failed.message)
+        return router.failed.code
+    return int(Code.OK)
+
+
 async def view(run: SavedRun, options: ServeOptions) -> int:
     """Show a run until a signal ends it; raises UsageError if the page cannot play the run."""
-    from .page.playback import playback_of
+    from .playback import playback_of
 
     playback_of(run)
     listener = listen(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(HTTPException, http_error)
+    add_error_handlers(app)
     PageRoutes(None, Path(), run).add_to(app)
+    middleware = AdmissionMiddleware(app, options, ServerMetrics(None))
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
-    await run_alone(
-        config_of(AdmissionMiddleware(app, options.rules(), ServerMetrics(None)), options.patience),
-        listener,
-    )
+    with suppress(KeyboardInterrupt):
+        server = uvicorn.Server(config_of(middleware, options.patience))
+        await server.serve(sockets=[listener])
     return int(Code.OK)

@@ -10,8 +10,7 @@ block. Keys of a row are [S context tokens | M * P block rows], queries the M * 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,69 +21,53 @@ from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
 from ...models.layers import wide_logits
 from ..errors import UsageError
 from .data import TrainingBatch, by_head
-from .dataset import DatasetBuilder, HeldOutPrompt, frequent_ids
-from .loop import LossReport, MuonAdamW, export_drafter, train
+from .dataset import Dataset, HeldOutPrompt, frequent_ids
+from .loop import LossReport, Trainer
 from .settings import DFlashTraining
-from .teacher import Teacher, load_teacher
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Several texts in one sequence, which may share a beginning: a trunk and its branches.
-
-    positions_BS: int64, each token's position in its own text. visible_BSS: bool, True where token
-    q (second axis) follows on token k (third axis) or is it; never True for k > q.
-    """
-
-    positions_BS: Tensor
-    visible_BSS: Tensor
+from .teacher import Teacher, copy_equal_
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The blocks of a batch.
+    """The blocks of a batch, whose sequences may hold several texts that share beginnings.
 
     anchors_BM: int64, the anchors' places in their sequences. valid_BM: bool, False for padding
-    blocks, which see nothing and count nothing. size: P. length: S. packing: None where every
-    sequence is one text, so that a token's place is its position.
+    blocks, which see nothing and count nothing. size: P. positions_BS: int64, each token's
+    position in its own text. visible_BSS: bool, True where token q (second axis) follows on token
+    k (third axis) or is it; never True for k > q.
     """
 
     anchors_BM: Tensor
     valid_BM: Tensor
     size: int
-    length: int
-    packing: Packing | None = None
+    positions_BS: Tensor
+    visible_BSS: Tensor
+
+    @property
+    def length(self) -> int:
+        return self.positions_BS.shape[1]
 
     @property
     def places_BMP(self) -> Tensor:
         """int64, what the blocks' rows draft; they may run past the sequence's end."""
-        return self._from(self.anchors_BM)
+        return self.anchors_BM[:, :, None] + self._rows_P
 
     @property
     def positions_BMP(self) -> Tensor:
         """int64, positions of the blocks' rows."""
-        return self._from(self.sources_BS.gather(1, self.anchors_BM))
+        return self.positions_BS.gather(1, self.anchors_BM)[:, :, None] + self._rows_P
 
     @property
-    def sources_BS(self) -> Tensor:
-        """int64, positions of the context tokens."""
-        if self.packing is not None:
-            return self.packing.positions_BS
-        device = self.anchors_BM.device
-        return torch.arange(self.length, device=device).expand(len(self.anchors_BM), -1)
+    def _rows_P(self) -> Tensor:
+        return torch.arange(self.size, device=self.anchors_BM.device)
 
     @property
     def before_BMS(self) -> Tensor:
         """bool, the context of every block: the tokens before its anchor in the anchor's text."""
         context_S = torch.arange(self.length, device=self.anchors_BM.device)
-        before_BMS = context_S < self.anchors_BM[:, :, None]
-        if self.packing is None:
-            return before_BMS
-        index_BMS = self.anchors_BM[:, :, None].expand(-1, -1, self.length)
-        return before_BMS & self.packing.visible_BSS.gather(1, index_BMS)
-
-    def _from(self, start_BM: Tensor) -> Tensor:
-        return start_BM[:, :, None] + torch.arange(self.size, device=start_BM.device)
+        anchors_BM1 = self.anchors_BM[:, :, None]
+        visible_BMS = self.visible_BSS.gather(1, anchors_BM1.expand(-1, -1, self.length))
+        return visible_BMS & (context_S < anchors_BM1)
 
     def at(self, value_BS: Tensor) -> Tensor:
         """A value of every token -> [B, M, P]; past the end, the last token's."""
@@ -105,28 +88,26 @@ class Blocks:
         return tokens_BMP.flatten(1)
 
     def counted(self, loss_mask_BS: Tensor) -> Tensor:
-        """bool [B, M, P]: rows that are drafted, inside the anchor's text, and the assistant's."""
-        inside_BMP = self.places_BMP < self.length
-        if self.packing is not None:
-            inside_BMP &= self._follow(self.packing)
-        drafted_P = torch.arange(self.size, device=self.anchors_BM.device) > 0
-        assistant_BMP = self.at(loss_mask_BS) > 0.5
-        return assistant_BMP & inside_BMP & drafted_P & self.valid_BM[:, :, None]
-
-    def _follow(self, packing: Packing) -> Tensor:
-        """bool [B, M, P]: the row's token follows the anchor in the anchor's text."""
+        """bool [B, M, P]: rows that are drafted, behind the anchor in its text, the assistant's."""
         place_BMP = self.places_BMP.clamp(max=self.length - 1)
         pair_BMP = place_BMP * self.length + self.anchors_BM[:, :, None]
-        visible_BN = packing.visible_BSS.flatten(1).gather(1, pair_BMP.flatten(1))
-        near_BMP = self.at(packing.positions_BS) == self.positions_BMP
-        return near_BMP & visible_BN.view(place_BMP.shape)
+        follows_BN = self.visible_BSS.flatten(1).gather(1, pair_BMP.flatten(1))
+        near_BMP = self.at(self.positions_BS) == self.positions_BMP
+        inside_BMP = (self.places_BMP < self.length) & near_BMP & follows_BN.view(place_BMP.shape)
+        drafted_BMP = self.valid_BM[:, :, None] & (self._rows_P > 0)
+        return (self.at(loss_mask_BS) > 0.5) & inside_BMP & drafted_BMP
 
 
-def sample_anchors(loss_mask_BS: Tensor, num_anchors: int, size: int, coins_BC: Tensor) -> Blocks:
+def sample_anchors(
+    loss_mask_BS: Tensor, num_anchors: int, coins_BC: Tensor
+) -> tuple[Tensor, Tensor]:
     """The candidates with the lowest coins: assistant tokens that an assistant token follows.
 
     Args:
         coins_BC: one uniform number per token but the last, [B, S - 1].
+
+    Returns:
+        `Blocks.anchors_BM` and `Blocks.valid_BM`.
 
     Raises:
         ValueError: no sequence of the batch has a candidate.
@@ -141,7 +122,7 @@ def sample_anchors(loss_mask_BS: Tensor, num_anchors: int, size: int, coins_BC: 
     valid_BM = torch.arange(width, device=loss_mask_BS.device) < count_B1
     last = loss_mask_BS.shape[1]  # sorts padding behind every anchor
     anchors_BM = order_BC[:, :width].where(valid_BM, last).sort(1).values
-    return Blocks(anchors_BM.where(valid_BM, 0), valid_BM, size, last)
+    return anchors_BM.where(valid_BM, 0), valid_BM
 
 
 def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
@@ -149,13 +130,12 @@ def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
 
     A window narrows the context only; no block is longer than it (`dflash_config`).
     """
-    device = blocks.anchors_BM.device
     size = blocks.size
     position_BQ1 = blocks.positions_BMP.flatten(1)[:, :, None]
     before_BQS = blocks.before_BMS.repeat_interleave(size, 1)
     if reach.window is not None:
-        before_BQS &= position_BQ1 - blocks.sources_BS[:, None] < reach.window
-    row_Q = torch.arange(position_BQ1.shape[1], device=device)
+        before_BQS &= position_BQ1 - blocks.positions_BS[:, None] < reach.window
+    row_Q = torch.arange(position_BQ1.shape[1], device=position_BQ1.device)
     same_block_QQ = row_Q[:, None] // size == row_Q // size
     if reach.causal:
         same_block_QQ &= row_Q <= row_Q[:, None]
@@ -165,11 +145,6 @@ def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
 
 
 GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
-
-
-def attend(q_BhQd: Tensor, k_BgKd: Tensor, v_BgKd: Tensor, mask_B1QK: Tensor) -> Tensor:
-    """Grouped-query attention -> [B, heads, Q, d]; rows that see nothing give zeros."""
-    return F.scaled_dot_product_attention(q_BhQd, k_BgKd, v_BgKd, mask_B1QK, enable_gqa=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +199,7 @@ class OnlineDFlashModel(nn.Module):
         input_ids_BS: Tensor,
         hidden_states_BSF: Tensor,
         loss_mask_BS: Tensor,
-        blocks: Blocks | None = None,
-        generator: torch.Generator | None = None,
-        packing: Packing | None = None,
+        blocks: Blocks,
         teacher_BSH: Tensor | None = None,
     ) -> TrainingStep:
         """One step on sequences padded at the right.
@@ -235,17 +208,8 @@ class OnlineDFlashModel(nn.Module):
             input_ids_BS: int64.
             hidden_states_BSF: the target's hidden states of `tap_ids` at every token.
             loss_mask_BS: 1 on the assistant's tokens, 0 on all others and on padding.
-            blocks: fixed blocks instead of sampled ones.
-            generator: of the anchors, on the inputs' device.
-            packing: for sequences of several texts, whose blocks see their own text only.
             teacher_BSH: the input of the target's head at every token, for distillation.
         """
-        if blocks is None:
-            shape = loss_mask_BS[:, 1:].shape
-            device = loss_mask_BS.device
-            coins_BC = torch.rand(shape, generator=generator, device=device)
-            sampled = sample_anchors(loss_mask_BS, self.num_anchors, self.block_size, coins_BC)
-            blocks = replace(sampled, packing=packing)
         hidden_RH = self.hidden(input_ids_BS, hidden_states_BSF, blocks).flatten(0, 1)
         labels_R = blocks.at(input_ids_BS).flatten()
         # Only counted rows: the head is the largest product.
@@ -253,13 +217,32 @@ class OnlineDFlashModel(nn.Module):
         before_RH = None if teacher_BSH is None else blocks.before(teacher_BSH)[rows]
         return self._score(hidden_RH[rows], labels_R[rows], rows % self.block_size, before_RH)
 
+    def sample_blocks(
+        self,
+        loss_mask_BS: Tensor,
+        positions_BS: Tensor,
+        visible_BSS: Tensor,
+        generator: torch.Generator,
+    ) -> Blocks:
+        """New blocks of a batch; the generator is on its device."""
+        shape = loss_mask_BS[:, 1:].shape
+        coins_BC = torch.rand(shape, generator=generator, device=loss_mask_BS.device)
+        anchors_BM, valid_BM = sample_anchors(loss_mask_BS, self.num_anchors, coins_BC)
+        return Blocks(
+            anchors_BM,
+            valid_BM,
+            size=self.block_size,
+            positions_BS=positions_BS,
+            visible_BSS=visible_BSS,
+        )
+
     def hidden(self, input_ids_BS: Tensor, hidden_states_BSF: Tensor, blocks: Blocks) -> Tensor:
         """The drafter's output [B, M * P, H] of all blocks."""
         draft = self.draft_model
         batch = len(input_ids_BS)
         masks = {reach: block_mask(blocks, reach) for reach in set(draft.config.reaches)}
         context_RH = draft.fuse(hidden_states_BSF.flatten(0, 1))
-        context_angles = draft.angles(blocks.sources_BS.flatten())
+        context_angles = draft.angles(blocks.positions_BS.flatten())
         block_angles = draft.angles(blocks.positions_BMP.flatten())
         x_NH = draft.embed(blocks.noise(input_ids_BS, draft.mask_token_id).flatten())
         for layer, reach in zip(draft.stack, draft.config.reaches, strict=True):
@@ -269,7 +252,10 @@ class OnlineDFlashModel(nn.Module):
                 torch.cat((by_head(c, batch), by_head(m, batch)), 2)
                 for c, m in zip(context_kv, block_kv, strict=True)
             )
-            attended = attend(by_head(q, batch), keys, values, masks[reach])
+            # Rows that see nothing give zeros.
+            attended = F.scaled_dot_product_attention(
+                by_head(q, batch), keys, values, masks[reach], enable_gqa=True
+            )
             x_NH = layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.unflatten(draft.norm(x_NH), 0, (batch, -1))
 
@@ -277,7 +263,12 @@ class OnlineDFlashModel(nn.Module):
         self, hidden_RH: Tensor, labels_R: Tensor, place_R: Tensor, teacher_RH: Tensor | None
     ) -> TrainingStep:
         """Decayed cross-entropy with the tokens, mixed with the target's distribution."""
-        head_KH, labels_R = self._competing(labels_R)
+        head_KH = self.draft_model.ends.head_VH
+        if self.candidates is not None:
+            both = torch.cat((self.candidates.to(labels_R.device), labels_R))
+            ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
+            head_KH = head_KH[ids_K]
+            labels_R = torch.searchsorted(ids_K, labels_R)
         logits_RK = wide_logits(hidden_RH, head_KH.to(hidden_RH.dtype))
         decay_R = torch.exp(-(place_R - 1) / self.gamma)
         losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
@@ -293,32 +284,21 @@ class OnlineDFlashModel(nn.Module):
         accuracy = right_R.sum() / max(len(labels_R), 1)
         return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
 
-    def _competing(self, labels_R: Tensor) -> tuple[Tensor, Tensor]:
-        """The head's rows of the competing ids, and the labels as indices among them."""
-        head_VH = self.draft_model.ends.head_VH
-        if self.candidates is None:
-            return head_VH, labels_R
-        both = torch.cat((self.candidates.to(labels_R.device), labels_R))
-        ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
-        return head_VH[ids_K], torch.searchsorted(ids_K, labels_R)
-
-
-def mask_id(teacher: Teacher) -> int:
-    """The tokenizer's mask, else an unused row of the embedding, else the pad or end token."""
-    tokenizer = teacher.tokenizer
-    size = len(teacher.tokenizer)
-    unused = size if size < teacher.config.vocab_size else None
-    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
-    return next(int(i) for i in (tokenizer.mask_token_id, unused, *ends) if i is not None)
-
 
 def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
-    """The drafter's shape: the target's width, heads and positions."""
+    """The drafter's shape: the target's width, heads and positions.
+
+    Masks are the tokenizer's, else an unused row of the embedding, else the pad or end token.
+    """
     target = teacher.config
     ids = settings.layer_ids or default_layer_ids(target.num_layers, settings.layers)
-    mask = mask_id(teacher) if settings.mask_token_id is None else settings.mask_token_id
     if not 0 <= min(ids) <= max(ids) < target.num_layers:
         raise UsageError(f"--target-layer-ids {ids}: the target has {target.num_layers} layers")
+    tokenizer = teacher.tokenizer
+    unused = len(tokenizer) if len(tokenizer) < target.vocab_size else None
+    ends = (tokenizer.pad_token_id, tokenizer.eos_token_id, *teacher.stops)
+    usable = (settings.mask_token_id, tokenizer.mask_token_id, unused, *ends)
+    mask = next(int(token) for token in usable if token is not None)
     if not 0 <= mask < target.vocab_size:
         raise UsageError(f"--mask-token-id {mask}: the target has {target.vocab_size} tokens")
     changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
@@ -332,8 +312,9 @@ def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
     )
 
 
+@torch.no_grad()
 def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
-    """An untrained drafter."""
+    """An untrained drafter; what has the shape of the target's last layers starts as a copy."""
     torch.manual_seed(settings.seed)
     ends = TargetEnds(teacher.embedding, teacher.head)
     drafter = DFlashDraftModel(drafter_config(settings, teacher), ends)
@@ -342,34 +323,25 @@ def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
             nn.init.ones_(parameter)
         else:
             nn.init.normal_(parameter, std=0.02)
-    inherit(drafter, teacher)
-    return drafter.to(teacher.device)
-
-
-@torch.no_grad()
-def inherit(drafter: DFlashDraftModel, teacher: Teacher) -> None:
-    """Copy the target's last layers into the drafter's, where shapes are equal."""
     target = teacher.model.base_model
     drafter.norm.weight.copy_(target.norm.weight)
     drafter.hidden_norm.weight.copy_(target.layers[-1].input_layernorm.weight)
     drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
     for layer, target_layer in zip(reversed(drafter.stack), reversed(target.layers), strict=False):
-        source = dict(target_layer.named_parameters())
-        for name, parameter in layer.named_parameters():
-            if name in source and source[name].shape == parameter.shape:
-                parameter.copy_(source[name])
+        copy_equal_(layer, dict(target_layer.named_parameters()))
+    return drafter.to(teacher.device)
 
 
-class DFlashTrainer:
-    """Trains a DFlash drafter; see `loop.Trainer`."""
+class DFlashTrainer(Trainer):
+    """Trains a DFlash drafter."""
 
     name = "dflash"
+    model: DFlashDraftModel
 
     def __init__(
         self, settings: DFlashTraining, teacher: Teacher, candidates: Tensor | None = None
     ) -> None:
-        self.teacher = teacher
-        self.model = new_drafter(settings, teacher)
+        super().__init__(settings, teacher, new_drafter(settings, teacher))
         self.online = OnlineDFlashModel(
             self.model,
             settings.num_anchors,
@@ -377,17 +349,26 @@ class DFlashTrainer:
             candidates=candidates,
             distillation=settings.distillation,
         )
-        self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
+
+    @classmethod
+    def create(cls, settings: DFlashTraining, teacher: Teacher, dataset: Dataset) -> DFlashTrainer:
+        size = settings.loss_vocabulary
+        whole = teacher.config.vocab_size
+        candidates = None if size is None else frequent_ids(dataset, min(size, whole), whole)
+        return cls(settings, teacher, candidates)
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         output = self.teacher.read(batch, self.model.tap_ids)
+        supervised_BS = batch.written()
+        blocks = self.online.sample_blocks(
+            supervised_BS, batch.positions, batch.mask[:, 0], generator
+        )
         with self.teacher.low_precision():
             step = self.online(
                 batch.ids,
                 output.features_BSF,
-                batch.written(),
-                generator=generator,
-                packing=Packing(batch.positions, batch.mask[:, 0]),
+                supervised_BS,
+                blocks,
                 teacher_BSH=output.hidden_BSH if self.online.distillation else None,
             )
         return step.loss, {"accuracy": step.accuracy}
@@ -396,23 +377,16 @@ class DFlashTrainer:
         batch = sample.batch(self.teacher.device)
         features_BSF = self.teacher.read(batch, self.model.tap_ids, exact=True).features_BSF
         roots = torch.arange(sample.first, batch.ids.shape[1], device=batch.ids.device)[None]
-        blocks = Blocks(roots, roots >= 0, self.online.block_size, batch.ids.shape[1])
+        blocks = Blocks(
+            roots,
+            roots >= 0,
+            size=self.online.block_size,
+            positions_BS=batch.positions,
+            visible_BSS=batch.mask[:, 0],
+        )
         hidden_BQH = self.online.hidden(batch.ids, features_BSF, blocks)
         drafts_Q = self.model.logits(hidden_BQH[0]).argmax(-1)
         inside_MP = (blocks.places_BMP < blocks.length)[0]
         right_MP = (drafts_Q.view(inside_MP.shape) == blocks.at(batch.ids)[0]) & inside_MP
         before = right_MP.new_zeros(sample.first, right_MP.shape[1])
         return torch.cat((before, right_MP))[:, 1:]
-
-    def export(self, out: Path) -> None:
-        export_drafter(self.model, out)
-
-
-def train_dflash(settings: DFlashTraining, source: DatasetBuilder) -> Path:
-    """Train a DFlash drafter; returns the folder of the exported drafter."""
-    teacher = load_teacher(settings)
-    size = settings.loss_vocabulary
-    dataset = source(settings, teacher)
-    whole = teacher.config.vocab_size
-    candidates = None if size is None else frequent_ids(dataset, min(size, whole), whole)
-    return train(settings, DFlashTrainer(settings, teacher, candidates), dataset)

@@ -11,12 +11,12 @@ true features get some noise. EAGLE-3 learns the target's distribution alone.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,21 +27,23 @@ from ...models.drafters.config import Eagle3Config, EagleConfig, default_taps
 from ...models.drafters.eagle import Eagle, Eagle3
 from ..errors import UsageError
 from .data import GOLD, TrainingBatch, by_head
-from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, frequent_ids
-from .loop import LossReport, MuonAdamW, export_drafter, load_checkpoint, train
+from .dataset import Dataset, HeldOutPrompt, frequent_ids
+from .loop import LossReport, Trainer, load_checkpoint
 from .settings import Eagle2Training, Eagle3Training, EagleTraining
-from .teacher import Teacher, TeacherOutput, load_teacher
+from .teacher import Teacher, TeacherOutput, copy_equal_
 
 AnyEagle = Eagle | Eagle3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleInputs(ABC):
-    """A batch with the target's outputs; all but `taps` already shifted by one.
+class EagleInputs:
+    """A batch with the target's outputs; all but `taps_BSF` and `positions_BS` shifted by one.
 
     taps_BSF: the target's tapped hidden states of token j.
     tokens_BS: int64, token j + 1.
     best_BS: int64, the target's likeliest token after token j + 1.
+    goals_BSG: what row j learns: for EAGLE-1 and EAGLE-2 the target's last hidden state of token
+        j + 1; for EAGLE-3 its distribution after that token, over the draft vocabulary.
     counted_BS: float, 1 where row j counts at step 0.
     positions_BS: int64, the position of token j.
     visible_BSS: bool, True where row j (second axis) sees row k (third axis) of step 0.
@@ -50,13 +52,15 @@ class EagleInputs(ABC):
     taps_BSF: Tensor
     tokens_BS: Tensor
     best_BS: Tensor
+    goals_BSG: Tensor
     counted_BS: Tensor
     positions_BS: Tensor
     visible_BSS: Tensor
 
-    @abstractmethod
-    def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """The loss of a step's features, and the share of counted rows whose best id is right."""
+
+Score = Callable[[EagleInputs, Tensor, int], tuple[Tensor, Tensor]]
+"""score(inputs, hidden_BSH, step) -> the loss of a step's features, and the share of counted rows
+whose best id is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +88,10 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
     return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
 
 
-def unrolled_loss(drafter: AnyEagle, inputs: EagleInputs, steps: int) -> LossTerms:
+def unrolled_loss(drafter: AnyEagle, inputs: EagleInputs, steps: int, score: Score) -> LossTerms:
     """Unroll `steps` drafted steps; gradients flow through the fed-back features."""
     unrolled = enumerate(unroll(drafter, inputs, steps))
-    scores = [inputs.score(drafter, hidden_BSH, step) for step, hidden_BSH in unrolled]
+    scores = [score(inputs, hidden_BSH, step) for step, hidden_BSH in unrolled]
     return LossTerms(*zip(*scores, strict=True))
 
 
@@ -129,39 +133,20 @@ def _attend(q_BhSd: Tensor, keys: list[Tensor], values: list[Tensor], bias_B1SS:
     return out
 
 
-@torch.no_grad()
-def inherit(drafter: AnyEagle, teacher: Teacher, wide: int) -> None:
-    """Copy the target's last layer into the drafter's, where shapes are equal.
+class EagleTrainer(Trainer):
+    """Common to the trainers of all EAGLE drafters."""
 
-    Args:
-        wide: columns of the projections' inputs before those that the target's layer has.
-    """
-    source = dict(teacher.model.base_model.layers[-1].named_parameters())
-    source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
-    for name, parameter in drafter.layer.named_parameters():
-        if (other := source.get(name)) is None:
-            continue
-        part = parameter[:, wide:] if wide and name.split(".")[1][0] in "qkv" else parameter
-        if part.shape == other.shape:
-            part.copy_(other)
-
-
-class EagleTrainer(ABC):
-    """Common to the trainers of all EAGLE drafters; see `loop.Trainer`."""
-
-    name: str
-
-    def __init__(self, settings: EagleTraining, teacher: Teacher, model: AnyEagle) -> None:
-        self.settings = settings
-        self.teacher = teacher
-        self.model = model
-        self.optimizer = MuonAdamW(model, settings.lr, settings.head_lr)
+    settings: EagleTraining
+    model: AnyEagle
+    noise = 0.0  # half the width of the features' uniform noise, for texts of 512 tokens
 
     @abstractmethod
-    def make_inputs(
-        self, output: TeacherOutput, common: dict[str, Tensor], noise: torch.Generator | None
-    ) -> EagleInputs:
-        """The inputs of this kind of drafter; `common`: the fields of all kinds."""
+    def goals(self, output: TeacherOutput) -> Tensor:
+        """`EagleInputs.goals_BSG`."""
+
+    @abstractmethod
+    def score(self, inputs: EagleInputs, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """See `Score`."""
 
     def inputs(
         self, batch: TrainingBatch, *, exact: bool = False, noise: torch.Generator | None = None
@@ -176,20 +161,26 @@ class EagleTrainer(ABC):
             noise: generator of the noise in the features, for drafters that use it.
         """
         output = self.teacher.read(batch, self.model.config.taps, best=True, exact=exact)
-        common = {
-            "tokens_BS": batch.labels,
-            "best_BS": shift(output.best_BS),
-            "counted_BS": (shift(batch.weights) >= GOLD).float(),
-            "positions_BS": batch.positions,
-            "visible_BSS": batch.mask[:, 0],
-        }
+        taps_BSF = output.features_BSF
         with torch.no_grad(), self.teacher.low_precision():
-            return self.make_inputs(output, common, noise)
+            goals_BSG = self.goals(output)
+        if noise is not None and self.noise:  # less for longer texts
+            coins = torch.rand(taps_BSF.shape, generator=noise).to(taps_BSF.device)
+            taps_BSF = taps_BSF + (coins - 0.5) * (2 * self.noise * 512 / taps_BSF.shape[1])
+        return EagleInputs(
+            taps_BSF=taps_BSF,
+            tokens_BS=batch.labels,
+            best_BS=shift(output.best_BS),
+            goals_BSG=goals_BSG,
+            counted_BS=(shift(batch.weights) >= GOLD).float(),
+            positions_BS=batch.positions,
+            visible_BSS=batch.mask[:, 0],
+        )
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         inputs = self.inputs(batch, noise=generator)
         with self.teacher.low_precision():
-            terms = unrolled_loss(self.model, inputs, self.settings.unroll)
+            terms = unrolled_loss(self.model, inputs, self.settings.unroll, self.score)
         loss = terms.total(self.settings.decay) / inputs.counted_BS.mean().clamp_min(1e-3)
         accuracies = list(terms.accuracies)
         steps = {f"acc{i}": value for i, value in enumerate(accuracies)}
@@ -207,12 +198,19 @@ class EagleTrainer(ABC):
             right_SK[1 : len(labels_S) + 1, step] = drafts_S[: len(labels_S)] == labels_S
         return right_SK
 
-    def export(self, out: Path) -> None:
-        export_drafter(self.model, out)
+
+def drafter_sizes(settings: Eagle2Training | Eagle3Training, teacher: Teacher) -> dict[str, Any]:
+    """The fields that both configurations share: the target's width and heads."""
+    target = teacher.config
+    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
+    changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
+    return target.sizes() | changes | {"rope": rope}
 
 
-def initialise(drafter: AnyEagle, seed: int) -> None:
-    """Random initial weights, except those of `ends`, which are the target's."""
+@torch.no_grad()
+def initialise_(drafter: AnyEagle, teacher: Teacher, seed: int) -> None:
+    """Random initial weights; the embedding is the target's, the layer a copy of its last one
+    where shapes are equal."""
     torch.manual_seed(seed)
     for name, parameter in drafter.named_parameters():
         if name.endswith(".bias"):
@@ -221,177 +219,119 @@ def initialise(drafter: AnyEagle, seed: int) -> None:
             nn.init.ones_(parameter)
         elif name not in drafter.ends:
             nn.init.normal_(parameter, std=0.02)
-
-
-NOISE = 0.1  # half the width of the uniform noise, for texts of 512 tokens; less for longer ones
-
-
-def eagle2_config(settings: Eagle2Training, teacher: Teacher) -> EagleConfig:
-    """The head's shape: the target's width and heads, one layer."""
-    target = teacher.config
-    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
-    file = settings.out / "config.json"
-    changes = {"path": file, "intermediate_size": settings.intermediate, "rope": rope}
-    return EagleConfig(**target.sizes() | changes, taps=(target.num_layers,))
-
-
-@torch.no_grad()
-def new_eagle2(settings: Eagle2Training, teacher: Teacher) -> Eagle:
-    """An untrained head with the target's embedding and head, its layer as the target's last."""
-    drafter = Eagle(eagle2_config(settings, teacher))
-    initialise(drafter, settings.seed)
     drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
-    inherit(drafter, teacher, wide=0)
+    source = dict(teacher.model.base_model.layers[-1].named_parameters())
+    source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
+    wide = drafter.config.hidden_size if isinstance(drafter, Eagle3) else 0
+    copy_equal_(drafter.layer, source, skipped=wide)
     drafter.to(teacher.device)
     drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
-    drafter.lm_head.weight = nn.Parameter(teacher.head, requires_grad=False)
-    return drafter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle2Inputs(EagleInputs):
-    """features_BSH: the target's last hidden state of token j + 1. weight: of the cross-entropy."""
+class Eagle2Trainer(EagleTrainer):
+    """Trains an EAGLE-1 or EAGLE-2 head, which has the target's embedding and head."""
 
-    features_BSH: Tensor
-    weight: float
+    name = "eagle2"
+    settings: Eagle2Training
+    noise = 0.1
 
-    def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Smooth L1 with the feature plus weighted cross-entropy with its logits; accuracy."""
-        counted_BS = shift(self.counted_BS, step)
+    def __init__(self, settings: Eagle2Training, teacher: Teacher) -> None:
+        sizes = drafter_sizes(settings, teacher)
+        head = Eagle(EagleConfig(**sizes, taps=(teacher.config.num_layers,)))
+        initialise_(head, teacher, settings.seed)
+        head.lm_head.weight = nn.Parameter(teacher.head, requires_grad=False)
+        super().__init__(settings, teacher, head)
+
+    def goals(self, output: TeacherOutput) -> Tensor:
+        return shift(output.features_BSF)
+
+    def score(self, inputs: EagleInputs, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Smooth L1 with the feature plus weighted cross-entropy with its logits."""
+        counted_BS = shift(inputs.counted_BS, step)
         rows = counted_BS.flatten().nonzero().flatten()
         hidden_RH = hidden_BSH.flatten(0, 1)[rows]
-        target_RH = shift(self.features_BSH, step).flatten(0, 1)[rows]
+        target_RH = shift(inputs.goals_BSG, step).flatten(0, 1)[rows]
         near_R = F.smooth_l1_loss(hidden_RH.float(), target_RH.float(), reduction="none").mean(-1)
-        logits_RV = drafter.logits(hidden_RH)
+        logits_RV = self.model.logits(hidden_RH)
         with torch.no_grad():
-            teacher_RV = drafter.logits(target_RH.to(hidden_RH.dtype)).softmax(-1)
-        losses_R = near_R + self.weight * F.cross_entropy(logits_RV, teacher_RV, reduction="none")
-        right_R = logits_RV.argmax(-1) == shift(self.best_BS, step).flatten()[rows]
+            teacher_RV = self.model.logits(target_RH.to(hidden_RH.dtype)).softmax(-1)
+        distances_R = F.cross_entropy(logits_RV, teacher_RV, reduction="none")
+        losses_R = near_R + self.settings.classification * distances_R
+        right_R = logits_RV.argmax(-1) == shift(inputs.best_BS, step).flatten()[rows]
         accuracy = right_R.sum() / counted_BS.sum().clamp_min(1e-6)
         return losses_R.sum() / counted_BS.numel(), accuracy
 
 
-class Eagle2Trainer(EagleTrainer):
-    """Trains an EAGLE-1 or EAGLE-2 head."""
-
-    name = "eagle2"
-
-    def __init__(self, settings: Eagle2Training, teacher: Teacher) -> None:
-        super().__init__(settings, teacher, new_eagle2(settings, teacher))
-        self.weight = settings.classification
-
-    def make_inputs(
-        self, output: TeacherOutput, common: dict[str, Tensor], noise: torch.Generator | None
-    ) -> Eagle2Inputs:
-        taps_BSF = output.features_BSF
-        if noise is not None:
-            coins = torch.rand(taps_BSF.shape, generator=noise).to(taps_BSF.device)
-            taps_BSF = taps_BSF + (coins - 0.5) * (2 * NOISE * 512 / taps_BSF.shape[1])
-        features_BSH = shift(output.features_BSF)
-        return Eagle2Inputs(
-            taps_BSF=taps_BSF, features_BSH=features_BSH, weight=self.weight, **common
-        )
-
-
-def train_eagle2(settings: Eagle2Training, source: DatasetBuilder) -> Path:
-    """Train an EAGLE-1 or EAGLE-2 head; returns the folder of the exported head."""
-    teacher = load_teacher(settings)
-    return train(settings, Eagle2Trainer(settings, teacher), source(settings, teacher))
-
-
-def eagle3_config(settings: Eagle3Training, teacher: Teacher) -> Eagle3Config:
-    """The drafter's shape: the target's width and heads, one layer."""
-    target = teacher.config
-    file = settings.out / "config.json"
-    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
-    changes = {"path": file, "intermediate_size": settings.intermediate, "rope": rope}
-    return Eagle3Config(
-        **target.sizes() | changes,
-        draft_vocab_size=settings.draft_vocabulary,
-        target_hidden_size=target.hidden_size,
-        taps=default_taps(target.num_layers),
-    )
+def distribution_score(
+    drafter: Eagle3, inputs: EagleInputs, hidden_BSH: Tensor, step: int
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy with the target's distribution over the draft vocabulary; see `Score`."""
+    best_BS = shift(inputs.best_BS, step)
+    counted_BS = shift(inputs.counted_BS, step)
+    draftable_BS = drafter.t2d[best_BS] * counted_BS
+    rows = draftable_BS.flatten().nonzero().flatten()  # nothing else contributes
+    teacher_RD = inputs.goals_BSG.flatten(0, 1)[rows + step].float()
+    logits_RD = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
+    losses_R = -(teacher_RD * F.log_softmax(logits_RD, -1)).sum(-1)
+    weights_R = draftable_BS.flatten()[rows]
+    right_R = drafter.to_target(logits_RD.argmax(-1)) == best_BS.flatten()[rows]
+    accuracy = (right_R * weights_R).sum() / counted_BS.sum().clamp_min(1e-6)
+    return (losses_R * weights_R).sum() / draftable_BS.numel(), accuracy.detach()
 
 
 @torch.no_grad()
 def new_eagle3(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle3:
-    """An untrained drafter with the target's embedding; head and layer start from the target's head
-    and last layer.
+    """An untrained drafter; its head starts from the target's.
 
     Args:
         ids: the draft vocabulary, increasing, int64 [draft vocabulary].
     """
-    drafter = Eagle3(eagle3_config(settings, teacher))
-    initialise(drafter, settings.seed)
+    target = teacher.config
+    config = Eagle3Config(
+        **drafter_sizes(settings, teacher),
+        draft_vocab_size=settings.draft_vocabulary,
+        target_hidden_size=target.hidden_size,
+        taps=default_taps(target.num_layers),
+    )
+    drafter = Eagle3(config)
+    initialise_(drafter, teacher, settings.seed)
     drafter.lm_head.weight.copy_(teacher.head[ids])
     drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
-    drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
-    inherit(drafter, teacher, wide=drafter.config.hidden_size)
     drafter.d2t.copy_(ids - torch.arange(len(ids)))
     drafter.t2d.fill_(False)[ids] = True
-    drafter.to(teacher.device)
-    drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
     return drafter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Inputs(EagleInputs):
-    """teacher_BSD: the target's distribution after token j + 1, over the draft vocabulary."""
-
-    teacher_BSD: Tensor
-
-    def score(self, drafter: AnyEagle, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with the target's distribution over the draft vocabulary, and accuracy."""
-        assert isinstance(drafter, Eagle3)
-        best_BS = shift(self.best_BS, step)
-        counted_BS = shift(self.counted_BS, step)
-        draftable_BS = drafter.t2d[best_BS] * counted_BS
-        rows = draftable_BS.flatten().nonzero().flatten()  # nothing else contributes
-        teacher_RD = self.teacher_BSD.flatten(0, 1)[rows + step].float()
-        logits_RD = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
-        losses_R = -(teacher_RD * F.log_softmax(logits_RD, -1)).sum(-1)
-        weights_R = draftable_BS.flatten()[rows]
-        right_R = drafter.to_target(logits_RD.argmax(-1)) == best_BS.flatten()[rows]
-        accuracy = (right_R * weights_R).sum() / counted_BS.sum().clamp_min(1e-6)
-        return (losses_R * weights_R).sum() / draftable_BS.numel(), accuracy.detach()
-
-
 class Eagle3Trainer(EagleTrainer):
-    """Trains an EAGLE-1 or EAGLE-2 head."""
+    """Trains an EAGLE-3 drafter."""
 
     name = "eagle3"
+    settings: Eagle3Training
+    model: Eagle3
 
     def __init__(self, settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
         super().__init__(settings, teacher, new_eagle3(settings, teacher, ids))
         self.head_DH = teacher.head[ids]
 
-    def make_inputs(
-        self, output: TeacherOutput, common: dict[str, Tensor], noise: torch.Generator | None
-    ) -> Eagle3Inputs:
-        teacher_BSD = F.linear(shift(output.hidden_BSH), self.head_DH).softmax(-1)
-        return Eagle3Inputs(taps_BSF=output.features_BSF, teacher_BSD=teacher_BSD, **common)
-
-
-def _vocabulary(settings: Eagle3Training, dataset: Dataset, whole: int) -> Tensor:
-    """The draft vocabulary: the checkpoint's, else the most frequent ids of the answers."""
-    size = settings.draft_vocabulary
-    if settings.resume and settings.checkpoint.exists():
+    @classmethod
+    def create(cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset) -> Eagle3Trainer:
+        """Its draft vocabulary is the checkpoint's, else the most frequent ids of the answers."""
+        size = settings.draft_vocabulary
+        whole = teacher.config.vocab_size
+        if size > whole:
+            raise UsageError(f"--draft-vocabulary {size}: the target has {whole}")
+        if not (settings.resume and settings.checkpoint.exists()):
+            return cls(settings, teacher, frequent_ids(dataset, size, whole))
         state = load_checkpoint(settings.checkpoint)
         ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
         if len(ids) != size:
             raise UsageError(
                 f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
             )
-        return ids
-    return frequent_ids(dataset, size, whole)
+        return cls(settings, teacher, ids)
 
+    def goals(self, output: TeacherOutput) -> Tensor:
+        return F.linear(shift(output.hidden_BSH), self.head_DH).softmax(-1)
 
-def train_eagle3(settings: Eagle3Training, source: DatasetBuilder) -> Path:
-    """Train an EAGLE-3 drafter; returns the folder of the exported drafter."""
-    teacher = load_teacher(settings)
-    whole = teacher.config.vocab_size
-    if settings.draft_vocabulary > whole:
-        raise UsageError(f"--draft-vocabulary {settings.draft_vocabulary}: the target has {whole}")
-    dataset = source(settings, teacher)
-    trainer = Eagle3Trainer(settings, teacher, _vocabulary(settings, dataset, whole))
-    return train(settings, trainer, dataset)
+    def score(self, inputs: EagleInputs, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        return distribution_score(self.model, inputs, hidden_BSH, step)

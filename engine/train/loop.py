@@ -13,13 +13,14 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich import progress as bars
@@ -30,11 +31,11 @@ from transformers import PreTrainedModel
 
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.eagle import Eagle, Eagle3
-from ...models.linear import has_products
 from ..errors import UsageError
 from .data import Packer, TrainingBatch
-from .dataset import Dataset, HeldOutPrompt, held_out_tau
+from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
+from .teacher import Teacher, load_teacher
 
 
 def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float = 0.05) -> float:
@@ -45,71 +46,40 @@ def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float =
     return peak * (floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
-def orthogonalized(matrix: Tensor, steps: int = 5) -> Tensor:
-    """About the nearest semi-orthogonal matrix [rows, columns], by Newton-Schulz steps."""
-    a = 3.4445
-    b = -4.7750
-    c = 2.0315
-    x = matrix.to(torch.bfloat16 if has_products(matrix.device, torch.bfloat16) else torch.float32)
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    x = x / (x.norm() + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    result: Tensor = (x.T if tall else x).to(matrix.dtype)
-    return result
-
-
-class Muon(torch.optim.Optimizer):
-    """Momentum whose update of each matrix is orthogonalized, scaled to AdamW's step size."""
-
-    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                buffer = state.setdefault("momentum", torch.zeros_like(p))
-                buffer.lerp_(p.grad, 1.0 - group["momentum"])
-                update = orthogonalized(p.grad.lerp(buffer, group["momentum"]))
-                p.mul_(1.0 - group["lr"] * 0.02)
-                p.add_(update, alpha=-group["lr"] * 0.2 * math.sqrt(max(p.shape)))
-
-
 class MuonAdamW:
     """Muon for the matrices of the layers and AdamW for everything else."""
 
     def __init__(self, model: nn.Module, lr: float, embedding_lr: float) -> None:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        matrices = [p for n, p in named if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
-        of_layers = {id(p) for p in matrices}
-        others = [p for _, p in named if id(p) not in of_layers]
-        self.muon = Muon(matrices, lr)
-        self.adam = torch.optim.AdamW(
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        matrices = {
+            name: p
+            for name, p in named
+            if p.ndim == 2 and "embed" not in name and "lm_head" not in name
+        }
+        others = [p for name, p in named if name not in matrices]
+        muon = torch.optim.Muon(
+            matrices.values(), lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
+        )
+        adam = torch.optim.AdamW(
             others, embedding_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
-        self.peaks = (lr, embedding_lr)
+        self.optimizers: dict[str, torch.optim.Optimizer] = {"layers": muon, "others": adam}
+        self.peaks = {"layers": lr, "others": embedding_lr}
 
     def step(self, done: float) -> None:
         """One update at the learning rates for this share of the training."""
-        for optimizer, peak in zip((self.muon, self.adam), self.peaks, strict=True):
+        for name, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(done, peak)
+                group["lr"] = learning_rate(done, self.peaks[name])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, object]:
-        return {"muon": self.muon.state_dict(), "adam": self.adam.state_dict()}
+        return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
-        self.muon.load_state_dict(state["muon"])
-        self.adam.load_state_dict(state["adam"])
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state[name])
 
 
 TOKENIZER_FILES = (
@@ -206,70 +176,88 @@ class Progress:
 
     def done(self, settings: DrafterTraining) -> float:
         """The share of the training that is over."""
-        minutes = self.seconds / 60.0
-        pairs = (
-            (minutes, settings.minutes),
-            (self.tokens, settings.tokens),
-            (self.step, settings.steps),
-        )
-        shares = [value / limit for value, limit in pairs if limit is not None]
-        return max(shares, default=minutes / MINUTES)
+        limits = {"minutes": settings.minutes, "tokens": settings.tokens, "steps": settings.steps}
+        spent = {"minutes": self.seconds / 60.0, "tokens": self.tokens, "steps": self.step}
+        shares = [spent[name] / limit for name, limit in limits.items() if limit is not None]
+        return max(shares, default=spent["minutes"] / MINUTES)
 
 
 LossReport = tuple[Tensor, dict[str, Tensor]]
 """The loss, to be differentiated, and further figures of the log by name."""
 
 
-class Trainer(Protocol):
-    """One kind of drafter in training: its model, its loss, its measurement and its export."""
+class Trainer(ABC):
+    """One kind of drafter in training: its model, its loss, its measurement and its export.
+
+    Attributes:
+        model: the trained module; the checkpoint holds its state.
+    """
 
     name: str
-    optimizer: MuonAdamW
+    settings: DrafterTraining
+    model: nn.Module
 
-    @property
-    def model(self) -> nn.Module:
-        """The trained module; the checkpoint holds its state."""
-        ...
+    def __init__(self, settings: DrafterTraining, teacher: Teacher, model: nn.Module) -> None:
+        self.settings = settings
+        self.teacher = teacher
+        self.model = model
+        self.optimizer = MuonAdamW(model, settings.lr, settings.head_lr)
 
+    @classmethod
+    def create(cls, settings: Any, teacher: Teacher, dataset: Dataset) -> Trainer:
+        """A trainer of this dataset; raises UsageError for settings that the target excludes."""
+        return cls(settings, teacher)  # type: ignore[call-arg]
+
+    @abstractmethod
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         """The loss of a batch on the model's device; the generator is on the CPU."""
-        ...
 
+    @abstractmethod
     def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
         """bool [S, K]: with token t as the root, whether draft k equals token t + 1 + k."""
-        ...
 
     def export(self, out: Path) -> None:
         """Write the folder that ``models.weights`` loads; each file is replaced whole."""
-        ...
+        assert isinstance(self.model, Eagle | Eagle3 | DFlashDraftModel)
+        export_drafter(self.model, out)
 
 
-def train(settings: DrafterTraining, trainer: Trainer, dataset: Dataset) -> Path:
+def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: DatasetBuilder) -> Path:
+    """Train a drafter; returns the folder of the exported drafter."""
+    teacher = load_teacher(settings)
+    dataset = source(settings, teacher)
+    return train(kind.create(settings, teacher, dataset), dataset)
+
+
+def train(trainer: Trainer, dataset: Dataset) -> Path:
     """Train to the limit with periodic checkpoints; returns the folder of the exported drafter."""
+    settings = trainer.settings
     if settings.keep_features and dataset.distinct is None:
         raise UsageError("--keep-features: these texts have no end")
-    progress = _restore(settings, trainer, dataset)
+    progress = _restore(trainer, dataset)
     log_file = settings.run_folder / "log.jsonl"
-    keep_lines(log_file, progress.step)
+    if log_file.exists():  # later steps will be repeated
+        lines = log_file.read_bytes().splitlines(keepends=True)
+        os.truncate(log_file, sum(map(len, lines[: progress.step])))
     packer = Packer(dataset.source, settings.batch_tokens, settings.length, progress.index)
     batches = packer.batches()
     saved = measured = progress.seconds
     with TrainingLog(log_file, trainer.name) as log:
         while progress.done(settings) < 1.0:
-            values = _step(settings, trainer, next(batches), progress)
+            values = _step(trainer, next(batches), progress)
             progress.index = packer.index
             done = progress.done(settings)
-            due = done >= 1.0 or _past(progress, measured, settings.measure_minutes)
-            if dataset.held_out and due:
+            measure_due = progress.seconds - measured > 60.0 * settings.measure_minutes
+            if dataset.held_out and (done >= 1.0 or measure_due):
                 measured = progress.seconds
                 tau = held_out_tau(dataset.held_out, trainer.draft_hits)
                 log.standing = f"held-out tau {tau['held_tau']:.2f}"
                 values |= tau
             log.report(done, **values, step=progress.step, tokens=progress.tokens)
-            if done < 1.0 and _past(progress, saved, settings.save_minutes):
+            if done < 1.0 and progress.seconds - saved > 60.0 * settings.save_minutes:
                 saved = progress.seconds
-                _checkpoint(settings, trainer, dataset, progress)
-    _checkpoint(settings, trainer, dataset, progress)
+                _checkpoint(trainer, dataset, progress)
+    _checkpoint(trainer, dataset, progress)
     return settings.out
 
 
@@ -278,15 +266,10 @@ def step_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(Random(f"{seed}:{step}").getrandbits(63))
 
 
-def _past(progress: Progress, since: float, minutes: float) -> bool:
-    return progress.seconds - since > 60.0 * minutes
-
-
-def _step(
-    settings: DrafterTraining, trainer: Trainer, batch: TrainingBatch, progress: Progress
-) -> dict[str, float]:
+def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[str, float]:
     """One update; returns the loss and the trainer's figures."""
     start = time.monotonic()
+    settings = trainer.settings
     batch = batch.to(torch.device(settings.device))
     loss, figures = trainer.loss(batch, step_generator(settings.seed, progress.step))
     loss.backward()  # type: ignore[no-untyped-call]
@@ -310,49 +293,40 @@ def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
     return identity | {"texts": texts[:12]}
 
 
-def _checkpoint(
-    settings: DrafterTraining, trainer: Trainer, dataset: Dataset, progress: Progress
-) -> None:
+def _checkpoint(trainer: Trainer, dataset: Dataset, progress: Progress) -> None:
     state: dict[str, object] = {
-        "identity": _identity(settings, dataset),
+        "identity": _identity(trainer.settings, dataset),
         "model": trainer.model.state_dict(),
         "optimizer": trainer.optimizer.state_dict(),
         "progress": asdict(progress),
     }
-    save_atomically(state, settings.checkpoint)
-    trainer.export(settings.out)
+    save_atomically(state, trainer.settings.checkpoint)
+    trainer.export(trainer.settings.out)
 
 
-def _restore(settings: DrafterTraining, trainer: Trainer, dataset: Dataset) -> Progress:
-    if not settings.checkpoint.exists():
+def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
+    settings = trainer.settings
+    file = settings.checkpoint
+    if not file.exists():
         return Progress()
     if not settings.resume:
         raise UsageError(
             f"{settings.run_folder} holds a training: --resume goes on with it, or another --run"
         )
-    state = load_checkpoint(settings.checkpoint)
+    state = load_checkpoint(file)
     before = state.get("identity", {})
     now = _identity(settings, dataset)
     other = [f"{k} {before[k]} then, {now.get(k)} now" for k in before if before[k] != now.get(k)]
     if other and not settings.force:
         reason = f"of a training with other settings ({'; '.join(other)}); --force goes on"
-        raise UsageError(f"{settings.checkpoint}: {reason}")
+        raise UsageError(f"{file}: {reason}")
     try:
         trainer.model.load_state_dict(state["model"])
         trainer.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n", 1)[0]
-        raise UsageError(
-            f"{settings.checkpoint}: of a training with other settings ({reason})"
-        ) from None
-
-
-def keep_lines(path: Path, count: int) -> None:
-    """Truncate a log to its first ``count`` lines: later steps will be repeated."""
-    if path.exists():
-        lines = path.read_bytes().splitlines(keepends=True)
-        os.truncate(path, sum(map(len, lines[:count])))
+        raise UsageError(f"{file}: of a training with other settings ({reason})") from None
 
 
 class TrainingLog(bars.Progress):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
@@ -156,6 +157,20 @@ class Teacher:
     def _until_stop(self, row: list[int]) -> list[int]:
         end = next((i + 1 for i, token in enumerate(row) if token in self.stops), len(row))
         return row[:end]
+
+
+@torch.no_grad()
+def copy_equal_(module: nn.Module, source: Mapping[str, Tensor], skipped: int = 0) -> None:
+    """Copy the parameters of `source` that a module has in the same shape.
+
+    Args:
+        skipped: columns of the projections' inputs before those that the source has.
+    """
+    for name, parameter in module.named_parameters():
+        projects = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+        part = parameter[:, skipped:] if skipped and projects else parameter
+        if name in source and source[name].shape == part.shape:
+            part.copy_(source[name])
 
 
 def load_teacher(settings: DrafterTraining) -> Teacher:

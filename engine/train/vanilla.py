@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from .data import GOLD, TrainingBatch
-from .dataset import DatasetBuilder, HeldOutPrompt
-from .loop import LossReport, MuonAdamW, export_beside, train
+from .dataset import HeldOutPrompt
+from .loop import LossReport, Trainer, export_beside
 from .settings import VanillaTraining
-from .teacher import Teacher, load_teacher
+from .teacher import Teacher
 
 
 def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
@@ -39,18 +39,17 @@ def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
     )
 
 
-class VanillaTrainer:
-    """Trains a small language model; see `loop.Trainer`."""
+class VanillaTrainer(Trainer):
+    """Trains a small language model."""
 
     name = "vanilla"
+    settings: VanillaTraining
+    model: Qwen3ForCausalLM
 
     def __init__(self, settings: VanillaTraining, teacher: Teacher) -> None:
-        self.settings = settings
-        self.teacher = teacher
         torch.manual_seed(settings.seed)
-        self.model = Qwen3ForCausalLM(model_config(settings, teacher))
-        self.model.to(teacher.device)  # type: ignore[arg-type]
-        self.optimizer = MuonAdamW(self.model, settings.lr, settings.head_lr)
+        model: Any = Qwen3ForCausalLM(model_config(settings, teacher))
+        super().__init__(settings, teacher, model.to(teacher.device))
 
     def _hidden(self, batch: TrainingBatch) -> Tensor:
         """[B, S, H] the inputs of the head."""
@@ -87,9 +86,3 @@ class VanillaTrainer:
 
     def export(self, out: Path) -> None:
         export_beside(self.model, self.teacher.folder, out)
-
-
-def train_vanilla(settings: VanillaTraining, source: DatasetBuilder) -> Path:
-    """Train a vanilla drafter; returns the folder of the exported drafter."""
-    trainer = VanillaTrainer(settings, load_teacher(settings))
-    return train(settings, trainer, source(settings, trainer.teacher))

@@ -15,8 +15,9 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import open_session, token_digest
 from specsot.engine.run.runner import perform
-from specsot.engine.serve.api.app import Api, ServerLimits, build_app
-from specsot.engine.serve.api.metrics import ServerMetrics
+from specsot.engine.serve.app import Api, build_app
+from specsot.engine.serve.metrics import ServerMetrics
+from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.workers.link import WorkerSpec
 from specsot.engine.workers.membership import WorkerSource
 from specsot.engine.workers.router import Router
@@ -190,7 +191,7 @@ def add_routes(app, api):
     """`GET /queue`: the number of open requests and their limit."""
 
     async def queue(request):
-        return JSONResponse({"open": api.link.open, "limit": api.limits.queue})
+        return JSONResponse({"open": api.router.open, "limit": api.options.queue})
 
     app.add_route("/queue", queue, methods=["GET"])
 '''
@@ -205,8 +206,8 @@ def test_an_endpoint_of_the_server_is_one_file(write: Write) -> None:
     assert added(folder) == ["own_endpoint.py"]
 
     async def fetched(path: str) -> httpx.Response:
-        link = Router(WorkerSource(_no_worker))
-        api = Api(link, ServerMetrics(link), ServerLimits(queue=7))
+        router = Router(WorkerSource(_no_worker))
+        api = Api(router, ServerMetrics(router), ServeOptions(queue=7))
         app = build_app(api)
         importlib.import_module("own_endpoint").add_routes(app, api)
         transport = httpx.ASGITransport(app=app)

@@ -77,9 +77,7 @@ MAY_IMPORT = {
         "engine engine/prepare engine/run engine/record states states/* models models/load ops "
         "ops/sampling"
     ),
-    "engine/serve/api": "engine engine/workers states/text",
-    "engine/serve/page": "engine engine/record engine/workers engine/serve/api",
-    "engine/serve": "engine engine/record engine/workers engine/serve/api engine/serve/page",
+    "engine/serve": "engine engine/record engine/workers states/text",
     "engine/cli": "engine engine/* states/* models models/*",
 }
 

@@ -22,7 +22,6 @@ BUDGET = {
     "engine/prepare": 2,
     "engine/record": 3,
     "engine/run": 8,
-    "engine/serve/api": 4,
     "engine/simulate": 16,
     "engine/train": 3,
     "engine/view": 3,

@@ -9,15 +9,16 @@
 import typer
 
 from specsot.engine.cli.options import flat_options
-from specsot.engine.train.dflash import train_dflash
-from specsot.engine.train.eagle import train_eagle2, train_eagle3
+from specsot.engine.train.dflash import DFlashTrainer
+from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer
+from specsot.engine.train.loop import train_drafter
 from specsot.engine.train.settings import (
     DFlashTraining,
     Eagle2Training,
     Eagle3Training,
     VanillaTraining,
 )
-from specsot.engine.train.vanilla import train_vanilla
+from specsot.engine.train.vanilla import VanillaTrainer
 
 from .lessons import corpus_lessons
 from .target import TargetTraining, train_target
@@ -36,28 +37,28 @@ def target(settings: TargetTraining) -> None:
 @flat_options
 def eagle2(settings: Eagle2Training) -> None:
     """Train the head of EAGLE-1 and EAGLE-2."""
-    typer.echo(train_eagle2(settings, corpus_lessons))
+    typer.echo(train_drafter(Eagle2Trainer, settings, corpus_lessons))
 
 
 @app.command()
 @flat_options
 def eagle3(settings: Eagle3Training) -> None:
     """Train the EAGLE-3 drafter."""
-    typer.echo(train_eagle3(settings, corpus_lessons))
+    typer.echo(train_drafter(Eagle3Trainer, settings, corpus_lessons))
 
 
 @app.command()
 @flat_options
 def dflash(settings: DFlashTraining) -> None:
     """Train the DFlash drafter."""
-    typer.echo(train_dflash(settings, corpus_lessons))
+    typer.echo(train_drafter(DFlashTrainer, settings, corpus_lessons))
 
 
 @app.command()
 @flat_options
 def vanilla(settings: VanillaTraining) -> None:
     """Train the small language model that drafts."""
-    typer.echo(train_vanilla(settings, corpus_lessons))
+    typer.echo(train_drafter(VanillaTrainer, settings, corpus_lessons))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from helpers.browsing import Visit
 from helpers.servers import CODE, PATIENCE, RAIN, Served, said, serving
 
 from specsot.engine.cli.main import main
-from specsot.engine.serve.server import ServeOptions, listen
+from specsot.engine.serve.middleware import ServeOptions
+from specsot.engine.serve.server import listen
 
 KEY = "a-secret"
 JSON = {"content-type": "application/json"}

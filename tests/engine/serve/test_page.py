@@ -16,7 +16,7 @@ from helpers.servers import BEES, CODE, Served
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.serve.page.routes import page_files
+from specsot.engine.serve.page import page_files
 
 
 def test_the_files_ask_nobody_else() -> None:

@@ -11,7 +11,7 @@ from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.scoring import Scorer
-from specsot.engine.serve.api.answers import Scores
+from specsot.engine.serve.answers import Scores
 from specsot.engine.workers.protocol import Submit, Wrote
 from specsot.engine.workers.served_request import Refusal, RequestBuilder
 

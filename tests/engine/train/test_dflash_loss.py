@@ -38,9 +38,16 @@ def models() -> tuple[Decoder, DFlashDraftModel]:
     return golden_pair()
 
 
+def plain(anchors_BM: Tensor, valid_BM: Tensor, size: int, length: int) -> Blocks:
+    """Blocks of sequences that are one text each."""
+    positions = torch.arange(length).expand(len(anchors_BM), -1)
+    visible = torch.ones(len(anchors_BM), length, length, dtype=torch.bool).tril()
+    return Blocks(anchors_BM, valid_BM, size=size, positions_BS=positions, visible_BSS=visible)
+
+
 def fixed(step: dict[str, Tensor]) -> Blocks:
     anchors, kept = step["anchor_positions"], step["block_keep_mask"].bool()
-    return Blocks(anchors, kept, FACTS["block_size"], FACTS["seq_len"])
+    return plain(anchors, kept, FACTS["block_size"], FACTS["seq_len"])
 
 
 def batch(step: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,7 +127,7 @@ def test_masks_are_the_recorded_ones(step: dict[str, Tensor]) -> None:
 
 def test_a_mask_drawn_as_a_matrix() -> None:
     """Keys: six context tokens, then the blocks of three."""
-    blocks = Blocks(torch.tensor([[2, 5, 0]]), torch.tensor([[True, True, False]]), 3, 6)
+    blocks = plain(torch.tensor([[2, 5, 0]]), torch.tensor([[True, True, False]]), 3, 6)
     full = block_mask(blocks, Reach())[0, 0]
     assert ["".join("#" if x else "." for x in row) for row in full.tolist()] == [
         *["##....###......"] * 3,
@@ -142,26 +149,29 @@ def test_a_mask_drawn_as_a_matrix() -> None:
 @pytest.mark.parametrize("case", FACTS["samplers"], ids=lambda case: str(case["seed"]))
 def test_anchors_of_recorded_coins(step: dict[str, Tensor], case: dict[str, Any]) -> None:
     coins = step[f"sampler.{case['seed']}.random_values"]
-    blocks = sample_anchors(step["loss_mask"], case["num_anchors"], 8, coins)
-    assert blocks.anchors_BM.tolist() == case["anchors"]
-    assert blocks.valid_BM.tolist() == case["keep"]
+    anchors, valid = sample_anchors(step["loss_mask"], case["num_anchors"], coins)
+    assert anchors.tolist() == case["anchors"] and valid.tolist() == case["keep"]
 
 
 def test_anchors_are_drawn_by_the_generator(
     models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
 ) -> None:
-    trainer = OnlineDFlashModel(models[1], num_anchors=4)
+    trainer, texts = OnlineDFlashModel(models[1], num_anchors=4), fixed(step)
 
-    def loss(seed: int) -> float:
+    def drawn(seed: int) -> list[int]:
         draw = torch.Generator().manual_seed(seed)
-        return float(trainer(*batch(step), generator=draw).loss)
+        blocks = trainer.sample_blocks(
+            step["loss_mask"], texts.positions_BS, texts.visible_BSS, draw
+        )
+        assert trainer(*batch(step), blocks).weight > 0
+        return blocks.anchors_BM.flatten().tolist()
 
-    assert loss(1) == loss(1) != loss(2)
+    assert drawn(1) == drawn(1) != drawn(2)
 
 
 def test_without_two_supervised_tokens_side_by_side() -> None:
     with pytest.raises(ValueError, match="no sequence of the batch has two consecutive"):
-        sample_anchors(torch.tensor([[0.0, 1, 0, 1, 0]]), 4, 8, torch.rand(1, 4))
+        sample_anchors(torch.tensor([[0.0, 1, 0, 1, 0]]), 4, torch.rand(1, 4))
 
 
 def test_the_decay_of_the_paper() -> None:

@@ -6,10 +6,10 @@ from helpers.blocks import golden_pair
 from torch import Tensor
 
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
-from specsot.engine.train.dflash import Blocks, OnlineDFlashModel, Packing, sample_anchors
+from specsot.engine.train.dflash import Blocks, OnlineDFlashModel, sample_anchors
 from specsot.models.drafters.config import Reach
 
-from .test_dflash_loss import varied
+from .test_dflash_loss import plain, varied
 
 TRUNK, FIRST, SECOND, OTHER = 6, 5, 9, 7
 TREE = TRUNK + FIRST + SECOND
@@ -33,31 +33,28 @@ def batch() -> TrainingBatch:
     return pack([[tree, other]], TREE + OTHER + 2)
 
 
-def packing(found: TrainingBatch) -> Packing:
-    return Packing(found.positions, found.mask[:, 0])
+def packed(found: TrainingBatch, anchors: Tensor, valid: Tensor) -> Blocks:
+    visible = found.mask[:, 0]
+    return Blocks(anchors, valid, size=8, positions_BS=found.positions, visible_BSS=visible)
 
 
 def features(found: TrainingBatch) -> Tensor:
     return torch.randn(1, found.ids.shape[1], 128, generator=torch.Generator().manual_seed(1))
 
 
-def everywhere(found: TrainingBatch, size: int = 8) -> Blocks:
-    anchors = torch.arange(TREE + OTHER)[None]
-    return Blocks(anchors, anchors >= 0, size, found.ids.shape[1], packing(found))
-
-
 @pytest.mark.parametrize("reaches", REACHES)
 def test_every_block_is_the_one_of_its_text_alone(reaches: tuple[Reach, ...]) -> None:
     online = OnlineDFlashModel(varied(golden_pair()[1], reaches))
     found, taps = batch(), features(batch())
-    blocks = everywhere(found)
+    every = torch.arange(TREE + OTHER)[None]
+    blocks = packed(found, every, every >= 0)
     with torch.no_grad():
         together = online.hidden(found.ids, taps, blocks).unflatten(1, (-1, 8))[0]
     counted = blocks.counted(found.written())[0]
     seen = set()
     for rows in TEXTS:
         anchors = torch.arange(len(rows))[None]
-        alone = Blocks(anchors, anchors >= 0, 8, len(rows))
+        alone = plain(anchors, anchors >= 0, 8, len(rows))
         with torch.no_grad():
             apart = online.hidden(found.ids[:, rows], taps[:, rows], alone).unflatten(1, (-1, 8))[0]
         torch.testing.assert_close(together[rows], apart, atol=1e-5, rtol=1e-5)
@@ -74,30 +71,28 @@ def test_a_step_on_a_packed_row_is_the_mean_over_its_texts() -> None:
     found, taps = batch(), features(batch())
     inner = list(range(TRUNK, TREE + OTHER))
     anchors = torch.tensor([inner])
-    blocks = Blocks(anchors, anchors >= 0, 8, found.ids.shape[1], packing(found))
+    blocks = packed(found, anchors, anchors >= 0)
     whole = online(found.ids, taps, found.written(), blocks)
     total = weight = torch.zeros(())
     for rows in TEXTS:
         own = torch.tensor([[i for i, row in enumerate(rows) if row >= TRUNK]])
-        alone = Blocks(own, own >= 0, 8, len(rows))
+        alone = plain(own, own >= 0, 8, len(rows))
         step = online(found.ids[:, rows], taps[:, rows], found.written()[:, rows], alone)
         total, weight = total + step.loss_sum, weight + step.weight
     torch.testing.assert_close(whole.loss, total / weight, atol=1e-5, rtol=1e-5)
 
 
-def test_drawn_anchors_take_the_packing_over() -> None:
-    """Without it a block of the second branch would see the first one."""
+def test_sampled_blocks_are_those_of_the_packed_texts() -> None:
+    """With the mask of one text a block of the second branch would see the first one."""
     online = OnlineDFlashModel(golden_pair()[1], num_anchors=4)
     found, taps = batch(), features(batch())
-
-    def loss(packed: Packing | None) -> float:
-        draw = torch.Generator().manual_seed(3)
-        step = online(found.ids, taps, found.written(), generator=draw, packing=packed)
-        return float(step.loss)
-
+    draw = torch.Generator().manual_seed(3)
     coins = torch.rand(1, found.ids.shape[1] - 1, generator=torch.Generator().manual_seed(3))
-    drawn = sample_anchors(found.written(), 4, 8, coins)
-    fixed = Blocks(drawn.anchors_BM, drawn.valid_BM, 8, drawn.length, packing(found))
-    step = online(found.ids, taps, found.written(), fixed)
-    assert loss(packing(found)) == pytest.approx(float(step.loss), rel=1e-6)
-    assert loss(packing(found)) != pytest.approx(loss(None), rel=1e-3)
+    anchors, valid = sample_anchors(found.written(), 4, coins)
+    sampled = online.sample_blocks(found.written(), found.positions, found.mask[:, 0], draw)
+    blocks = packed(found, anchors, valid), plain(anchors, valid, 8, found.ids.shape[1])
+    losses = [
+        float(online(found.ids, taps, found.written(), one).loss) for one in (sampled, *blocks)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)

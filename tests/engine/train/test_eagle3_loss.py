@@ -1,13 +1,20 @@
 """The training-time test against one step of the published EAGLE-3 trainer."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from specsot.engine.train.eagle import Eagle3Inputs, shift, unrolled_loss
+from specsot.engine.train.eagle import (
+    EagleInputs,
+    LossTerms,
+    distribution_score,
+    shift,
+    unrolled_loss,
+)
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 
@@ -24,13 +31,13 @@ def drafter() -> Eagle3:
     return load_eagle3(GOLDEN / "drafts" / "llama_eagle3", target)
 
 
-def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> Eagle3Inputs:
+def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> EagleInputs:
     rows, length = step["input_ids"].shape
     keys = step["attention_mask"].bool()[:, None, :]
-    return Eagle3Inputs(
+    return EagleInputs(
         taps_BSF=step["aux_hidden"],
         tokens_BS=step["input_ids_shifted"].long(),
-        teacher_BSD=step["target_logits_shifted"][..., known_V].softmax(-1),
+        goals_BSG=step["target_logits_shifted"][..., known_V].softmax(-1),
         best_BS=step["target_logits_shifted"].argmax(-1),
         counted_BS=step["loss_mask"].float(),
         positions_BS=torch.arange(length).expand(rows, -1),
@@ -38,9 +45,14 @@ def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> Eagle3Inputs
     )
 
 
+def unrolled(model: Eagle3, step: dict[str, torch.Tensor]) -> LossTerms:
+    score = partial(distribution_score, model)
+    return unrolled_loss(model, lesson(step, model.t2d), 7, score)
+
+
 def test_losses_and_accuracies_of_every_step(step: dict[str, torch.Tensor]) -> None:
     model = drafter()
-    verdict = unrolled_loss(model, lesson(step, model.t2d), steps=7)
+    verdict = unrolled(model, step)
     torch.testing.assert_close(torch.stack(verdict.losses), step["plosses"], atol=2e-6, rtol=2e-6)
     facts = json.loads((GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
     expected = torch.tensor(facts["accuracies"])
@@ -51,7 +63,7 @@ def test_gradients_of_the_decayed_sum(step: dict[str, torch.Tensor]) -> None:
     model = drafter()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != "embed_tokens.weight")
-    total = unrolled_loss(model, lesson(step, model.t2d), steps=7).total()
+    total = unrolled(model, step).total()
     torch.testing.assert_close(total[None], step["loss"], atol=2e-5, rtol=2e-6)
     total.backward()
     expected = {k.removeprefix("grad."): v for k, v in step.items() if k.startswith("grad.")}

@@ -351,7 +351,7 @@ def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
     off = (noisy - features_SH).abs().max()
     assert 0.05 < float(off) * features_SH.shape[0] / 512 <= 0.1
     (found_SH,) = (hidden[0] for hidden in unroll(course.model, lesson, 1))
-    loss, accuracy = lesson.score(course.model, found_SH[None], 0)
+    loss, accuracy = course.score(lesson, found_SH[None], 0)
     losses, right = [], []
     for row in range(first - 2, len(ids) - 2):
         wanted_H = features_SH[row + 1]

@@ -1,13 +1,12 @@
 """A saved run as the page plays it: one frame for each state, with the events in it."""
 
-from collections.abc import Iterator
 from typing import Any
 
-from ...errors import UsageError
-from ...events import BranchFinished, BranchOpened, Committed, OutlineRead, TokenEvent
-from ...record.replay import Replay, ReplayedEvents
-from ...record.run_folder import SavedRun
-from ...record.run_view import runs_of
+from ..errors import UsageError
+from ..events import BranchFinished, BranchOpened, Committed, OutlineRead, TokenEvent
+from ..record.replay import Replay, ReplayedEvents
+from ..record.run_folder import SavedRun
+from ..record.run_view import runs_of
 
 MAX_FRAMES = 20_000
 
@@ -19,6 +18,24 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
         reason = f"{len(replay)} transitions, a page plays at most {MAX_FRAMES}"
         raise UsageError(f"{run.path}: {reason}")
     scene = replay.scene
+    replayed = ReplayedEvents(replay)
+    frames = []
+    for number, at in enumerate(replay.times):
+        events = [
+            [key, *_page_event(replay, event)]
+            for record in replay.records_of(number)
+            for key, event in replayed.of(record)
+        ]
+        pool = replay.pool(replayed.view)
+        frame = {
+            "t": at / 1e6,
+            "state": replayed.view.state,
+            "events": events,
+            "runs": runs_of(pool.codes),
+            "used": pool.used,
+            "capacity": pool.capacity,
+        }
+        frames.append(frame)
     ways = [[source, to, ""] for source, targets in scene.ways.items() for to in targets]
     return {
         "run": run.path.name,
@@ -33,27 +50,8 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
         },
         "requests": [[request.key, request.question] for request in replay.requests],
         "lacks": replay.missing,
-        "frames": list(_frames(replay)),
+        "frames": frames,
     }
-
-
-def _frames(replay: Replay) -> Iterator[dict[str, Any]]:
-    replayed = ReplayedEvents(replay)
-    for number in range(len(replay)):
-        events = [
-            [key, *_page_event(replay, event)]
-            for record in replay.records_of(number)
-            for key, event in replayed.of(record)
-        ]
-        pool = replay.pool(replayed.view)
-        yield {
-            "t": replay.times[number] / 1e6,
-            "state": replayed.view.state,
-            "events": events,
-            "runs": runs_of(pool.codes),
-            "used": pool.used,
-            "capacity": pool.capacity,
-        }
 
 
 def _page_event(replay: Replay, event: TokenEvent) -> list[Any]:

@@ -3,10 +3,22 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
+RETRY = {"Retry-After": "1"}  # seconds
 INVALID = "invalid_request_error"
-RETRY = "1"  # seconds
+TYPES = {  # of a status, where it is not INVALID
+    401: "authentication_error",
+    429: "rate_limit_error",
+    499: "client_closed",
+    500: "server_error",
+    503: "server_error",
+    504: "timeout_error",
+}
 
 
 class ErrorDetail(BaseModel):
@@ -34,17 +46,21 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        kind: str = INVALID,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.headers = dict(headers or {})
+        self.headers = headers
+        kind = TYPES.get(status, INVALID)
         self.detail = ErrorDetail(message=message, type=kind, param=param, code=code)
 
     @property
     def body(self) -> dict[str, Any]:
         return {"error": self.detail.model_dump()}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -59,17 +75,27 @@ def unsupported(param: str, why: str) -> ApiError:
 
 def overloaded(message: str, status: int = 503) -> ApiError:
     """Come again later."""
-    return ApiError(
-        status,
-        message,
-        code="server_overloaded",
-        kind="server_error" if status == 503 else "rate_limit_error",
-        headers={"Retry-After": RETRY},
-    )
+    return ApiError(status, message, code="server_overloaded", headers=RETRY)
 
 
 def engine_gone(message: str = "the engine has ended and is started again") -> ApiError:
     """The error while no engine runs."""
-    return ApiError(
-        503, message, code="engine_dead", kind="server_error", headers={"Retry-After": RETRY}
-    )
+    return ApiError(503, message, code="engine_dead", headers=RETRY)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer errors of routes, unknown paths and wrong methods in this format."""
+
+    async def api_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response
+
+    async def http_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        path = request.url.path[:80]
+        words = {404: f"there is nothing at {path!r}", 405: "another method is needed"}
+        message = words.get(error.status_code, str(error.detail))
+        return ApiError(error.status_code, message, headers=error.headers).response
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(HTTPException, http_error)

@@ -1,0 +1,393 @@
+"""Answers of requests, whole or streamed: their text, shapes of replies and token scores."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request
+
+from ..workers.link import WorkerGoneError
+from ..workers.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
+from ..workers.router import Router
+from ..workers.tickets import StalledError, Ticket
+from .errors import ApiError, engine_gone, invalid
+from .metrics import ServerMetrics, Stopwatch
+from .requests import ChatRequest, CompletionRequest
+
+LOWEST = -9999.0  # JSON has no -inf
+EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
+FINISHED = {"stop": "stop", "length": "length", "refused": "length"}
+FAILED = {  # ends without an answer: status, message, code
+    "failed": (500, "the request failed", "failed"),
+    "timeout": (504, "the request's time was up", "timeout"),
+    "cancelled": (503, "the request was cancelled", "cancelled"),
+    "refused": (400, "the request can never fit", "context_length_exceeded"),
+}
+
+
+@dataclass(slots=True)
+class Scores:
+    """The scores of a choice's tokens, as rows of `Wrote.scores`.
+
+    Parts are decoded in parallel. As with text, the rows of a part are sent once all parts before
+    it have ended.
+    """
+
+    _rows: dict[int, list[Any]] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _at: int = -1
+    _characters: int = 0  # of the tokens already sent
+
+    def add(self, message: Wrote) -> None:
+        """Add the rows of a step."""
+        for row in message.scores:
+            self._rows.setdefault(row[0], []).append(row)
+        self._ended |= {branch for name, branch, _ in message.events if name == "ended"}
+
+    def more(self) -> list[Any]:
+        """The rows that can be sent now."""
+        rows = self.of(self._at)
+        # Without an outline the first part starts at once.
+        while self._at in self._ended or (self._at < 0 and (0 in self._rows or 0 in self._ended)):
+            self._at += 1
+            rows += self.of(self._at)
+        return rows
+
+    def of(self, branch: int) -> list[Any]:
+        """The unsent rows of a branch."""
+        return self._rows.pop(branch, [])
+
+    def rest(self) -> list[Any]:
+        """All unsent rows."""
+        return [row for branch in sorted(self._rows) for row in self.of(branch)]
+
+    def shaped(self, rows: Sequence[Any], *, chat: bool) -> dict[str, Any] | None:
+        """Rows as an answer has them; None for none."""
+        if not rows:
+            return None
+        if chat:  # `branch`: the part that a token is of, -1 for the outline
+            content = [
+                {
+                    **_scored(text, logprob),
+                    "branch": branch,
+                    "top_logprobs": [_scored(other, p) for _, other, p in top],
+                }
+                for branch, _, text, logprob, top in rows
+            ]
+            return {"content": content}
+        offsets = []
+        for _, _, text, _, _ in rows:
+            offsets.append(self._characters)
+            self._characters += len(text)
+        return {
+            "tokens": [text for _, _, text, _, _ in rows],
+            "token_logprobs": [None if p is None else max(p, LOWEST) for _, _, _, p, _ in rows],
+            "top_logprobs": [
+                None if p is None else {text: max(q, LOWEST) for _, text, q in top}
+                for _, _, _, p, top in rows
+            ],
+            "text_offset": offsets,
+        }
+
+
+def _scored(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(text.encode())}
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer that is being written. index: its place in the response."""
+
+    index: int
+    submit: Submit
+    ticket: Ticket
+    watch: Stopwatch
+    prompt_tokens: int = 0
+    tokens: int = 0
+    ended: Ended | None = None
+    scores: Scores = field(default_factory=Scores)
+
+    def receive(self, message: Message) -> None:
+        if isinstance(message, Wrote):
+            self.tokens = message.tokens
+            self.scores.add(message)
+            self.watch.wrote(message.tokens)
+        elif isinstance(message, Ended):
+            self.ended = message
+            self.ticket.ended = True
+            self.watch.ended(message)
+            self.ticket.close()
+
+
+class Answers:
+    """All choices of a request; the reply or all its chunks have one id, time and model."""
+
+    def __init__(self, fields: ChatRequest | CompletionRequest, model: str) -> None:
+        self.choices: list[Choice] = []
+        self._fields = fields
+        self._chat = isinstance(fields, ChatRequest)
+        kind = "chat.completion" if self._chat else "text_completion"
+        self._envelope = {
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
+            "object": f"{kind}.chunk" if self._chat and fields.stream else kind,
+            "created": int(time()),
+            "model": model,
+        }
+
+    async def begin(
+        self, router: Router, metrics: ServerMetrics, submits: Sequence[Submit]
+    ) -> None:
+        """Hand all choices to the engine; raises ApiError where one of them cannot be."""
+        try:
+            for index, submit in enumerate(submits):
+                watch = metrics.watch(submit.graph)
+                self.choices.append(Choice(index, submit, router.ask(submit), watch))
+            for choice in self.choices:
+                first = await choice.ticket.next()
+                if isinstance(first, Refused):
+                    choice.ticket.ended = True
+                    raise invalid(first.message, first.param, first.code)
+                assert isinstance(first, Admitted)
+                choice.prompt_tokens = first.prompt_tokens
+        except BaseException as error:
+            self._close()
+            if isinstance(error, WorkerGoneError):
+                raise engine_gone() from None
+            raise
+
+    def _close(self) -> None:
+        for choice in self.choices:
+            choice.ticket.close()
+
+    @property
+    def _ends(self) -> list[Ended]:
+        return [choice.ended for choice in self.choices if choice.ended is not None]
+
+    async def _messages(self) -> AsyncGenerator[tuple[Choice, Message], None]:
+        """The messages of all choices as they come, until all choices have ended."""
+        merged: asyncio.Queue[tuple[Choice, Message | Exception]] = asyncio.Queue()
+
+        async def forward(choice: Choice) -> None:
+            try:
+                message: Message | None = None
+                while not isinstance(message, Ended):
+                    message = await choice.ticket.next()
+                    merged.put_nowait((choice, message))
+            except (WorkerGoneError, StalledError) as error:
+                merged.put_nowait((choice, error))
+
+        tasks = [asyncio.ensure_future(forward(choice)) for choice in self.choices]
+        try:
+            while len(self._ends) < len(self.choices):
+                choice, message = await merged.get()
+                if isinstance(message, Exception):
+                    raise message
+                choice.receive(message)
+                yield choice, message
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # -- whole ------------------------------------------------------------------------------------
+
+    async def whole(self, request: Request, echoed: Sequence[str]) -> dict[str, Any]:
+        """The complete answer; raises ApiError, also when the client disconnects.
+
+        Args:
+            echoed: the prefix of each choice's text.
+        """
+
+        async def to_the_end() -> None:
+            async for _ in self._messages():
+                pass
+
+        async def until_disconnect() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        work = asyncio.ensure_future(to_the_end())
+        disconnect = asyncio.ensure_future(until_disconnect())
+        try:
+            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise ApiError(499, "the client has left")
+            work.result()
+        except WorkerGoneError:
+            raise engine_gone() from None
+        finally:
+            work.cancel()
+            disconnect.cancel()
+            self._close()
+        if error := next(filter(None, map(failure, self._ends)), None):
+            raise error
+        pairs = zip(self.choices, echoed, strict=True)
+        choices = [self._whole_choice(choice, prefix) for choice, prefix in pairs]
+        notes = [end.note for end in self._ends if end.note]
+        vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
+        return {
+            **self._envelope,
+            "choices": choices,
+            "usage": self._usage(),
+            "metrics": self._speculation(),
+            "specsot": vendor,
+        }
+
+    def _whole_choice(self, choice: Choice, prefix: str) -> dict[str, Any]:
+        ended = choice.ended
+        assert ended is not None
+        text = prefix + ("" if choice.submit.max_tokens == 0 else ended.text)
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {
+            "index": choice.index,
+            **({"message": message} if self._chat else {"text": text}),
+            "logprobs": choice.scores.shaped(choice.scores.rest(), chat=self._chat),
+            "finish_reason": FINISHED[ended.finish],
+            "stop_reason": ended.stop,
+        }
+
+    # -- as a stream ------------------------------------------------------------------------------
+
+    async def streamed(self) -> AsyncIterator[str]:
+        """The chunks of an answer, as JSON, and `[DONE]`."""
+        options = self._fields.stream_options
+        try:
+            async with aclosing(self._messages()) as messages:
+                for choice in self.choices if self._chat else ():
+                    yield self._chunk(choice, "", first=True)
+                async for choice, message in messages:
+                    for chunk in self._chunks(choice, message):
+                        yield chunk
+            if options is not None and options.include_usage:
+                totals = {"usage": self._usage(), "metrics": self._speculation()}
+                yield json.dumps({**self._envelope, "choices": [], **totals})
+        except ApiError as error:
+            yield json.dumps(error.body)
+        except (WorkerGoneError, StalledError) as error:
+            yield json.dumps(engine_gone(str(error)).body)
+        finally:
+            self._close()
+        yield "[DONE]"
+
+    def _chunks(self, choice: Choice, message: Message) -> list[str]:
+        """The chunks of a message."""
+        options = self._fields.specsot
+        scores = choice.scores
+        if isinstance(message, Ended):
+            if error := failure(message):
+                raise error
+            note = {"note": message.note} if message.note else None
+            return [self._chunk(choice, ended=message, vendor=note, rows=scores.rest())]
+        if not isinstance(message, Wrote):
+            return []
+        if options.stream == "multiplexed":
+            return [self._event_chunk(choice, message.step, event) for event in message.events]
+        trace = {"step": message.step, "events": message.events} if options.trace else None
+        rows = scores.more()
+        if not message.text and trace is None and not rows:
+            return []
+        return [self._chunk(choice, message.text, vendor=trace, rows=rows)]
+
+    def _event_chunk(self, choice: Choice, step: int, event: Sequence[Any]) -> str:
+        """The chunk of an event with its branch; the outline has no content."""
+        name, branch, more = event
+        vendor: dict[str, Any] = {"branch": branch, "event": name, "step": step}
+        if name != "wrote":
+            vendor[EVENT_FIELDS[name]] = more
+            return self._chunk(choice, "", vendor=vendor)
+        text = "".join(piece for piece, _ in more)
+        if self._fields.specsot.trace:
+            vendor["pieces"] = more
+        if branch < 0:
+            vendor["text"] = text
+            text = ""
+        return self._chunk(choice, text, vendor=vendor, rows=choice.scores.of(branch))
+
+    def _chunk(
+        self,
+        choice: Choice,
+        text: str | None = None,
+        *,
+        first: bool = False,
+        ended: Ended | None = None,
+        vendor: Mapping[str, Any] | None = None,
+        rows: Sequence[Any] = (),
+    ) -> str:
+        """A piece of one choice: its beginning, a text, or its end."""
+        shape: dict[str, Any] = {
+            "index": choice.index,
+            "logprobs": choice.scores.shaped(rows, chat=self._chat),
+            "finish_reason": None if ended is None else FINISHED[ended.finish],
+        }
+        if ended is not None:
+            shape["stop_reason"] = ended.stop
+        if self._chat:
+            delta = {"role": "assistant"} if first else {}
+            shape["delta"] = delta if text is None else {**delta, "content": text}
+        else:
+            shape["text"] = text or ""
+        chunk: dict[str, Any] = {**self._envelope, "choices": [shape]}
+        if vendor is not None:
+            chunk["specsot"] = vendor
+        options = self._fields.stream_options
+        if options is not None and options.continuous_usage_stats:
+            chunk["usage"] = self._token_counts(sum(choice.tokens for choice in self.choices))
+        return json.dumps(chunk)
+
+    # -- totals -----------------------------------------------------------------------------------
+
+    def _token_counts(self, written: int) -> dict[str, Any]:
+        """A prompt counts once however many choices it has."""
+        prompt = sum(choice.prompt_tokens for choice in self.choices[:: self._fields.n])
+        total = prompt + written
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": total,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        """Tokens of all choices; outlines were written, so they count."""
+        usage: Counter[str] = Counter()
+        for end in self._ends:
+            usage.update(end.usage)
+        counts = self._token_counts(usage["answer"] + usage["outline"])
+        cached = min(usage["cached"], counts["prompt_tokens"])
+        return {
+            **counts,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"skeleton_tokens": usage["outline"]},
+        }
+
+    def _speculation(self) -> dict[str, Any]:
+        """How drafts of the only choice fared, in the words that vLLM and AIPerf have for it."""
+        ends = self._ends
+        if len(ends) != 1 or not sum(ends[0].drafted):
+            return {"speculative_decoding": None}
+        accepted = ends[0].accepted
+        drafted = ends[0].drafted
+        figures: dict[str, Any] = {
+            "mean_acceptance_length": 1 + sum(accepted) / len(accepted),
+            "draft_acceptance_rate": sum(accepted) / sum(drafted),
+            "acceptance_histogram": [accepted.count(n) for n in range(max(accepted) + 1)],
+            "num_spec_steps": len(accepted),
+            "num_accepted_draft_tokens": sum(accepted),
+            "num_draft_tokens": sum(drafted),
+            "num_spec_tokens": max(drafted),
+        }
+        if self._fields.specsot.trace:
+            figures |= {"per_step_accepted": list(accepted), "per_step_drafted": list(drafted)}
+        return {"speculative_decoding": figures}
+
+
+def failure(ended: Ended) -> ApiError | None:
+    """The error of a choice without an answer; None if it has one."""
+    if ended.finish in ("stop", "length") or (ended.finish == "refused" and ended.text):
+        return None
+    status, reason, code = FAILED[ended.finish]
+    return ApiError(status, f"{reason}: {ended.note}" if ended.note else reason, code=code)

@@ -1,0 +1,285 @@
+"""The routes: OpenAI's, probes, metrics, tokens; each answer in the shape that clients expect."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from time import time
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from ..workers.link import LinkState, WorkerGoneError
+from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused
+from ..workers.router import Router
+from .answers import Answers
+from .errors import ApiError, ErrorBody, add_error_handlers, engine_gone, invalid, overloaded
+from .metrics import ServerMetrics
+from .middleware import ServeOptions
+from .requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    SamplingFields,
+    TokenizeRequest,
+    conversation,
+    read_fields,
+)
+
+OWNER = "specsot"
+PING = 15  # seconds between comments on a stream on which nothing happens
+
+
+class Api:
+    """What the routes share. draining: no new requests are taken."""
+
+    def __init__(self, router: Router, metrics: ServerMetrics, options: ServeOptions) -> None:
+        self.router = router
+        self.server_metrics = metrics
+        self.options = options
+        self.draining = False
+        self.start_time = int(time())
+
+    # -- completions ------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Response:
+        """Answer the last turn of a conversation."""
+        fields: ChatRequest = read_fields(ChatRequest, await request.body())
+        return await self._generate(request, fields)
+
+    async def completions(self, request: Request) -> Response:
+        """Go on behind a text, or behind token ids."""
+        fields: CompletionRequest = read_fields(CompletionRequest, await request.body())
+        return await self._generate(request, fields)
+
+    async def _generate(
+        self, request: Request, fields: ChatRequest | CompletionRequest
+    ) -> Response:
+        graph = self.graph(fields.model)
+        ignored = [_printable(name) for name in fields.check_extras()[:32]]
+        headers = {"x-specsot-ignored": ", ".join(ignored)} if ignored else {}
+        submits = fields.submits(graph, self._ids(), self.options.timeout)
+        self.admit(len(submits))
+        echoed = [""] * len(submits)
+        if isinstance(fields, CompletionRequest) and fields.echo:
+            texts = [await self._text_of(prompt) for prompt in fields.prompts]
+            echoed = [text for text in texts for _ in range(fields.n)]
+        answers = Answers(fields, f"{OWNER}/{graph}")
+        await answers.begin(self.router, self.server_metrics, submits)
+        if not fields.stream:
+            return JSONResponse(await answers.whole(request, echoed), headers=headers)
+        stall = self.options.stall
+        return EventSourceResponse(
+            answers.streamed(), ping=PING, sep="\n", send_timeout=stall, headers=headers
+        )
+
+    def _ids(self) -> Iterator[str]:
+        while True:
+            yield self.router.new_id()
+
+    def graph(self, model: str | None) -> str:
+        """The graph that a request's `model` names; raises ApiError."""
+        if not self.router.ready:
+            starting = self.router.state is LinkState.STARTING
+            raise engine_gone("the engine is starting" if starting else "the engine is not there")
+        if model is None:
+            return next(iter(self.router.graphs))
+        name = model.removeprefix(f"{OWNER}/")
+        if name not in self.router.graphs:
+            there = ", ".join(f"{OWNER}/{served}" for served in self.router.graphs)
+            message = f"there is no model {model[:80]!r}; there are: {there}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return name
+
+    def check_capacity(self) -> None:
+        """Raise ApiError if no more requests are admitted."""
+        if self.router.ready:
+            self.admit(1)
+
+    def admit(self, more: int) -> None:
+        """Raise ApiError if `more` requests exceed the queue."""
+        limit = self.options.queue
+        if self.draining:
+            self.server_metrics.count("admission_rejections", "draining")
+            raise overloaded("the server is shutting down")
+        if more > limit:
+            raise invalid(f"{more} choices in all, at most {limit} are served", "n")
+        if self.router.open + more > limit:
+            self.server_metrics.count("admission_rejections", "queue_full")
+            raise overloaded(f"{self.router.open} requests are open, at most {limit}")
+
+    # -- tokens -----------------------------------------------------------------------------------
+
+    async def _text_of(self, prompt: Any) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        decoded: Decoded = await self._ask(Decode(self.router.new_id(), prompt))
+        return decoded.text
+
+    async def _ask(self, message: Encode | Decode) -> Any:
+        try:
+            answer = await self.router.answer(message)
+        except WorkerGoneError:
+            raise engine_gone() from None
+        if isinstance(answer, Refused):
+            raise invalid(answer.message, answer.param)
+        return answer
+
+    async def tokenize(self, request: Request) -> Response:
+        """The token ids of a text, or of the prompt that a conversation makes."""
+        fields: TokenizeRequest = read_fields(TokenizeRequest, await request.body())
+        graph = self.graph(fields.model)
+        id = self.router.new_id()
+        if (fields.prompt is None) == (fields.messages is None):
+            raise invalid("give either prompt or messages", "prompt")
+        if fields.messages is not None:
+            question, past, rules = conversation(fields.messages)
+            message = Encode(id, graph, question, chat=True, past=past, rules=rules)
+        else:
+            message = Encode(id, graph, fields.prompt or "")
+        encoded: Encoded = await self._ask(message)
+        body = {
+            "count": len(encoded.token_ids),
+            "max_model_len": self.router.graphs[graph]["longest"],
+            "tokens": list(encoded.token_ids),
+            "token_strs": list(encoded.pieces),
+        }
+        return JSONResponse(body)
+
+    async def detokenize(self, request: Request) -> Response:
+        """The text of token ids."""
+        fields: DetokenizeRequest = read_fields(DetokenizeRequest, await request.body())
+        size = self.router.graphs[self.graph(fields.model)]["vocabulary"]
+        if wrong := [token for token in fields.tokens if token >= size]:
+            raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
+        return JSONResponse({"prompt": await self._text_of(fields.tokens)})
+
+    # -- what is here -----------------------------------------------------------------------------
+
+    def _model(self, name: str) -> dict[str, Any]:
+        facts = self.router.graphs[name]
+        return {
+            "id": f"{OWNER}/{name}",
+            "object": "model",
+            "created": self.start_time,
+            "owned_by": OWNER,
+            "root": facts["model"],
+            "parent": None,
+            "max_model_len": facts["longest"],
+            "specsot": facts,
+        }
+
+    async def models(self, request: Request) -> Response:
+        """The graphs that are served."""
+        self.graph(None)
+        models = [self._model(name) for name in self.router.graphs]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def model(self, request: Request) -> Response:
+        """One of them."""
+        return JSONResponse(self._model(self.graph(request.path_params["name"])))
+
+    async def health(self, request: Request) -> Response:
+        """Whether the server can answer, or soon will."""
+        dead = self.router.state in (LinkState.DEAD, LinkState.CLOSED)
+        states = [replica.state for replica in self.router.replicas]
+        body = {"replicas": len(states), "ready": states.count(LinkState.READY)}
+        return JSONResponse(body, status_code=503 if dead else 200)
+
+    async def ready(self, request: Request) -> Response:
+        """Whether it takes requests now."""
+        good = self.router.ready and not self.draining
+        state = "draining" if self.draining else str(self.router.state)
+        return JSONResponse({"status": state}, status_code=200 if good else 503)
+
+    async def version(self, request: Request) -> Response:
+        """Of this program."""
+        return JSONResponse({"version": version("specsot")})
+
+    async def metrics(self, request: Request) -> Response:
+        """For Prometheus."""
+        return PlainTextResponse(
+            self.server_metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+
+def _printable(name: str) -> str:
+    """A field name as a header value: printable ASCII, at most 64 characters."""
+    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:64])
+
+
+# -- the routes and their OpenAPI description -----------------------------------------------------
+
+STREAMED = {
+    "description": "The answer; with `stream` its chunks, and `[DONE]`.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+}
+STATUSES = {
+    400: "A field is wrong; `param` names it.",
+    401: "No valid API key.",
+    403: "The server is not called so.",
+    404: "No such model, or path.",
+    405: "Another method is needed.",
+    408: "The request did not come in time.",
+    413: "The body is too long.",
+    415: "The body is no JSON.",
+    429: "Too many requests.",
+    431: "Too many headers, or too long ones.",
+    500: "The server failed; the answer has the request's id.",
+    503: "The engine is not there, or has no room; come again.",
+    504: "The request's time was up.",
+}
+OF_BODIES = (413, 415, 429, 504)
+
+
+def build_app(api: Api) -> FastAPI:
+    """The routes over one engine."""
+    app = FastAPI(title="specsot", version=version("specsot"), docs_url=None, redoc_url=None)
+    for path, function, body in (
+        ("/v1/chat/completions", api.chat, ChatRequest),
+        ("/v1/completions", api.completions, CompletionRequest),
+        ("/tokenize", api.tokenize, TokenizeRequest),
+        ("/detokenize", api.detokenize, DetokenizeRequest),
+        ("/v1/models", api.models, None),
+        ("/v1/models/{name:path}", api.model, None),
+        ("/health", api.health, None),
+        ("/ready", api.ready, None),
+        ("/version", api.version, None),
+        ("/metrics", api.metrics, None),
+    ):
+        method = "GET" if body is None else "POST"
+        app.add_api_route(path, function, methods=[method], **_described(body))
+    app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
+    add_error_handlers(app)
+    return app
+
+
+def _described(body: type[BaseModel] | None) -> dict[str, Any]:
+    """Arguments of `add_api_route`; body: the model of a request's body, None without one."""
+    responses: dict[int | str, Any] = {
+        status: {"model": ErrorBody, "description": text}
+        for status, text in STATUSES.items()
+        if body is not None or status not in OF_BODIES
+    }
+    if body is None:
+        return {"responses": responses, "response_model": None}
+    if issubclass(body, SamplingFields):
+        responses[200] = STREAMED
+    schema = body.model_json_schema()
+    _inline(schema, schema.pop("$defs", {}))
+    request_body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    extra = {"requestBody": request_body}
+    return {"responses": responses, "response_model": None, "openapi_extra": extra}
+
+
+def _inline(value: Any, definitions: dict[str, Any]) -> None:
+    """Replace references with their definitions, none of which is recursive."""
+    for child in value.values() if isinstance(value, dict) else value:
+        if isinstance(child, dict | list):
+            _inline(child, definitions)
+    if isinstance(value, dict) and (name := value.pop("$ref", None)):
+        definition = dict(definitions[name.rpartition("/")[2]])
+        _inline(definition, definitions)
+        value.update(definition)

@@ -1,0 +1,197 @@
+"""Prometheus metrics of a server, under specsot's names and optionally vLLM's.
+
+Labels are graphs, replicas, states and reasons; they never hold text of requests.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping
+from time import monotonic
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ..workers.link import LinkState
+from ..workers.protocol import Ended
+from ..workers.router import DRAINING, Router
+
+SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+LONG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560)
+SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+LABELS = {"specsot": "graph", "vllm": "model_name"}
+GAUGES = {  # of an engine: our name, vLLM's, where the number is
+    "requests_running": ("num_requests_running", "running", "Requests that have begun."),
+    "requests_waiting": ("num_requests_waiting", "waiting", "Requests that have not begun."),
+    "branches_running": ("", "branches", "Branches decoded side by side."),
+    "kv_slots_used": ("", "slots", "Slots of the target's pool in use."),
+    "kv_slots": ("", "capacity", "Slots of the target's pool."),
+}
+COUNTERS = {
+    "forwards": ("", "forwards", "Forwards of the target."),
+    "steps": ("", "steps", "Steps of the engine."),
+    "committed_tokens": ("", "tokens", "Tokens that forwards committed."),
+    "draft_tokens": ("spec_decode_num_draft_tokens", "drafted", "Drafted tokens."),
+    "accepted_tokens": ("spec_decode_num_accepted_tokens", "accepted", "Drafts accepted."),
+    "recovered": ("", "recovered", "Times that requests were run again after a fault."),
+    "prefix_queries": ("prefix_cache_queries", "prefix_asked", "Prompt tokens looked up."),
+    "prefix_hits": ("prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
+}
+REPLICA_METRICS = {  # name, field of `ReplicaFacts`
+    "replica_tokens": ("tokens", "Tokens that a replica is expected to write."),
+    "replica_written_tokens": (
+        "written",
+        "Tokens that a replica has written since it was started.",
+    ),
+    "replica_restarts": ("restarts", "Times that a replica was started again."),
+}
+HISTOGRAMS = {  # of choices
+    "time_to_first_token_seconds": ("Until the first text.", LONG),
+    "inter_token_latency_seconds": ("Between tokens.", SHORT),
+    "e2e_request_latency_seconds": ("Of a whole request.", LONG),
+    "request_prompt_tokens": ("Tokens of prompts.", SIZES),
+    "request_generation_tokens": ("Tokens of answers.", SIZES),
+}
+
+
+class EngineCollector:
+    """The counts that the engines reported last."""
+
+    def __init__(self, router: Router, prefix: str) -> None:
+        self._router = router
+        self._prefix = prefix
+
+    def _family(
+        self, kind: type[Any], name: str, values: Mapping[str, Any], doc: str, *, label: str = ""
+    ) -> Metric:
+        """A metric with a value for each graph, or each value of another label."""
+        family: Any = kind(f"{self._prefix}:{name}", doc, labels=[label or LABELS[self._prefix]])
+        for labelled, value in values.items():
+            family.add_metric([labelled], value)
+        return cast(Metric, family)
+
+    def collect(self) -> Iterator[Metric]:
+        vllm = self._prefix == "vllm"
+        graphs = self._router.counts
+        for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
+            for name, (vllm_name, field, doc) in table.items():
+                if not vllm or vllm_name:
+                    values = {graph: counts[field] for graph, counts in graphs.items()}
+                    yield self._family(kind, vllm_name if vllm else name, values, doc)
+        name = "kv_cache_usage_perc" if vllm else "kv_usage"
+        shares = {graph: one["slots"] / max(one["capacity"], 1) for graph, one in graphs.items()}
+        yield self._family(GaugeMetricFamily, name, shares, "Share of the target's pool in use.")
+        name = "spec_decode_num_accepted_tokens_per_pos" if vllm else "accepted_at"
+        doc = "Drafts accepted at each place of a path."
+        labels = [LABELS[self._prefix], "position"]
+        places = CounterMetricFamily(f"{self._prefix}:{name}", doc, labels=labels)
+        for graph, counts in graphs.items():
+            for place, count in enumerate(counts["positions"][:64]):
+                places.add_metric([graph, str(place)], count)
+        yield places
+        if not vllm:
+            yield from self._replicas()
+
+    def _replicas(self) -> Iterator[Metric]:
+        router = self._router
+        doc = "Answers that somebody waits for."
+        yield GaugeMetricFamily("specsot:requests_open", doc, value=router.open)
+        doc = "Times that requests went on in another replica."
+        yield CounterMetricFamily("specsot:request_reruns", doc, value=router.reruns)
+        tally = Tally(replica.state for replica in router.replicas)
+        order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.DEAD)
+        states = {state: tally[state] for state in order}
+        doc = "Processes that decode."
+        yield self._family(GaugeMetricFamily, "replicas", states, doc, label="state")
+        for name, (field, doc) in REPLICA_METRICS.items():
+            kind = CounterMetricFamily if field == "restarts" else GaugeMetricFamily
+            values = {replica.name: getattr(replica, field) for replica in router.replicas}
+            yield self._family(kind, name, values, doc, label="replica")
+
+
+class ServerMetrics:
+    """Metrics of the HTTP process and of the engines behind it.
+
+    Args:
+        router: None without an engine. vllm: also use vLLM's names.
+    """
+
+    def __init__(self, router: Router | None, *, vllm: bool = False) -> None:
+        self.registry = CollectorRegistry()
+        self._metrics: dict[str, list[Any]] = {}
+        for prefix in LABELS if vllm else ("specsot",):
+            if router is not None:
+                self.registry.register(EngineCollector(router, prefix))
+            label = LABELS[prefix]
+            for name, (doc, buckets) in HISTOGRAMS.items():
+                histogram = Histogram(
+                    f"{prefix}:{name}", doc, [label], buckets=buckets, registry=self.registry
+                )
+                self._metrics.setdefault(name, []).append(histogram)
+            for name, doc, labels in (
+                ("prompt_tokens", "Tokens of prompts.", (label,)),
+                ("generation_tokens", "Tokens of answers.", (label,)),
+                ("spec_decode_num_drafts", "Rounds that drafted.", (label,)),
+                ("request_success", "Requests that ended.", (label, "finished_reason")),
+                ("admission_rejections", "Requests turned away.", ("reason",)),
+            ):
+                counter = Counter(f"{prefix}:{name}", doc, labels, registry=self.registry)
+                self._metrics.setdefault(name, []).append(counter)
+        self.responses = Counter(
+            "specsot:responses", "Answers by status.", ["status"], registry=self.registry
+        )
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def observe(self, name: str, graph: str, value: float) -> None:
+        for histogram in self._metrics[name]:
+            histogram.labels(graph).observe(value)
+
+    def count(self, name: str, *labels: str, by: int = 1) -> None:
+        for counter in self._metrics[name]:
+            counter.labels(*labels).inc(by)
+
+    def watch(self, graph: str) -> "Stopwatch":
+        """Begins to measure one choice."""
+        return Stopwatch(self, graph)
+
+
+class Stopwatch:
+    """Times of one choice."""
+
+    def __init__(self, metrics: ServerMetrics, graph: str) -> None:
+        self._metrics = metrics
+        self._graph = graph
+        self._start_time = monotonic()
+        self._last = 0.0
+        self._tokens = 0
+
+    def wrote(self, tokens: int) -> None:
+        """Record the total of written tokens; tokens of one step share its time."""
+        now = monotonic()
+        new = tokens - self._tokens
+        if new <= 0:
+            return
+        if not self._last:
+            waited = now - self._start_time
+            self._metrics.observe("time_to_first_token_seconds", self._graph, waited)
+        else:
+            for _ in range(min(new, 64)):
+                between = (now - self._last) / new
+                self._metrics.observe("inter_token_latency_seconds", self._graph, between)
+        self._last = now
+        self._tokens = tokens
+
+    def ended(self, ended: Ended) -> None:
+        metrics = self._metrics
+        graph = self._graph
+        prompt = ended.usage["prompt"]
+        written = ended.usage["answer"] + ended.usage["outline"]
+        drafts = sum(count > 0 for count in ended.drafted)
+        metrics.observe("e2e_request_latency_seconds", graph, monotonic() - self._start_time)
+        metrics.observe("request_prompt_tokens", graph, prompt)
+        metrics.observe("request_generation_tokens", graph, written)
+        metrics.count("prompt_tokens", graph, by=prompt)
+        metrics.count("generation_tokens", graph, by=written)
+        metrics.count("spec_decode_num_drafts", graph, by=drafts)
+        metrics.count("request_success", graph, ended.finish)

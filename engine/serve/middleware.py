@@ -1,0 +1,194 @@
+"""Options of a server, the checks of every request before its route, headers of every response.
+
+Without a valid key, requests get only the liveness probe and the files of the page.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ..errors import UsageError, message_of
+from ..shell import complain
+from .errors import ApiError, invalid
+from .metrics import ServerMetrics
+
+MAX_HEADERS = 100
+HEADER_BYTES = 16 << 10
+PUBLIC_PATHS = ("/health", "/")
+PUBLIC_PREFIX = "/page/"
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CLOSING = (408, 413, 431)  # statuses after which a connection may hold unread bytes
+RESPONSE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Address, access and limits of the server.
+
+    keys: API keys, empty for no check. body: bytes of a request's body. queue: requests that are
+    open at once; timeout: seconds of one. stall: seconds that a client may leave a stream unread.
+    grace: seconds for open requests at shutdown. vllm_names: also report metrics under vLLM's
+    names. runs_dir: the folder of recorded runs. patience: seconds for the head of a request, and
+    again for its body.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    keys: Sequence[str] = ()
+    insecure: bool = False
+    body: int = 1 << 20
+    queue: int = 256
+    timeout: float = 600.0
+    stall: float = 30.0
+    grace: float = 30.0
+    vllm_names: bool = False
+    runs_dir: str = "runs"
+    patience: float = 20.0
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    def check(self) -> None:
+        """Raise UsageError if other machines could connect without a key."""
+        if not (self.loopback or self.keys or self.insecure):
+            raise UsageError(
+                f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
+            )
+
+    def allows(self, key: str) -> bool:
+        """Whether this is one of the keys; takes the same time for every wrong one."""
+        digest = _hashed(key)
+        same = [hmac.compare_digest(digest, _hashed(valid)) for valid in self.keys]
+        return any(same)
+
+
+def _hashed(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class AdmissionMiddleware:
+    """The outermost ASGI middleware: authentication, limits, errors and response headers.
+
+    check_capacity: raises ApiError before a body is read if no request can be admitted.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: ServeOptions,
+        metrics: ServerMetrics,
+        check_capacity: Callable[[], None] | None = None,
+    ) -> None:
+        self._app = app
+        self._options = options
+        self._metrics = metrics
+        self._check_capacity = check_capacity
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive)
+        client_id = request.headers.get("x-request-id", "")
+        id = client_id if REQUEST_ID.fullmatch(client_id) else uuid4().hex
+        started = False
+
+        async def respond(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self._metrics.responses.labels(str(message["status"])).inc()
+                headers = MutableHeaders(scope=message)
+                headers.update({**RESPONSE_HEADERS, "x-request-id": id})
+                if message["status"] in CLOSING:
+                    headers["connection"] = "close"
+            await send(message)
+
+        try:
+            self._check(request)
+            if request.method == "POST":
+                receive = _replayed(await self._body(request), receive)
+            await self._app(scope, receive, respond)
+            return
+        except ApiError as refusal:
+            error = refusal
+        except Exception as failure:
+            complain(f"request {id}: {message_of(failure)}")
+            error = ApiError(500, f"the server failed; request {id}")
+        if not started:
+            await error.response(scope, receive, respond)
+
+    def _check(self, request: Request) -> None:
+        raw = request.headers.raw
+        size = sum(len(name) + len(value) for name, value in raw)
+        if len(raw) > MAX_HEADERS or size > HEADER_BYTES:
+            raise ApiError(431, "too many headers, or too long ones")
+        host = request.headers.get("host", "").rpartition("@")[2]
+        name = re.sub(r":\d+$", "", host).lower()
+        if self._options.loopback and name not in LOOPBACK:
+            raise ApiError(403, "this server is not called so", code="host_not_allowed")
+        path = request.scope["path"]
+        if self._options.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):
+            kind, _, key = request.headers.get("authorization", "").partition(" ")
+            if kind.lower() != "bearer" or not self._options.allows(key.strip()):
+                raise ApiError(
+                    401,
+                    "no valid API key was given",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+
+    async def _body(self, request: Request) -> bytes:
+        """The whole body; what cannot be answered now, or is too long, is not read to its end."""
+        if self._check_capacity is not None and request.scope["path"] in GENERATION_PATHS:
+            self._check_capacity()
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            raise ApiError(415, "content-type: must be application/json")
+        limit = self._options.body
+        too_long = ApiError(413, f"the body is longer than {limit} bytes")
+        length = request.headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 18 or int(length) > limit:
+            raise too_long
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._options.patience):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
+                        raise too_long
+        except TimeoutError:
+            raise ApiError(408, "the body did not come in time") from None
+        except ClientDisconnect:
+            raise invalid("the client has left") from None
+        return bytes(body)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Receives a body that was already read, then further messages."""
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay

@@ -1,0 +1,436 @@
+"""Requests: their fields with limits, what is refused, and a `Submit` for each choice."""
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ...states.text.grammar import ANY_OBJECT
+from ..workers.protocol import Submit
+from .errors import invalid, unsupported
+
+MAX_CHOICES = 16
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 64
+MAX_BIASES = 300
+MAX_MESSAGES = 1024
+MAX_PROMPTS = 32
+MAX_TOKENS = 1 << 20
+MAX_CHARACTERS = 200_000
+INT64 = 1 << 63
+GREEDY = 1e-5  # temperatures below are 0
+NOT_HERE = {  # what means something elsewhere; ignoring it would give another answer than asked for
+    "tools": "there are no tool calls",
+    "functions": "there are no tool calls",
+    "function_call": "there are no tool calls",
+    "audio": "answers are texts",
+    "suffix": "there is no filling in",
+    "use_beam_search": "serve the graph `beam`",
+    "guided_json": "use response_format",
+    "guided_regex": "there are no patterns; response_format takes JSON schemas",
+    "guided_grammar": "there are no grammars; response_format takes JSON schemas",
+    "guided_choice": "use response_format",
+    "structured_outputs": "use response_format",
+    "prompt_logprobs": "use echo with logprobs on /v1/completions",
+    "chat_template": "templates are not taken from requests",
+    "chat_template_kwargs": "templates are not taken from requests",
+    "documents": "use specsot.documents",
+    "prompt_embeds": "tensors are not taken from requests",
+    "logits_processors": "code is not taken from requests",
+}
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+FREE_ONLY = ("top_p", "top_k", "min_p", *PENALTIES)  # settings that a grammar excludes
+
+
+def _whole(value: Any) -> Any:
+    """1.0 passes, for there are languages with one kind of number; true and "5" do not."""
+    if isinstance(value, bool | str):
+        raise ValueError("must be a whole number")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("must be a number")
+    return value
+
+
+def _stops(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _biases(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of token ids and numbers")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"has {len(value)} entries, at most {MAX_BIASES} are allowed")
+    if wrong := next((k for k in value if not (str(k).isascii() and str(k).isdecimal())), None):
+        raise ValueError(f"{wrong[:20]!r} is not a token id")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+Penalty = Annotated[Real, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS, strict=True)]
+Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
+TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
+Biases = Annotated[
+    dict[str, Annotated[Real, Field(ge=-100, le=100)]],
+    BeforeValidator(_biases),
+    Field(max_length=MAX_BIASES),
+]
+Text = Annotated[str, Field(strict=True)]
+
+
+class RequestPart(BaseModel):
+    """A part of a request; extra fields are ignored and reported."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class StreamOptions(RequestPart):
+    """include_usage: one more chunk with the usage; continuous_usage_stats: in every chunk."""
+
+    include_usage: Flag = False
+    continuous_usage_stats: Flag = False
+
+
+class DocumentField(RequestPart):
+    """A text to answer from."""
+
+    text: Text
+    title: Text = ""
+
+
+class Vendor(BaseModel):
+    """Fields of specsot's own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    skeleton: Flag = Field(True, description="false: one plain answer, whatever the graph does")
+    stream: Literal["ordered", "multiplexed"] = Field(
+        "ordered",
+        description="ordered: parts in reading order; multiplexed: as they are written, each chunk "
+        "says of which part",
+    )
+    trace: Flag = Field(False, description="chunks say of every token how it came")
+    documents: Annotated[list[DocumentField | Text], Field(max_length=256)] = []
+    timeout: Annotated[Real, Field(gt=0, le=86_400)] | None = Field(
+        None, description="seconds after which it is ended; never more than the server gives"
+    )
+    cache_salt: Annotated[Text, Field(max_length=256)] = Field(
+        "", description="only requests of the same one share what is kept of prompts and answers"
+    )
+
+
+class ResponseFormat(RequestPart):
+    """text, json_object, or json_schema with a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+
+class SamplingFields(BaseModel):
+    """What both endpoints take."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: Text | None = Field(
+        None, max_length=200, description="a served graph; first if left out"
+    )
+    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = None
+    temperature: Annotated[Real, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=-1, le=1 << 30)] | None = None
+    min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
+    seed: Annotated[Whole, Field(ge=-INT64, lt=INT64)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
+    stop: Stops = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=16)] = []
+    ignore_eos: Flag = False
+    min_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] = 0
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
+    logit_bias: Biases = {}
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    user: Text | None = None
+    cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description="as specsot.cache_salt"
+    )
+    specsot: Vendor = Field(default_factory=lambda: Vendor.model_validate({}))
+
+    def check_extras(self) -> list[str]:
+        """Names of ignored fields; raises ApiError for fields that must not be ignored."""
+        extras = self.model_extra or {}
+        for name, why in NOT_HERE.items():
+            if extras.get(name):
+                raise unsupported(name, why)
+        if extras.get("tool_choice") not in (None, "none", "auto"):
+            raise unsupported("tool_choice", "there are no tool calls")
+        if extras.get("modalities") not in (None, ["text"]):
+            raise unsupported("modalities", "answers are texts")
+        return sorted(extras)
+
+    def choices(
+        self,
+        prompts: Sequence[dict[str, Any]],
+        graph: str,
+        ids: Iterator[str],
+        timeout: float,
+        **settings: Any,
+    ) -> list[Submit]:
+        """The `n` choices of every prompt; raises ApiError.
+
+        Args:
+            prompts: the fields of a `Submit` in which prompts differ.
+        """
+        limit: int | None = settings["max_tokens"]
+        if limit is not None and self.min_tokens > limit:
+            raise invalid(f"min_tokens: {self.min_tokens}, more than max_tokens", "min_tokens")
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options: needs stream: true", "stream_options")
+        vendor = self.specsot
+        if self.stream and vendor.stream == "multiplexed" and self.stop:
+            raise invalid("stop: not with specsot.stream multiplexed", "stop")
+        documents = [
+            [str(number), document]
+            if isinstance(document, str)
+            else [document.title or str(number), document.text]
+            for number, document in enumerate(vendor.documents, 1)
+        ]
+        seed = random.getrandbits(62) if self.seed is None else self.seed
+        return [
+            Submit(
+                id=next(ids),
+                graph=graph,
+                seed=seed + choice,
+                sampling=self._sampling(),
+                skeleton=vendor.skeleton,
+                stop=self.stop,
+                stop_ids=self.stop_token_ids,
+                ignore_eos=self.ignore_eos,
+                cache_salt=self.cache_salt or vendor.cache_salt,
+                documents=documents,
+                timeout=min(timeout, vendor.timeout or timeout),
+                **prompt,
+                **settings,
+            )
+            for prompt in prompts
+            for choice in range(self.n)
+        ]
+
+    def _sampling(self) -> dict[str, Any]:
+        """What a request says of drawing, under the names of `SamplingRules`."""
+        values = {name: getattr(self, name) for name in ("temperature", *FREE_ONLY)}
+        rules = {name: value for name, value in values.items() if value is not None}
+        if rules.get("temperature", 1.0) < GREEDY:
+            rules["temperature"] = 0.0
+        if "top_k" in rules:
+            rules["top_k"] = max(rules["top_k"], 0)
+        if self.logit_bias:
+            rules["logit_bias"] = sorted([int(id), add] for id, add in self.logit_bias.items())
+        if self.min_tokens:
+            rules["min_new_tokens"] = self.min_tokens
+        return rules
+
+
+class ContentPart(RequestPart):
+    """Only texts are read."""
+
+    type: Text
+    text: Text | None = None
+
+
+class ChatMessage(RequestPart):
+    """A turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[ContentPart] | None = None
+
+
+class ChatRequest(SamplingFields):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    logprobs: Flag = False
+    top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+
+    def submits(self, graph: str, ids: Iterator[str], timeout: float) -> list[Submit]:
+        """The choices of this request; raises ApiError."""
+        question, past, rules = conversation(self.messages)
+        for text in (question, rules, *chain.from_iterable(past)):
+            check_length(text, "messages")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs: needs logprobs: true", "top_logprobs")
+        return self.choices(
+            [{"question": question, "past": past, "rules": rules}],
+            graph,
+            ids,
+            timeout,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            schema=self._schema(),
+            logprobs=(self.top_logprobs or 0) if self.logprobs else -1,
+        )
+
+    def _schema(self) -> str | None:
+        """The schema that the response format asks for, as JSON; raises ApiError."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        for name in (*FREE_ONLY, "logit_bias", "min_tokens", "ignore_eos"):
+            if getattr(self, name):
+                why = "not with a response_format, whose tokens a grammar chooses"
+                raise unsupported(name, why)
+        if form.type == "json_object":
+            return ANY_OBJECT
+        schema = (form.json_schema or {}).get("schema")
+        if not isinstance(schema, dict):
+            where = "response_format.json_schema.schema"
+            raise invalid(f"{where}: must be an object", "response_format")
+        try:
+            return json.dumps(schema, allow_nan=False)
+        except (ValueError, RecursionError):
+            raise invalid("response_format: no JSON schema", "response_format") from None
+
+
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingFields):
+    """The body of POST /v1/completions."""
+
+    prompt: (
+        Text
+        | Ids
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | (Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)])
+    )
+    max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = 16
+    echo: Flag = False
+    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Every prompt: a text, or a list of ids."""
+        many = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return list(self.prompt) if many else [self.prompt]
+
+    def submits(self, graph: str, ids: Iterator[str], timeout: float) -> list[Submit]:
+        """The choices of every prompt; raises ApiError."""
+        if self.best_of not in (None, self.n):
+            raise unsupported("best_of", "every choice is given back; ask for n of them")
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens: 0 gives nothing without echo", "max_tokens")
+        if self.echo and self.stream:
+            raise invalid("echo: not with stream", "echo")
+        for prompt in self.prompts:
+            if not prompt:
+                raise invalid("prompt: must not be empty", "prompt")
+            if isinstance(prompt, str):
+                check_length(prompt, "prompt")
+        return self.choices(
+            [{"text" if isinstance(one, str) else "token_ids": one} for one in self.prompts],
+            graph,
+            ids,
+            timeout,
+            max_tokens=self.max_tokens,
+            echo=self.echo,
+            logprobs=-1 if self.logprobs is None else self.logprobs,
+        )
+
+
+class TokenizeRequest(RequestPart):
+    """The body of POST /tokenize: a prompt, or messages."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
+        None
+    )
+
+
+class DetokenizeRequest(RequestPart):
+    """The body of POST /detokenize."""
+
+    model: Text | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 16)]
+
+
+def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]], str]:
+    """(question, past, rules) of a conversation; raises ApiError.
+
+    Turns of one role that follow each other are one turn.
+    """
+    rules: list[str] = []
+    turns: list[tuple[str, str]] = []
+    for number, message in enumerate(messages):
+        text = _content(message, f"messages.{number}.content")
+        if message.role in ("system", "developer"):
+            rules.append(text)
+        elif turns and turns[-1][0] == message.role:
+            turns[-1] = (message.role, f"{turns[-1][1]}\n\n{text}")
+        else:
+            turns.append((message.role, text))
+    for place, index in (("last", -1), ("first", 0)):
+        if not turns or turns[index][0] != "user":
+            raise invalid(f"messages: the {place} turn must be a user's", "messages")
+    texts = [text for _, text in turns]
+    past = [list(pair) for pair in zip(texts[:-1:2], texts[1:-1:2], strict=True)]
+    return texts[-1], past, "\n\n".join(rule for rule in rules if rule.strip())
+
+
+def _content(message: ChatMessage, where: str) -> str:
+    if message.content is None and message.role != "assistant":
+        raise invalid(f"{where}: must be a text", "messages")
+    if not isinstance(message.content, list):
+        return message.content or ""
+    for part in message.content:
+        if part.type != "text" or part.text is None:
+            kind = part.type[:40]
+            raise invalid(f"{where}: only parts of type text are read, not {kind!r}", "messages")
+    return "".join(part.text or "" for part in message.content)
+
+
+def check_length(text: str, param: str) -> None:
+    """Raise ApiError for a text that is too long to tokenize."""
+    if len(text) > MAX_CHARACTERS:
+        message = f"{param}: {len(text)} characters, at most {MAX_CHARACTERS}"
+        raise invalid(message, param, "context_length_exceeded")
+
+
+def read_fields(kind: type[BaseModel], body: bytes) -> Any:
+    """Parse a body as one of the requests above; null values count as absent.
+
+    Raises ApiError. Of equal keys the last one counts.
+    """
+    try:
+        value = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise invalid(f"the body is not JSON: {error.msg} at character {error.pos}") from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, endless digits, endless nesting
+        what = "too deep" if isinstance(error, RecursionError) else str(error).split("\n")[0][:200]
+        raise invalid(f"the body cannot be read: {what}") from None
+    if not isinstance(value, dict):
+        raise invalid("the body must be a JSON object")
+    try:
+        return kind.model_validate({name: v for name, v in value.items() if v is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        loc = [str(part) for part in first["loc"]]
+        where = ".".join(part for part in loc if part.isidentifier() or part.isdecimal())
+        message = first["msg"].removeprefix("Value error, ")
+        param = loc[0] if loc else None
+        raise invalid(f"{where[:120] or 'the body'}: {message}", param) from None
