@@ -73,24 +73,26 @@ def simulate(
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`.
     """
     with user_errors():
+        from ..record.trace import records_of
         from ..simulate.arrivals import Workload
         from ..simulate.command import (
             ClusterSettings,
             SimulationSettings,
             clusters_described,
             described,
-            fitted,
             simulate_clusters,
         )
         from ..simulate.command import simulate as compare
         from ..simulate.costs import StepCost
+        from ..simulate.costs import fit as fit_costs
 
         if fit is not None:
             if costs is None:
                 raise UsageError("--fit saves what it finds: where? --costs FILE")
-            fit_report = fitted(find_run(fit, runs_dir), costs)
-            share = f"{100 * fit_report.error:.0f} % off in the mean"
-            complain(f"{costs}: costs of steps, from {fit_report.steps} of them, {share}")
+            fitted = fit_costs(records_of(find_run(fit, runs_dir)))
+            fitted.save(costs)
+            share = f"{100 * fitted.error:.0f} % off in the mean"
+            complain(f"{costs}: costs of steps, from {fitted.steps} of them, {share}")
             return
         stems, tokens = _numbers("--shared", shared, "x")
         parts_of = _numbers("--parts", parts)
@@ -108,13 +110,13 @@ def simulate(
             cluster_settings = ClusterSettings(cluster, tp, link, shape, together)
             clusters = simulate_clusters(program.graph, cost, settings, cluster_settings)
             if as_json:
-                print_json(clusters={name: result.document() for name, result in clusters.items()})
+                print_json(clusters=clusters)
             else:
                 print(clusters_described(clusters))
             return
         results = compare(program.graph, cost, settings)
         if as_json:
-            print_json(policies={name: result.document() for name, result in results.items()})
+            print_json(policies=results)
         else:
             print(described(results))
 

@@ -1,12 +1,12 @@
-"""When requests come and what they are like: Poisson arrivals, bursts, or a recorded file.
+"""Arrivals of requests: Poisson, bursts, or a recorded file.
 
-Arrivals are made one after another, so a million of them take no more room than one.
+Arrivals are generated one after another, so a million of them need no more memory than one.
 """
 
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
@@ -48,29 +48,48 @@ class Workload:
     shared: int = 0
 
     def draw(self, at: float, chance: random.Random) -> Arrival:
-        """A request that comes at a moment."""
+        """A request that arrives at a moment."""
         parts = chance.randint(*self.parts)
         texts = tuple(chance.randint(*self.answer) for _ in range(parts or 1))
         outline = chance.randint(*self.outline) if parts else 0
         shared = self.shared if self.stems else 0
         stem = chance.randrange(self.stems) if self.stems else 0
-        prompt = shared + chance.randint(*self.prompt)
-        budget = 1 << max(texts).bit_length()
-        return Arrival(at, prompt, texts, outline, stem, shared, budget)
+        return Arrival(
+            at=at,
+            prompt=shared + chance.randint(*self.prompt),
+            texts=texts,
+            outline=outline,
+            stem=stem,
+            shared=shared,
+            budget=1 << max(texts).bit_length(),
+        )
 
 
-def poisson(rate: float, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """Arrivals at `rate` requests a second, with exponential gaps."""
-    chance = random.Random(f"poisson {seed}")
-    at = 0.0
-    for _ in range(count):
-        at += chance.expovariate(rate)
-        yield work.draw(at, chance)
+def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
+    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    kind, *numbers = spec.split(":")
+    try:
+        if (kind, len(numbers)) in (("poisson", 1), ("bursts", 2)):
+            rate = float(numbers[0])
+            size = int(numbers[1]) if kind == "bursts" else 1
+            if rate > 0 and size > 0:
+                chance = random.Random(f"{kind} {seed}")
+                return _generated(rate, size, work, count=count, chance=chance)
+    except ValueError:
+        raise UsageError(f"--arrivals {spec}: no such numbers") from None
+    if not Path(spec).is_file():
+        raise UsageError(f"--arrivals {spec}: neither poisson:RATE, bursts:RATE:SIZE, nor a file")
+    return recorded(Path(spec))
 
 
-def bursts(rate: float, size: int, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """Arrivals at `rate` requests a second, `size` of them at once."""
-    chance = random.Random(f"bursts {seed}")
+def _generated(
+    rate: float, size: int, work: Workload, *, count: int, chance: random.Random
+) -> Iterator[Arrival]:
+    """`rate` requests a second, `size` of them at once, with exponential gaps."""
     at = 0.0
     for number in range(count):
         if number % size == 0:
@@ -90,8 +109,8 @@ def recorded(path: Path) -> Iterator[Arrival]:
             if not line.strip():
                 continue
             try:
-                fields = json.loads(line)
-                arrival = Arrival(**fields | {"texts": tuple(fields["texts"])})
+                values = json.loads(line)
+                arrival = Arrival(**values | {"texts": tuple(values["texts"])})
                 wrong = arrival.at < before or not arrival.texts or min(arrival.texts) < 1
                 wrong |= not 0 <= arrival.shared <= arrival.prompt or arrival.prompt < 1
                 wrong |= arrival.outline < 0 or arrival.budget < 0
@@ -101,27 +120,3 @@ def recorded(path: Path) -> Iterator[Arrival]:
                 raise UsageError(f"{path}:{number}: invalid arrival: {line.strip()[:80]}")
             before = arrival.at
             yield arrival
-
-
-def line_of(arrival: Arrival) -> str:
-    """An arrival as a line of such a file."""
-    return json.dumps(asdict(arrival))
-
-
-def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    kind, *numbers = spec.split(":")
-    try:
-        if kind == "poisson" and len(numbers) == 1 and float(numbers[0]) > 0:
-            return poisson(float(numbers[0]), count, work, seed)
-        if kind == "bursts" and len(numbers) == 2 and float(numbers[0]) > 0 < int(numbers[1]):
-            return bursts(float(numbers[0]), int(numbers[1]), count, work, seed)
-    except ValueError:
-        raise UsageError(f"--arrivals {spec}: no such numbers") from None
-    if not Path(spec).is_file():
-        raise UsageError(f"--arrivals {spec}: neither poisson:RATE, bursts:RATE:SIZE, nor a file")
-    return recorded(Path(spec))

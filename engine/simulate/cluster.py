@@ -8,9 +8,10 @@ Every part has the place of its request in the order of arrivals.
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from heapq import heappop, heappush
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...states.graph.graph import Graph
 from ..errors import UsageError
@@ -25,16 +26,35 @@ from ..workers.placement import (
 )
 from .arrivals import Arrival
 from .costs import GroupCost, Link, ModelShape, StepCost
-from .figures import ClusterFigures
-from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, Live, Simulation
+from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, Live, ServedFigures, Simulation
 
 WHOLE_ANSWER = -1  # the part number of an outline, or of an answer without parts
+
+
+@dataclass(slots=True)
+class ClusterFigures(ServedFigures):
+    """Of a cluster. busy: the mean share of time that a worker works. regroups: gathers of a prefix
+    after its outline; sent: prefixes sent to a worker outside the group. events: simulated ones."""
+
+    workers: int = 0
+    busy: float = 0.0
+    regroups: int = 0
+    regroup_bytes: int = 0
+    regroup_seconds: float = 0.0
+    sent: int = 0
+    sent_bytes: int = 0
+    sent_seconds: float = 0.0
+    events: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetup:
     """workers: their number. tp: size of the groups that write an outline. together: parts stay
-    with the worker of their outline."""
+    with the worker of their outline.
+
+    Raises:
+        UsageError: the numbers do not fit together.
+    """
 
     workers: int
     tp: int
@@ -42,8 +62,7 @@ class ClusterSetup:
     shape: ModelShape
     together: bool = False
 
-    def check(self) -> None:
-        """Raise UsageError for an invalid setup."""
+    def __post_init__(self) -> None:
         if self.tp < 1 or self.workers % self.tp:
             raise UsageError(f"{self.workers} workers do not make groups of {self.tp}")
         if self.together and self.tp > 1:
@@ -65,17 +84,6 @@ class ClusterJob:
     arrival: Arrival
     ids: tuple[int, ...]
     unwritten: int = 1
-
-    @classmethod
-    def of(cls, number: int, arrival: Arrival) -> "ClusterJob":
-        """A new request; it shares ids with the requests of its stem only."""
-        new = ((2 * number + 1) % MAX_IDS,) * (arrival.prompt - arrival.shared)
-        return cls(number, arrival, (-1 - arrival.stem,) * arrival.shared + new)
-
-    def outlined_(self) -> None:
-        """After the outline: its ids become part of the prefix."""
-        self.ids += ((2 * self.number + 2) % MAX_IDS,) * self.arrival.outline
-        self.unwritten = len(self.arrival.texts)
 
     def part(self, part: int, now: float) -> tuple[Arrival, tuple[int, ...]]:
         """A part as a request, and the ids of its prompt."""
@@ -141,27 +149,30 @@ class ClusterSimulation:
     """A cluster on arrivals in the order of time.
 
     Raises:
-        UsageError: the graph cannot be simulated, or the setup is invalid.
+        UsageError: the graph cannot be simulated.
     """
 
     def __init__(
         self, graph: Graph, cost: StepCost, policy: str, setup: ClusterSetup, seed: int = 0
     ) -> None:
-        setup.check()
+        def worker(number: int, cost: StepCost) -> SimulatedWorker:
+            return SimulatedWorker(number, graph, cost, policy=policy, seed=seed)
+
         self.setup = setup
-        self.served = ClusterFigures(setup.workers)
+        self.served = ClusterFigures(workers=setup.workers)
         self.now = 0.0
-        numbers = range(setup.workers)
-        self.workers = [SimulatedWorker(number, graph, cost, policy, seed) for number in numbers]
-        self.loads = Loads(numbers)
+        self.workers = [worker(number, cost) for number in range(setup.workers)]
+        self.loads = Loads(range(setup.workers))
         self.beginnings = PrefixIndex()
         tree = self.workers[0].manager.capacity.round_rows(1)
-        together = GroupCost.of_steps(cost, setup.tp, setup.link, setup.shape, tree)
+        together = GroupCost(
+            **asdict(cost), ranks=setup.tp, link=setup.link, shape=setup.shape, tree=tree
+        )
         self.groups = [
             WorkerGroup(
-                number,
-                SimulatedWorker(-1 - number, graph, together, policy, seed),
-                self.workers[number * setup.tp : (number + 1) * setup.tp],
+                number=number,
+                both=worker(-1 - number, together),
+                members=self.workers[number * setup.tp : (number + 1) * setup.tp],
             )
             for number in range(setup.workers // setup.tp if setup.tp > 1 else 0)
         ]
@@ -169,98 +180,94 @@ class ClusterSimulation:
         self.group_beginnings = PrefixIndex()
         self._token_seconds = cost.seconds(tree, 1, 0) / cost.mean_tokens
         self._rng = random.Random(f"cluster {seed}")
-        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_planned = 0  # events ever in the heap, for their order
 
     def run(self, arrivals: Iterable[Arrival]) -> ClusterFigures:
         """Serve all arrivals."""
+        served = self.served
         source = iter(arrivals)
         after = next(source, None)
         while after is not None or self._events:
-            self.served.events += 1
+            served.events += 1
             if after is not None and (not self._events or after.at <= self._events[0][0]):
                 self.now = after.at
                 self._arrive(after)
                 after = next(source, None)
-                continue
-            self.now, _, handle, event = heappop(self._events)
-            handle(event)
-        return self._figures()
-
-    def _figures(self) -> ClusterFigures:
+            else:
+                self.now, _, handle = heappop(self._events)
+                handle()
         groups = [group.both for group in self.groups]
         simulations = [*self.workers, *groups]
-        served = self.served
-        gathered = self.setup.tp * served.regroup_seconds
-        together = self.setup.tp * sum(group.worked for group in groups)
-        served.worked = gathered + together + sum(worker.worked for worker in self.workers)
-        served.seconds = self.now
         for simulation in simulations:
             served.refused += simulation.served.refused
             served.tokens += simulation.served.tokens
             served.steps += simulation.served.steps
-            served.preemptions += simulation.manager.lifecycle.preemptions
-        caches = [simulation.manager.prefixes for simulation in simulations]
-        trees = [cache.figures for cache in caches if cache is not None]
-        served.hit_rate = sum(f.reused for f in trees) / max(sum(f.asked for f in trees), 1)
+        served.count_schedulers([simulation.manager for simulation in simulations])
+        served.seconds = self.now
+        common = served.regroup_seconds + sum(group.worked for group in groups)
+        worked = self.setup.tp * common + sum(worker.worked for worker in self.workers)
+        served.busy = worked / (self.setup.workers * self.now) if self.now else 0.0
         return served
 
-    def _later(self, at: float, handle: Callable[[Any], None], event: Any) -> None:
-        self.served.planned += 1
-        heappush(self._events, (at, self.served.planned, handle, event))
+    def _later(self, at: float, handle: Callable[[], None]) -> None:
+        self._num_planned += 1
+        heappush(self._events, (at, self._num_planned, handle))
 
     # -- arrivals and routing ---------------------------------------------------------------------
 
     def _arrive(self, arrival: Arrival) -> None:
         number = self.served.requests
         self.served.requests += 1
-        job = ClusterJob.of(number, arrival)
-        # Only the shared ids can match; keys of a whole prompt would be unique.
-        ids = job.ids
-        keys = prefix_keys(job.ids[: arrival.shared])
+        # A request shares ids with the requests of its stem only.
+        stem = (-1 - arrival.stem,) * arrival.shared
+        new = ((2 * number + 1) % MAX_IDS,) * (arrival.prompt - arrival.shared)
+        job = ClusterJob(number, arrival, stem + new)
+        keys = prefix_keys(stem)  # keys of a whole prompt would be unique
+        first = arrival
+        tokens = arrival.prompt // TOKENS_READ_PER_WRITTEN + arrival.outline
         outlines = bool(arrival.outline) and not self.setup.together
-        first = (
-            Arrival(arrival.at, arrival.prompt, (arrival.outline,), budget=arrival.outline)
-            if outlines
-            else arrival
-        )
-        tokens = (
-            arrival.prompt // TOKENS_READ_PER_WRITTEN
-            + sum(first.texts)
-            + (0 if outlines else arrival.outline)
-        )
+        if outlines:
+            texts = (arrival.outline,)
+            first = Arrival(arrival.at, arrival.prompt, texts, budget=arrival.outline)
+        else:
+            tokens += sum(arrival.texts)
+        tag = TextTag(job, WHOLE_ANSWER, tokens)
         if outlines and self.groups:
             chosen = route(arrival.prompt, self.group_beginnings.find(keys), self.group_loads)
             self.group_beginnings.note_(keys, chosen)
             self.group_loads.add_(chosen, tokens)
-            self.groups[chosen].both.submit(
-                first, ids, 0, TextTag(job, WHOLE_ANSWER, tokens), number
-            )
-            self._go_together(self.groups[chosen])
+            group = self.groups[chosen]
+            group.both.submit(first, job.ids, tag=tag, place=number)
+            self._step_together(group)
             return
         chosen = route(arrival.prompt, self.beginnings.find(keys), self.loads)
         self.beginnings.note_(keys, chosen)
-        self._give(self.workers[chosen], first, ids, 0, TextTag(job, WHOLE_ANSWER, tokens))
+        self._add_load(chosen, tokens)
+        self._submit(self.workers[chosen], (first, job.ids), tag)
 
-    def _give(
+    def _submit(
         self,
         worker: SimulatedWorker,
-        arrival: Arrival,
-        ids: tuple[int, ...],
-        received: int,
+        prompt: tuple[Arrival, tuple[int, ...]],
         tag: TextTag,
+        received: int = 0,
     ) -> None:
-        self._count(worker.number, tag.tokens)
-        worker.submit(arrival, ids, received, tag, tag.job.number)
-        self._go(worker)
+        arrival, ids = prompt
+        worker.submit(arrival, ids, received=received, tag=tag, place=tag.job.number)
+        self._step(worker)
 
-    def _count(self, worker: int, tokens: int) -> None:
+    def _add_load(self, worker: int, tokens: int) -> None:
         self.loads.add_(worker, tokens)
         if self.groups:
             self.group_loads.add_(worker // self.setup.tp, tokens)
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _go(self, worker: SimulatedWorker) -> None:
+    def _group_of(self, worker: SimulatedWorker) -> WorkerGroup | None:
+        return self.groups[worker.number // self.setup.tp] if self.groups else None
+
+    def _step(self, worker: SimulatedWorker) -> None:
         """Start the next step of a free worker, unless its group steps first."""
         group = self._group_of(worker)
         blocked = group is not None and (group.running or not (group.both.is_idle or worker.owed))
@@ -270,81 +277,74 @@ class ClusterSimulation:
         if worker.start(self.now):
             if group is not None:
                 group.stepping += 1
-            self._later(worker.now, self._stepped, worker)
+            self._later(worker.now, partial(self._stepped, worker))
 
     def _stepped(self, worker: SimulatedWorker) -> None:
         worker.in_step = False
         group = self._group_of(worker)
         if group is not None:
             group.stepping -= 1
-        self._collect(worker)
+        for job in self._collect(worker):
+            self._spread(job, [worker.number], 0)
         if group is not None:
-            self._go_together(group)
-        self._go(worker)
+            self._step_together(group)
+        self._step(worker)
 
-    def _go_together(self, group: WorkerGroup) -> None:
+    def _step_together(self, group: WorkerGroup) -> None:
         """Start a common step, if no member of the group is in a step."""
-        if group.running or group.stepping or not group.both.start(self.now):
-            return
-        group.running = True
-        self._later(group.both.now, self._stepped_together, group)
+        if not (group.running or group.stepping) and group.both.start(self.now):
+            group.running = True
+            self._later(group.both.now, partial(self._stepped_together, group))
 
     def _stepped_together(self, group: WorkerGroup) -> None:
+        """After a common step: gather the prefixes of the written outlines."""
         written = self._collect(group.both, group)
-        if not written:
-            self._release(group)
-            return
         sizes = [len(job.ids) * self.setup.shape.kv_bytes for job in written]
         seconds = sum(self.setup.link.all_gather(size, self.setup.tp) for size in sizes)
-        self.served.note_regroups(len(written), sum(sizes), seconds)
-        self._later(self.now + seconds, self._regrouped, (group, written))
+        self.served.regroups += len(written)
+        self.served.regroup_bytes += sum(sizes)
+        self.served.regroup_seconds += seconds
+        if written:
+            self._later(self.now + seconds, partial(self._regrouped, group, written))
+        else:
+            self._regrouped(group, written)
 
-    def _regrouped(self, event: tuple[WorkerGroup, list[ClusterJob]]) -> None:
-        group, written = event
-        holders = [member.number for member in group.members]
+    def _regrouped(self, group: WorkerGroup, written: list[ClusterJob]) -> None:
+        """Place the parts of outlines, and let every member step by itself."""
         for job in written:
-            self._spread(job, holders, len(job.ids))
-        self._release(group)
-
-    def _release(self, group: WorkerGroup) -> None:
-        """Let every member step by itself."""
+            self._spread(job, [member.number for member in group.members], len(job.ids))
         group.running = False
         for member in group.members:
             member.owed = True
-            self._go(member)
-        self._go_together(group)
-
-    def _group_of(self, worker: SimulatedWorker) -> WorkerGroup | None:
-        return self.groups[worker.number // self.setup.tp] if self.groups else None
+            self._step(member)
+        self._step_together(group)
 
     # -- results of a step ------------------------------------------------------------------------
 
     def _collect(
         self, worker: SimulatedWorker, group: WorkerGroup | None = None
     ) -> list[ClusterJob]:
-        """Count the results of a step; returns the jobs whose outline a group has written."""
+        """Count the results of a step; returns the jobs whose outline is written."""
         for job, part, _ in worker.started:
             if part == WHOLE_ANSWER:
-                self.served.first.add(self.now - job.arrival.at)
-        ended = worker.ended[:]
-        written = list[ClusterJob]()
+                self.served.time_to_first_token.append(self.now - job.arrival.at)
         worker.started.clear()
-        worker.ended.clear()
-        for job, part, tokens in ended:
+        written = list[ClusterJob]()
+        for job, part, tokens in worker.ended:
             if group is None:
-                self._count(worker.number, -tokens)
+                self._add_load(worker.number, -tokens)
             else:
                 self.group_loads.add_(group.number, -tokens)
             if part == WHOLE_ANSWER and job.arrival.outline and not self.setup.together:
-                job.outlined_()
+                # The ids of the outline become part of the prefix.
+                job.ids += ((2 * job.number + 2) % MAX_IDS,) * job.arrival.outline
+                job.unwritten = len(job.arrival.texts)
                 written.append(job)
                 continue
             job.unwritten -= 1
             if not job.unwritten:
-                self.served.whole.add(self.now - job.arrival.at)
-        if group is None:
-            for job in written:
-                self._spread(job, [worker.number], 0)
+                self.served.time_to_answer.append(self.now - job.arrival.at)
+        worker.ended.clear()
         return written
 
     def _spread(self, job: ClusterJob, holders: list[int], received: int) -> None:
@@ -360,16 +360,16 @@ class ClusterSimulation:
         expected = [max(round(n * self._rng.uniform(*HINT_FACTORS)), 1) for n in job.arrival.texts]
         placed = place_branches(expected, candidates(holders, len(expected), fee, self.loads))
         sent = {worker for worker in placed if worker not in holders}
-        self.served.note_sent(len(sent), len(sent) * size, len(sent) * seconds)
-        for part, worker in enumerate(placed):
+        self.served.sent += len(sent)
+        self.served.sent_bytes += len(sent) * size
+        self.served.sent_seconds += len(sent) * seconds
+        for part, number in enumerate(placed):
             tag = TextTag(job, part, expected[part])
-            if worker in sent:
-                self._count(worker, tag.tokens)
-                self._later(self.now + seconds, self._received, (worker, tag, rows))
+            self._add_load(number, tag.tokens)
+            if number in sent:
+                self._later(self.now + seconds, partial(self._received, number, tag, rows))
             else:
-                self._give(self.workers[worker], *job.part(part, self.now), received, tag)
+                self._submit(self.workers[number], job.part(part, self.now), tag, received)
 
-    def _received(self, event: tuple[int, TextTag, int]) -> None:
-        worker, tag, rows = event
-        self.workers[worker].submit(*tag.job.part(tag.part, self.now), rows, tag, tag.job.number)
-        self._go(self.workers[worker])
+    def _received(self, number: int, tag: TextTag, rows: int) -> None:
+        self._submit(self.workers[number], tag.job.part(tag.part, self.now), tag, rows)

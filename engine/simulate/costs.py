@@ -7,14 +7,16 @@ bandwidth, as in NCCL's own model. docs/cluster_simulated.md has the sources of 
 import json
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from ...models.config import DecoderConfig
+from ...models.families import decoder_config
+from ...models.files import ModelError
 from ..errors import UsageError
 from ..record.trace import Record
 
@@ -74,88 +76,53 @@ class StepCost:
         return cost
 
 
-@dataclass(slots=True)
-class _Step:
-    """One step of a trace."""
-
-    nanos: int = 0
-    rows: int = 0
-    branches: int = 0
-    slots: int = 0
-
-
-def _steps(records: Iterable[Record]) -> Iterator[_Step]:
-    """Steps with a forward, from one `schedule` to the next."""
-    start = None
-    step = _Step()
-    for record in records:
-        if record["kind"] == "step":
-            if start is not None and step.rows:
-                step.nanos = record["t"] - start
-                yield step
-            start = record["t"]
-            step = _Step()
-        elif record["kind"] == "round" and start is not None:
-            drafted = sum(count >= 0 for count in record["accepted"])
-            step.rows = record["rows"]
-            step.branches = drafted
-            step.slots = record["kv"]
-
-
-def _tokens(records: Iterable[Record]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for record in records:
-        for committed, accepted in zip(
-            record.get("committed", ()), record.get("accepted", ()), strict=True
-        ):
-            if record["kind"] == "round" and accepted >= 0 and committed > 0:
-                counts[str(committed)] = counts.get(str(committed), 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: int(item[0])))
-
-
-def fit(records: list[Record]) -> StepCost:
-    """Non-negative costs fitted to the steps of a trace by least squares.
+def fit(records: Iterable[Record]) -> StepCost:
+    """Non-negative costs fitted by least squares to the steps of a trace that have a forward; a
+    step lasts from one `schedule` to the next.
 
     Steps longer than four times the median are left out as disturbed.
 
     Raises:
         UsageError: the trace has too few steps.
     """
-    rounds = [record for record in records if record["kind"] in ("step", "round")]
-    steps = list(_steps(rounds))
+    steps = list[tuple[int, ...]]()  # nanoseconds, 1, rows, branches with drafts, slots in use
+    tokens = Counter[int]()
+    start: int | None = None
+    forward: tuple[int, ...] = ()
+    for record in records:
+        if record["kind"] == "step":
+            if start is not None and forward:
+                steps.append((record["t"] - start, 1, *forward))
+            start = record["t"]
+            forward = ()
+        elif record["kind"] == "round":
+            rounds = zip(record["committed"], record["accepted"], strict=True)
+            lengths = [committed for committed, accepted in rounds if accepted >= 0]
+            tokens.update(length for length in lengths if length)
+            if start is not None and record["rows"]:
+                forward = (record["rows"], len(lengths), record["kv"])
     if len(steps) < MIN_STEPS:
         raise UsageError(
             f"the trace has {len(steps)} steps with a forward, a fit needs {MIN_STEPS}"
         )
-    limit = 4 * float(np.median([step.nanos for step in steps]))
-    steps = [step for step in steps if step.nanos <= limit]
-    millis_S = np.array([step.nanos for step in steps]) / 1e6
-    features_S4 = np.array([[1, s.rows, s.branches, s.slots] for s in steps], float)
-    weights_4 = _non_negative(features_S4, millis_S)
-    forward, row, branch, slot = map(float, weights_4)
+    values_S5 = np.array(steps, float)
+    values_S5 = values_S5[values_S5[:, 0] <= 4 * np.median(values_S5[:, 0])]
+    millis_S = values_S5[:, 0] / 1e6
+    weights_4, _ = nnls(values_S5[:, 1:], millis_S)
+    forward_cost, row, branch, slot = map(float, weights_4)
     return StepCost(
         step=0.0,
-        forward=forward,
+        forward=forward_cost,
         row=row,
         branch=branch,
         slot=slot,
-        tokens=_tokens([record for record in rounds if record["kind"] == "round"]) or {"1": 1},
-        error=float(np.abs(features_S4 @ weights_4 - millis_S).mean() / millis_S.mean()),
-        steps=len(steps),
+        tokens={str(length): tokens[length] for length in sorted(tokens)} or {"1": 1},
+        error=float(np.abs(values_S5[:, 1:] @ weights_4 - millis_S).mean() / millis_S.mean()),
+        steps=len(values_S5),
     )
 
 
-def _non_negative(features_SF: Any, target_S: Any) -> Any:
-    """Least squares; features with negative coefficients are removed, the most negative first."""
-    columns = list(range(features_SF.shape[1]))
-    weights_F = np.zeros(features_SF.shape[1])
-    while columns:
-        part = np.linalg.lstsq(features_SF[:, columns], target_S, rcond=None)[0]
-        if (part >= 0).all():
-            weights_F[columns] = part
-            break
-        columns.pop(int(part.argmin()))
-    return weights_F
+# -- clusters -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,51 +188,47 @@ class ModelShape:
     vocabulary: int
     itemsize: int = 4
 
-    @classmethod
-    def of(cls, config: DecoderConfig, itemsize: int) -> "ModelShape":
-        """The sizes of a checkpoint."""
-        kv_bytes = 2 * config.num_layers * config.kv_heads * config.head_dim * itemsize
-        return cls(
-            layers=config.num_layers,
-            hidden=config.hidden_size,
-            kv_bytes=kv_bytes,
-            vocabulary=config.vocab_size,
-            itemsize=itemsize,
-        )
-
 
 SHAPES = {
-    "llama-8b": ModelShape(32, 4096, 2 * 32 * 8 * 128 * 2, 128256, 2),
-    "llama-70b": ModelShape(80, 8192, 2 * 80 * 8 * 128 * 2, 128256, 2),
+    "llama-8b": ModelShape(32, 4096, 2 * 32 * 8 * 128 * 2, 128256, itemsize=2),
+    "llama-70b": ModelShape(80, 8192, 2 * 80 * 8 * 128 * 2, 128256, itemsize=2),
 }
 
 
-@dataclass(frozen=True, slots=True)
+def shape_of(text: str) -> ModelShape:
+    """A known model, or a checkpoint's folder, in float32.
+
+    Raises:
+        UsageError: another text.
+    """
+    if text in SHAPES:
+        return SHAPES[text]
+    try:
+        config = decoder_config(Path(text))
+    except ModelError as error:
+        raise UsageError(f"--shape {text}: {', '.join(SHAPES)}, or a folder: {error}") from None
+    itemsize = 4
+    return ModelShape(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        kv_bytes=2 * config.num_layers * config.kv_heads * config.head_dim * itemsize,
+        vocabulary=config.vocab_size,
+        itemsize=itemsize,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost(StepCost):
     """Steps of a tensor-parallel group: a rank computes its part of a forward, plus two all-reduces
-    a layer and one gather of the logits. Every rank drafts for itself."""
+    a layer and one gather of the logits. Every rank drafts for itself.
 
-    ranks: int = 1
-    link: Link = LINKS["nvlink"]
-    shape: ModelShape = SHAPES["llama-8b"]
-    tree: int = 1
+    tree: rows of a branch in a round, all with logits.
+    """
 
-    @classmethod
-    def of_steps(
-        cls, cost: StepCost, ranks: int, link: Link, shape: ModelShape, tree: int
-    ) -> "GroupCost":
-        """The costs of a group from those of one worker.
-
-        Args:
-            tree: rows of a branch in a round, all with logits.
-        """
-        return cls(
-            **{f.name: getattr(cost, f.name) for f in fields(StepCost)},
-            ranks=ranks,
-            link=link,
-            shape=shape,
-            tree=tree,
-        )
+    ranks: int
+    link: Link
+    shape: ModelShape
+    tree: int
 
     def seconds(self, rows: int, branches: int, slots: int) -> float:
         if not rows:
@@ -277,7 +240,6 @@ class GroupCost(StepCost):
     def collectives(self, rows: int, logits_rows: int) -> float:
         """Seconds of a forward's collectives; `logits_rows` of its rows have logits."""
         shape = self.shape
-        size = self.shape.itemsize
-        layer = self.link.all_reduce(rows * shape.hidden * size, self.ranks)
-        logits = self.link.all_gather(logits_rows * shape.vocabulary * size, self.ranks)
-        return 2 * shape.layers * layer + logits
+        layer = self.link.all_reduce(rows * shape.hidden * shape.itemsize, self.ranks)
+        logits_size = logits_rows * shape.vocabulary * shape.itemsize
+        return 2 * shape.layers * layer + self.link.all_gather(logits_size, self.ranks)

@@ -6,7 +6,7 @@ forward are written down instead of computed, and the clock moves by the cost of
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from time import perf_counter
 from typing import Any
 
@@ -21,14 +21,12 @@ from ...states.manager import BranchStateManager
 from ...states.phases.schedule import plan_
 from ...states.request import Branch, Finish, Request, move
 from ...states.request_table import RunLimits
-from ...states.rows import Span
 from ...states.scheduler import Inbox, StepPlan
 from ...states.text.outline import Point
 from ...states.text.tokens import PromptTokens
 from ..errors import UsageError
 from .arrivals import Arrival
 from .costs import StepCost
-from .figures import ServedFigures
 
 
 class CountedPool(KVCache):
@@ -129,6 +127,58 @@ class CountedPool(KVCache):
 MAX_IDS = 1 << 30  # positions and token ids, without a model's limits
 PART_PROMPT = 12  # tokens of a part's own prompt
 HINT_FACTORS = (0.5, 1.5)  # of an outline's expected lengths
+QUANTILES = (0.5, 0.95, 0.99)
+
+
+@dataclass(slots=True)
+class ServedFigures:
+    """The figures of a simulation under their documented names.
+
+    seconds: from the start to the last answer, on the simulated clock. time_to_first_token,
+    time_to_answer: seconds of each request.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    tokens: int = 0
+    steps: int = 0
+    preemptions: int = 0
+    hit_rate: float = 0.0
+    seconds: float = 0.0
+    time_to_first_token: list[float] = field(default_factory=list)
+    time_to_answer: list[float] = field(default_factory=list)
+
+    def count_schedulers(self, managers: Sequence[BranchStateManager]) -> None:
+        """Add the preemptions and the reused share of prompts of all schedulers."""
+        self.preemptions = sum(manager.lifecycle.preemptions for manager in managers)
+        caches = [manager.prefixes.figures for manager in managers if manager.prefixes is not None]
+        asked = sum(cache.asked for cache in caches)
+        self.hit_rate = sum(cache.reused for cache in caches) / max(asked, 1)
+
+    def document(self) -> dict[str, Any]:
+        """All figures as JSON values; durations as quantiles."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        speed = self.tokens / self.seconds if self.seconds else 0.0
+        return {
+            name: quantiles(value) if isinstance(value, list) else value
+            for name, value in (values | {"tokens_per_second": speed}).items()
+        }
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    """Quantiles of durations: the smallest one that a share of them does not exceed, 0.0 without
+    any."""
+    values = np.quantile(seconds or [0.0], QUANTILES, method="inverted_cdf")
+    return {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
+
+
+@dataclass(slots=True)
+class WorkerFigures(ServedFigures):
+    """Of one scheduler. most_waiting: the largest number of waiting requests."""
+
+    most_waiting: int = 0
+    forwards: int = 0
+    rows: int = 0
 
 
 @dataclass(slots=True)
@@ -159,17 +209,20 @@ class Simulation:
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:
             raise UsageError(f"{graph.name}: graphs with layout.kind bim and without beams only")
-        scheduler = graph.scheduler.model_copy(update={"policy": policy})
-        skeleton = graph.skeleton
-        shares = skeleton is None or skeleton.share == "outline"
-        sizes = (shares, MAX_IDS, MAX_IDS)
-        limits = RunLimits(graph.layout, graph.drafter, *sizes, None, scheduler)
+        limits = RunLimits(
+            layout=graph.layout,
+            drafter=graph.drafter,
+            share_outline=graph.skeleton is None or graph.skeleton.share == "outline",
+            max_positions=MAX_IDS,
+            vocabulary=MAX_IDS,
+            scheduler=graph.scheduler.model_copy(update={"policy": policy}),
+        )
         self.graph = graph
         self.cost = cost
-        self.shares = shares
+        self.shares = limits.share_outline
         self.pool = CountedPool(graph.layout.kv_slots)
         self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
-        self.served = ServedFigures()
+        self.served = WorkerFigures()
         self.now = 0.0
         self.busy = 0.0
         self._inbox = Inbox(serves=True)
@@ -179,7 +232,7 @@ class Simulation:
         self._started: list[Live] = []  # requests whose first token is of this step
         self._ids = 0  # the last token id: every prompt and answer has its own
 
-    def run(self, arrivals: Iterable[Arrival]) -> ServedFigures:
+    def run(self, arrivals: Iterable[Arrival]) -> WorkerFigures:
         """Serve all arrivals."""
         source = iter(arrivals)
         after = next(source, None)
@@ -191,7 +244,9 @@ class Simulation:
                 if after is None:
                     break
                 self.now = after.at
-        return self.figures()
+        self.served.seconds = self.now
+        self.served.count_schedulers([self.manager])
+        return self.served
 
     def step(self) -> bool:
         """One step of the clock; False if there is nothing to do."""
@@ -200,69 +255,6 @@ class Simulation:
         self.busy += perf_counter() - start
         if plan.is_idle:
             return False
-        self._step_(plan)
-        return True
-
-    @property
-    def is_idle(self) -> bool:
-        """True without open requests."""
-        return not self._live
-
-    def figures(self) -> ServedFigures:
-        """The figures so far."""
-        self.served.seconds = self.now
-        self.served.preemptions = self.manager.lifecycle.preemptions
-        if self.manager.prefixes is not None:
-            prefixes = self.manager.prefixes.figures
-            self.served.hit_rate = prefixes.reused / max(prefixes.asked, 1)
-        return self.served
-
-    # -- requests ---------------------------------------------------------------------------------
-
-    def submit(
-        self,
-        arrival: Arrival,
-        ids: tuple[int, ...] = (),
-        received: int = 0,
-        tag: Any = None,
-        place: int = -1,
-    ) -> None:
-        """Submit a request.
-
-        Args:
-            ids: of its prompt; by default new ones after the shared ones.
-            received, tag: see `Live`. place: in the order of arrivals; by default the next.
-        """
-        limits = self.graph.limits
-        skeleton = self.graph.skeleton
-        ids = ids or (-1 - arrival.stem,) * arrival.shared + self._new(
-            arrival.prompt - arrival.shared
-        )
-        outlines = skeleton is not None and arrival.outline > 0
-        prompt = (PromptTokens(ids[:-1]), PromptTokens(ids[-1:])) if outlines else None
-        request = Request(
-            str(self.served.requests),
-            0,
-            "",
-            *(prompt or (PromptTokens(), PromptTokens(ids))),
-            frozenset(),
-            arrival.budget or max(limits.max_new_tokens, 1),
-            skeleton.max_tokens if outlines and skeleton is not None else 0,
-        )
-        self.served.requests += 1
-        request.arrival = place
-        self.manager.lifecycle.submit(request)
-        self._live[request.prefix_owner] = Live(arrival, tag, received)
-        self.served.waited = max(self.served.waited, len(self.manager.table.waiting))
-
-    def _new(self, count: int) -> tuple[int, ...]:
-        """Ids of no other text, so that only shared prefixes match."""
-        self._ids = (self._ids + 1) % MAX_IDS
-        return (self._ids,) * count
-
-    # -- a step -----------------------------------------------------------------------------------
-
-    def _step_(self, plan: StepPlan) -> None:
         self.served.steps += 1
         rows = ran = 0
         if plan.outlines:
@@ -275,68 +267,108 @@ class Simulation:
             self.first_token(live)
         self._started.clear()
         if plan.answers:
-            self._answer_()
+            for request in self.manager.table.forget_finished():
+                live = self._live.pop(request.prefix_owner)
+                self.end(live, any(b.finish is Finish.REFUSED for b in request.all_branches()))
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """True without open requests."""
+        return not self._live
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        arrival: Arrival,
+        ids: tuple[int, ...] = (),
+        *,
+        received: int = 0,
+        tag: Any = None,
+        place: int = -1,
+    ) -> None:
+        """Submit a request.
+
+        Args:
+            ids: of its prompt; by default new ones after the shared ones.
+            received, tag: see `Live`. place: in the order of arrivals; by default the next.
+        """
+        stem = (-1 - arrival.stem,) * arrival.shared
+        ids = ids or stem + self._new(arrival.prompt - arrival.shared)
+        skeleton = self.graph.skeleton if arrival.outline else None
+        prefix = () if skeleton is None else ids[:-1]  # the rest is the root branch's prompt
+        request = Request(
+            key=str(self.served.requests),
+            seed=0,
+            question="",
+            prefix=PromptTokens(prefix),
+            tail=PromptTokens(ids[len(prefix) :]),
+            stop_ids=frozenset(),
+            budget=arrival.budget or max(self.graph.limits.max_new_tokens, 1),
+            outline_budget=0 if skeleton is None else skeleton.max_tokens,
+        )
+        self.served.requests += 1
+        request.arrival = place
+        self.manager.lifecycle.submit(request)
+        self._live[request.prefix_owner] = Live(arrival, tag, received)
+        waiting = len(self.manager.table.waiting)
+        self.served.most_waiting = max(self.served.most_waiting, waiting)
+
+    def _new(self, count: int) -> tuple[int, ...]:
+        """Ids of no other text, so that only shared prefixes match."""
+        self._ids = (self._ids + 1) % MAX_IDS
+        return (self._ids,) * count
+
+    # -- a step -----------------------------------------------------------------------------------
 
     def _forward_(self, plan: StepPlan, ran: Sequence[Branch]) -> int:
         """Write down the results of a forward; returns its rows."""
         manager = self.manager
         newcomers, _, spans = manager.batch_builder.start_(plan)
-        rows = manager.capacity.round_rows(len(ran)) + sum(map(self._computed, spans))
+        rows = manager.capacity.round_rows(len(ran))
+        for span in spans:  # received rows of a prompt are not computed
+            received = self._live[span.request].received - span.position
+            rows += len(span.tokens) - min(max(received, 0), len(span.tokens))
         for branch in ran:
-            self._write(branch, next(self._round_tokens))
+            written = self._append(branch, next(self._round_tokens))
+            self.pool.grow_(branch.owner, branch.length, written)
+            branch.num_cached_tokens += written
+            branch.length += written
         by_owner = {branch.owner: branch for branch in newcomers}
         for span in spans:
-            self._read(span, by_owner.get(span.owner))
+            self.pool.grow_(span.owner, span.position, len(span.tokens))
+            if span.owner in by_owner:
+                branch = by_owner[span.owner]
+                branch.length += len(span.tokens)
+                if not branch.tokens:  # the first token is sampled after the prompt
+                    self._append(branch, 1)
         self.served.forwards += 1
         self.served.rows += rows
         manager.lifecycle.release_and_prepare_([*ran, *newcomers])
         return rows
 
-    def _computed(self, span: Span) -> int:
-        """Rows of a prompt that are not received."""
-        received = self._live[span.request].received
-        return len(span.tokens) - min(max(received - span.position, 0), len(span.tokens))
-
-    def _read(self, span: Span, branch: Branch | None) -> None:
-        """Rows of a prompt; a starting branch samples its first token."""
-        self.pool.grow_(span.owner, span.position, len(span.tokens))
-        if branch is None:
-            return
-        branch.length += len(span.tokens)
-        if not branch.tokens:
-            self._append(branch, 1)
-
-    def _write(self, branch: Branch, count: int) -> None:
-        """A round of a branch: its tokens and their rows."""
-        written = self._append(branch, count)
-        self.pool.grow_(branch.owner, branch.length, written)
-        branch.num_cached_tokens += written
-        branch.length += written
-
     def _append(self, branch: Branch, count: int) -> int:
-        goal = min(self._goal(branch), branch.budget)
-        written = min(count, goal - len(branch.tokens))
-        branch.tokens += self._new(written)
+        """Append up to `count` tokens to a branch, and end it at the length of its text; returns
+        the number of tokens."""
         live = self._live[branch.request.prefix_owner]
+        arrival = live.arrival
+        goal = max(arrival.outline if branch.is_root else arrival.texts[branch.index], 1)
+        written = min(count, min(goal, branch.budget) - len(branch.tokens))
+        branch.tokens += self._new(written)
         if not live.started:
             live.started = True
             self._started.append(live)
         self.served.tokens += written
-        if len(branch.tokens) >= goal:
+        if len(branch.tokens) >= min(goal, branch.budget):
             branch.end(Finish.STOP if goal < branch.budget else Finish.LENGTH)
         return written
-
-    def _goal(self, branch: Branch) -> int:
-        arrival = self._live[branch.request.prefix_owner].arrival
-        return max(arrival.outline if branch.is_root else arrival.texts[branch.index], 1)
-
-    # -- outlines and answers ---------------------------------------------------------------------
 
     def _parse_(self) -> None:
         """Turn finished outlines into branches with the arrival's lengths."""
         table = self.manager.table
         kv_cache = self.manager.kv_cache
-        for request in [one for one in table.open.values() if one.outline_ended]:
+        for request in [r for r in table.open.values() if r.outline_ended]:
             root = request.root
             arrival = self._live[request.prefix_owner].arrival
             assert root is not None
@@ -355,19 +387,12 @@ class Simulation:
             move(request, "run")
         self.manager.lifecycle.release_and_prepare_()
 
-    def _answer_(self) -> None:
-        for request in self.manager.table.forget_finished():
-            live = self._live.pop(request.prefix_owner)
-            self.end(live, any(one.finish is Finish.REFUSED for one in request.all_branches()))
-
-    # -- figures of requests ----------------------------------------------------------------------
-
     def first_token(self, live: Live) -> None:
         """Count the first token of a request."""
-        self.served.first.add(self.now - live.arrival.at)
+        self.served.time_to_first_token.append(self.now - live.arrival.at)
 
     def end(self, live: Live, refused: bool) -> None:
         """Count the answer or the refusal of a request."""
         self.served.refused += refused
         if not refused:
-            self.served.whole.add(self.now - live.arrival.at)
+            self.served.time_to_answer.append(self.now - live.arrival.at)
