@@ -12,7 +12,7 @@ from .kv_cache import PrefixCacheManager
 from .layout import Layout
 from .request import Branch, Finish, Request, Stage, move
 from .request_table import RequestTable
-from .rows import Batch, Span, Trees
+from .round import Batch, Span, Trees
 from .sampling import Samplers
 from .scheduler import StepPlan
 from .text.tokens import PromptTokens

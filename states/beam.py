@@ -22,8 +22,7 @@ from ..ops.kv.slots import NOBODY, Ints
 from ..ops.types import Proposal
 from .request import Branch, Finish
 from .request_table import RequestTable
-from .round import Ids, RoundSummary
-from .rows import Batch, Trees
+from .round import Batch, Ids, RoundSummary, Trees
 
 
 @dataclass(eq=False, slots=True)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ..ops.blend import Blend, BlendReport, BlendRows, ChunkKV, Ints, RowRole, join
 from ..ops.layer_plan import BlendSettings
-from .rows import PlacedRows, Span
+from .round import BlendSummary, PlacedRows, Span
 from .text.tokens import Chunk
 
 
@@ -30,24 +30,6 @@ class Reused:
 
     cached: set[int] = field(default_factory=set)
     picked: set[int] = field(default_factory=set)
-
-
-@dataclass(frozen=True, slots=True)
-class BlendSummary:
-    """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
-
-    plan: one status per layer. live: rows that each layer wrote anew. picked: rows that each check
-    layer went on with, the suffix not counted. reused, protected, suffix: rows of each kind.
-    parts: cached and computed rows of every prompt, or part of one, that had cached rows.
-    """
-
-    plan: tuple[int, ...]
-    live: tuple[int, ...]
-    picked: tuple[int, ...]
-    reused: int
-    protected: int
-    suffix: int
-    parts: tuple[tuple[int, int], ...]
 
 
 class BlendState:

@@ -22,16 +22,17 @@ from .round import (
     GRAMMAR,
     MATCH,
     AcceptedPath,
+    Batch,
     CommittedRows,
     ExplainedDraft,
     ExplainedRound,
     FinalToken,
     Ids,
+    PlacedRows,
     RoundResult,
     RoundSummary,
     VerifiedTree,
 )
-from .rows import Batch, PlacedRows
 from .segments import SegmentTree
 
 NAN_SCORES = "the model's scores are not numbers (NaN)"

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from .layout import Layout
     from .request import Branch, Request
     from .request_table import RequestTable
-    from .round import CommittedRows, RoundResult
-    from .rows import PendingRows
+    from .round import CommittedRows, PendingRows, RoundResult
     from .sampling import Samplers
 
 
@@ -255,7 +254,7 @@ class Drafter:
         self, owner: int, position: int, tokens: Sequence[int], features_RF: Tensor | None = None
     ) -> None:
         """Add rows to the inbox: tokens[i] with features_RF[i] at `position + i`."""
-        from .rows import PendingRows
+        from .round import PendingRows
 
         if tokens:
             features_RF = None if features_RF is None else features_RF[: len(tokens)]

@@ -28,7 +28,7 @@ from ..ops.row_layout import (
     pack_trees,
 )
 from ..ops.types import DraftRows, Rows, ancestors, no_trees
-from .rows import PendingRows, PlacedRows, Span, SpanSlots, Trees
+from .round import PendingRows, PlacedRows, Span, SpanSlots, Trees
 from .segments import SegmentTree
 
 

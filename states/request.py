@@ -6,7 +6,7 @@ of the engine and raises MachineError. No transition is taken per token or per r
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -464,3 +464,87 @@ def reason_of(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
     message = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+# -- requests that several engines decode ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MigratedBranch:
+    """A branch to continue: its index, its prompt after the prefix, its tokens so far, and its
+    whole budget."""
+
+    index: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class MigratedRequest:
+    """The part of a request that one of several engines decodes.
+
+    Attributes:
+        branches: to continue, all after `prefix`; without any the engine writes the outline only.
+        outline: tokens of the outline so far.
+        arrival: number of the request among those of all engines; below 0: the engine numbers it.
+    """
+
+    prefix: tuple[int, ...] = ()
+    branches: tuple[MigratedBranch, ...] = ()
+    outline: tuple[int, ...] = ()
+    arrival: int = -1
+
+
+def limit_to_part_(request: Request, part: MigratedRequest) -> None:
+    """Reduce a request that has not started to the part that is decoded here."""
+    request.arrival = part.arrival
+    if not part.branches:
+        request.budget = 0
+        if part.outline:
+            request.root = _first_branch(request, -1, part.outline, request.outline_budget)
+        return
+    request.prefix = PromptTokens(part.prefix)
+    request.tail = PromptTokens()
+    request.opening = PromptTokens()
+    request.given_outline = None
+    request.given_ids = []
+    request.branches = [_branch_of(request, branch) for branch in part.branches]
+
+
+def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
+    """Let a request that has not started continue the tokens of another engine.
+
+    Args:
+        tokens: by branch index, the outline's at -1; they may end anywhere.
+    """
+    request.resumed_tokens = {index: tuple(ids) for index, ids in tokens.items()}
+    outlined = request.outline_budget > 0
+    index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)
+    if ids := request.resumed_tokens.pop(index, ())[: budget - 1]:
+        first = _first_branch(request, index, ids, budget)
+        request.root = first if outlined else None
+        request.branches = [] if outlined else [first]
+
+
+def _first_branch(request: Request, index: int, tokens: tuple[int, ...], budget: int) -> Branch:
+    """The first branch after a request's prompt, with its grammar advanced if there is one."""
+    branch = _branch_of(request, MigratedBranch(index, request.tail.ids, tokens, budget))
+    if request.new_matcher is not None:
+        branch.matcher = request.new_matcher()
+        for token in tokens:
+            branch.matcher.advance(token)
+    return branch
+
+
+def _branch_of(request: Request, part: MigratedBranch) -> Branch:
+    """A branch whose last token has no row yet, as in every running branch."""
+    return Branch(
+        request,
+        part.index,
+        owner=-1,
+        budget=part.budget,
+        prompt=PromptTokens(part.prompt),
+        tokens=list(part.tokens),
+        num_cached_tokens=max(len(part.tokens) - 1, 0),
+    )

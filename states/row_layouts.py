@@ -15,7 +15,7 @@ from ..ops.attention.metadata import QuerySequence
 from ..ops.kv.pool import KVCache
 from ..ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState
 from .layout import Layout, PackedQueries
-from .rows import Span, Trees
+from .round import Span, Trees
 from .segments import SegmentTree
 
 

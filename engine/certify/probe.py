@@ -15,10 +15,9 @@ from torch import Tensor
 
 from ...ops.kv.pool import KVCache
 from ...states.drafter import Drafter
-from ...states.machine import Run
+from ...states.machine import Event, OpRan, Run
 from ...states.request import Branch, Finish, Request, Stage
 from ...states.text.outline import Outline, Point
-from ...states.trace import Event, OpRan
 from ..bench.sides import Side
 from ..models import Models
 from ..pools import new_pool

@@ -14,7 +14,7 @@ from ...states.text.tokens import PromptError, check_question
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ...states.migrated_request import MigratedRequest
+    from ...states.request import MigratedRequest
 
 MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...ops.layer_plan import LayerShape, blend_flops, prefill_flops
-from ...states.blend import BlendState, BlendSummary
-from ...states.round import RoundSummary
-from ...states.trace import Moved, OpRan
+from ...states.blend import BlendState
+from ...states.machine import Moved, OpRan
+from ...states.round import BlendSummary, RoundSummary
 from ..chunks.store import ChunkLibrary
 
 

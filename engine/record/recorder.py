@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from time import perf_counter_ns
 from typing import Any
 
-from ...states.machine import Run
+from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Branch
 from ...states.round import RoundSummary
-from ...states.trace import Event, Moved, OpRan, Sink
 from ..text_stream import Decode, TextStream, TokenTexts
 from .metrics import NS, Meter, figures
 from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches

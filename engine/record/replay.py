@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...states.blend import BlendSummary
-from ...states.round import RoundSummary
-from ...states.trace import Moved, OpRan
+from ...states.machine import Moved, OpRan
+from ...states.round import BlendSummary, RoundSummary
 from ..errors import UsageError
 from ..events import BranchFinished, BranchOpened, Committed, Origin, OutlineRead, TokenEvent
 from ..text_stream import HALF

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...states.blend import BlendSummary, Reused
+from ...states.blend import Reused
 from ...states.graph.graph import Graph
+from ...states.machine import Moved, OpRan
 from ...states.prefix_cache import CachedSegment
 from ...states.request import Branch, Finish, Request
-from ...states.round import RoundSummary, VerifiedTree
-from ...states.trace import Moved, OpRan
+from ...states.round import BlendSummary, RoundSummary, VerifiedTree
 from .metrics import Meter
 
 Codes = npt.NDArray[np.int16]

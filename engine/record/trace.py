@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...ops.row_layout import AlignmentState, ContinuousDecodingState
+from ...states.machine import Event, Moved, OpRan
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
-from ...states.trace import Event, Moved, OpRan
 from ..errors import UsageError
 from .run_folder import TRACE, SavedRun
 

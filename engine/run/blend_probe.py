@@ -14,8 +14,8 @@ from ...ops.blend import RowRole
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import Ints
 from ...ops.types import Rows
+from ...states.machine import Event, OpRan
 from ...states.request import Request
-from ...states.trace import Event, OpRan
 from ..record.metrics import ProbeFigures, divergence, relative_errors
 from .core import EngineCore
 from .scoring import full_prefill

@@ -9,12 +9,11 @@ from typing import Any
 from ...ops.forward import HostReader
 from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
-from ...states.machine import Run
+from ...states.machine import Run, Sink
 from ...states.manager import BranchStateManager
 from ...states.phases.merge import Answer
 from ...states.request import Branch, Request
 from ...states.round import RoundSummary
-from ...states.trace import Sink
 
 
 class EngineCore(Run):

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any, Self
 
 from ...models.sharded import RankLost
+from ...states.machine import Event, OpRan, Sink
 from ...states.manager import BranchStateManager
 from ...states.phases.merge import Answer
 from ...states.policies import PolicyError
@@ -16,7 +17,6 @@ from ...states.request import Finish, Request, reason_of
 from ...states.round import RoundSummary
 from ...states.scheduler import Inbox
 from ...states.text.documents import Document
-from ...states.trace import Event, OpRan, Sink
 from ..events import (
     AnswerReady,
     Detokenizer,

@@ -18,10 +18,10 @@ from ...states.drafter import Drafter
 from ...states.fold import FoldState
 from ...states.graph.graph import Graph, Skeleton
 from ...states.graph.program import Program
+from ...states.machine import Sink
 from ...states.manager import BranchStateManager
-from ...states.migrated_request import go_on_, hand_over_
 from ...states.prompt_builder import PromptBuilder
-from ...states.request import Request
+from ...states.request import Request, limit_to_part_, resume_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
@@ -30,7 +30,6 @@ from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook
 from ...states.text.template import TemplateError, load_template
 from ...states.text.tokens import PromptTokens
-from ...states.trace import Sink
 from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for
 from ..errors import UsageError
@@ -190,9 +189,9 @@ class Session:
             most_parts=skeleton.max_branches if skeleton is not None else 0,
         )
         if settings.handed is not None:
-            hand_over_(request, settings.handed)
+            limit_to_part_(request, settings.handed)
         if settings.resumed:
-            go_on_(request, settings.resumed)
+            resume_(request, settings.resumed)
         return request
 
     def _stops(self, settings: RequestSettings) -> Iterable[int]:

@@ -7,10 +7,9 @@ from time import monotonic
 
 from ...ops.draft.gamma import GammaRecord
 from ...ops.verify.verify import DraftFigures
-from ...states.machine import Run
+from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Request
 from ...states.round import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
-from ...states.trace import Event, Moved, OpRan, Sink
 from ..record.recorder import Recorder
 from ..text_stream import Decode, printable
 

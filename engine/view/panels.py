@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ...ops.layer_plan import LayerStatus
-from ...states.blend import BlendSummary
+from ...states.round import BlendSummary
 from ..record.run_view import (
     BRANCH,
     FREE,

@@ -19,10 +19,9 @@ from rich.text import Text
 from ...ops.kv.pool import KVCache
 from ...ops.kv.slots import SlotRun
 from ...states.graph.program import Program
-from ...states.machine import START, Run
+from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
 from ...states.request import Branch
-from ...states.trace import Event, OpRan, describe
 from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
 from ..text_stream import TokenTexts, printable

@@ -12,9 +12,8 @@ from time import monotonic
 from typing import Any
 
 from ...ops.registry import guard, op
-from ...states.migrated_request import MigratedRequest
 from ...states.phases.merge import Answer, delivered
-from ...states.request import Branch, Finish, Request
+from ...states.request import Branch, Finish, MigratedRequest, Request
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE

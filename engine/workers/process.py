@@ -15,10 +15,10 @@ from time import monotonic, sleep
 from typing import Any
 
 from ...models.load.checkpoint import model_hash
+from ...states.machine import Event as TraceEvent
+from ...states.machine import Moved, Sink
 from ...states.round import RoundSummary
 from ...states.text.tokens import PromptError
-from ...states.trace import Event as TraceEvent
-from ...states.trace import Moved, Sink
 from ..errors import Code, code_of, message_of
 from ..models import Models, with_drafter
 from ..prepare.environment import model_folders

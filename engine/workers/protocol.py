@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import SkipValidation, TypeAdapter, ValidationError
 
-from ...states.migrated_request import MigratedRequest
+from ...states.request import MigratedRequest
 from ..prepare.inputs import Prompt
 
 MAX_LINE_BYTES = 64 << 20

@@ -3,9 +3,16 @@
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...states.migrated_request import MigratedBranch, MigratedRequest
 from ...states.phases.parse import fan_out_
-from ...states.request import ENDING_OF, Branch, Finish, Request, move
+from ...states.request import (
+    ENDING_OF,
+    Branch,
+    Finish,
+    MigratedBranch,
+    MigratedRequest,
+    Request,
+    move,
+)
 from ...states.request_table import RequestTable
 from ..events import OUTLINE
 from ..prepare.inputs import Prompt

@@ -8,8 +8,7 @@ from ...ops.registry import op
 from ...ops.types import Proposal
 from ..beam import BeamState
 from ..manager import BranchStateManager
-from ..round import RoundSummary
-from ..rows import Batch
+from ..round import Batch, RoundSummary
 
 
 def _beams(branches: BranchStateManager) -> BeamState:

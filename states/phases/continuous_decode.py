@@ -4,7 +4,7 @@ from ...ops.draft.proposals import share
 from ...ops.registry import op
 from ...ops.types import Proposal, Rows
 from ..manager import BranchStateManager
-from ..rows import Batch
+from ..round import Batch
 from ..scheduler import StepPlan
 
 

@@ -6,7 +6,7 @@ from ...ops.registry import op
 from ...ops.types import Rows
 from ..manager import BranchStateManager
 from ..request import COMPLETE, Branch, Finish, Request, reason_of
-from ..rows import Batch
+from ..round import Batch
 from ..scheduler import StepPlan
 from ..text.outline import Outline
 from ..text.prompts import PromptBook

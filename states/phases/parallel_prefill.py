@@ -3,7 +3,7 @@
 from ...ops.registry import op
 from ...ops.types import Rows
 from ..manager import BranchStateManager
-from ..rows import Batch
+from ..round import Batch
 from ..scheduler import StepPlan
 
 

@@ -8,8 +8,7 @@ from ...ops.registry import op
 from ...ops.types import Rows
 from ...ops.verify.verify import FirstTokens
 from ..manager import BranchStateManager
-from ..round import RoundSummary
-from ..rows import Batch
+from ..round import Batch, RoundSummary
 from ..scheduler import StepPlan
 
 

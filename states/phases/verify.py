@@ -13,8 +13,7 @@ from ...ops.registry import op
 from ...ops.types import Proposal, Rows
 from ...ops.verify.verify import Accepted, FirstTokens
 from ..manager import BranchStateManager
-from ..round import RoundSummary
-from ..rows import Batch
+from ..round import Batch, RoundSummary
 
 
 @op("branch.tree_", writes="batch rows proposal")

@@ -25,10 +25,9 @@ from specsot.ops.sampling.coins import (
     token_keys,
     uniforms,
 )
-from specsot.states.machine import Run
+from specsot.states.machine import Event, OpRan, Run
 from specsot.states.request import Branch
 from specsot.states.round import MATCH, ExplainedDraft, ExplainedRound, FinalToken
-from specsot.states.trace import Event, OpRan
 
 HEAT, KEPT = 1.3, 12
 SINGLE = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))

@@ -17,7 +17,7 @@ from specsot.states.phases import continuous_decode, parallel_prefill, skeleton,
 from specsot.states.phases.schedule import plan_
 from specsot.states.request import Branch, Request, Stage
 from specsot.states.request_table import RunLimits
-from specsot.states.rows import Batch
+from specsot.states.round import Batch
 from specsot.states.scheduler import Inbox, StepPlan
 from specsot.states.text.tokens import PromptTokens
 

@@ -10,14 +10,12 @@ from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
-from specsot.states.blend import BlendSummary
-from specsot.states.machine import Run
-from specsot.states.round import RoundSummary
+from specsot.states.machine import OpRan, Run
+from specsot.states.round import BlendSummary, RoundSummary
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompts import NOTHING
 from specsot.states.text.tokens import PromptTokens
-from specsot.states.trace import OpRan
 
 BLENDED = ("blend_eagle", "bim_blend_eagle")
 TWINS = {"blend_eagle": "eagle", "bim_blend_eagle": "bim_eagle"}

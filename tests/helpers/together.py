@@ -10,7 +10,7 @@ from specsot.engine.workers.protocol import Assign, BranchEnded, Committed, Repl
 from specsot.engine.workers.tensor_parallel import TensorParallelEngine
 from specsot.engine.workers.worker_groups import RunWorker, WorkerGroups
 from specsot.states.machine import Run
-from specsot.states.migrated_request import MigratedRequest
+from specsot.states.request import MigratedRequest
 
 
 def outline_begun(director: Director, run: Run) -> bool:

@@ -17,7 +17,7 @@ NO_TORCH = (
     "ops.layer_plan",
     "states.graph.load",
     "states.machine",
-    "states.trace",
+    "states.machine",
     "engine.cli.main",
     "engine.cli.start",
     "engine.cli.graphs",

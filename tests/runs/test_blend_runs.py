@@ -22,8 +22,7 @@ from helpers.support import (
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
-from specsot.states.machine import Run
-from specsot.states.trace import OpRan
+from specsot.states.machine import OpRan, Run
 
 Make = Callable[..., Tiny]
 PARTS = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"], deps=(4,))

@@ -23,10 +23,9 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.trace import action_of
 from specsot.engine.run.session import Session
-from specsot.states.machine import Run
+from specsot.states.machine import OpRan, Run
 from specsot.states.request import Finish, Stage
 from specsot.states.scheduler import MIN_CHUNK
-from specsot.states.trace import OpRan
 
 Make = Callable[..., Tiny]
 TEXTS = [Prompt(str(n), f"question {n}", max_new_tokens=5 + n * 5 % 11) for n in range(4)]

@@ -9,9 +9,9 @@ from helpers.tiny_models.tiny import write_tiny_target
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
+from specsot.states.machine import OpRan
 from specsot.states.request import Request
 from specsot.states.text.tokens import PromptTokens
-from specsot.states.trace import OpRan
 
 ROOM, NEW = 64, 4
 

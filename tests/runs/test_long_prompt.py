@@ -6,8 +6,8 @@ import pytest
 from helpers.support import FixedBook, Graphs, Tiny, drive, start
 
 from specsot.engine.prepare.inputs import Prompt
+from specsot.states.machine import OpRan
 from specsot.states.request import Finish
-from specsot.states.trace import OpRan
 
 BUDGET, LONG, MANY = 64, 1500, 8
 

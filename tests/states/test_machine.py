@@ -11,8 +11,7 @@ from helpers.toy_graph import GIVEN, GRAPH, changed, load
 from specsot.states import machine
 from specsot.states.graph.graph import PREFIXES, RESERVED
 from specsot.states.graph.program import RUN_KEYS
-from specsot.states.machine import START, Run, RunError
-from specsot.states.trace import Event, Moved, OpRan, describe
+from specsot.states.machine import START, Event, Moved, OpRan, Run, RunError, describe
 
 
 def start(text: str = GRAPH, n: int = 0) -> tuple[Run, list[Event]]:

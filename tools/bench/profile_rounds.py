@@ -26,7 +26,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.runner import recorded
 from specsot.engine.run.session import Session, open_session
-from specsot.states.trace import Event, OpRan
+from specsot.states.machine import Event, OpRan
 
 MARK, OP = "round ", "op "
 OUTSIDE = "outside ops"

@@ -17,9 +17,8 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.api import load
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import FREE
-from specsot.states.machine import Run
+from specsot.states.machine import Event, Moved, OpRan, Run
 from specsot.states.round import ExplainedRound
-from specsot.states.trace import Event, Moved, OpRan
 
 from .pools import Mask, Slots, mask_picture, slot_table
 from .states import Way, state_graph, ways_of

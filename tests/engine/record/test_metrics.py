@@ -9,8 +9,8 @@ import pytest
 from specsot.engine.record.metrics import MIN_BRANCH_ROUNDS, Meter, drafter_warnings, figures
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
+from specsot.states.machine import Moved, OpRan
 from specsot.states.round import RoundSummary
-from specsot.states.trace import Moved, OpRan
 
 
 def summary(names: str, committed: tuple[int, ...], accepted: tuple[int, ...], drafted: int):

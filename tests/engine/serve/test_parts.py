@@ -28,7 +28,7 @@ from specsot.engine.workers.protocol import (
     encode,
 )
 from specsot.engine.workers.served_request import StopTexts
-from specsot.states.migrated_request import MigratedRequest
+from specsot.states.request import MigratedRequest
 
 FEW = st.text("abc", max_size=30)
 

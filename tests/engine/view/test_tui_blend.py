@@ -10,8 +10,9 @@ from specsot.engine.record.run_view import BRANCH, PICKED, REUSED, slot_codes
 from specsot.engine.view.panels import STATUS_STYLES, cell_of, layers_line
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
-from specsot.states.blend import BlendSummary, Reused
+from specsot.states.blend import Reused
 from specsot.states.request import Branch, Request
+from specsot.states.round import BlendSummary
 
 from .test_tui import picture, scene
 

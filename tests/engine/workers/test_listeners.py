@@ -7,7 +7,7 @@ from helpers.clusters import BEES, session_of
 
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Assign, Heartbeat, Load, Loaded, WorkerSocket
-from specsot.states.migrated_request import MigratedRequest
+from specsot.states.request import MigratedRequest
 
 
 def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:

@@ -22,8 +22,8 @@ from specsot.engine.workers.protocol import (
     Reply,
 )
 from specsot.engine.workers.worker_groups import WorkerGroups
-from specsot.states.migrated_request import MigratedRequest
 from specsot.states.migration import CAUSE
+from specsot.states.request import MigratedRequest
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
 """layers x 2 x kv heads x head_dim x 4 bytes of each pool of the embedded models."""

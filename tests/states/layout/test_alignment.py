@@ -17,8 +17,7 @@ from specsot.states.graph.graph import BatchingBlock
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.request_table import RunLimits
-from specsot.states.round import RoundSummary
-from specsot.states.rows import Batch
+from specsot.states.round import Batch, RoundSummary
 from specsot.states.text.tokens import PromptTokens
 
 VOCAB = 99

@@ -27,8 +27,7 @@ from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import GrammarRows
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Branch, Finish
-from specsot.states.round import RoundSummary
-from specsot.states.rows import Batch
+from specsot.states.round import Batch, RoundSummary
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 

@@ -18,7 +18,7 @@ from helpers.managers import (
 
 from specsot.ops.kv.slots import FREE
 from specsot.states.request import Finish, Stage
-from specsot.states.rows import Batch, Span
+from specsot.states.round import Batch, Span
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 
