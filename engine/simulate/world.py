@@ -21,7 +21,6 @@ from ...states.manager import BranchStateManager
 from ...states.phases.schedule import plan_
 from ...states.request import Branch, Finish, Request, move
 from ...states.request_table import RunLimits
-from ...states.round import Span
 from ...states.scheduler import Inbox, StepPlan
 from ...states.text.outline import Point
 from ...states.text.tokens import PromptTokens
