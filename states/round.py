@@ -13,7 +13,7 @@ from ..ops.draft.gamma import GammaRecord
 from ..ops.kv.slots import Ints
 from ..ops.row_layout import AlignmentState, ContinuousDecodingState
 from ..ops.types import NO_WORK, DraftSize, DraftWork, Proposal, Rows
-from ..ops.verify.verify import DraftFigures
+from ..ops.verify.verify import Accepted, DraftFigures, unpacked
 from .request import Branch, Request
 from .text.tokens import Chunk
 
@@ -326,3 +326,114 @@ class RoundSummary:
     trees: tuple[VerifiedTree, ...] = ()
     work: DraftWork = NO_WORK
     choices: tuple[DraftSize, ...] = ()
+
+
+# -- records of trees -----------------------------------------------------------------------------
+
+
+def verified_trees(
+    ran: Sequence[Branch],
+    paths: Sequence[AcceptedPath],
+    result: RoundResult,
+    forced: Sequence[int],
+) -> tuple[VerifiedTree, ...]:
+    """A record per tree; ran: their branches."""
+    tokens_ST = result.tokens_ST.tolist()
+    parents_ST = result.parents_ST.tolist()
+    trees = []
+    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
+        verified = VerifiedTree(
+            branch=branch.name,
+            position=path.position,
+            root=path.root,
+            tokens=tuple(tokens_ST[tree]),
+            parents=tuple(parents_ST[tree]),
+            path=tuple(path.nodes),
+            final=path.tokens[-1],
+            num_committed=path.num_committed,
+            forced=tree in forced,
+        )
+        trees.append(verified)
+    return tuple(trees)
+
+
+def explain(
+    ran: Sequence[Branch],
+    paths: Sequence[AcceptedPath],
+    result: RoundResult,
+    accepted: Accepted | None,
+    *,
+    bound_trees: Sequence[int],
+) -> tuple[ExplainedRound, ...]:
+    """A record per tree, if figures were recorded.
+
+    Args:
+        ran: the branches of the trees, after the round.
+    """
+    if accepted is None or accepted.figures is None:
+        return ()
+    figures = accepted.figures
+    rounds = []
+    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
+        rule = GRAMMAR if tree in bound_trees else str(figures.rule or MATCH)
+        drafts = _drafts(result, tree, path, rule)
+        explained = ExplainedRound(
+            branch=branch.name,
+            rule=rule,
+            position=path.position,
+            root=path.root,
+            drafts=drafts,
+            accepted=len(path.nodes) - 1,
+            final=path.tokens[-1],
+            came=_came(path, drafts, rule not in (MATCH, GRAMMAR) and figures.adjusted),
+            committed=path.num_committed,
+            finish=None if branch.finish is None else str(branch.finish),
+        )
+        rounds.append(explained)
+    return tuple(rounds)
+
+
+def _came(path: AcceptedPath, drafts: Sequence[ExplainedDraft], adjusted: bool) -> FinalToken:
+    if any(draft.parent == path.nodes[-1] for draft in drafts):
+        return FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
+    return FinalToken.BONUS if drafts else FinalToken.TARGET
+
+
+def _drafts(
+    result: RoundResult, tree: int, path: AcceptedPath, rule: str
+) -> tuple[ExplainedDraft, ...]:
+    """The nodes that are not padding, in the tree's order."""
+    assert result.figures_SNC is not None
+    tokens = result.tokens_ST[tree].tolist()
+    parents = result.parents_ST[tree].tolist()
+    accepted = set(path.nodes)
+    depths = [0]
+    drafts = []
+    for node, figures in enumerate(unpacked(result.figures_SNC[tree]), 1):
+        parent = parents[node]
+        depths.append(depths[parent] + 1)
+        if tokens[node] < 0:
+            continue
+        relevant = _relevant(figures, path, parent, rule)
+        reached = parent in accepted if rule in (MATCH, GRAMMAR) else relevant.chance is not None
+        draft = ExplainedDraft(
+            node=node,
+            parent=parent,
+            depth=depths[node],
+            token=tokens[node],
+            accepted=node in accepted,
+            reached=reached,
+            figures=relevant,
+        )
+        drafts.append(draft)
+    return tuple(drafts)
+
+
+def _relevant(figures: DraftFigures, path: AcceptedPath, parent: int, rule: str) -> DraftFigures:
+    """The figures that the decision used."""
+    if rule == MATCH:
+        return figures
+    if rule != GRAMMAR:
+        return replace(figures, draw=None, coin=None)
+    legal = path.tokens[path.nodes.index(parent)] if parent in path.nodes else None
+    return replace(figures, draw=legal, p=None, q=None, r=None, chance=None)
