@@ -13,7 +13,7 @@ from ..models.linear import can_pack, has_products, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
-from ..states.graph.drafters import drafter_class
+from ..states.graph.plugins import drafter_class
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from .commit import Committer
 from .drafter import DraftContext, Drafter, TwoDrafters
 from .fold import FoldState
 from .graph.drafter_settings import nodes_for
-from .graph.drafters import drafter_class
 from .graph.graph import BeamBlock
+from .graph.plugins import drafter_class
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
 from .layout import Layout
 from .lifecycle import BuildPrompt, Lifecycle

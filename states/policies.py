@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..ops.registry import RegistryError
-from .graph.plugins import POLICIES as GROUP
-from .graph.plugins import installed, title_of
+from .graph.plugins import POLICIES_GROUP, installed, title_of
 
 Rank = tuple[int, ...]
 
@@ -91,7 +90,7 @@ def find_policy(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]
     try:
-        for point, policy in installed(GROUP, name):
+        for point, policy in installed(POLICIES_GROUP, name):
             if not isinstance(policy, Policy):
                 raise RegistryError(f"{title_of(point)}: {point.value} is not a Policy")
             return replace(policy, rank=_checked(policy.rank))

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ...states.graph.schema import check_mapping, validated
 from ...states.text.outline import Outline, OutlineError, Point
 from ...states.yaml.source import GraphError, Problem, ProblemCode, Source, hint
-from ...states.yaml.spec import Count, Int, Name, Spec, Text
+from ...states.yaml.spec import Count, Int, Name, Spec, Text, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError
 from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
 from ..prepare.inputs import Prompts, read_file

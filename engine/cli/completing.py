@@ -153,26 +153,23 @@ def _named_graph() -> str:
 
 def _settings(graph: str, sets: Iterable[str], incomplete: str) -> Iterator[Offer]:
     """Every setting with its value as it is; of the one that is named, all that it may be."""
-    settings = {path: (value, field) for path, value, field in _fields(graph, sets)}
+    settings = {path: rest for path, *rest in _fields(graph, sets)}
     path, equals, _ = incomplete.partition("=")
     fitting = [path] if equals else [name for name in settings if name.startswith(path)]
     if len(fitting) == 1:
         (path,) = fitting
-        value, field = settings[path]
-        description = field.description or ""
-        yield from (
-            (f"{path}={choice}", description) for choice in _choices(path, field) or (_word(value),)
-        )
+        value, field, text = settings[path]
+        for choice in _choices(path, field) or (_word(value),):
+            yield f"{path}={choice}", text
         return
-    for name, (value, field) in settings.items():
-        yield f"{name}={_word(value)}", field.description or ""
+    for name, (value, _, text) in settings.items():
+        yield f"{name}={_word(value)}", text
 
 
-def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
-    """Paths, values and pydantic fields of a graph's settings; its kinds are those of `sets`."""
+def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any, str]]:
+    """Paths, values, pydantic fields and descriptions of a graph's settings, under `sets`."""
     from ...states.graph.graph import SETTING_BLOCKS, TOP_SETTINGS, Graph
-    from ...states.graph.load import override
-    from ...states.graph.schema import validate
+    from ...states.graph.load import override, validate
     from ..prepare.files import open_source
 
     source = open_source(graph)
@@ -180,10 +177,12 @@ def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any]]:
     whole = validate(source)
     for block in SETTING_BLOCKS:
         spec = getattr(whole, block)
-        for name, field in type(spec).model_fields.items() if spec is not None else ():
-            yield f"{block}.{name}", getattr(spec, name), field
+        texts = {} if spec is None else type(spec).descriptions()
+        for name, text in texts.items():
+            yield f"{block}.{name}", getattr(spec, name), type(spec).model_fields[name], text
     for name in TOP_SETTINGS:
-        yield name, getattr(whole, name), Graph.model_fields[name]
+        text = Graph.descriptions()[name]
+        yield name, getattr(whole, name), Graph.model_fields[name], text
 
 
 def _choices(path: str, field: Any) -> list[str]:

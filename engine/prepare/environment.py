@@ -5,11 +5,10 @@ import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 
 from ...models.files import ModelError
-from ...states.graph.plugins import DRAFTERS, OPS
+from ...states.graph.plugins import DRAFTERS_GROUP, OPS_GROUP
 from ..errors import UsageError
 from ..limits import default_threads, usable_cpus
 from .files import PACKAGE
@@ -82,7 +81,7 @@ def versions() -> dict[str, str]:
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             numbers[package] = version(package)
-    for plugin in chain.from_iterable(entry_points(group=group) for group in (OPS, DRAFTERS)):
+    for plugin in (*entry_points(group=OPS_GROUP), *entry_points(group=DRAFTERS_GROUP)):
         if plugin.dist is not None:
             numbers[plugin.dist.name] = plugin.dist.version
     return numbers

@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
-from ...states.graph.schema import validated
 from ...states.yaml.source import ProblemCode, Source
-from ...states.yaml.spec import Spec, Text
+from ...states.yaml.spec import Spec, Text, validated
 
 FILE = Path(__file__).with_name("explained.yaml")
 

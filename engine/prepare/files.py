@@ -6,7 +6,6 @@ import stat
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from ...ops.registry import OpTable
 from ...states.graph.graph import EXTENDS
@@ -29,11 +28,8 @@ SHIPPED = Path(__file__).parents[2] / FOLDER
 LONGEST_CHAIN = 8  # files that extend one another
 
 
-class GraphFile(NamedTuple):
-    """A file to read, and how messages call it."""
-
-    path: str
-    shown: str
+GraphFile = tuple[str, str]
+"""A file to read, and how messages call it."""
 
 
 def graph_names() -> list[str]:
@@ -62,8 +58,8 @@ def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None)
 
 def open_source(ref: str) -> Source:
     """The parsed graph file with all that it extends; raises GraphError."""
-    file = _find(ref, GraphFile(ref, ref))
-    return _extended(read_source(file.path, file.shown), (file,))
+    file = _find(ref, (ref, ref))
+    return _extended(read_source(*file), (file,))
 
 
 def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
@@ -74,12 +70,11 @@ def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
     name = base_of(source)
     if name is None:
         return source
-    base_paths = (str(Path(place).parent / name) for place in chain[-1])
-    base = _find(name, GraphFile(*base_paths))
-
+    path, shown = (str(Path(place).parent / name) for place in chain[-1])
+    base = _find(name, (path, shown))
     wrong = partial(source.problem, (EXTENDS,), code=ProblemCode.EXTENDS)
-    names = " > ".join(file.shown for file in (*chain, base))
-    if any(os.path.realpath(base.path) == os.path.realpath(file.path) for file in chain):
+    names = " > ".join(shown for _, shown in (*chain, base))
+    if any(os.path.realpath(base[0]) == os.path.realpath(path) for path, _ in chain):
         raise GraphError([wrong(f"a graph cannot extend itself: {names}")])
     if len(chain) == LONGEST_CHAIN:
         raise GraphError([wrong(f"more than {LONGEST_CHAIN} files extend one another: {names}")])
@@ -90,9 +85,9 @@ def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
 def _find(ref: str, file: GraphFile) -> GraphFile:
     """That file if there is one, else the shipped graph or machine of that name."""
     name = _name(ref)
-    if _is_there(file.path) or name not in (*graph_names(), *_machine_names()):
+    if _is_there(file[0]) or name not in (*graph_names(), *_machine_names()):
         return file
-    return GraphFile(str(SHIPPED / f"{name}.yaml"), f"{FOLDER}/{name}.yaml")
+    return str(SHIPPED / f"{name}.yaml"), f"{FOLDER}/{name}.yaml"
 
 
 def _name(ref: str) -> str:
@@ -121,35 +116,30 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
     """
     name = shown or ref or "''"
     problem = wrong or (lambda message: Problem(name, 0, 0, "file", message, ProblemCode.FILE))
-    data = None
     try:
         mode = Path(ref).stat().st_mode
         if stat.S_ISREG(mode):
             with Path(ref).open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise GraphError([problem(_why(ref, error))]) from None
-    except ValueError:
-        raise GraphError([problem("a path cannot hold a NUL character")]) from None
-    if data is None:
+                return Source(decode(file.read(MAX_BYTES + 1), shown or ref), shown or ref)
         pipe = "pipe" if stat.S_ISFIFO(mode) else "device or socket"
-        what = "directory" if stat.S_ISDIR(mode) else pipe
-        raise GraphError([problem(f"this is a {what}, not a file")])
-    return Source(decode(data, shown or ref), shown or ref)
-
-
-def _why(ref: str, error: OSError) -> str:
-    if error.errno == errno.ENOENT:
-        names = graph_names()
-        return f"no such file or shipped graph{_close(ref)}; shipped are: {', '.join(names)}"
-    if error.errno == errno.ELOOP:
-        return "the symbolic link leads back to itself"
-    return (error.strerror or str(error)).lower()
-
-
-def _close(ref: str) -> str:
-    """A shipped graph, a machine or a file of the same folder that may have been meant."""
-    path = Path(_name(ref))
-    near = [file.name for file in Path(ref).parent.glob("*.yaml") if hint(path.name, [file.stem])]
-    machine = hint(f"{path.parent.name}/{path.name}", _machine_names())
-    return hint(path.name, graph_names()) or machine or hint(f"{path.name}.yaml", near)
+        message = f"this is a {'directory' if stat.S_ISDIR(mode) else pipe}, not a file"
+    except GraphError:
+        raise
+    except ValueError:
+        message = "a path cannot hold a NUL character"
+    except OSError as error:
+        message = (error.strerror or str(error)).lower()
+        if error.errno == errno.ELOOP:
+            message = "the symbolic link leads back to itself"
+        if error.errno == errno.ENOENT:  # name a graph, machine or file that may have been meant
+            path = Path(_name(ref))
+            files = Path(ref).parent.glob("*.yaml")
+            near = [file.name for file in files if hint(path.name, [file.stem])]
+            close = (
+                hint(path.name, graph_names())
+                or hint(f"{path.parent.name}/{path.name}", _machine_names())
+                or hint(f"{path.name}.yaml", near)
+            )
+            shipped = f"shipped are: {', '.join(graph_names())}"
+            message = f"no such file or shipped graph{close}; {shipped}"
+    raise GraphError([problem(message)])

@@ -2,10 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...ops.sampling.settings import SamplingRules
 from ...states.text.documents import Document, check_document
@@ -32,7 +33,6 @@ FOR_ALL = {  # what others' files say of a prompt's decoding, and what says it h
 OTHERS = (".csv", ".tsv", ".json", ".yaml", ".yml", ".xml", ".parquet", ".xlsx", ".docx", ".pdf")
 MAX_ID = 200
 MAX_NAMED = 8  # of keys in a note
-DOCUMENT_KEYS = ("text", "title")
 MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 
 
@@ -55,9 +55,6 @@ class Prompt:
     rules: str = ""
 
 
-Item = TypeVar("Item", Prompt, Document)
-
-
 @dataclass(frozen=True, slots=True)
 class Prompts:
     """The prompts of a run, and what a reader of the file should know about them."""
@@ -77,7 +74,7 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
     if file is not None:
         return read_file(file)
     if prompt == "-":
-        prompt = decode_text(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip("\n")
+        prompt = _decoded(sys.stdin.buffer.read(MAX_BYTES + 1), "standard input").strip("\n")
     text = default if prompt is None else prompt
     check_question(text)
     return Prompts((Prompt("1", text),))
@@ -91,44 +88,42 @@ def read_file(file: Path) -> Prompts:
     """
     if file.suffix.lower() in OTHERS:
         raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
-    lines = lines_of(read_text(file))
-    notes = list[str]()
-    if is_jsonl(file):
-        prompts = list(_from_json(file, lines, notes))
-    else:
-        prompts = [_checked(Prompt(str(n), line.strip()), f"{file}:{n}") for n, line in lines]
-    if not prompts:
+    lines = _lines(read_text(file))
+    if not lines:
         raise UsageError(f"{file}: no prompts in it")
-    return Prompts(tuple(prompts), tuple(notes))
-
-
-def _from_json(file: Path, lines: list[tuple[int, str]], notes: list[str]) -> Iterator[Prompt]:
-    numbers = dict[str, int]()
-    unused = set[str]()
+    prompts: list[Prompt] = []
+    notes: list[str] = []
+    numbers: dict[str, int] = {}
+    unused: set[str] = set()
     for number, line in lines:
         place = f"{file}:{number}"
-        fields = json_object(line, place, TEXT_KEYS)
-        unused |= fields.keys() - PROMPT_KEYS
-        prompt, dropped = _object(fields, place, number)
-        if (same := numbers.setdefault(prompt.key, number)) != number:
-            raise UsageError(f"{place}: id {prompt.key!r} is that of line {same} too")
-        if dropped:
-            notes.append(f"{place}: only the first of {dropped + 1} turns is asked")
-        yield _checked(prompt, place)
+        prompt = Prompt(str(number), line.strip())
+        if _is_jsonl(file):
+            fields = json_object(line, place, TEXT_KEYS)
+            unused |= fields.keys() - PROMPT_KEYS
+            prompt = _prompt(fields, place, number)
+            if (same := numbers.setdefault(prompt.key, number)) != number:
+                raise UsageError(f"{place}: id {prompt.key!r} is that of line {same} too")
+            if (turns := fields.get("turns")) and len(turns) > 1 and prompt.text == turns[0]:
+                notes.append(f"{place}: only the first of {len(turns)} turns is asked")
+        with _at(place):
+            check_question(prompt.text)
+        prompts.append(prompt)
     if unused:
         notes.append(f"{file}: not used: {', '.join(sorted(unused)[:MAX_NAMED])}")
+    return Prompts(tuple(prompts), tuple(notes))
 
 
 def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
     """The object of one line of a JSONL file, which may hold one of ``keys``; raises UsageError."""
-    value = json_value(line, place)
+    value = _json_value(line, place)
     if not isinstance(value, dict):
         raise UsageError(f"{place}: a line is a JSON object with a key {' or '.join(keys)}")
     return value
 
 
-def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, int]:
-    """The prompt of one object, and how many further turns were left out."""
+def _prompt(value: Mapping[str, Any], place: str, number: int) -> Prompt:
+    """The prompt of one object; of several turns the first."""
     for name in FOR_ALL.keys() & value.keys():
         raise UsageError(f"{place}: {name!r} cannot be set for one prompt: {FOR_ALL[name]}")
     names = [key for key in TEXT_KEYS if value.get(key) is not None]
@@ -136,48 +131,44 @@ def _object(value: Mapping[str, Any], place: str, number: int) -> tuple[Prompt, 
         which = f"has {' and '.join(names)}" if names else "has none"
         raise UsageError(f"{place}: needs one of {', '.join(TEXT_KEYS)}; it {which}")
     text = value[names[0]]
-    dropped = 0
     if isinstance(text, list) and text and names[0] == "turns":
-        text, dropped = text[0], len(text) - 1
-    if not isinstance(text, str):
-        raise UsageError(f"{place}: {names[0]!r} must be a text")
-    key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
-    seed = _integer(value, "seed", place, 0)
-    budget = _integer(value, "max_new_tokens", place, 1)
+        text = text[0]
     salt = value.get("cache_salt") or ""
-    documents = documents_of(value, place)
-    if not isinstance(salt, str):
-        raise UsageError(f"{place}: 'cache_salt' must be a text")
-    return Prompt(_key(key, place), text, seed, budget, documents, salt), dropped
-
-
-def _key(key: Any, place: str) -> str:
+    for name, content in ((names[0], text), ("cache_salt", salt)):
+        if not isinstance(content, str):
+            raise UsageError(f"{place}: {name!r} must be a text")
+    key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     if isinstance(key, bool) or not isinstance(key, str | int) or not str(key).strip():
         raise UsageError(f"{place}: 'id' must be a text or a number")
     if len(str(key)) > MAX_ID or not str(key).isprintable():
         raise UsageError(f"{place}: 'id' must be at most {MAX_ID} printable characters")
-    return str(key)
+    for name, least in (("seed", 0), ("max_new_tokens", 1)):
+        count = value.get(name)
+        is_number = isinstance(count, int) and not isinstance(count, bool)
+        if count is not None and not (is_number and least <= count < 1 << 63):
+            raise UsageError(f"{place}: {name!r} must be a whole number from {least} on")
+    documents = value.get("documents")
+    if documents is not None and not isinstance(documents, list):
+        raise UsageError(f"{place}: 'documents' must be a list")
+    _check_number(documents or (), place)
+    items = enumerate(documents or (), 1)
+    return Prompt(
+        key=str(key),
+        text=text,
+        seed=value.get("seed"),
+        max_new_tokens=value.get("max_new_tokens"),
+        documents=tuple(_document(item, n, f"{place}: document {n}") for n, item in items),
+        cache_salt=salt,
+    )
 
 
-def _integer(value: Mapping[str, Any], key: str, place: str, least: int) -> int | None:
-    number = value.get(key)
-    if number is None:
-        return None
-    if isinstance(number, bool) or not isinstance(number, int) or not least <= number < 1 << 63:
-        raise UsageError(f"{place}: {key!r} must be a whole number from {least} on")
-    return number
-
-
-def _checked(item: Item, place: str) -> Item:
-    """Raise PromptError, with its place, for a text that a prompt cannot hold."""
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Give the place of a text that a prompt cannot hold."""
     try:
-        if isinstance(item, Document):
-            check_document(item)
-        else:
-            check_question(item.text)
+        yield
     except PromptError as error:
         raise PromptError(f"{place}: {error}") from None
-    return item
 
 
 # -- documents ------------------------------------------------------------------------------------
@@ -187,7 +178,7 @@ def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
     """The documents of all files, each once, in the order given.
 
     A file is one document, titled by its name, in UTF-8; one whose name ends in .jsonl holds many,
-    a line each (`document_of` says what a line may be).
+    a line each: its text, or an object with `text` and perhaps `title`.
 
     Raises:
         UsageError, PromptError: with the file, and the line where there is one.
@@ -197,52 +188,40 @@ def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
 
 def _documents(file: Path) -> Iterator[Document]:
     text = read_text(file).replace("\r\n", "\n")
-    if not is_jsonl(file):
+    if not _is_jsonl(file):
         name = file.name if file.name.isprintable() else file.name.encode("unicode_escape").decode()
-        yield _checked(Document(name, text.strip("\n")), str(file))
+        document = Document(name, text.strip("\n"))
+        with _at(str(file)):
+            check_document(document)
+        yield document
         return
-    if not (lines := lines_of(text)):
+    if not (lines := _lines(text)):
         raise UsageError(f"{file}: no documents in it")
     _check_number(lines, str(file))
     for at, (number, line) in enumerate(lines, 1):
         place = f"{file}:{number}"
-        yield document_of(json_value(line, place), at, place)
+        yield _document(_json_value(line, place), at, place)
 
 
-def documents_of(value: Mapping[str, Any], place: str) -> tuple[Document, ...]:
-    """The field `documents` of a prompt's line: a list of what `document_of` takes."""
-    documents = value.get("documents")
-    if documents is None:
-        return ()
-    if not isinstance(documents, list):
-        raise UsageError(f"{place}: 'documents' must be a list")
-    _check_number(documents, place)
-    numbers = enumerate(documents, 1)
-    return tuple(document_of(item, n, f"{place}: document {n}") for n, item in numbers)
-
-
-def _check_number(documents: Sized, place: str) -> None:
+def _check_number(documents: Sequence[Any], place: str) -> None:
     if len(documents) > MAX_DOCUMENTS:
         raise UsageError(f"{place}: {len(documents)} documents, at most {MAX_DOCUMENTS}")
 
 
-def document_of(value: Any, number: int, place: str) -> Document:
-    """A document from JSON: its text, or an object with `text` and perhaps `title`.
-
-    The default title is its ``number``.
-
-    Raises:
-        UsageError: it has another form. PromptError: a prompt cannot hold its text.
-    """
+def _document(value: Any, number: int, place: str) -> Document:
+    """A document from JSON, by default titled by its number."""
     fields = {"text": value} if isinstance(value, str) else value
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
         raise UsageError(f"{place}: a document is a text, or an object with 'text' and 'title'")
-    if unknown := sorted(set(fields) - set(DOCUMENT_KEYS)):
+    if unknown := sorted(fields.keys() - {"text", "title"}):
         raise UsageError(f"{place}: a document has no {unknown[0]!r}, only 'text' and 'title'")
     title = fields.get("title")
     if title is not None and not isinstance(title, str):
         raise UsageError(f"{place}: 'title' must be a text")
-    return _checked(Document(str(number) if title is None else title, fields["text"]), place)
+    document = Document(str(number) if title is None else title, fields["text"])
+    with _at(place):
+        check_document(document)
+    return document
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -260,20 +239,10 @@ def read_text(file: Path) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{file}: cannot be read: {reason}") from None
-    return decode_text(data, str(file))
+    return _decoded(data, str(file))
 
 
-def is_jsonl(file: Path) -> bool:
-    return file.suffix.lower() in (".jsonl", ".ndjson")
-
-
-def lines_of(text: str) -> list[tuple[int, str]]:
-    """The lines that say something, with their numbers from 1."""
-    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-
-
-def decode_text(data: bytes, name: str) -> str:
-    """Bytes from ``name`` as text; raises UsageError as `read_text` does."""
+def _decoded(data: bytes, name: str) -> str:
     if len(data) > MAX_BYTES:
         raise UsageError(f"{name}: more than {MAX_BYTES} bytes")
     try:
@@ -283,8 +252,16 @@ def decode_text(data: bytes, name: str) -> str:
         raise UsageError(f"{name}:{line}: not UTF-8") from None
 
 
-def json_value(line: str, place: str) -> Any:
-    """What one line of a JSONL file holds; raises UsageError."""
+def _is_jsonl(file: Path) -> bool:
+    return file.suffix.lower() in (".jsonl", ".ndjson")
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """The lines that are not blank, with their numbers from 1."""
+    return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+
+
+def _json_value(line: str, place: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:

@@ -14,10 +14,9 @@ from pydantic import ValidationError, create_model
 
 from ...states.graph.load import load_program, op_table, parse_change
 from ...states.graph.program import Program
-from ...states.graph.schema import check_mapping, validated
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
 from ...states.yaml.source import GraphError, Source, decode
-from ...states.yaml.spec import Spec
+from ...states.yaml.spec import Spec, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError
 from .files import PACKAGE, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
@@ -164,16 +163,29 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
         prompts = Prompts(prompts_of(saved, source))
     elif prompts is None:
         prompts = read_prompts(options.prompt, options.prompts, config.prompt)
-    prompts = _with_documents(prompts, options)
-    outline = _outline(options.outline, program)
+    items = prompts.items
+    if shared := read_documents(options.documents):  # a prefix of every prompt's own documents
+        documents = [(*shared, *(d for d in p.documents if d not in shared)) for p in items]
+        items = tuple(replace(p, documents=d) for p, d in zip(items, documents, strict=True))
+    skeleton = program.graph.skeleton
+    outline = None
+    if options.outline is not None:
+        if skeleton is None:
+            raise UsageError(f"--outline: graph {program.graph.name!r} has no skeleton to give")
+        limits: Any = {"max_branches": skeleton.max_branches, "tools": skeleton.tools}
+        outline = load_outline(options.outline, **limits)
+    elif saved is not None and saved.outline is not None:
+        most = skeleton.max_branches if skeleton is not None else 1
+        outline = parse_outline(saved.outline, max_branches=most, tools=None)
+        if outline.status not in ("ok", "direct"):
+            reason = f"outline: cannot be read back ({outline.status})"
+            raise OutlineError(f"{source.file}: {reason}")
     if saved is None or profile is not None:
         config = _with_drafter(config, program, options.drafter_model, profile)
-    if saved is not None and outline is None and saved.outline is not None:
-        outline = _parsed(saved.outline, program, source.file)
     return Job(
         program,
         replace(config, graph=name),
-        prompts.items,
+        items,
         outline,
         made_with=None if saved is None else saved.made_with,
         result=None if saved is None or options.changes_a_run else saved.result,
@@ -242,32 +254,3 @@ def _with_drafter(
             " --set drafter.kind=none"
         )
     return config
-
-
-def _with_documents(prompts: Prompts, options: RunOptions) -> Prompts:
-    """Put the documents of the command line before each prompt's own, as a shared prefix."""
-    shared = read_documents(options.documents)
-
-    def with_shared(prompt: Prompt) -> Prompt:
-        prompt_documents = [document for document in prompt.documents if document not in shared]
-        return replace(prompt, documents=(*shared, *prompt_documents))
-
-    return replace(prompts, items=tuple(map(with_shared, prompts.items))) if shared else prompts
-
-
-def _outline(path: Path | None, program: Program) -> Outline | None:
-    if path is None:
-        return None
-    skeleton = program.graph.skeleton
-    if skeleton is None:
-        raise UsageError(f"--outline: graph {program.graph.name!r} has no skeleton to give")
-    return load_outline(path, max_branches=skeleton.max_branches, tools=skeleton.tools)
-
-
-def _parsed(text: str, program: Program, file: str) -> Outline:
-    skeleton = program.graph.skeleton
-    most = skeleton.max_branches if skeleton is not None else 1
-    outline = parse_outline(text, max_branches=most, tools=None)
-    if outline.status not in ("ok", "direct"):
-        raise OutlineError(f"{file}: outline: cannot be read back ({outline.status})")
-    return outline

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...states.graph.drafters import DRAFTERS
 from ...states.graph.graph import Graph
 from ...states.graph.load import Change
-from ...states.graph.plugins import installed_kinds
+from ...states.graph.plugins import DRAFTERS, installed_kinds
 from ...states.yaml.source import GraphError, ProblemCode, Source, hint
 from ...states.yaml.spec import Int, Number, Spec, Text
 from ..errors import LacksDrafterError, UsageError

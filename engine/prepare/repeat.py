@@ -13,11 +13,10 @@ import yaml
 from pydantic import Field
 
 from ...states.graph.graph import KINDS, Graph
-from ...states.graph.schema import validated
 from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
 from ...states.yaml.source import Source, plain_scalar
-from ...states.yaml.spec import Int, Spec
+from ...states.yaml.spec import Int, Spec, validated
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
 
@@ -107,19 +106,15 @@ def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
     """What is not as it was; one line each."""
     for name in ("model_hash", "drafter_hash", "dtype", "weights", "device", "threads"):
-        old = getattr(then, name)
-        new = getattr(now, name)
+        old, new = (getattr(made, name) for made in (then, now))
         if old and old != new:
             what = name.replace("_hash", " weights")
-            yield f"{what} changed: {_short(old)} then, {_short(new)} now"
+            texts = (str(value) for value in (old, new))
+            before, after = (f"{t[:12]}..." if len(t) == 64 else t for t in texts)
+            yield f"{what} changed: {before} then, {after} now"
     for name, old in then.versions.items():
         if (new := now.versions.get(name)) != old:
             yield f"version of {name} changed: {old} then, {new} now"
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return f"{text[:12]}..." if len(text) == 64 else text
 
 
 def run_document(
@@ -132,19 +127,18 @@ def run_document(
         MARK: 1,
         "graph_file": options.graph,
         "options": {name: value for name, value in saved.items() if value is not None},
-        "prompts": [_prompt(prompt) for prompt in prompts],
+        "prompts": [],
         "graph": _plain(graph.model_dump(by_alias=True, exclude_none=True)),
     }
+    for prompt in prompts:
+        # Without earlier turns and rules: a run has no conversations.
+        spec = asdict(prompt) | {"id": prompt.key, "prompt": prompt.text}
+        values = {name: _plain(spec[name]) for name in PromptSpec.model_fields}
+        given = {name: value for name, value in values.items() if value not in (None, [], "")}
+        document["prompts"].append(given)
     if outline is not None:
         document["outline"] = render_outline(outline.points) + "\n"
     return document
-
-
-def _prompt(prompt: Prompt) -> dict[str, Any]:
-    prompt_fields = asdict(prompt)  # but for turns and rules: a run has no conversations
-    prompt_fields |= {"id": prompt.key, "prompt": prompt.text}
-    values = {name: prompt_fields[name] for name in PromptSpec.model_fields}
-    return {name: _plain(value) for name, value in values.items() if value not in (None, (), "")}
 
 
 def _plain(value: Any) -> Any:
@@ -163,7 +157,7 @@ def too_long(document: Mapping[str, Any]) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML writes YAML 1.1; what YAML 1.2 reads differently gets quotes."""
+    """PyYAML writes YAML 1.1; texts that YAML 1.2 reads as other values get quotes."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -13,7 +13,7 @@ from ...ops.attention.backends import AttentionPlan
 from ...ops.draft.sizes import Curve, RoundCosts
 from ...ops.kv.pool import KVCache
 from ...states.graph.drafter_settings import DrafterSettings
-from ...states.graph.drafters import drafter_class
+from ...states.graph.plugins import drafter_class
 from ..models import Models
 from ..pools import new_pool
 from .scoring import prefill

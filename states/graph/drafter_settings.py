@@ -151,24 +151,19 @@ class MeasuredCosts(Spec):
 class ChoosingSettings(DrafterSettings):
     """Settings of a drafter that can choose the size of its drafts by measured costs."""
 
-    costs: MeasuredCosts | None = Field(
-        None,
-        description="what `auto` and `cost` go by: milliseconds of a forward by its rows, of the "
-        "`target` and the `drafter`, and `overhead`; measured when a run starts if not given",
-    )
+    costs: MeasuredCosts | None = None
+    """what `auto` and `cost` go by: milliseconds of a forward by its rows, of the `target` and the
+    `drafter`, and `overhead`; measured when a run starts if not given"""
 
 
 class TreeSettings(ChoosingSettings):
     """Settings of a tree drafter, whose branches may share the rows of a round."""
 
-    most_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = Field(
-        32, description="most drafted tokens of a tree with `num_draft_tokens: auto`"
-    )
-    rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = Field(
-        None,
-        description="drafted tokens of a round, of all branches together: the most probable nodes "
-        "over all their trees; what says how large a tree is then says how large one may be",
-    )
+    most_nodes: Annotated[Int, Field(ge=1, le=MAX_NODES)] = 32
+    """most drafted tokens of a tree with `num_draft_tokens: auto`"""
+    rows_per_round: Annotated[Int, Field(ge=1, le=MAX_SHARED)] | None = None
+    """drafted tokens of a round, of all branches together: the most probable nodes over all their
+    trees; what says how large a tree is then says how large one may be"""
 
     @model_validator(mode="after")
     def _one_budget(self) -> Self:

@@ -7,36 +7,40 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
+
+from pydantic import BaseModel, ValidationError
 
 from ...ops.registry import OpTable, Place, RegistryError, read_table
 from ..yaml.source import (
+    MAX_PROBLEMS,
     GraphError,
     KeyPath,
     Problem,
     ProblemCode,
     RenamedKeyWarning,
     Source,
+    hint,
     quoted,
 )
-from .checks import (
-    MISSING,
-    check_blocks,
-    check_dataflow,
-    check_names,
-    check_progress,
-    check_schedule,
-    check_shape,
-    check_sizes,
-    find_setting,
-    with_named_functions,
+from ..yaml.spec import Spec, check_mapping, keys_of, kind_of, problem_of
+from .checks import checked_program
+from .graph import (
+    EXTENDS,
+    KINDS,
+    LAYOUTS,
+    MACHINE,
+    RENAMED_KEYS,
+    VERSION,
+    Call,
+    Graph,
+    StateSpec,
 )
-from .graph import EXTENDS, KINDS, MACHINE, RENAMED_KEYS, Graph
-from .plugins import with_installed
-from .program import CLUSTER_KEYS, RUN_KEYS, OpStep, Program
-from .schema import OUTLINE_DRAFTER, check_mapping, check_version, kind_of, model_at, validate
+from .plugins import installed_kinds, settings_class, with_installed
+from .program import Program
 
 OPTION = "--set"
+OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
 RENAMED_BLOCKS: tuple[KeyPath, ...] = (
     ("layout",),
     ("drafter",),
@@ -45,6 +49,7 @@ RENAMED_BLOCKS: tuple[KeyPath, ...] = (
     ("scheduler",),
     ("limits",),
 )
+_KIND_PATHS = tuple((block, "kind") for block in KINDS)
 
 
 class Change(NamedTuple):
@@ -53,6 +58,41 @@ class Change(NamedTuple):
     path: KeyPath
     value: Any
     option: str
+
+
+def load_program(
+    source: Source,
+    table: OpTable,
+    given: frozenset[str] | None = None,
+    sets: Iterable[str | Change] = (),
+) -> Program:
+    """Validate a graph, check it stage by stage, and resolve its ops.
+
+    Args:
+        source: the parsed file; `sets` are applied to it (`override`).
+        given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
+
+    Raises:
+        GraphError: every problem of the first stage that found any.
+    """
+    override(source, sets, table)
+    return checked_program(validate(source), source, table, given)
+
+
+DIRECTOR = "engine.workers.director"  # the machine of a run on workers
+
+
+def rooms() -> tuple[Place, ...]:
+    """The modules that declare ops and guards: those of `ops` and `states`, and the director."""
+    package = Path(__file__).parents[2]
+    root = __name__.split(".")[0]
+    director = (f"{root}.{DIRECTOR}", package.joinpath(*DIRECTOR.split(".")).with_suffix(".py"))
+    return ((f"{root}.ops", package / "ops"), (f"{root}.states", package / "states"), director)
+
+
+def op_table() -> OpTable:
+    """Every op and guard, of specsot and of installed packages, without importing them."""
+    return with_installed(read_table(rooms()))
 
 
 def base_of(source: Source) -> str | None:
@@ -94,6 +134,130 @@ def extend(own: Source, base: Source) -> Source:
     return whole
 
 
+def validate(source: Source) -> Graph:
+    """Build the graph.
+
+    Raises:
+        GraphError: every problem of the schema, in file order.
+    """
+    check_mapping(source, "graph")
+    check_version(source)
+    data, source.origins = _flat_edges(source.data)
+    problems = list(_nulls(source, data, ()))
+    try:
+        graph = Graph.model_validate(data)
+    except ValidationError as error:
+        places = {p.place for p in problems}
+        errors = error.errors(include_url=False)[: 10 * MAX_PROBLEMS]
+        rest = (_schema_problem(source, e) for e in errors)
+        problems += [p for p in rest if p.place not in places]
+    if problems:
+        raise GraphError(problems)
+    return graph
+
+
+def check_version(source: Source) -> None:
+    """Raise GraphError if the file needs a later version of specsot."""
+    version = source.data.get("version")
+    if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
+        message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
+        newer = source.problem(("version",), f"{message} specsot", ProblemCode.VERSION)
+        raise GraphError([newer])
+
+
+def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
+    """A graph's data with an edge for each state under `from`, and the file's path of each edge.
+
+    Edges are sorted by the state that they leave; those of one state keep the file's order.
+    """
+    edges = data.get("transitions")
+    if not isinstance(edges, list):
+        return dict(data), {}
+    flat: list[tuple[Any, KeyPath]] = []  # an edge, and its path in the file or that of its state
+    for i, edge in enumerate(edges):
+        sources = edge.get("from") if isinstance(edge, dict) else None
+        if isinstance(sources, list) and sources:
+            flat += [({**edge, "from": s}, (i, "from", j)) for j, s in enumerate(sources)]
+        else:
+            flat.append((edge, (i,)))
+    order = list(states) if isinstance(states := data.get("states"), dict) else []
+
+    def rank(item: tuple[Any, KeyPath]) -> int:
+        state = item[0].get("from") if isinstance(item[0], dict) else None
+        return order.index(state) if state in order else len(order)
+
+    flat.sort(key=rank)
+    origins: dict[KeyPath, KeyPath] = {}
+    for i, (_, at) in enumerate(flat):
+        origins["transitions", i] = ("transitions", at[0])
+        if at[1:]:
+            origins["transitions", i, "from"] = ("transitions", *at)
+    return {**data, "transitions": [edge for edge, _ in flat]}, origins
+
+
+def _nulls(source: Source, value: Any, path: KeyPath) -> Iterator[Problem]:
+    """No setting of a graph may be null, except settings of ops under `with`."""
+    if value is None:
+        yield source.problem(path, "must not be null", ProblemCode.NULL)
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(inner, dict | list | None) and not (
+                key == "with" and path[:1] == ("states",)
+            ):
+                yield from _nulls(source, inner, (*path, key))
+
+
+def _at(path: KeyPath, data: Any) -> Any:
+    """The value at a path of keys; None if there is none."""
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data
+
+
+def _model_at(loc: KeyPath, data: Any) -> type[BaseModel] | None:
+    """The model of a mapping at `loc` of a graph."""
+    if not loc:
+        return Graph
+    if loc[0] in KINDS or loc[:2] == OUTLINE_DRAFTER:
+        kind = _at((*(loc[:2] if loc[:2] == OUTLINE_DRAFTER else loc[:1]), "kind"), data)
+        if not isinstance(kind, str):
+            return None
+        return LAYOUTS.get(kind) if loc[0] == "layout" else settings_class(kind)
+    if loc[0] == "states":
+        return StateSpec if len(loc) == 2 else Call
+    field = Graph.model_fields.get(str(loc[0]))
+    kinds = (field.annotation, *get_args(field.annotation)) if field else ()
+    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Spec)), None)
+
+
+def _schema_problem(source: Source, error: Any) -> Problem:
+    """A pydantic error as a problem; that of a kind names the kinds that there are."""
+    loc: KeyPath = error["loc"]
+    if error["type"] == "union_tag_invalid":
+        kind = error["input"]["kind"]
+        block = str(source.nearest(loc)[-1])
+        known = [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
+        message = f"must be one of: {', '.join(known)}"
+        if isinstance(kind, str):
+            there = f"there are: {', '.join(known)}"
+            message = f"no {block} {quoted(kind)}{hint(kind, known)}; {there}"
+        return source.problem((*loc, "kind"), message, ProblemCode.UNKNOWN_KIND)
+    if error["type"] == "extra_forbidden":
+        key = str(loc[-1])
+        parent = source.nearest(loc[:-1])
+        block = str(parent[-1]) if len(parent) == 1 or parent == OUTLINE_DRAFTER else ""
+        other = [kind for kind, x in KINDS.get(block, {}).items() if key in x.model_fields]
+        if other:
+            kind = _at((*parent, "kind"), source.data)
+            message = f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {kind}"
+            return source.problem(loc, message, ProblemCode.OTHER_KIND, key=True)
+
+    def known_keys(path: KeyPath) -> list[str]:
+        return [*keys_of(_model_at(path, source.data)), *([] if path else [EXTENDS])]
+
+    return problem_of(source, error, known_keys)
+
+
 def override(source: Source, sets: Iterable[str | Change], table: OpTable | None = None) -> None:
     """Apply changes, or `path=value` texts, to a source; positions of untouched values stay.
 
@@ -129,9 +293,7 @@ def _rename_keys(source: Source) -> Iterator[str]:
         GraphError: a block has both the old and the new key.
     """
     for block in RENAMED_BLOCKS:
-        settings: Any = source.data
-        for part in block:
-            settings = settings.get(part) if isinstance(settings, dict) else None
+        settings = _at(block, source.data)
         for key in list(settings) if isinstance(settings, dict) else ():
             path = (*block, key)
             new_path = _new_path(path, source.data)
@@ -141,9 +303,9 @@ def _rename_keys(source: Source) -> Iterator[str]:
 
 def _rename_in_ops(source: Source, table: OpTable | None) -> Iterator[str]:
     """The same for settings of ops under `with`, and for values `$block.key`."""
-    states = source.data.get("states") if isinstance(source.data, dict) else None
-    for name, state in states.items() if isinstance(states, dict) else ():
-        ops = state.get("ops") if isinstance(state, dict) else None
+    states = _at(("states",), source.data)
+    for name in states if isinstance(states, dict) else ():
+        ops = _at(("states", name, "ops"), source.data)
         for i, call in enumerate(ops if isinstance(ops, list) else ()):
             settings = call.get("with") if isinstance(call, dict) else None
             if not isinstance(settings, dict):
@@ -188,7 +350,7 @@ def _new_path(path: KeyPath, data: Any) -> KeyPath:
     if new_key is None:
         return path
     try:
-        model = model_at(block, data)
+        model = _model_at(block, data)
     except RegistryError:  # a drafter that cannot be imported: the schema reports it
         return path
     if model is None or key in model.model_fields or new_key not in model.model_fields:
@@ -196,17 +358,14 @@ def _new_path(path: KeyPath, data: Any) -> KeyPath:
     return (*block, new_key, *path[len(block) + 1 :])
 
 
-def _where(source: Source, path: KeyPath) -> str:
-    file, line, column = source.place(path, key=True)
-    return f"{file}:{line}:{column}" if line else file
-
-
 def _renaming(place: str, path: KeyPath, new_path: KeyPath) -> str:
     old, new = (".".join(map(str, p)) for p in (path, new_path))
     return f"{place}: {old} is now called {new}; the old name is read in this release only"
 
 
-_KIND_PATHS = tuple((block, "kind") for block in KINDS)
+def _where(source: Source, path: KeyPath) -> str:
+    file, line, column = source.place(path, key=True)
+    return f"{file}:{line}:{column}" if line else file
 
 
 def parse_change(text: str) -> Change:
@@ -224,111 +383,31 @@ def parse_change(text: str) -> Change:
 
 
 def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
+    """Set a value of a source; where it was, it has no position any more."""
     if not isinstance(source.data, dict):
         return  # the schema reports that the file is not a mapping
     node: Any = source.data
     done: KeyPath = ()
     for i, part in enumerate(map(str, path)):
-        key = _key(node, part)
-        last = i == len(path) - 1
-        if key is None:
+        number = int(part) if part.isascii() and part.isdigit() and len(part) < 7 else None
+        key: Any = part
+        if isinstance(node, dict):
+            if number is not None and any(isinstance(k, int) for k in node):
+                key = number
+        elif isinstance(node, list) and number is not None and number < len(node):
+            key = number
+        else:
+            is_list = isinstance(node, list)
+            what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
+            message = f"{'.'.join(map(str, done))} is {what}"
             where = ".".join(map(str, path))
-            why = _no_way(done, node)
-            raise GraphError([Problem(option, 0, 0, where, why, ProblemCode.OPTION)])
+            raise GraphError([Problem(option, 0, 0, where, message, ProblemCode.OPTION)])
+        last = i == len(path) - 1
         if last or (isinstance(node, dict) and key not in node):
             node[key] = value if last else {}
-            _forget(source, (*done, key))
+            for table in (source.keys, source.values, source.options):
+                for known in [p for p in table if p[: i + 1] == (*done, key)]:
+                    del table[known]
             source.options[(*done, key)] = option
         node = node[key]
         done = (*done, key)
-
-
-def _key(node: Any, part: str) -> str | int | None:
-    """`part` as a key of this node; None if the node cannot have such a key."""
-    if isinstance(node, Mapping):
-        return int(part) if _number(part) and any(isinstance(k, int) for k in node) else part
-    if isinstance(node, list) and _number(part) and int(part) < len(node):
-        return int(part)
-    return None
-
-
-def _number(part: str) -> bool:
-    return part.isascii() and part.isdigit() and len(part) < 7
-
-
-def _forget(source: Source, path: KeyPath) -> None:
-    """Remove the positions and options at and under `path`."""
-    for table in (source.keys, source.values, source.options):
-        for known in [p for p in table if p[: len(path)] == path]:
-            del table[known]
-
-
-def _no_way(done: KeyPath, node: Any) -> str:
-    what = f"a list of {len(node)}" if isinstance(node, list) else f"{quoted(node)}, not a mapping"
-    return f"{'.'.join(map(str, done))} is {what}"
-
-
-DIRECTOR = "engine.workers.director"  # the machine of a run on workers
-
-
-def rooms() -> tuple[Place, ...]:
-    """The modules that declare ops and guards: those of `ops` and `states`, and the director."""
-    package = Path(__file__).parents[2]
-    root = __name__.split(".")[0]
-    director = (f"{root}.{DIRECTOR}", package.joinpath(*DIRECTOR.split(".")).with_suffix(".py"))
-    return ((f"{root}.ops", package / "ops"), (f"{root}.states", package / "states"), director)
-
-
-def op_table() -> OpTable:
-    """Every op and guard, of specsot and of installed packages, without importing them."""
-    return with_installed(read_table(rooms()))
-
-
-def load_program(
-    source: Source,
-    table: OpTable,
-    given: frozenset[str] | None = None,
-    sets: Iterable[str | Change] = (),
-) -> Program:
-    """Validate a graph, check it stage by stage, and resolve its ops.
-
-    Args:
-        source: the parsed file; `sets` are applied to it.
-        given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
-        sets: changes, see `override`.
-
-    Raises:
-        GraphError: every problem of the first stage that found any.
-    """
-    override(source, sets, table)
-    graph = validate(source)
-    table, unread = with_named_functions(graph, source, table)
-    _report(check_schedule(graph, source, table))
-    names = check_names(graph, source, table)
-    _report(unread, names, check_sizes(graph, source), check_blocks(graph, source, table))
-    _report(check_shape(graph, source))
-    steps = _resolve(graph, source, table)
-    if given is None:
-        read = {key for ops in steps.values() for step in ops for key in step.entry.reads}
-        given = CLUSTER_KEYS if "cluster" in read else RUN_KEYS
-    _report(check_dataflow(graph, source, table, steps, given))
-    _report(check_progress(graph, source, steps))
-    guards = {e.when: table.guards[e.when] for e in graph.transitions if e.when is not None}
-    return Program(graph=graph, source=source, steps=steps, guards=guards, given=given)
-
-
-def _report(*checks: Iterable[Problem]) -> None:
-    if problems := [problem for check in checks for problem in check]:
-        raise GraphError(problems)
-
-
-def _resolve(graph: Graph, source: Source, table: OpTable) -> dict[str, tuple[OpStep, ...]]:
-    """Every state's ops with their settings."""
-    steps: dict[str, tuple[OpStep, ...]] = dict.fromkeys(graph.states, ())
-    for at, call, entry in graph.calls(table):
-        assert entry is not None, "check_names has refused unknown ops"
-        values = {s.name: find_setting(graph, call, s.name) for s in entry.settings}
-        settings = {k: v for k, v in values.items() if v is not MISSING}
-        state = str(at[1])
-        steps[state] += (OpStep(state, entry, settings, source.at(at)),)
-    return steps

@@ -1,19 +1,22 @@
-"""Extensions: ops, guards, drafters and policies of other packages.
+"""Drafters by kind, and extensions: ops, guards, drafters and policies of other packages.
 
 A graph names a function as `package.module:function`, or a package has entry points:
 `specsot.ops` (a module or package whose declared functions join the table of ops),
 `specsot.drafters` (a kind = its `Drafter` class), `specsot.policies` (a name = a `Policy`) and
 `specsot.attention` (a name = a subclass of `AttentionBackend`).
-Checking a graph reads the sources of ops and guards and imports only the class of the graph's
-drafter. Extensions cannot replace what specsot has.
+Checking a graph reads the sources of ops and guards and imports, of other packages, only the class
+of the graph's drafter. Extensions cannot replace what specsot has. No torch here.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Union
+
+from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from ...ops.registry import (
     OpEntry,
@@ -26,11 +29,31 @@ from ...ops.registry import (
 from ..yaml.source import hint, quoted
 from .drafter_settings import DrafterSettings
 
-OPS = "specsot.ops"
-DRAFTERS = "specsot.drafters"
-POLICIES = "specsot.policies"
-ATTENTION = "specsot.attention"
+OPS_GROUP = "specsot.ops"
+DRAFTERS_GROUP = "specsot.drafters"
+POLICIES_GROUP = "specsot.policies"
+ATTENTION_GROUP = "specsot.attention"
 OPS_FOLDER = Path(__file__).parents[2] / "ops"
+
+BUILT_IN = {
+    "none": "none:NoDrafter",
+    "eagle3": "eagle:Eagle3Drafter",
+    "eagle2": "eagle:Eagle2Drafter",
+    "eagle1": "eagle1:Eagle1Drafter",
+    "dflash": "dflash:DFlashDrafter",
+    "vanilla": "vanilla:VanillaDrafter",
+    "ngram": "ngram:NgramDrafter",
+}
+"""By kind the class in `states/drafters`, as module:class."""
+
+_DRAFTERS = f"{__name__.split('.')[0]}.states.drafters"
+_CLASSES = {
+    kind: EntryPoint(kind, f"{_DRAFTERS}.{reference}", DRAFTERS_GROUP).load()
+    for kind, reference in BUILT_IN.items()
+}
+DRAFTERS: Mapping[str, type[DrafterSettings]] = {
+    kind: drafter.Settings for kind, drafter in _CLASSES.items()
+}
 
 
 def module_file(module: str) -> Path | None:
@@ -47,6 +70,13 @@ def module_file(module: str) -> Path | None:
     if not inner:
         files = [Path(spec.origin or "")]
     return next((f for f in files if f.suffix == ".py" and f.is_file()), None)
+
+
+def _source(module: str) -> Path:
+    file = module_file(module)
+    if file is None:
+        raise RegistryError(f"no source of a module {quoted(module)}: is its package installed?")
+    return file
 
 
 def named_function(kind: str, reference: str) -> OpEntry:
@@ -69,7 +99,7 @@ def named_function(kind: str, reference: str) -> OpEntry:
 def with_installed(table: OpTable) -> OpTable:
     """The table with the ops and guards of installed packages, except of faulty ones."""
     faults = []
-    for point in sorted(entry_points(group=OPS)):
+    for point in sorted(entry_points(group=OPS_GROUP)):
         try:
             file = _source(point.value)
             place = file.parent if file.name == "__init__.py" else file
@@ -79,11 +109,10 @@ def with_installed(table: OpTable) -> OpTable:
     return OpTable(table.ops, table.guards, tuple(faults))
 
 
-def _source(module: str) -> Path:
-    file = module_file(module)
-    if file is None:
-        raise RegistryError(f"no source of a module {quoted(module)}: is its package installed?")
-    return file
+def title_of(point: EntryPoint) -> str:
+    """The entry point and its distribution, for messages."""
+    owner = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
+    return f"entry point {point.name!r} ({point.group}){owner}"
 
 
 def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
@@ -106,27 +135,29 @@ def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
 
 def attention_backends() -> list[str]:
     """The names of attention backends, specsot's and those of installed packages."""
-    names = backend_names(OPS_FOLDER / "attention")
-    return [*names, *sorted(point.name for point in entry_points(group=ATTENTION))]
+    return [*backend_names(OPS_FOLDER / "attention"), *installed_names(ATTENTION_GROUP)]
 
 
-def installed_policies() -> list[str]:
-    """Names of the policies of installed packages."""
-    return sorted({point.name for point in entry_points(group=POLICIES)})
+def installed_names(group: str) -> list[str]:
+    """The names in a group of entry points."""
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def installed_kinds() -> list[str]:
     """Kinds of the drafters of installed packages."""
-    return sorted({point.name for point in entry_points(group=DRAFTERS)})
+    return installed_names(DRAFTERS_GROUP)
 
 
-def installed_drafter(kind: str) -> Any:
-    """The `Drafter` class of an installed package for this kind, imported; None without one.
+def drafter_class(kind: str) -> Any:
+    """The `Drafter` class of this kind, of specsot or of an installed package; None if unknown.
 
     Raises:
-        RegistryError: it cannot be used; the message names entry point and distribution.
+        RegistryError: a package has it, but it cannot be used; the message names entry point and
+            distribution.
     """
-    for point, drafter in installed(DRAFTERS, kind):
+    if kind in _CLASSES:
+        return _CLASSES[kind]
+    for point, drafter in installed(DRAFTERS_GROUP, kind):
         settings = getattr(drafter, "Settings", None)
         if not (isinstance(settings, type) and issubclass(settings, DrafterSettings)):
             reason = f"{point.value} is not a subclass of Drafter with Settings"
@@ -138,7 +169,29 @@ def installed_drafter(kind: str) -> Any:
     return None
 
 
-def title_of(point: EntryPoint) -> str:
-    """The entry point and its distribution, for messages."""
-    owner = f" of {point.dist.name} {point.dist.version}" if point.dist else ""
-    return f"entry point {point.name!r} ({point.group}){owner}"
+def settings_class(kind: str) -> type[DrafterSettings] | None:
+    """The settings of this kind; None if unknown. Raises RegistryError as `drafter_class`."""
+    drafter = drafter_class(kind)
+    return None if drafter is None else drafter.Settings
+
+
+def _by_kind(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
+    """Kinds of installed packages are validated by their own class."""
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind in DRAFTERS:
+        return built_in(value)
+    try:
+        settings = settings_class(kind)
+    except RegistryError as error:
+        context = {"at": "kind", "kind": kind, "why": str(error)}
+        raise PydanticCustomError("drafter", "the drafter '{kind}': {why}", context) from None
+    return settings.model_validate(value) if settings else built_in(value)
+
+
+if TYPE_CHECKING:
+    AnyDrafter = DrafterSettings
+else:
+    AnyDrafter = Annotated[
+        SerializeAsAny[Annotated[Union[*DRAFTERS.values()], Field(discriminator="kind")]],
+        WrapValidator(_by_kind),
+    ]

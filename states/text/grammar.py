@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from .outline import BIDI, MAX_TITLE, TOOL_NAME, WORDS, OutlineFormat, repeats
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 
 class GrammarError(ValueError):
@@ -53,31 +53,20 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
     of dependencies share rules: `upto_k` is a list whose ids are at most k, `last_k` one whose
     last id is k.
     """
-    if max_branches < 1:
-        raise GrammarError("max_branches must be at least 1")
-    lines = [_line(i, max_branches) for i in range(1, max_branches + 1)]
-    lists = [_lists(k) for k in range(1, max_branches)]
-    names = " | ".join(['"-"', *map(_tool, tools)])
-    terminals = ["LENGTH: /[1-9][0-9]0?/", f"TOOL: {names}", f"TITLE: {_TITLE}"]
-    return "\n".join(['start: "DIRECT" | "PLAN\\n" line_1', *lines, *lists, *terminals])
-
-
-def _line(number: int, last: int) -> str:
-    deps = '"-"' if number == 1 else f'("-" | upto_{number - 1})'
-    more = '"END"' if number == last else f'(line_{number + 1} | "END")'
-    return f'line_{number}: "{number}|" LENGTH "|" TOOL "|" {deps} "|" TITLE "\\n" {more}'
-
-
-def _lists(k: int) -> str:
-    if k == 1:
-        return 'upto_1: "1"'
-    return f'upto_{k}: upto_{k - 1} | last_{k}\nlast_{k}: "{k}" | upto_{k - 1} ",{k}"'
-
-
-def _tool(name: str) -> str:
-    if not TOOL_NAME.fullmatch(name) or name.lower() == "none":
-        raise GrammarError(f"{name!r} cannot be the name of a tool in an outline")
-    return f'"{name}"'
+    rules = ['start: "DIRECT" | "PLAN\\n" line_1']
+    for number in range(1, _positive(max_branches) + 1):
+        deps = '"-"' if number == 1 else f'("-" | upto_{number - 1})'
+        more = '"END"' if number == max_branches else f'(line_{number + 1} | "END")'
+        line = f'"{number}|" LENGTH "|" TOOL "|" {deps} "|" TITLE "\\n" {more}'
+        rules.append(f"line_{number}: {line}")
+    for k in range(1, max_branches):
+        rules.append(f"upto_{k}: upto_{k - 1} | last_{k}" if k > 1 else 'upto_1: "1"')
+        rules += [f'last_{k}: "{k}" | upto_{k - 1} ",{k}"'] if k > 1 else []
+    for name in tools:
+        if not TOOL_NAME.fullmatch(name) or name.lower() == "none":
+            raise GrammarError(f"{name!r} cannot be the name of a tool in an outline")
+    names = " | ".join(['"-"', *(f'"{name}"' for name in tools)])
+    return "\n".join([*rules, "LENGTH: /[1-9][0-9]0?/", f"TOOL: {names}", f"TITLE: {_TITLE}"])
 
 
 def list_grammar(max_branches: int) -> str:
@@ -85,13 +74,52 @@ def list_grammar(max_branches: int) -> str:
 
     The matcher prevents repeated titles.
     """
-    if max_branches < 1:
-        raise GrammarError("max_branches must be at least 1")
-    rules = [f'start: "1. " TITLE{" line_2" if max_branches > 1 else ""}']
+    rules = [f'start: "1. " TITLE{" line_2" if _positive(max_branches) > 1 else ""}']
     for number in range(2, max_branches + 1):
         more = "" if number == max_branches else f" line_{number + 1}?"
         rules.append(f'line_{number}: "\\n{number}. " TITLE{more}')
     return "\n".join([*rules, f"TITLE: {_TITLE}"])
+
+
+def _positive(max_branches: int) -> int:
+    if max_branches < 1:
+        raise GrammarError("max_branches must be at least 1")
+    return max_branches
+
+
+class _Vocabulary:
+    """The bytes of every token, as a trie, and the tokens that can end a title of a list."""
+
+    def __init__(
+        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], *, titles_once: bool
+    ) -> None:
+        from llguidance import LLTokenizer
+
+        self.size = vocab_size
+        self.eos_ids = tuple(eos_ids)
+        backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
+        backend.no_padding()  # both would change the forced tokens, which the table tokenizes
+        backend.no_truncation()
+        if (size := backend.get_vocab_size(with_added_tokens=True)) > vocab_size:
+            raise GrammarError(f"the tokenizer has {size} tokens, the model's logits {vocab_size}")
+        try:
+            self.table = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
+        except ValueError as error:
+            raise GrammarError(f"the tokenizer cannot be used with a grammar: {error}") from error
+        self.closing_C: NDArray[np.int64] | None = None
+        if titles_once:
+            ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
+            ends = [end and token not in self.eos_ids for token, end in enumerate(ends)]
+            self.closing_C = np.concatenate([np.flatnonzero(ends), self.eos_ids])
+
+    def first(self, grammar: str) -> LLMatcher:
+        """The state at the beginning of a grammar."""
+        from llguidance import LLMatcher
+
+        first = LLMatcher(self.table, grammar, log_level=0)
+        if first.is_error():
+            raise GrammarError(first.get_error())
+        return first
 
 
 class OutlineGrammar:
@@ -126,51 +154,14 @@ class OutlineGrammar:
         self.eos_ids = tuple(eos_ids)
         lists = form == "list"
         text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
-        grammar = LLMatcher.grammar_from_lark(text)
-        self._vocabulary = Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
-        self._first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
-        if self._first.is_error():
-            raise GrammarError(self._first.get_error())
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
+        self._first = self._vocabulary.first(LLMatcher.grammar_from_lark(text))
         if set(self.eos_ids) == set(np.flatnonzero(self.matcher().legal_mask()).tolist()):
             raise GrammarError("the tokenizer has no token that can begin an outline")
 
     def matcher(self, question: str = "") -> OutlineMatcher:
         """A fresh state at the outline's beginning; no title of a list repeats the question."""
         return OutlineMatcher(self._first, self._vocabulary, question)
-
-
-class Vocabulary:
-    """The bytes of every token, as a trie, and the tokens that can end a title of a list."""
-
-    def __init__(
-        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], *, titles_once: bool
-    ) -> None:
-        self.size = vocab_size
-        self.eos_ids = tuple(eos_ids)
-        self.table = _token_table(tokenizer, vocab_size, eos_ids)
-        self.closing_C: NDArray[np.int64] | None = None
-        if titles_once:
-            ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
-            ends = [end and token not in self.eos_ids for token, end in enumerate(ends)]
-            self.closing_C = np.concatenate([np.flatnonzero(ends), self.eos_ids])
-
-    def before_end(self, token: int) -> bytes:
-        """The bytes of a token that belong to the line that it ends."""
-        return b"" if token in self.eos_ids else self.table.decode_bytes([token]).split(b"\n")[0]
-
-
-def _token_table(tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> LLTokenizer:
-    from llguidance import LLTokenizer
-
-    backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
-    backend.no_padding()  # both would change the forced tokens, which the table tokenizes itself
-    backend.no_truncation()
-    if (size := backend.get_vocab_size(with_added_tokens=True)) > vocab_size:
-        raise GrammarError(f"the tokenizer has {size} tokens, the model's logits {vocab_size}")
-    try:
-        return LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
-    except ValueError as error:
-        raise GrammarError(f"the tokenizer cannot be used with a grammar: {error}") from error
 
 
 class OutlineMatcher:
@@ -180,7 +171,7 @@ class OutlineMatcher:
     complete outline and would roll back one token too many.
     """
 
-    def __init__(self, first: LLMatcher, vocabulary: Vocabulary, question: str) -> None:
+    def __init__(self, first: LLMatcher, vocabulary: _Vocabulary, question: str) -> None:
         self._first = first
         self._inner = first.deep_copy()
         self._vocabulary = vocabulary
@@ -201,40 +192,34 @@ class OutlineMatcher:
     def legal_mask(self) -> NDArray[np.bool_]:
         """bool [vocab_size]: the tokens that may come next; computed once per state."""
         if self._legal_V is None:
-            self._legal_V = self._legal()
+            self._legal_V = np.zeros(self._vocabulary.size, dtype=np.bool_)
+            if not self.finished:
+                self._allow_(self._legal_V)
         return self._legal_V
 
-    def _legal(self) -> NDArray[np.bool_]:
-        size = self._vocabulary.size
-        ends = list(self._vocabulary.eos_ids)
-        legal_V = np.zeros(size, dtype=np.bool_)
-        if self.finished:
-            return legal_V
+    def _allow_(self, legal_V: NDArray[np.bool_]) -> None:
         if not self._inner.is_stopped():
             # Not `validate_tokens`: it accepts every spelling of a fixed text, the mask one.
             bits = np.frombuffer(self._inner.compute_bitmask(), dtype=np.uint8)
             if not self._inner.is_error():
-                legal_V |= np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+                legal_V |= np.unpackbits(bits, count=len(legal_V), bitorder="little").view(np.bool_)
             elif not self._inner.get_error().startswith(NO_EXTENSION):  # a limit of llguidance's
                 raise GrammarError(self._inner.get_error())
             else:  # what has stopped cannot be rolled back
                 self._inner = self._first.deep_copy()
                 self._inner.consume_tokens(self._tokens)
-            self._bar_repeats_(legal_V)
-        if not legal_V.any():
-            legal_V[ends] = True
-        return legal_V
-
-    def _bar_repeats_(self, legal_V: NDArray[np.bool_]) -> None:
-        """Forbid ends that would make a list's title equal to an earlier one or to the question."""
+        # Forbid ends that would make a list's title equal to an earlier one or to the question.
         closing_C = self._vocabulary.closing_C
-        if closing_C is None or not legal_V[closing_C].any():
-            return
-        *earlier, line = self._vocabulary.table.decode_bytes(self._tokens).split(b"\n")
-        titles = [_title_of(text) for text in earlier]
-        for token in closing_C[legal_V[closing_C]]:
-            title = _title_of(line + self._vocabulary.before_end(token))
-            legal_V[token] = not repeats(title, titles, self._question)
+        if closing_C is not None and legal_V[closing_C].any():
+            table = self._vocabulary.table
+            *earlier, line = table.decode_bytes(self._tokens).split(b"\n")
+            titles = [_title_of(text) for text in earlier]
+            for token in closing_C[legal_V[closing_C]]:
+                is_eos = token in self._vocabulary.eos_ids
+                rest = b"" if is_eos else table.decode_bytes([token]).split(b"\n")[0]
+                legal_V[token] = not repeats(_title_of(line + rest), titles, self._question)
+        if not legal_V.any():
+            legal_V[list(self._vocabulary.eos_ids)] = True
 
     def advance(self, token: int) -> None:
         """Consume a token; raises ValueError, with the state unchanged, if it is not legal."""
@@ -285,7 +270,7 @@ class SchemaGrammar:
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        self._vocabulary = Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=False)
+        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=False)
 
     def matchers(self, schema: str) -> Callable[[], OutlineMatcher]:
         """A function that makes matchers at the beginning of an answer under this schema.
@@ -296,29 +281,28 @@ class SchemaGrammar:
         from llguidance import LLMatcher
 
         check_schema(schema)
-        first: Any
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, defaults=DENSE)
-            first = LLMatcher(self._vocabulary.table, grammar, log_level=0)
+            first = self._vocabulary.first(grammar)
         except ValueError as error:
-            raise GrammarError(str(error)) from None
-        if first.is_error():
-            raise GrammarError(first.get_error().strip().split("\n", 1)[0])
+            raise GrammarError(str(error).strip().split("\n", 1)[0]) from None
         return partial(OutlineMatcher, first, self._vocabulary, "")
 
 
 def check_schema(schema: str) -> None:
     """Raise GrammarError for a schema that is too large to compile."""
+
+    def depth_of(value: Any) -> int:
+        if not isinstance(value, dict | list):
+            return 0
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(depth_of, inner), default=0)
+
     if len(schema) > MAX_SCHEMA:
         raise GrammarError(f"the schema has {len(schema)} characters, at most {MAX_SCHEMA} fit")
     try:
-        depth = _depth(json.loads(schema))
+        depth = depth_of(json.loads(schema))
     except (ValueError, RecursionError):
         raise GrammarError("the schema is not valid JSON") from None
     if depth > MAX_DEPTH:
         raise GrammarError(f"the schema is {depth} deep, at most {MAX_DEPTH} is allowed")
-
-
-def _depth(value: Any) -> int:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, inner), default=0) if isinstance(value, dict | list) else 0

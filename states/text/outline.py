@@ -17,39 +17,32 @@ and the turn ends after the last title::
     1. What bicycles cost
     2. How fast they are in traffic
 
-Both readers take the text of *generated* ids only, and never raise. `parse_outline`:
+Both readers, `parse_outline` and `parse_list`, take the text of *generated* ids only, and never
+raise:
 
 ======================================================  ===========================================
 text                                                    result
 ======================================================  ===========================================
-blank lines, blanks around a field, CR before the LF    not reported
+blank lines, blanks around a field or title, `1)` for   not reported
+`1.`, CR before the LF
 one <think>...</think> block at the beginning           dropped; mended
-first line neither PLAN nor DIRECT, empty text          unparsable
-text after DIRECT or END                                skipped; the status does not change
-no END                                                  partial; a last line without LF is mended
-fewer or more than five fields, an id that is not       the line is skipped; partial
-ASCII digits, a repeated id, a length that is not
-ASCII digits, an empty title, a title with control
-characters, undecodable bytes or marker text
-lines beyond max_branches                               skipped; partial
-ids with gaps, from 0 or 5, or out of order             numbered 1.. as written; mended
-length outside 10..max_length                           moved to the nearer bound; mended
-a tool that is not allowed                              no tool; mended
-a dependency that is not an earlier retained point      dropped; mended
 a title of more than 60 characters                      cut; mended
-======================================================  ===========================================
-
-`parse_list`:
-
-======================================================  ===========================================
-blank lines, blanks around a title, `1)` for `1.`       not reported
-one <think>...</think> block at the beginning           dropped; mended
-numbers with gaps, or out of order                      numbered 1.. as written; mended
-`**bold**` or quotes around a title, a colon after it   dropped; mended
-a title of more than 60 characters                      cut; mended
-a line without a number, an empty title, a title with   the line is skipped; partial
-control characters, undecodable bytes or marker text,
-a repeated title, lines beyond max_branches
+numbers or ids with gaps, from 0 or 5, or out of order  numbered 1.. as written; mended
+an empty title, a title with control characters,        the line is skipped; partial
+undecodable bytes or marker text, lines beyond
+max_branches
+fields: first line neither PLAN nor DIRECT, empty text  unparsable
+fields: text after DIRECT or END                        skipped; the status does not change
+fields: no END                                          partial; a last line without LF is mended
+fields: fewer or more than five fields, an id that is   the line is skipped; partial
+not ASCII digits, a repeated id, a length that is not
+ASCII digits
+fields: length outside 10..max_length                   moved to the nearer bound; mended
+fields: a tool that is not allowed                      no tool; mended
+fields: a dependency that is not an earlier point       dropped; mended
+list: a line without a number, a repeated title         the line is skipped; partial
+list: `**bold**` or quotes around a title, a colon      dropped; mended
+after it
 ======================================================  ===========================================
 
 An outline file of a user (`load_outline`) is read strictly: everything that the readers would skip
@@ -73,18 +66,22 @@ Status = Literal["ok", "partial", "direct", "unparsable"]
 
 MIN_LENGTH = 10
 MAX_LENGTH = 990
+USUAL_LENGTH = 60  # expected tokens of a part whose outline gives no length
 MAX_TITLE = 60
+MAX_SHOWN = 80  # characters of a line in a note
+MAX_BYTES = 1_000_000
+KEYS = ("title", "length", "tool", "deps")
+WORDS = ("PLAN", "DIRECT", "END")
 # Texts that chat formats use as control tokens; a title may contain none of them.
 MARKERS = (
     *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<unk>", "<think>", "</think>"),
     *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"),
 )
-TOOL_NAME = re.compile(r"\w(?:[\w .-]{0,62}[\w.-])?")
-WORDS = ("PLAN", "DIRECT", "END")
-
-_NUMBER = re.compile(r"[0-9]+")
 BIDI = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
-MAX_SHOWN = 80  # characters of a line in a note
+TOOL_NAME = re.compile(r"\w(?:[\w .-]{0,62}[\w.-])?")
+_NUMBER = re.compile(r"[0-9]+")
+_LINE = re.compile(r"\s*([0-9]{1,9})[.)]\s+(.*)")
+_WRAPPED = re.compile(r"""(\*\*|\*|__|"|“)(.+?)(\*\*|\*|__|"|”):?""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +132,12 @@ class Unusable(Exception):
 
 
 @dataclass(slots=True)
-class OutlineReader:
+class _Reader:
     """The points and notes of the lines read so far."""
 
     max_branches: int
-    tools: Sequence[str] | None
-    max_length: int
+    tools: Sequence[str] | None = ()
+    max_length: int = MAX_LENGTH
     points: list[Point] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)  # id in the text -> id of the point
     skipped: list[LineNote] = field(default_factory=list)
@@ -165,70 +162,73 @@ class OutlineReader:
             lines = [""] * before.count("\n") + after.split("\n")
         return [(i, content) for i, content in enumerate(lines, 1) if content.strip()]
 
-    def read_line(self, line: int, text: str) -> None:
+    def read(self, line: int, text: str, point_of: Callable[[str, list[str]], Point]) -> None:
+        """Add the point of a line, which `point_of` reads, or a note why there is none."""
         changes: list[str] = []
         try:
-            number, point = self._point(text, changes)
+            self.points.append(point_of(text, changes))
+            self.mend(line, text, changes)
         except Unusable as why:
             self.skip(line, text, str(why))
-            return
-        self.points.append(point)
-        self.numbers[number] = point.id
-        self.mend(line, text, changes)
 
-    def _point(self, text: str, changes: list[str]) -> tuple[int, Point]:
-        fields = [f.strip() for f in text.split("|")]
+    def _check_number(self) -> None:
         if len(self.points) >= self.max_branches:
             raise Unusable(f"more than {self.max_branches} points")
+
+    def fields(self, text: str, changes: list[str]) -> Point:
+        """The point of a line of the format `fields`; raises Unusable."""
+        self._check_number()
+        fields = [f.strip() for f in text.split("|")]
         if len(fields) != 5:
             raise Unusable(f"{len(fields)} fields between `|`, not 5")
-        number = self._id(fields[0], changes)
-        point = Point(
-            id=len(self.points) + 1,
-            length=self._length(fields[1], changes),
-            tool=self._tool(fields[2], changes),
-            deps=self._deps(fields[3], changes),
-            title=read_title(fields[4], changes),
-        )
-        return number, point
-
-    def _id(self, text: str, changes: list[str]) -> int:
-        number = _number(text)
+        id_text, length_text, tool_text, deps_text, title_text = fields
+        place = len(self.points) + 1
+        number = _number(id_text)
         if number is None:
             raise Unusable("the id is not a number")
         if number in self.numbers:
             raise Unusable(f"the id {number} is repeated")
-        if number != len(self.points) + 1:
-            changes.append(f"id {number} became {len(self.points) + 1}")
-        return number
-
-    def _length(self, text: str, changes: list[str]) -> int:
-        number = _number(text)
-        if number is None:
+        if number != place:
+            changes.append(f"id {number} became {place}")
+        requested = _number(length_text)
+        if requested is None:
             raise Unusable("the length is not a number")
-        length = min(max(number, MIN_LENGTH), self.max_length)
-        if length != number:
-            changes.append(f"length {text[:12]} became {length}")
-        return length
-
-    def _tool(self, text: str, changes: list[str]) -> str | None:
-        if text in ("", "-") or text.lower() == "none":
-            return None
-        known = TOOL_NAME.fullmatch(text) if self.tools is None else text in self.tools
-        if not known:
-            changes.append(f"no tool {text[:32]!r}")
-            return None
-        return text
-
-    def _deps(self, text: str, changes: list[str]) -> tuple[int, ...]:
-        ids = set()
-        for part in () if text in ("", "-") else text.split(","):
-            number = _number(part.strip())
-            if number is None or number not in self.numbers:
-                changes.append(f"no earlier point {part.strip()[:12]!r} to depend on")
+        length = min(max(requested, MIN_LENGTH), self.max_length)
+        if length != requested:
+            changes.append(f"length {length_text[:12]} became {length}")
+        tool = None if tool_text in ("", "-") or tool_text.lower() == "none" else tool_text
+        known = TOOL_NAME.fullmatch(tool_text) if self.tools is None else tool_text in self.tools
+        if tool is not None and not known:
+            changes.append(f"no tool {tool[:32]!r}")
+            tool = None
+        deps = set()
+        for part in () if deps_text in ("", "-") else map(str.strip, deps_text.split(",")):
+            dep = _number(part)
+            if dep is None or dep not in self.numbers:
+                changes.append(f"no earlier point {part[:12]!r} to depend on")
             else:
-                ids.add(self.numbers[number])
-        return tuple(sorted(ids))
+                deps.add(self.numbers[dep])
+        title = _read_title(title_text, changes)
+        self.numbers[number] = place
+        return Point(place, length, tool, tuple(sorted(deps)), title=title)
+
+    def listed(self, text: str, changes: list[str]) -> Point:
+        """The point of a line of the format `list`; raises Unusable."""
+        line = _LINE.fullmatch(text)
+        if line is None:
+            raise Unusable("the line does not begin with a number")
+        self._check_number()
+        place = len(self.points) + 1
+        if int(line[1]) != place:
+            changes.append(f"number {line[1]} became {place}")
+        title = line[2].strip()
+        if wrapped := _WRAPPED.match(title):
+            changes.append(f"{wrapped[1]} and what follows the title dropped")
+            title = wrapped[2].strip().rstrip(":")
+        title = _read_title(title, changes)
+        if repeats(title, [point.title for point in self.points], ""):
+            raise Unusable("the title is repeated")
+        return Point(place, USUAL_LENGTH, None, (), title=title)
 
 
 def _number(text: str) -> int | None:
@@ -252,7 +252,7 @@ def title_problem(title: str) -> str | None:
     return None
 
 
-def read_title(text: str, changes: list[str]) -> str:
+def _read_title(text: str, changes: list[str]) -> str:
     """A title, cut to MAX_TITLE; raises Unusable."""
     if problem := title_problem(text):
         raise Unusable(problem)
@@ -279,13 +279,12 @@ def parse_outline(
         tools: the names that a line may give; None for any, () for none.
         max_length: upper bound of the expected lengths.
     """
-    reader = OutlineReader(max_branches, tools, max_length)
+    reader = _Reader(max_branches, tools, max_length)
     lines = reader.lines_of(text)
     if not lines:
         reader.skip(1, "", "the text is empty")
         return reader.outline("direct", "unparsable")
-    number, first = lines[0]
-    rest = lines[1:]
+    (number, first), *rest = lines
     if first.strip() == "DIRECT":
         for line, content in rest:
             reader.skip(line, content, "after DIRECT")
@@ -293,21 +292,18 @@ def parse_outline(
     if first.strip() != "PLAN":
         reader.skip(number, first, "the first line is neither PLAN nor DIRECT")
         return reader.outline("direct", "unparsable")
-    return _read_plan(reader, rest, closed=text.endswith("\n"))
-
-
-def _read_plan(reader: OutlineReader, lines: list[tuple[int, str]], *, closed: bool) -> Outline:
-    ends = [i for i, (_, content) in enumerate(lines) if content.strip() == "END"]
-    stop = ends[0] if ends else len(lines)
-    for line, content in lines[:stop]:
-        reader.read_line(line, content)
+    ends = [i for i, (_, content) in enumerate(rest) if content.strip() == "END"]
+    stop = ends[0] if ends else len(rest)
+    for line, content in rest[:stop]:
+        reader.read(line, content, reader.fields)
     complete = bool(ends) and not reader.skipped
-    for line, content in lines[stop + 1 :]:
+    for line, content in rest[stop + 1 :]:
         reader.skip(line, content, "after END")
     if not reader.points:
         return reader.outline("plan", "unparsable")
-    if not ends and not closed and lines[-1][0] not in {s.line for s in reader.skipped}:
-        reader.mend(*lines[-1], ["the text ends inside this line"])
+    is_cut = not ends and not text.endswith("\n")
+    if is_cut and rest[-1][0] not in {note.line for note in reader.skipped}:
+        reader.mend(*rest[-1], ["the text ends inside this line"])
     return reader.outline("plan", "ok" if complete else "partial")
 
 
@@ -318,11 +314,6 @@ def render_outline(points: Sequence[Point]) -> str:
         for p in points
     ]
     return "\n".join(["PLAN", *lines, "END"]) if lines else "DIRECT"
-
-
-USUAL_LENGTH = 60  # expected tokens of a part whose outline gives no length
-_LINE = re.compile(r"\s*([0-9]{1,9})[.)]\s+(.*)")
-_WRAPPED = re.compile(r"""(\*\*|\*|__|"|“)(.+?)(\*\*|\*|__|"|”):?""")
 
 
 def same(title: str) -> str:
@@ -343,49 +334,18 @@ def parse_list(text: str, *, max_branches: int) -> Outline:
 
     `text` is the decoded text of generated ids, without special tokens.
     """
-    reader = OutlineReader(max_branches, (), MAX_LENGTH)
+    reader = _Reader(max_branches)
     for number, content in reader.lines_of(text):
-        changes: list[str] = []
-        try:
-            title = _title(content, reader, changes)
-        except Unusable as why:
-            reader.skip(number, content, str(why))
-            continue
-        reader.points.append(Point(len(reader.points) + 1, USUAL_LENGTH, None, (), title))
-        reader.mend(number, content, changes)
+        reader.read(number, content, reader.listed)
     if not reader.points:
         reader.skipped[:] = reader.skipped or [LineNote(1, "", "the text is empty")]
         return reader.outline("direct", "unparsable")
     return reader.outline("plan", "partial" if reader.skipped else "ok")
 
 
-def _title(content: str, reader: OutlineReader, changes: list[str]) -> str:
-    line = _LINE.fullmatch(content)
-    if line is None:
-        raise Unusable("the line does not begin with a number")
-    if len(reader.points) >= reader.max_branches:
-        raise Unusable(f"more than {reader.max_branches} points")
-    if int(line[1]) != len(reader.points) + 1:
-        changes.append(f"number {line[1]} became {len(reader.points) + 1}")
-    text = line[2].strip()
-    if wrapped := _WRAPPED.match(text):
-        changes.append(f"{wrapped[1]} and what follows the title dropped")
-        text = wrapped[2].strip().rstrip(":")
-    title = read_title(text, changes)
-    if repeats(title, [point.title for point in reader.points], ""):
-        raise Unusable("the title is repeated")
-    return title
-
-
 def render_list(points: Sequence[Point]) -> str:
     """The text of an outline in the format `list`, without the end of the turn."""
     return "\n".join(f"{point.id}. {point.title}" for point in points)
-
-
-MAX_BYTES = 1_000_000
-KEYS = ("title", "length", "tool", "deps")
-
-Place = Callable[[int], str]  # number of an outline line -> its place in the file
 
 
 class OutlineError(ValueError):
@@ -408,38 +368,47 @@ def load_outline(
     Raises:
         OutlineError: the file cannot be read, or is not a valid outline.
     """
-    text = _read(Path(path))
-    name = str(path)
-    if text.lstrip().split("\n", 1)[0].strip() in ("PLAN", "DIRECT"):
-        place: Place = partial("{}:{}".format, name)
-    else:
-        items, place = _items(text, name)
-        if problems := [f"{place(i)}: {p}" for i, x in enumerate(items, 2) for p in _wrong(x)]:
-            raise OutlineError("\n".join(problems))
-        text = render_outline([_point(i, item) for i, item in enumerate(items, 1)])
-    outline = parse_outline(text, max_branches=max_branches, tools=tools, max_length=max_length)
-    if problems := list(_problems(outline, name, place)):
-        raise OutlineError("\n".join(problems))
-    return outline
-
-
-def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise OutlineError(f"{path}: {error.strerror}") from None
     if len(data) > MAX_BYTES:
         raise OutlineError(f"{path}: more than {MAX_BYTES} bytes")
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise OutlineError(f"{path}:{line}: not UTF-8") from None
+    place: Callable[[int], str] = partial("{}:{}".format, path)  # of a line of the outline
+    if text.lstrip().split("\n", 1)[0].strip() not in ("PLAN", "DIRECT"):
+        items, places = _items(text, str(path))
+        place = places.__getitem__
+        if problems := [f"{place(i)}: {p}" for i, x in enumerate(items, 2) for p in _wrong(x)]:
+            raise OutlineError("\n".join(problems))
+        points = [
+            Point(
+                id=i,
+                length=item.get("length", USUAL_LENGTH),
+                tool=item.get("tool"),
+                deps=tuple(item.get("deps") or ()),
+                title=item["title"].strip(),
+            )
+            for i, item in enumerate(items, 1)
+        ]
+        text = render_outline(points)
+    outline = parse_outline(text, max_branches=max_branches, tools=tools, max_length=max_length)
+    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
+    problems = [f"{place(note.line)}: {note.reason}" for note in notes]
+    if not notes and outline.status not in ("ok", "direct"):
+        problems = [f"{path}: " + ("no END line" if outline.points else "no points")]
+    if problems:
+        raise OutlineError("\n".join(problems))
+    return outline
 
 
-def _items(text: str, name: str) -> tuple[list[Any], Place]:
-    """The items of a list, and a function from outline lines to the places of their items."""
+def _items(text: str, name: str) -> tuple[list[Any], dict[int, str]]:
+    """The items of a list, and by line of their outline the place of each."""
     try:
         source = None if name.lower().endswith(".json") else Source(text, name)
         data = json.loads(text) if source is None else source.data
@@ -451,18 +420,19 @@ def _items(text: str, name: str) -> tuple[list[Any], Place]:
         raise OutlineError(str(error)) from None
     if not isinstance(data, list) or not data:
         raise OutlineError(f"{name}:1: neither PLAN, nor DIRECT, nor a list of points")
-
-    def place(line: int) -> str:
-        if source is None:
-            return f"{name}: item {line - 1}"
-        _, row, column = source.place((line - 2,))
-        return f"{name}:{row}:{column}: item {line - 1}"
-
-    return data, place
+    places = {}
+    for i in range(len(data)):
+        at = "" if source is None else ":".join(map(str, source.place((i,))[1:]))
+        places[i + 2] = f"{name}{':' if at else ''}{at}: item {i + 1}"
+    return data, places
 
 
 def _wrong(item: Any) -> Iterator[str]:
     """Problems of one item's shape; the reader checks the ranges of values."""
+
+    def is_count(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9
+
     if not isinstance(item, dict):
         yield f"a point is a mapping with the keys {', '.join(KEYS)}"
         return
@@ -476,30 +446,11 @@ def _wrong(item: Any) -> Iterator[str]:
         yield problem
     elif len(title.strip()) > MAX_TITLE:
         yield f"the title has more than {MAX_TITLE} characters"
-    if not _is_count(item.get("length", USUAL_LENGTH)):
+    if not is_count(item.get("length", USUAL_LENGTH)):
         yield "length is not a positive number"
     tool = item.get("tool") or ""
     if not isinstance(tool, str) or "|" in tool or "\n" in tool:
         yield "tool is not a name"
     deps = item.get("deps") or []
-    if not isinstance(deps, list) or not all(map(_is_count, deps)):
+    if not isinstance(deps, list) or not all(map(is_count, deps)):
         yield "deps is not a list of numbers of earlier points"
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 10**9
-
-
-def _point(number: int, item: dict[str, Any]) -> Point:
-    length = item.get("length", USUAL_LENGTH)
-    deps = tuple(item.get("deps") or ())
-    return Point(number, length, item.get("tool"), deps, item["title"].strip())
-
-
-def _problems(outline: Outline, name: str, place: Place) -> Iterator[str]:
-    """Everything that was skipped or mended, and a missing END."""
-    notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
-    for note in notes:
-        yield f"{place(note.line)}: {note.reason}"
-    if not notes and outline.status not in ("ok", "direct"):
-        yield f"{name}: " + ("no END line" if outline.points else "no points")

@@ -9,7 +9,7 @@ become neither a special token nor a part of the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,6 +44,11 @@ class PastTurn:
     question: str
     answer: str
     tokens: tuple[int, ...] = ()
+
+
+def _message(number: int, text: str) -> Message:
+    """A turn of a conversation in which questions and answers alternate."""
+    return {"role": "assistant" if number % 2 else "user", "content": text}
 
 
 def past_slots(turns: int) -> list[str]:
@@ -102,7 +107,13 @@ class ChatWriter:
         self, text: str, *, system: bool = True, examples: bool = False, past: bool = False
     ) -> list[Message]:
         """Rules, earlier turns and examples, as the arguments say, and a user's turn."""
-        messages = [*(self._earlier() if past else ()), *(self._examples if examples else ())]
+        messages: list[Message] = []
+        plain = pieces(self._template.plain)  # earlier questions use the wording of `plain`
+        for number, name in enumerate(self._past if past else ()):
+            mark = f"{self._mark}{name}Mark"
+            question = "".join(mark if is_slot else piece for piece, is_slot in plain)
+            messages.append(_message(number, mark if number % 2 else question))
+        messages += self._examples if examples else ()
         messages.append({"role": "user", "content": text})
         rule_texts = [self._template.system.strip()] if system and self._template.system else []
         rule_texts += [f"{self._mark}{name}Mark" for name in self._rules if past]
@@ -116,16 +127,6 @@ class ChatWriter:
             pass
         first = messages[0] | {"content": f"{rules}\n\n{messages[0]['content']}"}
         return [first, *messages[1:]]
-
-    def _earlier(self) -> Iterator[Message]:
-        """The earlier turns, each text a mark; questions use the wording of `plain`."""
-        plain = pieces(self._template.plain)
-        for number, name in enumerate(self._past):
-            mark = f"{self._mark}{name}Mark"
-            question = "".join(mark if is_slot else piece for piece, is_slot in plain)
-            is_question = number % 2 == 0
-            role = "user" if is_question else "assistant"
-            yield {"role": role, "content": question if is_question else mark}
 
     def _cut(
         self, text: str, messages: list[Message], after: str = "", slots: Sequence[str] = ()
@@ -150,11 +151,12 @@ class ChatWriter:
             return str(text)
         turns: Mapping[str, str] = self._turns.model_dump()
         beginning = "" if leading_id(self._tokenizer) is None else str(self._tokenizer.bos_token)
-        texts = [self._turn(turns[m["role"]], m["content"]) for m in messages]
-        return "".join([beginning, *texts, self._turn(turns["generation"], "")])
-
-    def _turn(self, turn: str, content: str) -> str:
-        return "".join(content if is_slot else piece for piece, is_slot in pieces(turn))
+        filled = [(turns[message["role"]], message["content"]) for message in messages]
+        texts = [
+            "".join(content if is_slot else piece for piece, is_slot in pieces(turn))
+            for turn, content in (*filled, (turns["generation"], ""))
+        ]
+        return "".join([beginning, *texts])
 
     def _error(self, message: str) -> TemplateError:
         return TemplateError(
@@ -196,12 +198,16 @@ class PromptBook:
     ) -> None:
         self.share: Share = share
         self._more_stops = tuple(stop_ids)
-        self._limits = (max_branches, tuple(tools))
+        self._max_branches = max_branches
+        self._tools = tuple(tools)
         self._template = template
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
-        past_ids = [ids for turn in past for ids in self._past_ids(turn)]
+        past_ids = []
+        for turn in past:  # ids that the model generated are not encoded again
+            answer_ids = list(turn.tokens) or self._encoder.text(turn.answer)
+            past_ids += [self._question(turn.question), answer_ids]
         self._past = dict(zip(past_slots(len(past)), past_ids, strict=True))
         if rules:
             self._past[RULES] = self._question(rules)
@@ -225,18 +231,20 @@ class PromptBook:
         }
         self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
         self.gap = self._fill(self._turns["document_gap"])
-        self.stop_ids = self._stop_ids(tokenizer, stop_ids)
+        # The end tokens of the tokenizer, the template's turns and the model's files.
+        stops = {int(i) for i in (*stop_ids, tokenizer.eos_token_id) if i is not None}
+        end = self._turns["outline.direct"][0][:1]
+        self.stop_ids = tuple(sorted(stops | self._encoder.special.intersection(end)))
 
     def behind(self, past: Sequence[PastTurn], rules: str = "") -> PromptBook:
         """The prompts of a question that follows these turns, under these rules."""
-        max_branches, tools = self._limits
         return PromptBook(
             self._tokenizer,
             self._template,
             self.share,
             self._more_stops,
-            max_branches=max_branches,
-            tools=tools,
+            max_branches=self._max_branches,
+            tools=self._tools,
             past=past,
             rules=rules,
         )
@@ -293,16 +301,21 @@ class PromptBook:
         turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
         if self.share == "prompt":
             turn = [*(["documents"] if shared.ids else []), *self._split("prompt.branch")[1]]
-        deps = own + [i for dep, ids in dep_ids for i in self._quote(dep, ids)]
-        return self._part(turn, point, outline, shared, deps)
+        controls = self._encoder.special.union(self.stop_ids)
+        for dep, ids in dep_ids:
+            number_ids = self._encoder.text(str(dep))
+            text_ids = [i for i in ids if i not in controls]
+            own += self._fill(self._turns["dependency"], id=number_ids, text=text_ids)
+        return self._part(turn, point, outline, shared=shared, deps=own)
 
     def _part(
         self,
         turn: list[Ids | str],
         point: Point,
         outline: Outline,
-        shared: PromptTokens,
-        deps: PromptTokens,
+        *,
+        shared: PromptTokens = NOTHING,
+        deps: PromptTokens = NOTHING,
     ) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
@@ -320,7 +333,7 @@ class PromptBook:
 
         It contains neither documents nor results of other parts.
         """
-        return self._part(self._turns["outline.branch"], point, outline, NOTHING, NOTHING)
+        return self._part(self._turns["outline.branch"], point, outline)
 
     def combine(self) -> PromptTokens:
         """The turn for one combined answer after the finished parts."""
@@ -348,8 +361,7 @@ class PromptBook:
 
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
-        lists = self._template.format == "list"
-        return self._encoder.text(render_list(points) if lists else render_outline(points))
+        return self._encoder.text(self._render(points))
 
     def read_outline(
         self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
@@ -359,6 +371,10 @@ class PromptBook:
             return parse_list(self.decode(ids), max_branches=max_branches)
         return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
 
+    def _render(self, points: Sequence[Point]) -> str:
+        lists = self._template.format == "list"
+        return render_list(points) if lists else render_outline(points)
+
     def _examples(self) -> list[Message]:
         """The template's examples as turns with the wording of `skeleton` and `outline.branch`."""
         turns = []
@@ -366,36 +382,25 @@ class PromptBook:
             points = [
                 Point(i, USUAL_LENGTH, None, (), title) for i, title in enumerate(example.titles, 1)
             ]
-            lists = self._template.format == "list"
             part = points[example.part - 1]
             slots = self._facts | {"question": example.question, "deps": "", "plan": ""}
             slots |= {"id": str(part.id), "title": part.title, "length": str(part.length)}
             turns += [
                 self._template.skeleton.format_map(slots),
-                render_list(points) if lists else render_outline(points),
+                self._render(points),
                 self._template.outline.branch.format_map(slots),
                 example.text,
             ]
-        roles = ("user", "assistant")
-        return [{"role": roles[i % 2], "content": text.strip()} for i, text in enumerate(turns)]
+        return [_message(number, text.strip()) for number, text in enumerate(turns)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, special tokens left out."""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(list(ids), **options))
 
-    def _past_ids(self, turn: PastTurn) -> tuple[Ids, Ids]:
-        """A turn's question and answer; ids that the model generated are not encoded again."""
-        return self._question(turn.question), list(turn.tokens) or self._encoder.text(turn.answer)
-
     def _question(self, question: str) -> Ids:
         check_question(question)
         return self._encoder.text(question)
-
-    def _quote(self, dep: int, ids: Sequence[int]) -> Ids:
-        text = [i for i in ids if i not in self._encoder.special and i not in self.stop_ids]
-        number = self._encoder.text(str(dep))
-        return list(self._fill(self._turns["dependency"], id=number, text=text))
 
     @property
     def _repeats_question(self) -> bool:
@@ -427,9 +432,3 @@ class PromptBook:
             else:
                 prompt += values[piece]
         return prompt
-
-    def _stop_ids(self, tokenizer: PreTrainedTokenizerFast, more: Sequence[int]) -> tuple[int, ...]:
-        """The end tokens of the tokenizer, the template's turns and the model's files."""
-        stops = {int(i) for i in (*more, tokenizer.eos_token_id) if i is not None}
-        end = self._turns["outline.direct"][0][:1]
-        return tuple(sorted(stops | self._encoder.special.intersection(end)))

@@ -9,11 +9,10 @@ from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
-from ..graph.schema import check_mapping, schema_problem
 from ..yaml.source import GraphError, Problem, ProblemCode, Source, decode, hint
-from ..yaml.spec import Int, Spec
+from ..yaml.spec import Int, Spec, check_mapping, keys_of, validated
 from .outline import OutlineFormat
 
 FOLDER = Path(__file__).parent / "templates"
@@ -140,87 +139,72 @@ def load_template(name: str | Path) -> Template:
         message = f"more than {MAX_BYTES} bytes"
         problem = Problem(str(path), 1, 1, "template", message, ProblemCode.TOO_LARGE)
         raise TemplateError([problem])
-    try:
-        return _template(Source(decode(data, str(path)), str(path)))
-    except GraphError as error:
-        problems = error.problems
-        raise TemplateError(
-            replace(p, where="template") if p.where == "graph" else p for p in problems
-        ) from None
-
-
-def _template(source: Source) -> Template:
-    check_mapping(source, "template")
-    try:
-        template = Template.model_validate(source.data)
-    except ValidationError as error:
-        errors = error.errors(include_url=False)
-        raise GraphError([schema_problem(source, e, _model_at) for e in errors]) from None
-    for check in (_wrong_slots, _wrong_parts, _wrong_chat):
-        if problems := list(check(template, source)):
-            raise GraphError(problems)
-    return template
-
-
-def _model_at(loc: tuple[str | int, ...], _: Any) -> type[BaseModel] | None:
-    models: dict[Any, type[BaseModel]] = {"outline": TurnPair, "prompt": TurnPair, "turns": Turns}
+    models: dict[Any, type[Spec]] = {"outline": TurnPair, "prompt": TurnPair, "turns": Turns}
     models["examples"] = Example
-    return models.get(loc[0]) if loc else Template
+    try:
+        source = Source(decode(data, str(path)), str(path))
+        check_mapping(source, "template")
+        template = validated(
+            Template, source, lambda path: keys_of(models.get(path[0]) if path else Template)
+        )
+        for check in (_wrong_slots, _wrong_texts):
+            if problems := list(check(template, source)):
+                raise GraphError(problems)
+        return template
+    except GraphError as error:
+        found = [replace(p, where="template") if p.where == "graph" else p for p in error.problems]
+        raise TemplateError(found) from None
+
+
+def _slots(text: str) -> list[str]:
+    return [piece for piece, is_slot in pieces(text) if is_slot]
 
 
 def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
     for name, (must, may) in SLOTS.items():
         where = tuple(name.split("."))
         needed = must.split()
-        known = (*must.split(), *may.split())
+        known = [*needed, *may.split()]
         if where[0] == "turns" and template.turns is None:
             continue
         try:
-            slots = [slot for slot, is_slot in pieces(attrgetter(name)(template)) if is_slot]
+            slots = _slots(attrgetter(name)(template))
         except ValueError as error:
             yield source.problem(where, str(error).lower(), ProblemCode.SLOTS)
             continue
-        for slot in sorted(set(slots)):
-            if slot not in known:
-                message = f"no slot {{{slot}}} here{hint(slot, known)}"
-                yield source.problem(where, message, ProblemCode.SLOTS)
-            if slots.count(slot) > 1:
-                message = f"the slot {{{slot}}} is used twice here"
-                yield source.problem(where, message, ProblemCode.SLOTS)
-        for slot in sorted(set(needed) - set(slots)):
-            yield source.problem(where, f"the slot {{{slot}}} is missing", ProblemCode.SLOTS)
+        unknown = [s for s in sorted(set(slots)) if s not in known]
+        wrong = [f"no slot {{{slot}}} here{hint(slot, known)}" for slot in unknown]
+        twice = [slot for slot in sorted(set(slots)) if slots.count(slot) > 1]
+        wrong += [f"the slot {{{slot}}} is used twice here" for slot in twice]
+        wrong += [f"the slot {{{slot}}} is missing" for slot in sorted({*needed} - {*slots})]
+        for message in wrong:
+            yield source.problem(where, message, ProblemCode.SLOTS)
 
 
-def _wrong_parts(template: Template, source: Source) -> Iterator[Problem]:
-    """A part has a slot for its number or title, and under `fields` one for its dependencies."""
-    fields = ("deps",) if template.format == "fields" else ()
+def _wrong_texts(template: Template, source: Source) -> Iterator[Problem]:
+    """A part has a slot for its number or title, and under `fields` one for its dependencies.
+
+    The prompts of outline and parts begin alike, and conversations have a format.
+    """
     for name in ("outline", "prompt"):
-        slots = [slot for slot, is_slot in pieces(getattr(template, name).branch) if is_slot]
-        for slot in fields:
-            if slot not in slots:
-                message = f"the slot {{{slot}}} is missing"
-                yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
-        if not {"id", "title"} & set(slots):
-            message = "the slot {id} or {title} is missing"
+        slots = _slots(getattr(template, name).branch)
+        absent = ["{deps}"] if template.format == "fields" and "deps" not in slots else []
+        absent += [] if {"id", "title"} & {*slots} else ["{id} or {title}"]
+        for slot in absent:
+            message = f"the slot {slot} is missing"
             yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
     for at, example in enumerate(template.examples):
         if example.part > len(example.titles):
-            what = f"there are {len(example.titles)} titles, no part {example.part}"
-            yield source.problem(("examples", at, "part"), what, ProblemCode.TEXTS)
-
-
-def _wrong_chat(template: Template, source: Source) -> Iterator[Problem]:
-    """Checks that involve more than one text."""
+            message = f"there are {len(example.titles)} titles, no part {example.part}"
+            yield source.problem(("examples", at, "part"), message, ProblemCode.TEXTS)
     if not template.chat and template.turns is None:
         message = "without a chat format, 'turns' must give the format of turns"
         yield source.problem(("chat",), message, ProblemCode.TEXTS)
-    for where in ("branch", "direct"):
-        if _opening(getattr(template.prompt, where)) != _opening(template.skeleton):
+    opening, *others = (
+        cut[: cut.index(("question", True))]
+        for cut in map(pieces, (template.skeleton, template.prompt.branch, template.prompt.direct))
+    )
+    for where, other in zip(("branch", "direct"), others, strict=True):
+        if other != opening:
             message = "the text before {question} differs from 'skeleton', so nothing is shared"
             yield source.problem(("prompt", where), message, ProblemCode.TEXTS)
-
-
-def _opening(text: str) -> list[Piece]:
-    """The pieces before the question."""
-    cut = pieces(text)
-    return cut[: cut.index(("question", True))]

@@ -10,8 +10,8 @@ from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
-from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
+from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
 from specsot.states.phases.schedule import plan_

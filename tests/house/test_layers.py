@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "states": "states/graph states/text ops ops/*",
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/draft ops/sampling",
-    "states/text": "states/graph states/yaml ops",
+    "states/text": "states/yaml ops",
     "states/drafters": "states states/graph states/yaml ops ops/* models/load",
     "states/phases": "states states/text ops ops/*",
     "engine": (

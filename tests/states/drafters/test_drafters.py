@@ -11,7 +11,7 @@ from helpers.managers import request
 from specsot.ops.kv.slots import Ints
 from specsot.states.commit import _is_read_later, committed_rows
 from specsot.states.drafter import DraftContext, Drafter, committed_features
-from specsot.states.graph.drafters import DRAFTERS, drafter_class
+from specsot.states.graph.plugins import DRAFTERS, drafter_class
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.round import CommittedRows, RoundResult
 from specsot.states.text.tokens import PromptTokens

@@ -11,9 +11,9 @@ from helpers.support import SEED
 from helpers.toy_graph import GRAPH, changed, load, problems
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
-from specsot.states.graph.drafters import DRAFTERS
 from specsot.states.graph.graph import LAYOUTS
 from specsot.states.graph.load import load_program, op_table
+from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.yaml.source import GraphError, Source
 
 FULL = (

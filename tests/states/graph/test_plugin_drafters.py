@@ -15,8 +15,8 @@ from specsot.engine.view.diagram import describe_graph
 from specsot.models.files import ModelError
 from specsot.ops.registry import RegistryError
 from specsot.states.drafter import Drafter
-from specsot.states.graph.drafters import DRAFTERS, drafter_class
 from specsot.states.graph.graph import Graph, json_schema
+from specsot.states.graph.plugins import DRAFTERS, drafter_class
 from specsot.states.yaml.source import GraphError
 
 DRAFTER = """\
