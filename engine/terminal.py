@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from .shell import Writer
@@ -47,6 +47,7 @@ def measuring(text: str) -> Iterator[Callable[[str, float], None]]:
     columns = (
         SpinnerColumn(),
         BarColumn(bar_width=24),
+        TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as bar:

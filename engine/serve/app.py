@@ -15,7 +15,15 @@ from ..workers.link import LinkState, WorkerGoneError
 from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused
 from ..workers.router import Router
 from .answers import Answers
-from .errors import ApiError, ErrorBody, add_error_handlers, engine_gone, invalid, overloaded
+from .errors import (
+    ApiError,
+    ErrorBody,
+    add_error_handlers,
+    bad_field,
+    engine_gone,
+    invalid,
+    overloaded,
+)
 from .metrics import ServerMetrics
 from .middleware import ServeOptions
 from .requests import (
@@ -153,7 +161,7 @@ class Api:
         fields: DetokenizeRequest = read_fields(DetokenizeRequest, await request.body())
         size = self.router.graphs[self.graph(fields.model)]["vocabulary"]
         if wrong := [token for token in fields.tokens if token >= size]:
-            raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
+            raise bad_field("tokens", f"no token {wrong[0]}: the model has {size} of them")
         return JSONResponse({"prompt": await self._text_of(fields.tokens)})
 
     # -- what is here -----------------------------------------------------------------------------

@@ -68,9 +68,9 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
     return ApiError(400, message, param=param, code=code)
 
 
-def unsupported(param: str, why: str) -> ApiError:
-    """A field that means something elsewhere, and nothing here."""
-    return invalid(f"{param}: {why}", param, "unsupported_parameter")
+def bad_field(param: str, why: str, code: str | None = None) -> ApiError:
+    """A field with a value that it cannot have."""
+    return invalid(f"{param}: {why}", param, code)
 
 
 def overloaded(message: str, status: int = 503) -> ApiError:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from ...states.text.grammar import ANY_OBJECT
 from ..workers.protocol import Submit
-from .errors import invalid, unsupported
+from .errors import bad_field, invalid
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -21,6 +21,7 @@ MAX_PROMPTS = 32
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 200_000
 INT64 = 1 << 63
+UNSUPPORTED = "unsupported_parameter"
 GREEDY = 1e-5  # temperatures below are 0
 NOT_HERE = {  # what means something elsewhere; ignoring it would give another answer than asked for
     "tools": "there are no tool calls",
@@ -173,11 +174,11 @@ class SamplingFields(BaseModel):
         extras = self.model_extra or {}
         for name, why in NOT_HERE.items():
             if extras.get(name):
-                raise unsupported(name, why)
+                raise bad_field(name, why, UNSUPPORTED)
         if extras.get("tool_choice") not in (None, "none", "auto"):
-            raise unsupported("tool_choice", "there are no tool calls")
+            raise bad_field("tool_choice", "there are no tool calls", UNSUPPORTED)
         if extras.get("modalities") not in (None, ["text"]):
-            raise unsupported("modalities", "answers are texts")
+            raise bad_field("modalities", "answers are texts", UNSUPPORTED)
         return sorted(extras)
 
     def choices(
@@ -195,12 +196,12 @@ class SamplingFields(BaseModel):
         """
         limit: int | None = settings["max_tokens"]
         if limit is not None and self.min_tokens > limit:
-            raise invalid(f"min_tokens: {self.min_tokens}, more than max_tokens", "min_tokens")
+            raise bad_field("min_tokens", f"{self.min_tokens}, more than max_tokens")
         if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options: needs stream: true", "stream_options")
+            raise bad_field("stream_options", "needs stream: true")
         vendor = self.specsot
         if self.stream and vendor.stream == "multiplexed" and self.stop:
-            raise invalid("stop: not with specsot.stream multiplexed", "stop")
+            raise bad_field("stop", "not with specsot.stream multiplexed")
         documents = [
             [str(number), document]
             if isinstance(document, str)
@@ -273,7 +274,7 @@ class ChatRequest(SamplingFields):
         for text in (question, rules, *chain.from_iterable(past)):
             check_length(text, "messages")
         if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs: needs logprobs: true", "top_logprobs")
+            raise bad_field("top_logprobs", "needs logprobs: true")
         return self.choices(
             [{"question": question, "past": past, "rules": rules}],
             graph,
@@ -292,7 +293,7 @@ class ChatRequest(SamplingFields):
         for name in (*FREE_ONLY, "logit_bias", "min_tokens", "ignore_eos"):
             if getattr(self, name):
                 why = "not with a response_format, whose tokens a grammar chooses"
-                raise unsupported(name, why)
+                raise bad_field(name, why, UNSUPPORTED)
         if form.type == "json_object":
             return ANY_OBJECT
         schema = (form.json_schema or {}).get("schema")
@@ -302,7 +303,7 @@ class ChatRequest(SamplingFields):
         try:
             return json.dumps(schema, allow_nan=False)
         except (ValueError, RecursionError):
-            raise invalid("response_format: no JSON schema", "response_format") from None
+            raise bad_field("response_format", "no JSON schema") from None
 
 
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -331,14 +332,15 @@ class CompletionRequest(SamplingFields):
     def submits(self, graph: str, ids: Iterator[str], timeout: float) -> list[Submit]:
         """The choices of every prompt; raises ApiError."""
         if self.best_of not in (None, self.n):
-            raise unsupported("best_of", "every choice is given back; ask for n of them")
+            why = "every choice is given back; ask for n of them"
+            raise bad_field("best_of", why, UNSUPPORTED)
         if self.max_tokens == 0 and not self.echo:
-            raise invalid("max_tokens: 0 gives nothing without echo", "max_tokens")
+            raise bad_field("max_tokens", "0 gives nothing without echo")
         if self.echo and self.stream:
-            raise invalid("echo: not with stream", "echo")
+            raise bad_field("echo", "not with stream")
         for prompt in self.prompts:
             if not prompt:
-                raise invalid("prompt: must not be empty", "prompt")
+                raise bad_field("prompt", "must not be empty")
             if isinstance(prompt, str):
                 check_length(prompt, "prompt")
         return self.choices(
@@ -386,7 +388,7 @@ def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]],
             turns.append((message.role, text))
     for place, index in (("last", -1), ("first", 0)):
         if not turns or turns[index][0] != "user":
-            raise invalid(f"messages: the {place} turn must be a user's", "messages")
+            raise bad_field("messages", f"the {place} turn must be a user's")
     texts = [text for _, text in turns]
     past = [list(pair) for pair in zip(texts[:-1:2], texts[1:-1:2], strict=True)]
     return texts[-1], past, "\n\n".join(rule for rule in rules if rule.strip())
@@ -407,8 +409,8 @@ def _content(message: ChatMessage, where: str) -> str:
 def check_length(text: str, param: str) -> None:
     """Raise ApiError for a text that is too long to tokenize."""
     if len(text) > MAX_CHARACTERS:
-        message = f"{param}: {len(text)} characters, at most {MAX_CHARACTERS}"
-        raise invalid(message, param, "context_length_exceeded")
+        why = f"{len(text)} characters, at most {MAX_CHARACTERS}"
+        raise bad_field(param, why, "context_length_exceeded")
 
 
 def read_fields(kind: type[BaseModel], body: bytes) -> Any:

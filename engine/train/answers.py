@@ -7,7 +7,7 @@ exact ids. Graphs with an outline give the outline and the parts as a run writes
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
@@ -36,10 +36,7 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
     rows = 1 if kind == "batching" else at_once
     sizes = [f"layout.max_num_branches={at_once}", f"layout.kv_slots={rows * length}"]
     job = prepare(replace(options, sets=(*sizes, *(options.sets or ()))))
-    session = load(job)
-    target = session.models.target
-    coder = ChatCoder(target.config.path.parent, session.models.tokenizer, session.models.stop_ids)
-    return Answering(session, coder, out, length).write(conversations)
+    return Answering(load(job), out, length).write(conversations)
 
 
 class Answering:
@@ -48,14 +45,15 @@ class Answering:
     Lines of the file are kept, so an interrupted run continues.
     """
 
-    def __init__(self, session: Session, coder: ChatCoder, out: Path, length: int) -> None:
+    def __init__(self, session: Session, out: Path, length: int) -> None:
+        models = session.models
+        stops = models.stop_ids
         self.session = session
-        self.coder = coder
+        self.coder = ChatCoder(models.target.config.path.parent, models.tokenizer, stops)
         self.out = out
         self.length = length
         self.outlines = session.program.graph.skeleton is not None
-        stops = session.models.stop_ids
-        usual = session.models.tokenizer.eos_token_id
+        usual = models.tokenizer.eos_token_id
         self.end = usual if usual in stops else stops[0]  # the sampled one is not recorded
         self._open: dict[str, tuple[Conversation, int, list[Written]]] = {}
 
@@ -65,25 +63,31 @@ class Answering:
         Raises:
             UsageError: the file holds other questions.
         """
-        done = self._already(conversations)
+        done: dict[int, str] = {}
+        text = self.out.read_text(encoding="utf-8") if self.out.exists() else ""
+        for earlier in text.split("\n")[:-1]:  # an incomplete last line is dropped
+            value = json.loads(earlier)
+            number = value["number"]
+            if number >= len(conversations) or value["question"] != conversations[number].text:
+                raise UsageError(f"{self.out}: holds answers to other prompts; another --out")
+            done[number] = earlier + "\n"
         self.out.parent.mkdir(parents=True, exist_ok=True)
         self.out.write_text("".join(done.values()), encoding="utf-8")
         waiting = iter([n for n in range(len(conversations)) if n not in done])
         count = len(done)
-        total = len(conversations)
         run = self.session.start([], lambda event: None)
         manager = run.manager
-        most = 2 * self.session.program.graph.layout.max_num_branches
-        title = f"{self.out.name}: {{}} of {total} answers"
+        limit = 2 * self.session.program.graph.layout.max_num_branches
+        title = f"{self.out.name}: {{}} of {len(conversations)} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:
-                for number in islice(waiting, most - len(manager.unfinished)):
-                    self._ask(manager, number, conversations[number].without_answers, 0, [])
+                for number in islice(waiting, limit - len(manager.unfinished)):
+                    self._submit(manager, number, conversations[number], 0, [])
                 if not manager.unfinished:
                     break
                 run.step()
                 for request in manager.table.forget_finished():
-                    if line := self._take(manager, request):
+                    if line := self._finished(manager, request):
                         file.write(line)
                         file.flush()
                         count += 1
@@ -91,76 +95,63 @@ class Answering:
         run.close()
         return len(read_lines(self.out))
 
-    def _already(self, conversations: Sequence[Conversation]) -> dict[int, str]:
-        """Whole lines of an earlier run, by the numbers of their conversations."""
-        done: dict[int, str] = {}
-        text = self.out.read_text(encoding="utf-8") if self.out.exists() else ""
-        for line in text.split("\n")[:-1]:  # an incomplete last line is dropped
-            value = json.loads(line)
-            number = value["number"]
-            if number >= len(conversations) or value["question"] != conversations[number].text:
-                raise UsageError(f"{self.out}: holds answers to other prompts; another --out")
-            done[number] = line + "\n"
-        return done
-
-    def _ask(
-        self, manager: Any, number: int, talk: Conversation, turn: int, done: list[Written]
+    def _submit(
+        self, manager: Any, number: int, talk: Conversation, turn: int, samples: list[Written]
     ) -> None:
-        """Submit the next turn of a conversation; with an outline the first one, as in a run."""
-        question = talk.turns[talk.user_turns[turn]].text
-        request = self.session.request(Prompt(str(number), question))
+        """Submit a user's turn, the first one being 0; with an outline that alone, as in a run."""
+        place = talk.user_turns[turn]
+        request = self.session.request(Prompt(str(number), talk.turns[place].text))
         if not self.outlines:
-            ids = self.coder.prompt(talk.head(talk.user_turns[turn] + 1))
+            ids = self.coder.prompt(talk.head(place + 1))
             request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(ids)))
             request.budget = min(request.budget, max(self.length - len(ids), 1))
-        self._open[request.key] = talk, turn, done
+        self._open[request.key] = talk, turn, samples
         manager.lifecycle.submit(request)
 
-    def _take(self, manager: Any, request: Request) -> str | None:
+    def _finished(self, manager: Any, request: Request) -> str | None:
         """After a finished request: submit the next turn, or return the conversation's line."""
-        talk, turn, done = self._open.pop(request.key)
-        samples = [*done, *self._samples(request)]
-        if not self.outlines:
-            talk, samples = self._answered(talk, turn, done, request.branches[0])
-            if turn + 1 < len(talk.user_turns) and samples is not done:
-                self._ask(manager, int(request.key), talk, turn + 1, samples)
+        talk, turn, samples = self._open.pop(request.key)
+        number = int(request.key)
+        branches = request.branches
+        if self.outlines:
+            if request.root is not None:
+                outline = [self._pieces(request.root)]
+                samples.append(Written("outline", request.prefix.ids, outline))
+            if parts := [self._pieces(branch) for branch in branches if branch.tokens]:
+                samples.append(Written("parts", request.context, parts))
+        elif branches[0].finish is not Finish.REFUSED and len(branches[0].prompt) < self.length:
+            talk = self._answered(talk, turn, branches[0], samples)
+            if turn + 1 < len(talk.user_turns):
+                self._submit(manager, number, talk, turn + 1, samples)
                 return None
-        line = {
-            "number": int(request.key),
-            "question": talk.text,
-            "samples": [asdict(sample) for sample in samples],
-        }
+        written = [asdict(sample) for sample in samples]
+        line = {"number": number, "question": talk.text, "samples": written}
         return json.dumps(line, ensure_ascii=False) + "\n"
 
-    def _samples(self, request: Request) -> Iterator[Written]:
-        if request.root is not None:
-            pieces = self._pieces(request.root)
-            yield Written("outline", request.prefix.ids, [pieces])
-        parts = [self._pieces(branch) for branch in request.branches if branch.tokens]
-        if parts:
-            yield Written("parts", request.context, parts)
+    def _answered(
+        self, talk: Conversation, turn: int, branch: Branch, samples: list[Written]
+    ) -> Conversation:
+        """The conversation with this turn's answer; `samples` gets it too.
+
+        One sample holds all turns while each prompt goes on from the last.
+        """
+        (prompt, _), answer = self._pieces(branch)
+        earlier = samples.pop().branches[0] if samples else []
+        before = [token for part, _ in earlier for token in part]
+        if list(prompt[: len(before)]) == before:
+            pieces = [*earlier, (prompt[len(before) :], False), answer]
+        else:
+            samples.append(Written("answer", (), [earlier]))
+            pieces = [(prompt, False), answer]
+        samples.append(Written("answer", (), [pieces]))
+        text = self.session.prompts.decode(branch.tokens)
+        ended = branch.finish is Finish.STOP
+        answer_turn = Turn("assistant", text, tuple(branch.tokens), ended)
+        place = talk.user_turns[turn] + 1
+        questions = [later for later in talk.turns[place:] if later.role == "user"]
+        return replace(talk, turns=(*talk.turns[:place], answer_turn, *questions))
 
     def _pieces(self, branch: Branch) -> list[Piece]:
         """A branch's own prompt and its tokens, with the stop token if it ended with one."""
         end = (self.end,) if branch.finish is Finish.STOP else ()
         return [(branch.prompt.ids, False), ([*branch.tokens, *end], True)]
-
-    def _answered(
-        self, talk: Conversation, turn: int, done: list[Written], branch: Branch
-    ) -> tuple[Conversation, list[Written]]:
-        """The conversation with this turn's answer, and its samples; `done` itself where the prompt
-        alone was too long. One sample holds all turns while each prompt goes on from the last."""
-        if branch.finish is Finish.REFUSED or len(branch.prompt) >= self.length:
-            return talk, done
-        (prompt, _), answer = self._pieces(branch)
-        text = self.session.prompts.decode(branch.tokens)
-        answer_turn = Turn("assistant", text, tuple(branch.tokens), branch.finish is Finish.STOP)
-        place = talk.user_turns[turn]
-        talk = replace(
-            talk, turns=(*talk.turns[: place + 1], answer_turn, *talk.turns[place + 2 :])
-        )
-        before = [i for part, _ in done[-1].branches[0] for i in part] if done else []
-        if done and list(prompt[: len(before)]) == before:
-            pieces = [*done[-1].branches[0], (prompt[len(before) :], False), answer]
-            return talk, [*done[:-1], Written("answer", (), [pieces])]
-        return talk, [*done, Written("answer", (), [[(prompt, False), answer]])]

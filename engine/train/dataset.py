@@ -33,6 +33,7 @@ ROLES = {
     "gpt": "assistant",
 }
 MARK = re.compile(r"Turn(\d+)Mark")
+MAX_COUNTED_SAMPLES = 4000  # samples in which frequent ids are counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +66,14 @@ class Conversation:
         """Everything up to the last user turn."""
         return self.head(self.user_turns[-1] + 1)
 
-    def head(self, count: int) -> Conversation:
-        """The first turns."""
-        return Conversation(self.place, self.turns[:count])
-
     @property
     def text(self) -> str:
         """The texts of all user turns."""
-        return "\n".join(self.turns[at].text for at in self.user_turns)
+        return "\n".join(turn.text for turn in self.turns if turn.role == "user")
 
-    @property
-    def without_answers(self) -> Conversation:
-        """Every user turn followed by an empty answer."""
-        pairs = [(t, Turn("assistant", "")) if t.role == "user" else (t,) for t in self.turns]
-        pairs = [pair for pair in pairs if pair[0].role != "assistant"]
-        return Conversation(self.place, tuple(turn for pair in pairs for turn in pair))
+    def head(self, count: int) -> Conversation:
+        """The first turns."""
+        return Conversation(self.place, self.turns[:count])
 
 
 def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
@@ -92,51 +86,54 @@ def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
         UsageError: with the file and the line.
     """
     try:
-        conversations = list(_lines(file, questions))
+        lines = file.read_bytes().split(b"\n")
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+    conversations = []
+    for number, data in enumerate(lines, 1):
+        place = f"{file}:{number}"
+        try:
+            line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise UsageError(f"{place}: not UTF-8") from None
+        if not line.strip():
+            continue
+        conversation = _conversation(json_object(line.rstrip("\r"), place, KEYS), place)
+        if conversation.turns[-1].role == "user" and not questions:
+            raise UsageError(
+                f"{place}: the last user turn has no answer; with `specsot train answers` the"
+                " target writes it"
+            )
+        conversations.append(conversation)
     if not conversations:
         raise UsageError(f"{file}: no prompts in it")
     return conversations
 
 
-def _lines(file: Path, questions: bool) -> Iterator[Conversation]:
-    with file.open("rb") as stream:
-        for number, data in enumerate(stream, 1):
-            place = f"{file}:{number}"
-            try:
-                line = data.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise UsageError(f"{place}: not UTF-8") from None
-            if not line.strip():
-                continue
-            turns = tuple(_turns(json_object(line.rstrip("\r\n"), place, KEYS), place))
-            _check_order(turns, place)
-            if turns[-1].role == "user" and not questions:
-                raise UsageError(
-                    f"{place}: the last user turn has no answer; with `specsot train answers` the"
-                    " target writes it"
-                )
-            yield Conversation(place, turns)
-
-
-def _turns(value: Mapping[str, Any], place: str) -> Iterator[Turn]:
+def _conversation(value: Mapping[str, Any], place: str) -> Conversation:
     keys = [key for key in KEYS if value.get(key) is not None]
     if len(keys) != 1:
         which = f"has {' and '.join(keys)}" if keys else "has none"
         raise UsageError(f"{place}: needs one of {', '.join(KEYS)}; it {which}")
     content = value[keys[0]]
     if keys[0] == "prompt":
-        yield _turn("user", content, f"{place}: 'prompt'")
-        return
+        return Conversation(place, (_turn("user", content, f"{place}: 'prompt'"),))
     if not isinstance(content, list) or not content:
         raise UsageError(f"{place}: {keys[0]!r} must be a list of messages")
     role, text = ("role", "content") if keys[0] == "messages" else ("from", "value")
+    turns: list[Turn] = []
     for number, message in enumerate(content, 1):
         where = f"{place}: message {number}"
         if not isinstance(message, dict) or not {role, text} <= message.keys():
             raise UsageError(f"{where} must be an object with {role!r} and {text!r}")
-        yield _turn(message[role], message[text], where)
+        turn = _turn(message[role], message[text], where)
+        expected = "assistant" if turns and turns[-1].role == "user" else "user"
+        if turn.role != expected and (turns or turn.role != "system"):
+            raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {expected!r}")
+        turns.append(turn)
+    if turns[-1].role == "system":
+        raise UsageError(f"{place}: no user turn")
+    return Conversation(place, tuple(turns))
 
 
 def _turn(role: Any, text: Any, where: str) -> Turn:
@@ -145,21 +142,10 @@ def _turn(role: Any, text: Any, where: str) -> Turn:
     if not isinstance(text, str):
         raise UsageError(f"{where} must be a text")
     try:
-        check_question(text)
+        check_question(text, "text")
     except PromptError as error:
-        raise UsageError(f"{where}: {str(error).replace('the prompt', 'the text')}") from None
+        raise UsageError(f"{where}: {error}") from None
     return Turn(ROLES[role], text)
-
-
-def _check_order(turns: Sequence[Turn], place: str) -> None:
-    first = 1 if turns[0].role == "system" else 0
-    if len(turns) == first:
-        raise UsageError(f"{place}: no user turn")
-    for number, turn in enumerate(turns[first:]):
-        expected = ("user", "assistant")[number % 2]
-        if turn.role != expected:
-            where = f"{place}: message {number + first + 1}"
-            raise UsageError(f"{where} is from {turn.role!r}; it is the turn of {expected!r}")
 
 
 Part = tuple[int, list[int], bool]
@@ -186,27 +172,27 @@ class ChatCoder:
         """The ids up to the start of the next answer."""
         return [i for _, ids in self._cut(conversation, generation=True) for i in ids]
 
-    def samples(self, conversation: Conversation, length: int) -> Iterator[Tokens]:
-        """One sample, or one per answer if the format renders earlier turns differently.
-
-        Samples with fewer than two written tokens within ``length`` are left out.
-        """
+    def samples(self, conversation: Conversation) -> Iterator[Tokens]:
+        """One sample, or one per answer if the format renders earlier turns differently."""
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         if not answers:
             return
         whole = self._until(conversation, answers[-1])
-        prompts = [self.prompt(conversation.head(i)) for i in answers]
-        if all(_starts(whole, i, ids) for i, ids in zip(answers, prompts, strict=True)):
-            samples = [whole]
-        else:
+        prompts = {answer: self.prompt(conversation.head(answer)) for answer in answers}
+
+        def start(answer: int) -> list[int]:
+            end = next(at for at, (turn, _, _) in enumerate(whole) if turn == answer)
+            return [token for _, ids, _ in whole[:end] for token in ids]
+
+        samples = [whole]
+        if any(start(answer) != prompt for answer, prompt in prompts.items()):
             samples = [
-                [(-1, prompt, False), *(p for p in self._until(conversation, i) if p[0] == i)]
-                for i, prompt in zip(answers, prompts, strict=True)
+                [(-1, ids, False), *(p for p in self._until(conversation, i) if p[0] == i)]
+                for i, ids in prompts.items()
             ]
         for parts in samples:
             weights = [GOLD * counts for _, ids, counts in parts for _ in ids]
-            if sum(weight >= GOLD for weight in weights[:length]) > 1:
-                yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
+            yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
 
     def _until(self, conversation: Conversation, last: int) -> list[Part]:
         """All parts up to the end of turn ``last``."""
@@ -225,41 +211,33 @@ class ChatCoder:
         self, conversation: Conversation, *, generation: bool
     ) -> Iterator[tuple[int, list[int]]]:
         """(turn, ids) of the turns, (-1, ids) of the format's text."""
-        pieces = MARK.split(self._render(conversation, generation))
-        if [int(number) for number in pieces[1::2]] != list(range(len(conversation.turns))):
+        turns = conversation.turns
+        marked = [{"role": turn.role, "content": f"Turn{i}Mark"} for i, turn in enumerate(turns)]
+        options = {"add_generation_prompt": generation, **NO_THINKING}
+        try:
+            text = self._tokenizer.apply_chat_template(marked, tokenize=False, **options)
+        except Exception as error:  # a chat format can raise anything
+            reason = str(error).strip().split("\n", 1)[0]
+            raise UsageError(
+                f"{conversation.place}: the target's chat format refuses it: {reason}"
+            ) from None
+        pieces = MARK.split(str(text))
+        if [int(number) for number in pieces[1::2]] != list(range(len(turns))):
             message = "the target's chat format drops or moves a turn"
             raise UsageError(f"{conversation.place}: {message}")
         for index, piece in enumerate(pieces):
             if index % 2 == 0:
                 yield -1, self._encode(piece, split_special_tokens=False)
                 continue
-            turn = conversation.turns[int(piece)]
-            ids = self._encode(turn.text, split_special_tokens=True)
-            yield int(piece), ids if turn.ids is None else list(turn.ids)
-
-    def _render(self, conversation: Conversation, generation: bool) -> str:
-        marked = [
-            {"role": turn.role, "content": f"Turn{number}Mark"}
-            for number, turn in enumerate(conversation.turns)
-        ]
-        options = {"add_generation_prompt": generation, **NO_THINKING}
-        try:
-            return str(self._tokenizer.apply_chat_template(marked, tokenize=False, **options))
-        except Exception as error:  # a chat format can raise anything
-            reason = str(error).strip().split("\n", 1)[0]
-            raise UsageError(
-                f"{conversation.place}: the target's chat format refuses it: {reason}"
-            ) from None
+            turn = turns[int(piece)]
+            if turn.ids is not None:
+                yield int(piece), list(turn.ids)
+            else:
+                yield int(piece), self._encode(turn.text, split_special_tokens=True)
 
     def _encode(self, text: str, **options: bool) -> list[int]:
         encode = self._tokenizer.encode
         return list(encode(text, add_special_tokens=False, verbose=False, **options))
-
-
-def _starts(whole: list[Part], turn: int, prompt: list[int]) -> bool:
-    """Whether the conversation up to this turn equals the turn's prompt."""
-    end = next(i for i, (number, _, _) in enumerate(whole) if number == turn)
-    return [i for _, ids, _ in whole[:end] for i in ids] == prompt
 
 
 Piece = tuple[Sequence[int], bool]
@@ -307,15 +285,6 @@ def read_lines(file: Path) -> list[list[Written]]:
     return [samples[number] for number in sorted(samples)]
 
 
-def is_answers(file: Path) -> bool:
-    """Whether a file's first line is one of answers."""
-    with file.open("rb") as stream:
-        return stream.readline(1 << 16).startswith(b'{"number": ')
-
-
-MAX_COUNTED_SAMPLES = 4000  # samples in which frequent ids are counted
-
-
 @dataclass(frozen=True, slots=True)
 class HeldOutPrompt:
     """A prompt with the target's greedy answer.
@@ -355,10 +324,12 @@ def conversation_dataset(
         UsageError: the file cannot be used.
         ModelError: the target has no chat format.
     """
-    samples = list[Tokens]()
-    held_out = list[HeldOutPrompt]()
+    samples: list[Tokens] = []
+    held_out: list[HeldOutPrompt] = []
     for path in file.prompts:
-        read = _answer_samples if is_answers(path) else _chat_samples
+        with path.open("rb") as stream:
+            is_answers = stream.readline(1 << 16).startswith(b'{"number": ')
+        read = _answer_samples if is_answers else _chat_samples
         trained, evaluated = read(path, settings, teacher)
         samples += trained
         held_out += evaluated
@@ -369,7 +340,17 @@ def conversation_dataset(
         raise UsageError(
             f"{names}: no answer of two tokens or more within {settings.length} tokens"
         )
-    return Dataset(_epochs(samples, settings.seed), len(samples), held_out)
+    count = len(samples)
+
+    @lru_cache(2)
+    def shuffled(epoch: int) -> list[int]:
+        return Random(f"{settings.seed}:{epoch}").sample(range(count), count)
+
+    def sample(index: int) -> Tokens:
+        epoch, place = divmod(index, count)
+        return samples[shuffled(epoch)[place]]
+
+    return Dataset(sample, count, held_out)
 
 
 def _held_out(count: int, settings: DrafterTraining) -> set[int]:
@@ -381,24 +362,25 @@ def _held_out(count: int, settings: DrafterTraining) -> set[int]:
 def _answer_samples(
     path: Path, settings: DrafterTraining, teacher: Teacher
 ) -> tuple[list[Tokens], list[HeldOutPrompt]]:
-    """Samples of a file of the target's answers."""
+    """Samples of a file of the target's answers; one prompt per held-out branch, whose last piece
+    is the drafted answer."""
     lines = read_lines(path)
     size = teacher.config.vocab_size
     held_out = _held_out(len(lines), settings)
-    prompts = [p for at in sorted(held_out) for written in lines[at] for p in _paths(written)]
-    trained = [
-        written.tokens() for at, line in enumerate(lines) if at not in held_out for written in line
-    ]
+    trained: list[Tokens] = []
+    prompts: list[HeldOutPrompt] = []
+    for number, samples in enumerate(lines):
+        if number not in held_out:
+            trained += [written.tokens() for written in samples]
+            continue
+        for written in samples:
+            for pieces in written.branches:
+                ids = [*written.trunk, *(token for part, _ in pieces for token in part)]
+                first = len(ids) - len(pieces[-1][0])
+                prompts.append(HeldOutPrompt(written.kind, tuple(ids), first))
     if any(token >= size for tokens in trained for token in tokens.ids):
         raise UsageError(f"{path}: has tokens that the target lacks; it has {size}")
     return trained, [p for p in prompts if p.first < len(p.ids) <= settings.length]
-
-
-def _paths(written: Written) -> Iterator[HeldOutPrompt]:
-    """One prompt per branch; its last piece is the drafted answer."""
-    for pieces in written.branches:
-        ids = [*written.trunk, *(token for part, _ in pieces for token in part)]
-        yield HeldOutPrompt(written.kind, tuple(ids), len(ids) - len(pieces[-1][0]))
 
 
 def _chat_samples(
@@ -408,30 +390,16 @@ def _chat_samples(
     coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
     conversations = read_conversations(path, questions=False)
     held_out = _held_out(len(conversations), settings)
-    trained = [
-        tokens
-        for i, conversation in enumerate(conversations)
-        if i not in held_out
-        for tokens in coder.samples(conversation, settings.length)
-    ]
-    prompts = [coder.prompt(conversations[i].question) for i in sorted(held_out)]
+    trained: list[Tokens] = []
+    prompts: list[list[int]] = []
+    for number, conversation in enumerate(conversations):
+        if number in held_out:
+            prompts.append(coder.prompt(conversation.question))
+        else:
+            trained += coder.samples(conversation)
     prompts = [ids for ids in prompts if len(ids) < settings.length]
     limit = settings.length - max(map(len, prompts), default=0)
     return trained, held_out_prompts(teacher, "prompt", prompts, limit)
-
-
-def _epochs(samples: list[Tokens], seed: int) -> Source:
-    """Endless epochs of all samples, each shuffled."""
-
-    @lru_cache(2)
-    def shuffled(epoch: int) -> list[int]:
-        return Random(f"{seed}:{epoch}").sample(range(len(samples)), len(samples))
-
-    def sample(index: int) -> Tokens:
-        epoch, place = divmod(index, len(samples))
-        return samples[shuffled(epoch)[place]]
-
-    return sample
 
 
 def held_out_prompts(

@@ -166,35 +166,23 @@ def decay_of(block_size: int) -> float:
     return GAMMAS[min(GAMMAS, key=lambda size: abs(size - block_size))]
 
 
-class OnlineDFlashModel(nn.Module):
-    """The training forward of a drafter; its parameters are the drafter's.
+@dataclass(slots=True)
+class OnlineDFlashModel:
+    """The training forward of a drafter.
 
-    Args:
-        num_anchors: blocks per sequence, sampled for every batch.
-        gamma: row k has weight exp(-(k - 1) / gamma); infinity: no decay, None: `decay_of`.
-        candidates: int64 [D], ids in the loss besides the labels; None for all.
-        distillation: share of the target's distribution in a row's label; the rest is the token
-            itself, as in the paper.
+    num_anchors: blocks per sequence, sampled for every batch. gamma: row k has weight
+    exp(-(k - 1) / gamma); infinity: no decay, None: `decay_of`. candidates: int64 [D], ids in the
+    loss besides the labels; None for all. distillation: share of the target's distribution in a
+    row's label; the rest is the token itself, as in the paper.
     """
 
-    def __init__(
-        self,
-        draft_model: DFlashDraftModel,
-        num_anchors: int = 512,
-        gamma: float | None = None,
-        *,
-        candidates: Tensor | None = None,
-        distillation: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.candidates = candidates
-        self.distillation = distillation
-        self.draft_model = draft_model
-        self.num_anchors = num_anchors
-        self.block_size = draft_model.block_size
-        self.gamma = decay_of(self.block_size) if gamma is None else gamma
+    draft_model: DFlashDraftModel
+    num_anchors: int = 512
+    gamma: float | None = None
+    candidates: Tensor | None = None
+    distillation: float = 0.0
 
-    def forward(
+    def __call__(
         self,
         input_ids_BS: Tensor,
         hidden_states_BSF: Tensor,
@@ -210,12 +198,32 @@ class OnlineDFlashModel(nn.Module):
             loss_mask_BS: 1 on the assistant's tokens, 0 on all others and on padding.
             teacher_BSH: the input of the target's head at every token, for distillation.
         """
-        hidden_RH = self.hidden(input_ids_BS, hidden_states_BSF, blocks).flatten(0, 1)
-        labels_R = blocks.at(input_ids_BS).flatten()
         # Only counted rows: the head is the largest product.
         rows = blocks.counted(loss_mask_BS).flatten().nonzero().flatten()
-        before_RH = None if teacher_BSH is None else blocks.before(teacher_BSH)[rows]
-        return self._score(hidden_RH[rows], labels_R[rows], rows % self.block_size, before_RH)
+        hidden_RH = self.hidden(input_ids_BS, hidden_states_BSF, blocks).flatten(0, 1)[rows]
+        labels_R = blocks.at(input_ids_BS).flatten()[rows]
+        head_KH = self.draft_model.ends.head_VH
+        if self.candidates is not None:
+            both = torch.cat((self.candidates.to(labels_R.device), labels_R))
+            ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
+            head_KH = head_KH[ids_K]
+            labels_R = torch.searchsorted(ids_K, labels_R)
+        logits_RK = wide_logits(hidden_RH, head_KH.to(hidden_RH.dtype))
+        losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
+        if teacher_BSH is not None:
+            with torch.no_grad():
+                before_RH = blocks.before(teacher_BSH)[rows].to(head_KH.dtype)
+                teacher_RK = wide_logits(before_RH, head_KH).softmax(-1)
+            soft_R = F.cross_entropy(logits_RK, teacher_RK, reduction="none")
+            losses_R = torch.lerp(losses_R, soft_R, self.distillation)
+        gamma = decay_of(blocks.size) if self.gamma is None else self.gamma
+        decay_R = torch.exp(-(rows % blocks.size - 1) / gamma)
+        loss_sum = (losses_R * decay_R).sum()
+        weight = decay_R.sum()
+        right = (logits_RK.argmax(-1) == labels_R).sum()
+        tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
+        accuracy = right / max(len(labels_R), 1)
+        return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
 
     def sample_blocks(
         self,
@@ -224,14 +232,14 @@ class OnlineDFlashModel(nn.Module):
         visible_BSS: Tensor,
         generator: torch.Generator,
     ) -> Blocks:
-        """New blocks of a batch; the generator is on its device."""
-        shape = loss_mask_BS[:, 1:].shape
-        coins_BC = torch.rand(shape, generator=generator, device=loss_mask_BS.device)
+        """New blocks of a batch; the generator is on the CPU."""
+        coins_BC = torch.rand(loss_mask_BS[:, 1:].shape, generator=generator)
+        coins_BC = coins_BC.to(loss_mask_BS.device)
         anchors_BM, valid_BM = sample_anchors(loss_mask_BS, self.num_anchors, coins_BC)
         return Blocks(
             anchors_BM,
             valid_BM,
-            size=self.block_size,
+            size=self.draft_model.block_size,
             positions_BS=positions_BS,
             visible_BSS=visible_BSS,
         )
@@ -258,31 +266,6 @@ class OnlineDFlashModel(nn.Module):
             )
             x_NH = layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
         return torch.unflatten(draft.norm(x_NH), 0, (batch, -1))
-
-    def _score(
-        self, hidden_RH: Tensor, labels_R: Tensor, place_R: Tensor, teacher_RH: Tensor | None
-    ) -> TrainingStep:
-        """Decayed cross-entropy with the tokens, mixed with the target's distribution."""
-        head_KH = self.draft_model.ends.head_VH
-        if self.candidates is not None:
-            both = torch.cat((self.candidates.to(labels_R.device), labels_R))
-            ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
-            head_KH = head_KH[ids_K]
-            labels_R = torch.searchsorted(ids_K, labels_R)
-        logits_RK = wide_logits(hidden_RH, head_KH.to(hidden_RH.dtype))
-        decay_R = torch.exp(-(place_R - 1) / self.gamma)
-        losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
-        if teacher_RH is not None:
-            with torch.no_grad():
-                teacher_RK = wide_logits(teacher_RH.to(head_KH.dtype), head_KH).softmax(-1)
-            soft_R = F.cross_entropy(logits_RK, teacher_RK, reduction="none")
-            losses_R = torch.lerp(losses_R, soft_R, self.distillation)
-        loss_sum = (losses_R * decay_R).sum()
-        weight = decay_R.sum()
-        right_R = (logits_RK.argmax(-1) == labels_R).float()
-        tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
-        accuracy = right_R.sum() / max(len(labels_R), 1)
-        return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
 
 
 def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
@@ -344,8 +327,8 @@ class DFlashTrainer(Trainer):
         super().__init__(settings, teacher, new_drafter(settings, teacher))
         self.online = OnlineDFlashModel(
             self.model,
-            settings.num_anchors,
-            settings.loss_decay_gamma,
+            num_anchors=settings.num_anchors,
+            gamma=settings.loss_decay_gamma,
             candidates=candidates,
             distillation=settings.distillation,
         )
@@ -380,7 +363,7 @@ class DFlashTrainer(Trainer):
         blocks = Blocks(
             roots,
             roots >= 0,
-            size=self.online.block_size,
+            size=self.model.block_size,
             positions_BS=batch.positions,
             visible_BSS=batch.mask[:, 0],
         )

@@ -14,8 +14,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import torch
@@ -63,24 +61,6 @@ Score = Callable[[EagleInputs, Tensor, int], tuple[Tensor, Tensor]]
 whose best id is right."""
 
 
-@dataclass(frozen=True, slots=True)
-class LossTerms:
-    """losses: one scalar per step; accuracies: share of counted rows whose best id is right."""
-
-    losses: tuple[Tensor, ...]
-    accuracies: tuple[Tensor, ...]
-
-    def total(self, decay: float = 0.8) -> Tensor:
-        """Sum of decay ** i times the loss of step i."""
-        weighted = [loss * decay**i for i, loss in enumerate(self.losses)]
-        return torch.stack(weighted).sum()
-
-
-def chain_tau(accuracies: list[Tensor]) -> Tensor:
-    """Tokens per verification of a chain of drafts, from the accuracy of each step."""
-    return 1.0 + torch.stack(list(accumulate(accuracies, mul))).sum()
-
-
 def shift(x: Tensor, by: int = 1) -> Tensor:
     """Rows moved to the left along axis 1, zeros entering at the end."""
     if by == 0:
@@ -88,11 +68,27 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
     return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
 
 
-def unrolled_loss(drafter: AnyEagle, inputs: EagleInputs, steps: int, score: Score) -> LossTerms:
-    """Unroll `steps` drafted steps; gradients flow through the fed-back features."""
+def unrolled_scores(
+    drafter: AnyEagle, inputs: EagleInputs, steps: int, score: Score
+) -> tuple[Tensor, Tensor]:
+    """The losses and the accuracies of `steps` drafted steps, [K] both.
+
+    Gradients flow through the fed-back features.
+    """
     unrolled = enumerate(unroll(drafter, inputs, steps))
     scores = [score(inputs, hidden_BSH, step) for step, hidden_BSH in unrolled]
-    return LossTerms(*zip(*scores, strict=True))
+    losses, accuracies = zip(*scores, strict=True)
+    return torch.stack(losses), torch.stack(accuracies)
+
+
+def decayed_sum(losses_K: Tensor, decay: float) -> Tensor:
+    """Sum of decay ** k times the loss of step k."""
+    return (losses_K * decay ** torch.arange(len(losses_K), device=losses_K.device)).sum()
+
+
+def chain_tau(accuracies_K: Tensor) -> Tensor:
+    """Tokens per verification of a chain of drafts, from the accuracy of each step."""
+    return 1.0 + accuracies_K.cumprod(0).sum()
 
 
 def unroll(drafter: AnyEagle, inputs: EagleInputs, steps: int) -> Iterator[Tensor]:
@@ -180,12 +176,12 @@ class EagleTrainer(Trainer):
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         inputs = self.inputs(batch, noise=generator)
         with self.teacher.low_precision():
-            terms = unrolled_loss(self.model, inputs, self.settings.unroll, self.score)
-        loss = terms.total(self.settings.decay) / inputs.counted_BS.mean().clamp_min(1e-3)
-        accuracies = list(terms.accuracies)
-        steps = {f"acc{i}": value for i, value in enumerate(accuracies)}
-        figures = {"accuracy": accuracies[0], **steps, "tau": chain_tau(accuracies)}
-        return loss, figures
+            scores = unrolled_scores(self.model, inputs, self.settings.unroll, self.score)
+        losses_K, accuracies_K = scores
+        loss = decayed_sum(losses_K, self.settings.decay)
+        steps = {f"acc{i}": accuracy for i, accuracy in enumerate(accuracies_K)}
+        figures = {"accuracy": accuracies_K[0], **steps, "tau": chain_tau(accuracies_K)}
+        return loss / inputs.counted_BS.mean().clamp_min(1e-3), figures
 
     def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
         steps = self.settings.unroll

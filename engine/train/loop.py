@@ -11,10 +11,9 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -23,8 +22,6 @@ from random import Random
 from typing import Any
 
 import torch
-from rich import progress as bars
-from rich.console import Console
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -32,6 +29,7 @@ from transformers import PreTrainedModel
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.eagle import Eagle, Eagle3
 from ..errors import UsageError
+from ..terminal import measuring
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
@@ -95,17 +93,6 @@ TOKENIZER_FILES = (
 )
 
 
-def save_atomically(state: dict[str, object], path: Path) -> None:
-    """Write a checkpoint to a temporary file, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint written by ``save_atomically``."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -126,6 +113,12 @@ def replace_files(out: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(path, out / path.name)
     folder.rmdir()
+
+
+def save_atomically(state: dict[str, object], path: Path) -> None:
+    """Write a checkpoint, which replaces the last one whole."""
+    with replace_files(path.parent) as folder:
+        torch.save(state, folder / path.name)
 
 
 def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel, out: Path) -> None:
@@ -158,7 +151,6 @@ def write_json(content: dict[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-PRINTED_EVERY = 10.0  # seconds between lines where there is no terminal
 IDENTITY_SAMPLES = 8  # samples whose ids identify the dataset
 LIMITS = ("minutes", "tokens", "steps", "save_minutes", "measure_minutes")
 # Settings that may differ when a training is resumed.
@@ -242,7 +234,8 @@ def train(trainer: Trainer, dataset: Dataset) -> Path:
     packer = Packer(dataset.source, settings.batch_tokens, settings.length, progress.index)
     batches = packer.batches()
     saved = measured = progress.seconds
-    with TrainingLog(log_file, trainer.name) as log:
+    standing = ""
+    with training_log(log_file, trainer.name) as report:
         while progress.done(settings) < 1.0:
             values = _step(trainer, next(batches), progress)
             progress.index = packer.index
@@ -251,9 +244,9 @@ def train(trainer: Trainer, dataset: Dataset) -> Path:
             if dataset.held_out and (done >= 1.0 or measure_due):
                 measured = progress.seconds
                 tau = held_out_tau(dataset.held_out, trainer.draft_hits)
-                log.standing = f"held-out tau {tau['held_tau']:.2f}"
+                standing = f"held-out tau {tau['held_tau']:.2f}"
                 values |= tau
-            log.report(done, **values, step=progress.step, tokens=progress.tokens)
+            report(done, standing, **values, step=progress.step, tokens=progress.tokens)
             if done < 1.0 and progress.seconds - saved > 60.0 * settings.save_minutes:
                 saved = progress.seconds
                 _checkpoint(trainer, dataset, progress)
@@ -329,32 +322,19 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
         raise UsageError(f"{file}: of a training with other settings ({reason})") from None
 
 
-class TrainingLog(bars.Progress):
-    """Writes one JSON line per report and shows the progress (0..1).
+@contextmanager
+def training_log(path: Path, title: str) -> Iterator[Callable[..., None]]:
+    """Yields report(done, standing="", **values), done being a share.
 
-    Attributes:
-        standing: text after the latest values.
+    It appends the values to a log as a JSON line, and shows them with the text `standing`.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file, measuring(title) as show:
 
-    def __init__(self, path: Path, title: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self.title = title
-        self.standing = ""
-        self.printed = 0.0
-        columns = ("{task.description}", bars.BarColumn(), bars.TimeRemainingColumn())
-        screen = Console(stderr=True)
-        shown = sys.stderr.isatty()
-        super().__init__(*columns, "{task.fields[note]}", console=screen, disable=not shown)
-        self.task = self.add_task(title, total=1.0, note="")
-
-    def report(self, done: float, **values: float) -> None:
-        """Log values at this share of the work; the screen is updated now and then."""
-        with self.path.open("a", encoding="utf-8") as file:
+        def report(done: float, standing: str = "", **values: float) -> None:
             file.write(json.dumps({"done": round(done, 5), **values}) + "\n")
-        note = " ".join(f"{name} {value:.4g}" for name, value in values.items())
-        note = f"{note} {self.standing}".rstrip()
-        self.update(self.task, completed=min(done, 1.0), note=note)
-        if self.disable and time.monotonic() - self.printed > PRINTED_EVERY:
-            self.printed = time.monotonic()
-            print(f"{self.title} {done:.1%} {note}", flush=True)
+            file.flush()
+            note = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+            show(f"{title} {done:.1%} {note} {standing}".rstrip(), min(done, 1.0))
+
+        yield report

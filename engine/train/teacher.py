@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,13 +34,6 @@ class TeacherOutput(NamedTuple):
     best_BS: Tensor
 
 
-class CachedSample(NamedTuple):
-    """A sample with the target's outputs in bfloat16; the reference keeps its `id` unique."""
-
-    tokens: Tokens
-    output: TeacherOutput
-
-
 class Teacher:
     """A frozen target with its tokenizer.
 
@@ -62,7 +56,8 @@ class Teacher:
         self.embedding: Tensor = self.model.get_input_embeddings().weight.detach()
         self.head: Tensor = self.model.get_output_embeddings().weight.detach()
         self.stops = stop_ids(self.config, self.tokenizer)
-        self._cache: dict[int, CachedSample] | None = {} if keep else None
+        # Outputs in bfloat16 by the samples' `id`, which the reference keeps unique.
+        self._cache: dict[int, tuple[Tokens, TeacherOutput]] | None = {} if keep else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text whose special tokens are meant as such."""
@@ -85,34 +80,23 @@ class Teacher:
         """
         if self._cache is None or exact:
             return self._run_model(batch, taps, best, exact)
-        rows = [
-            [self._cached(self._cache, tokens, taps, best) for tokens in row]
-            for row in batch.samples
-        ]
+        for tokens in chain.from_iterable(batch.samples):
+            if id(tokens) not in self._cache:  # alone, so that other samples have no influence
+                row = pack([[tokens]], len(tokens.ids)).to(self.device)
+                output = self._run_model(row, taps, best, exact=False)
+                halves = (x.bfloat16() if x.is_floating_point() else x for x in output)
+                kept = TeacherOutput(*(x.cpu() for x in halves))
+                self._cache[id(tokens)] = tokens, kept
         length = batch.ids.shape[1]
-        parts = range(len(TeacherOutput._fields))
-        return TeacherOutput(*(self._joined(rows, part, length) for part in parts))
+        rows = [[self._cache[id(tokens)][1] for tokens in row] for row in batch.samples]
 
-    def _joined(self, rows: list[list[TeacherOutput]], part: int, length: int) -> Tensor:
-        """One field of the cached outputs of each row's samples, concatenated."""
-        joined = [torch.cat([output[part][0] for output in row]) for row in rows]
-        padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, length - len(x))) for x in joined]
-        both = torch.stack(padded).to(self.device)
-        return both.float() if both.is_floating_point() else both
+        def joined(part: int) -> Tensor:
+            rows_SX = [torch.cat([output[part][0] for output in row]) for row in rows]
+            padded = [F.pad(x, (0, 0) * (x.dim() - 1) + (0, length - len(x))) for x in rows_SX]
+            both = torch.stack(padded).to(self.device)
+            return both.float() if both.is_floating_point() else both
 
-    def _cached(
-        self, cache: dict[int, CachedSample], tokens: Tokens, taps: tuple[int, ...], best: bool
-    ) -> TeacherOutput:
-        """The outputs for a sample, computed in a batch of its own, so that they do not depend on
-        other samples."""
-        if id(tokens) not in cache:
-            row = pack([[tokens]], len(tokens.ids)).to(self.device)
-            features, hidden, likeliest = self._run_model(row, taps, best, exact=False)
-            output = TeacherOutput(
-                features.bfloat16().cpu(), hidden.bfloat16().cpu(), likeliest.cpu()
-            )
-            cache[id(tokens)] = CachedSample(tokens, output)
-        return cache[id(tokens)].output
+        return TeacherOutput(joined(0), joined(1), joined(2))
 
     def _run_model(
         self, batch: TrainingBatch, taps: tuple[int, ...], best: bool, exact: bool
@@ -152,11 +136,11 @@ class Teacher:
         settings["eos_token_id"] = list(self.stops)
         self.model.generation_config = GenerationConfig.from_dict(settings)
         out = self.model.generate(ids.to(self.device), attention_mask=mask.to(self.device))
-        return [self._until_stop(row) for row in out[:, width:].tolist()]
-
-    def _until_stop(self, row: list[int]) -> list[int]:
-        end = next((i + 1 for i, token in enumerate(row) if token in self.stops), len(row))
-        return row[:end]
+        answers: list[list[int]] = out[:, width:].tolist()
+        for answer in answers:
+            end = next((i for i, token in enumerate(answer) if token in self.stops), len(answer))
+            del answer[end + 1 :]
+        return answers
 
 
 @torch.no_grad()

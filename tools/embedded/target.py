@@ -19,10 +19,10 @@ from typer import Option
 from specsot.engine.train.data import Packer, TrainingBatch
 from specsot.engine.train.loop import (
     MuonAdamW,
-    TrainingLog,
     export_beside,
     load_checkpoint,
     save_atomically,
+    training_log,
     write_json,
 )
 from specsot.models.linear import has_products
@@ -201,13 +201,13 @@ def train_target(config: TargetTraining) -> Path:
     optimizer = MuonAdamW(model, config.lr, config.embedding_lr)
     progress = _restore(config, model, optimizer)
     saved = progress.seconds
-    with TrainingLog(config.run_folder / "log.jsonl", "target") as log:
+    with training_log(config.run_folder / "log.jsonl", "target") as report:
         for batch in batches(config, tokenizer, progress):
             values = _train_step(model, optimizer, batch, progress.done(config))
             progress.step += 1
             progress.tokens += batch.ids.numel()
             progress.seconds += values["seconds"]
-            log.report(progress.done(config), **values, step=progress.step, tokens=progress.tokens)
+            report(progress.done(config), **values, step=progress.step, tokens=progress.tokens)
             if progress.seconds - saved > 60.0 * config.save_minutes:
                 saved = progress.seconds
                 _checkpoint(config, model, optimizer, progress)

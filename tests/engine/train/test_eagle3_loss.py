@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from specsot.engine.train.eagle import (
     EagleInputs,
-    LossTerms,
+    decayed_sum,
     distribution_score,
     shift,
-    unrolled_loss,
+    unrolled_scores,
 )
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
@@ -22,7 +23,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "eagle"
 
 
 @pytest.fixture(scope="module")
-def step() -> dict[str, torch.Tensor]:
+def step() -> dict[str, Tensor]:
     return load_file(GOLDEN / "e3_llama_training" / "ttt_step.safetensors")
 
 
@@ -31,7 +32,7 @@ def drafter() -> Eagle3:
     return load_eagle3(GOLDEN / "drafts" / "llama_eagle3", target)
 
 
-def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> EagleInputs:
+def lesson(step: dict[str, Tensor], known_V: Tensor) -> EagleInputs:
     rows, length = step["input_ids"].shape
     keys = step["attention_mask"].bool()[:, None, :]
     return EagleInputs(
@@ -45,25 +46,25 @@ def lesson(step: dict[str, torch.Tensor], known_V: torch.Tensor) -> EagleInputs:
     )
 
 
-def unrolled(model: Eagle3, step: dict[str, torch.Tensor]) -> LossTerms:
+def unrolled(model: Eagle3, step: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     score = partial(distribution_score, model)
-    return unrolled_loss(model, lesson(step, model.t2d), 7, score)
+    return unrolled_scores(model, lesson(step, model.t2d), 7, score)
 
 
-def test_losses_and_accuracies_of_every_step(step: dict[str, torch.Tensor]) -> None:
+def test_losses_and_accuracies_of_every_step(step: dict[str, Tensor]) -> None:
     model = drafter()
-    verdict = unrolled(model, step)
-    torch.testing.assert_close(torch.stack(verdict.losses), step["plosses"], atol=2e-6, rtol=2e-6)
+    losses, accuracies = unrolled(model, step)
+    torch.testing.assert_close(losses, step["plosses"], atol=2e-6, rtol=2e-6)
     facts = json.loads((GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
     expected = torch.tensor(facts["accuracies"])
-    torch.testing.assert_close(torch.stack(verdict.accuracies), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(accuracies, expected, atol=1e-5, rtol=0)
 
 
-def test_gradients_of_the_decayed_sum(step: dict[str, torch.Tensor]) -> None:
+def test_gradients_of_the_decayed_sum(step: dict[str, Tensor]) -> None:
     model = drafter()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != "embed_tokens.weight")
-    total = unrolled(model, step).total()
+    total = decayed_sum(unrolled(model, step)[0], 0.8)
     torch.testing.assert_close(total[None], step["loss"], atol=2e-5, rtol=2e-6)
     total.backward()
     expected = {k.removeprefix("grad."): v for k, v in step.items() if k.startswith("grad.")}

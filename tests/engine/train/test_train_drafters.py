@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from helpers.blocks import GOLDEN, Pair, golden_pair
-from helpers.interrupted import EMBEDDED, KINDS, log_of, write_inputs
+from helpers.interrupted import (
+    EMBEDDED,
+    KINDS,
+    check_equal,
+    log_of,
+    train_twice,
+    write_inputs,
+)
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
@@ -18,10 +25,22 @@ from specsot.engine.cli.train import train
 from specsot.engine.train import loop
 from specsot.engine.train.data import Tokens, pack
 from specsot.engine.train.dataset import HeldOutPrompt, held_out_tau, rounds
-from specsot.engine.train.dflash import DFlashTrainer, OnlineDFlashModel
+from specsot.engine.train.dflash import DFlashTrainer, OnlineDFlashModel, decay_of
 from specsot.engine.train.dflash import new_drafter as new_dflash
-from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer, new_eagle3, unroll
-from specsot.engine.train.loop import Progress, export_drafter, step_generator
+from specsot.engine.train.eagle import (
+    Eagle2Trainer,
+    Eagle3Trainer,
+    chain_tau,
+    new_eagle3,
+    unroll,
+)
+from specsot.engine.train.loop import (
+    MuonAdamW,
+    Progress,
+    export_drafter,
+    learning_rate,
+    step_generator,
+)
 from specsot.engine.train.settings import (
     DFlashTraining,
     DrafterTraining,
@@ -85,29 +104,22 @@ def test_a_drafter_is_trained_logged_and_loads(
         if value.is_floating_point():
             trained = trained.bfloat16().float()
         assert torch.equal(value, trained), name
+    if kind == "vanilla":
+        for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            assert (out / name).read_bytes() == (Path(inputs[1]) / name).read_bytes()
+        config = json.loads((out / "config.json").read_text())
+        assert config["dtype"] == "bfloat16" and config["eos_token_id"] == 2
 
 
-def test_a_vanilla_drafter_has_the_targets_tokenizer(inputs: list[str], tmp_path: Path) -> None:
-    words = ["vanilla", *inputs, "--out", str(tmp_path / "v"), *SMALL.split()]
-    assert run(*words, *KINDS["vanilla"].split())[0] == 0
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (tmp_path / "v" / name).read_bytes() == (Path(inputs[1]) / name).read_bytes()
-    config = json.loads((tmp_path / "v" / "config.json").read_text())
-    assert config["dtype"] == "bfloat16" and config["eos_token_id"] in (2,)
-
-
-def test_the_embedded_vanilla_drafter_has_at_most_one_and_a_half_million_parameters() -> None:
-    config = VanillaTraining(out=Path())
-    model = VanillaTrainer(config, Teacher(EMBEDDED)).model
-    assert sum(p.numel() for p in model.parameters()) <= 1_500_000
-
-
-def test_the_embedded_dflash_drafter_is_what_the_documents_say() -> None:
-    config = DFlashTraining(out=Path())
-    course = DFlashTrainer(config, Teacher(EMBEDDED))
+def test_the_embedded_drafters_are_what_the_documents_say() -> None:
+    teacher = Teacher(EMBEDDED)
+    vanilla = VanillaTrainer(VanillaTraining(out=Path()), teacher).model
+    assert sum(p.numel() for p in vanilla.parameters()) <= 1_500_000
+    course = DFlashTrainer(DFlashTraining(out=Path()), teacher)
     shape = course.model.config
     assert (shape.block_size, shape.num_layers, shape.mask_token_id) == (8, 2, 3)
-    assert shape.layer_ids == (1, 5) and course.online.gamma == 4.0
+    assert shape.layer_ids == (1, 5) and course.online.gamma is None
+    assert decay_of(shape.block_size) == 4.0
     assert 2 * sum(p.numel() for p in course.model.parameters()) <= 7_000_000
 
 
@@ -361,3 +373,43 @@ def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
         right.append(said.argmax() == meant.argmax())
     torch.testing.assert_close(loss * len(ids), torch.stack(losses).sum())
     torch.testing.assert_close(accuracy, torch.stack(right).float().mean())
+
+
+# -- optimizers, and a training that is killed -----------------------------------------------------
+
+
+def test_learning_rate_warms_up_and_falls_to_the_floor() -> None:
+    assert learning_rate(0.01, 1.0) == pytest.approx(0.5)
+    assert learning_rate(0.02, 1.0) == pytest.approx(1.0)
+    assert learning_rate(1.0, 1.0) == pytest.approx(0.05)
+    assert learning_rate(2.0, 1.0) == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8)])
+def test_matrices_of_layers_move_by_orthogonal_steps_and_the_rest_by_adams(
+    shape: tuple[int, int],
+) -> None:
+    torch.manual_seed(0)
+    rows, columns = shape
+    model = torch.nn.ModuleDict({"layer": torch.nn.Linear(columns, rows)})
+    layer = model["layer"]
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    optimizer = MuonAdamW(model, lr=1e-2, embedding_lr=2e-2)
+    layer(torch.randn(5, columns)).square().sum().backward()
+    optimizer.step(0.02)  # the peak of the learning rates
+    moved = {name: before[name] - p.detach() for name, p in layer.named_parameters()}
+    step = (moved["weight"] - 1e-2 * 0.02 * before["weight"]) / (1e-2 * 0.2 * max(shape) ** 0.5)
+    values = torch.linalg.svdvals(step)
+    assert values[:5].min() > 0.5 and values.max() < 1.4
+    torch.testing.assert_close(moved["bias"].abs(), torch.full((rows,), 2e-2), rtol=1e-3, atol=0)
+
+
+def test_chain_tau_multiplies_accuracies() -> None:
+    assert chain_tau(torch.tensor([0.5, 0.5])).item() == pytest.approx(1.75)
+
+
+@pytest.mark.timeout(120)
+def test_a_training_killed_five_times_is_the_unbroken_one(tmp_path: Path) -> None:
+    """All drafters: tests/full/test_resume.py."""
+    kills = train_twice("dflash", tmp_path, steps=40)
+    check_equal(tmp_path, "dflash", 40, kills)

@@ -128,7 +128,7 @@ def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
         Turn("user", "More"),
         Turn("assistant", "No <|im_end|> more."),
     )
-    (tokens,) = coder(teacher).samples(Conversation("f:1", turns), 512)
+    (tokens,) = coder(teacher).samples(Conversation("f:1", turns))
     ids, text = tokens.ids, teacher.tokenizer.decode(tokens.ids)
     assert text.strip() == (
         "<|im_start|>user\nWho is <|im_end|> Ada?<|im_end|>\n<|im_start|>assistant\nA poet."
@@ -166,7 +166,7 @@ def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher:
     rewriting = ChatCoder(teacher.folder, Rewriting(), teacher.stops)
     texts = ("Q one", "A one", "Q two", "A two")
     turns = tuple(Turn(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
-    found = list(rewriting.samples(Conversation("f:1", turns), 512))
+    found = list(rewriting.samples(Conversation("f:1", turns)))
     assert [teacher.tokenizer.decode(tokens.ids) for tokens in found] == [
         "Q one<|im_end|>\nthink:A one<|im_end|>",
         "Q one<|im_end|>\n[A one]\nQ two<|im_end|>\nthink:A two<|im_end|>",
@@ -177,10 +177,13 @@ def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher:
     ]
 
 
-def test_what_does_not_fit_is_left_out(teacher: Teacher) -> None:
-    long = Conversation("f:1", (Turn("user", "word " * 60), Turn("assistant", "Yes.")))
-    assert list(coder(teacher).samples(long, 50)) == []
-    assert len(list(coder(teacher).samples(long, 500))) == 1
+def test_what_does_not_fit_is_left_out(tmp_path: Path, teacher: Teacher) -> None:
+    long = {"role": "user", "content": "word " * 60}
+    file = ConversationFile(prompts=[lines(tmp_path, {"messages": [long, MODEL]})])
+    settings = DrafterTraining(target=str(EMBEDDED), out=tmp_path, length=50)
+    with pytest.raises(UsageError, match="no answer of two tokens or more within 50 tokens"):
+        conversation_dataset(file, settings, teacher)
+    assert conversation_dataset(file, replace(settings, length=500), teacher).distinct == 1
 
 
 def test_a_model_without_a_chat_format_is_refused(tmp_path: Path, teacher: Teacher) -> None:
@@ -300,7 +303,7 @@ def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
 
 def test_an_answer_that_was_cut_does_not_teach_its_end(teacher: Teacher) -> None:
     turns = (Turn("user", "Q"), Turn("assistant", "", (300, 301, 302), ended=False))
-    (tokens,) = coder(teacher).samples(Conversation("f:1", turns), 100)
+    (tokens,) = coder(teacher).samples(Conversation("f:1", turns))
     assert written(tokens) == [300, 301, 302] and tokens.ids[-2] == 2
 
 

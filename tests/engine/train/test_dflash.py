@@ -1,4 +1,4 @@
-"""DFlash's training step against SpecForge's, its masks element by element, and inference."""
+"""DFlash's training step against SpecForge's, its masks element by element, inference, packing."""
 
 import json
 import math
@@ -11,6 +11,7 @@ from helpers.blocks import GOLDEN, Pair, golden_pair
 from safetensors.torch import load_file
 from torch import Tensor
 
+from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dflash import (
     Blocks,
     OnlineDFlashModel,
@@ -18,24 +19,27 @@ from specsot.engine.train.dflash import (
     decay_of,
     sample_anchors,
 )
-from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Reach
 from specsot.models.drafters.dflash import DFlashDraftModel
 
 FACTS: dict[str, Any] = json.loads((GOLDEN / "training.json").read_text())
 GAMMAS = {"gamma_none": math.inf, "gamma_4": 4.0, "gamma_7": 7.0}
 SLIDING = (Reach(FACTS["sliding_window"], causal=True), Reach())
+REACHES = [(Reach(), Reach()), (Reach(9, causal=True), Reach(9))]
+
+
+Step = dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def step() -> dict[str, Tensor]:
+def step() -> Step:
     return load_file(GOLDEN / "training.safetensors")
 
 
 @pytest.fixture
-def models() -> tuple[Decoder, DFlashDraftModel]:
-    """Fresh for every test: some train them."""
-    return golden_pair()
+def drafter() -> DFlashDraftModel:
+    """Fresh for every test: some train it."""
+    return golden_pair()[1]
 
 
 def plain(anchors_BM: Tensor, valid_BM: Tensor, size: int, length: int) -> Blocks:
@@ -45,12 +49,12 @@ def plain(anchors_BM: Tensor, valid_BM: Tensor, size: int, length: int) -> Block
     return Blocks(anchors_BM, valid_BM, size=size, positions_BS=positions, visible_BSS=visible)
 
 
-def fixed(step: dict[str, Tensor]) -> Blocks:
+def fixed(step: Step) -> Blocks:
     anchors, kept = step["anchor_positions"], step["block_keep_mask"].bool()
     return plain(anchors, kept, FACTS["block_size"], FACTS["seq_len"])
 
 
-def batch(step: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def batch(step: Step) -> tuple[Tensor, Tensor, Tensor]:
     return step["input_ids"], step["target_hidden"], step["loss_mask"]
 
 
@@ -60,7 +64,7 @@ def varied(drafter: DFlashDraftModel, reaches: tuple[Reach, ...]) -> DFlashDraft
     return other
 
 
-def test_inputs_labels_and_what_counts(step: dict[str, Tensor]) -> None:
+def test_inputs_labels_and_what_counts(step: Step) -> None:
     blocks, (ids, _, supervised) = fixed(step), batch(step)
     assert torch.equal(blocks.noise(ids, FACTS["mask_token_id"]), step["noise_ids"])
     assert torch.equal(blocks.positions_BMP.flatten(1), step["position_ids"][:, FACTS["seq_len"] :])
@@ -70,20 +74,29 @@ def test_inputs_labels_and_what_counts(step: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", GAMMAS)
-def test_losses_and_accuracy(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor], name: str
-) -> None:
+def test_losses_accuracy_and_gradients(drafter: DFlashDraftModel, step: Step, name: str) -> None:
     facts = FACTS["losses"][name]
-    found = OnlineDFlashModel(models[1], gamma=GAMMAS[name])(*batch(step), fixed(step))
+    drafter.requires_grad_(True)
+    found = OnlineDFlashModel(drafter, gamma=GAMMAS[name])(*batch(step), fixed(step))
     assert found.loss.item() == pytest.approx(facts["loss"], rel=1e-5)
     assert found.accuracy.item() == pytest.approx(facts["accuracy"], rel=1e-6)
     assert found.loss_sum.item() == pytest.approx(facts["loss_numerator"], rel=1e-5)
     assert found.weight.item() == pytest.approx(facts["loss_denominator"], rel=1e-5)
+    found.loss.backward()
+    gradients = {n: p.grad for n, p in drafter.named_parameters() if p.grad is not None}
+    assert gradients.keys() == dict(drafter.named_parameters()).keys()
+    assert all(gradient.isfinite().all() for gradient in gradients.values())
+    norm = torch.stack([g.norm() for g in gradients.values()]).norm()
+    assert float(norm) == pytest.approx(facts["grad_l2_norm"], rel=1e-4)
+    expected = {k[13:]: v for k, v in step.items() if k.startswith("grad_gamma_4.")}
+    assert len(expected) == 5
+    for part, gradient in expected.items() if name == "gamma_4" else ():
+        torch.testing.assert_close(gradients[part], gradient, rtol=1e-3, atol=1e-6, msg=part)
 
 
-def test_a_sliding_layer(models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]) -> None:
+def test_a_sliding_layer(drafter: DFlashDraftModel, step: Step) -> None:
     facts = FACTS["losses"]["gamma_4_sliding"]
-    trainer = OnlineDFlashModel(varied(models[1], SLIDING))
+    trainer = OnlineDFlashModel(varied(drafter, SLIDING))
     hidden = trainer.hidden(*batch(step)[:2], fixed(step))
     assert (hidden - step["output_hidden_sliding"]).abs().max() < 1e-4
     found = trainer(*batch(step), fixed(step))
@@ -91,11 +104,8 @@ def test_a_sliding_layer(models: tuple[Decoder, DFlashDraftModel], step: dict[st
     assert found.accuracy.item() == pytest.approx(facts["accuracy"], rel=1e-6)
 
 
-def test_output_and_errors_of_every_row(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
-) -> None:
+def test_output_and_errors_of_every_row(drafter: DFlashDraftModel, step: Step) -> None:
     """Also of rows that do not count, and of the block that sees nothing."""
-    drafter = models[1]
     hidden = OnlineDFlashModel(drafter).hidden(*batch(step)[:2], fixed(step))
     assert (hidden - step["output_hidden"]).abs().max() < 1e-4
     found = drafter.logits(hidden).log_softmax(-1).view(*step["target_ids"].shape, -1)
@@ -104,23 +114,7 @@ def test_output_and_errors_of_every_row(
     torch.testing.assert_close(errors, step["neg_log_q"], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", GAMMAS)
-def test_gradients(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor], name: str
-) -> None:
-    drafter = models[1].requires_grad_(True)
-    OnlineDFlashModel(drafter, gamma=GAMMAS[name])(*batch(step), fixed(step)).loss.backward()
-    found = {n: p.grad for n, p in drafter.named_parameters()}
-    assert all(gradient is not None and gradient.isfinite().all() for gradient in found.values())
-    norm = torch.stack([g.norm() for g in found.values() if g is not None]).norm()
-    assert float(norm) == pytest.approx(FACTS["losses"][name]["grad_l2_norm"], rel=1e-4)
-    expected = {k[13:]: v for k, v in step.items() if k.startswith("grad_gamma_4.")}
-    assert len(expected) == 5
-    for part, gradient in expected.items() if name == "gamma_4" else ():
-        torch.testing.assert_close(found[part], gradient, rtol=1e-3, atol=1e-6, msg=part)
-
-
-def test_masks_are_the_recorded_ones(step: dict[str, Tensor]) -> None:
+def test_masks_are_the_recorded_ones(step: Step) -> None:
     assert torch.equal(block_mask(fixed(step), Reach()), step["mask_full"].bool())
     assert torch.equal(block_mask(fixed(step), SLIDING[0]), step["mask_sliding"].bool())
 
@@ -147,16 +141,14 @@ def test_a_mask_drawn_as_a_matrix() -> None:
 
 
 @pytest.mark.parametrize("case", FACTS["samplers"], ids=lambda case: str(case["seed"]))
-def test_anchors_of_recorded_coins(step: dict[str, Tensor], case: dict[str, Any]) -> None:
+def test_anchors_of_recorded_coins(step: Step, case: dict[str, Any]) -> None:
     coins = step[f"sampler.{case['seed']}.random_values"]
     anchors, valid = sample_anchors(step["loss_mask"], case["num_anchors"], coins)
     assert anchors.tolist() == case["anchors"] and valid.tolist() == case["keep"]
 
 
-def test_anchors_are_drawn_by_the_generator(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
-) -> None:
-    trainer, texts = OnlineDFlashModel(models[1], num_anchors=4), fixed(step)
+def test_anchors_are_drawn_by_the_generator(drafter: DFlashDraftModel, step: Step) -> None:
+    trainer, texts = OnlineDFlashModel(drafter, num_anchors=4), fixed(step)
 
     def drawn(seed: int) -> list[int]:
         draw = torch.Generator().manual_seed(seed)
@@ -179,12 +171,13 @@ def test_the_decay_of_the_paper() -> None:
     assert [decay_of(size) for size in (4, 11, 32)] == [4.0, 5.0, 7.0]
 
 
-@pytest.mark.parametrize("reaches", [(Reach(), Reach()), (Reach(9, causal=True), Reach(9))])
+@pytest.mark.parametrize("reaches", REACHES)
 def test_blocks_in_training_are_the_blocks_of_inference(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor], reaches: tuple[Reach, ...]
+    drafter: DFlashDraftModel, step: Step, reaches: tuple[Reach, ...]
 ) -> None:
     """A block of a run sees what it saw in training: the same output, anchor by anchor."""
-    drafter, blocks = varied(models[1], reaches), fixed(step)
+    target, blocks = golden_pair()[0], fixed(step)
+    drafter = varied(drafter, reaches)
     ids, features, _ = batch(step)
     with torch.no_grad():
         trained = OnlineDFlashModel(drafter).hidden(ids, features, blocks).unflatten(1, (-1, 8))
@@ -192,23 +185,18 @@ def test_blocks_in_training_are_the_blocks_of_inference(
         for number, anchor in enumerate(many):
             if not blocks.valid_BM[row, number]:
                 continue
-            pair = Pair(models[0], drafter)
+            pair = Pair(target, drafter)
             pair.take_in(features[row, :anchor], 0)
             hidden = pair.draft(int(ids[row, anchor]), anchor, 8)
             assert (hidden - trained[row, number]).abs().max() < 1e-5
 
 
-def test_a_few_steps_lower_the_loss(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
-) -> None:
-    target, drafter = models
+def test_a_few_steps_lower_the_loss(drafter: DFlashDraftModel, step: Step) -> None:
     drafter.requires_grad_(True)
     trainer = OnlineDFlashModel(drafter)
-    assert {n.removeprefix("draft_model.") for n, _ in trainer.named_parameters()} == set(
-        drafter.published()
-    )
-    optimizer = torch.optim.AdamW(trainer.parameters(), lr=1e-3)
-    head = target.lm_head.weight.clone()
+    assert {name for name, _ in drafter.named_parameters()} == set(drafter.published())
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3)
+    head = drafter.ends.head_VH.clone()
     losses = []
     for _ in range(5):
         found = trainer(*batch(step), fixed(step))
@@ -217,14 +205,11 @@ def test_a_few_steps_lower_the_loss(
         optimizer.step()
         losses.append(found.loss.item())
     assert losses[-1] < losses[0] - 0.1
-    assert torch.equal(head, target.lm_head.weight)
+    assert torch.equal(head, drafter.ends.head_VH)
 
 
-def test_what_competes_in_the_loss(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
-) -> None:
+def test_what_competes_in_the_loss(drafter: DFlashDraftModel, step: Step) -> None:
     """All ids as candidates are no candidates at all; of few, the right ones are always there."""
-    drafter = models[1]
     size = len(drafter.ends.head_VH)
     with torch.no_grad():
         whole = OnlineDFlashModel(drafter)(*batch(step), fixed(step))
@@ -237,11 +222,9 @@ def test_what_competes_in_the_loss(
     assert few.loss < whole.loss and few.accuracy >= whole.accuracy
 
 
-def test_distillation_with_what_the_target_says(
-    models: tuple[Decoder, DFlashDraftModel], step: dict[str, Tensor]
-) -> None:
+def test_distillation_with_what_the_target_says(drafter: DFlashDraftModel, step: Step) -> None:
     """Row by row: cross-entropy with the target's softmax after the token before its place."""
-    drafter, blocks = models[1], fixed(step)
+    blocks = fixed(step)
     ids, features, supervised = batch(step)
     teacher_BSH = torch.randn(*ids.shape, drafter.config.hidden_size)
     none, half, whole = (
@@ -262,3 +245,91 @@ def test_distillation_with_what_the_target_says(
         row = (b * counted_BMP.shape[1] + m) * blocks.size + p
         losses.append(-(wanted_V * drafter.logits(drafts_QH[row][None])[0].log_softmax(-1)).sum())
     torch.testing.assert_close(whole.loss, torch.stack(losses).mean())
+
+
+# -- several texts in one sequence, sharing their beginnings: the same as apart -------------------
+
+TRUNK, FIRST, SECOND, OTHER = 6, 5, 9, 7
+TREE = TRUNK + FIRST + SECOND
+TEXTS = (
+    [*range(TRUNK + FIRST)],
+    [*range(TRUNK), *range(TRUNK + FIRST, TREE)],
+    [*range(TREE, TREE + OTHER)],
+)
+
+
+def packed_batch() -> TrainingBatch:
+    """One row: a trunk with two branches, another text, two rows of padding."""
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 100, (TREE + OTHER,), generator=draw).tolist()
+    segments = [0] * TRUNK + [1] * FIRST + [2] * SECOND
+    positions = [*range(TRUNK + FIRST), *range(TRUNK, TRUNK + SECOND)]
+    written = [float(i % 5 > 0) for i in range(TREE + OTHER)]
+    tree = Tokens(ids[:TREE], written[:TREE], segments, positions)
+    other = Tokens(ids[TREE:], written[TREE:], [0] * OTHER, list(range(OTHER)))
+    return pack([[tree, other]], TREE + OTHER + 2)
+
+
+def packed(found: TrainingBatch, anchors: Tensor, valid: Tensor) -> Blocks:
+    visible = found.mask[:, 0]
+    return Blocks(anchors, valid, size=8, positions_BS=found.positions, visible_BSS=visible)
+
+
+def features(found: TrainingBatch) -> Tensor:
+    return torch.randn(1, found.ids.shape[1], 128, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("reaches", REACHES)
+def test_every_block_is_the_one_of_its_text_alone(reaches: tuple[Reach, ...]) -> None:
+    online = OnlineDFlashModel(varied(golden_pair()[1], reaches))
+    found, taps = packed_batch(), features(packed_batch())
+    every = torch.arange(TREE + OTHER)[None]
+    blocks = packed(found, every, every >= 0)
+    with torch.no_grad():
+        together = online.hidden(found.ids, taps, blocks).unflatten(1, (-1, 8))[0]
+    counted = blocks.counted(found.written())[0]
+    seen = set()
+    for rows in TEXTS:
+        anchors = torch.arange(len(rows))[None]
+        alone = plain(anchors, anchors >= 0, 8, len(rows))
+        with torch.no_grad():
+            apart = online.hidden(found.ids[:, rows], taps[:, rows], alone).unflatten(1, (-1, 8))[0]
+        torch.testing.assert_close(together[rows], apart, atol=1e-5, rtol=1e-5)
+        own = [i for i, row in enumerate(rows) if row >= TRUNK or rows is TEXTS[0]]
+        expected = alone.counted(found.written()[:, rows])[0]
+        assert torch.equal(counted[[rows[i] for i in own]], expected[own])
+        seen |= {rows[i] for i in own}
+    assert seen == set(range(TREE + OTHER)) and counted.any()
+
+
+def test_a_step_on_a_packed_row_is_the_mean_over_its_texts() -> None:
+    """Blocks of the branches and of the other text; each text alone, weighted by what counts."""
+    online = OnlineDFlashModel(golden_pair()[1])
+    found, taps = packed_batch(), features(packed_batch())
+    inner = list(range(TRUNK, TREE + OTHER))
+    anchors = torch.tensor([inner])
+    blocks = packed(found, anchors, anchors >= 0)
+    whole = online(found.ids, taps, found.written(), blocks)
+    total = weight = torch.zeros(())
+    for rows in TEXTS:
+        own = torch.tensor([[i for i, row in enumerate(rows) if row >= TRUNK]])
+        alone = plain(own, own >= 0, 8, len(rows))
+        step = online(found.ids[:, rows], taps[:, rows], found.written()[:, rows], alone)
+        total, weight = total + step.loss_sum, weight + step.weight
+    torch.testing.assert_close(whole.loss, total / weight, atol=1e-5, rtol=1e-5)
+
+
+def test_sampled_blocks_are_those_of_the_packed_texts() -> None:
+    """With the mask of one text a block of the second branch would see the first one."""
+    online = OnlineDFlashModel(golden_pair()[1], num_anchors=4)
+    found, taps = packed_batch(), features(packed_batch())
+    draw = torch.Generator().manual_seed(3)
+    coins = torch.rand(1, found.ids.shape[1] - 1, generator=torch.Generator().manual_seed(3))
+    anchors, valid = sample_anchors(found.written(), 4, coins)
+    sampled = online.sample_blocks(found.written(), found.positions, found.mask[:, 0], draw)
+    blocks = packed(found, anchors, valid), plain(anchors, valid, 8, found.ids.shape[1])
+    losses = [
+        float(online(found.ids, taps, found.written(), one).loss) for one in (sampled, *blocks)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)
