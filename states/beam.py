@@ -29,16 +29,16 @@ from .round import Batch, Ids, RoundSummary, Trees
 class BeamSearch:
     """The hypotheses of one branch; W beams of n tokens each, best first.
 
-    beams: what the device knows of them, as a set of one.
+    beams: the scores on the device, of one search.
     tokens_Wn: int64; the last tokens have no rows yet.
-    owners_Wm: int32, whose the row of each token is; m = n - 1, 0 before the first step.
-    kept: the ended hypotheses that are kept, best first, the stop token included; None for none.
+    owners_Wm: int32, the segment of each token's row; m = n - 1, 0 before the first step.
+    ended: the best ended hypotheses, best first, the stop token included; None for a free place.
     """
 
     beams: Beams
     tokens_Wn: Ids
     owners_Wm: Ints
-    kept: list[Ids | None]
+    ended: list[Ids | None]
 
     @property
     def length(self) -> int:
@@ -46,18 +46,18 @@ class BeamSearch:
 
     @property
     def trunk(self) -> int:
-        """How many rows all live beams share."""
+        """The number of rows that all live beams share."""
         return _agreed(self.owners_Wm)
 
     def tips(self, owner: int) -> list[int]:
-        """For every beam the segment of its last row; `owner` has what all beams share."""
-        return self.owners_Wm[:, -1].tolist() if self.owners_Wm.size else [owner] * len(self.kept)
+        """For every beam the segment of its last row; `owner` has the shared rows."""
+        return self.owners_Wm[:, -1].tolist() if self.owners_Wm.size else [owner] * len(self.ended)
 
     @property
-    def settled(self) -> list[int]:
-        """The tokens of every hypothesis that can still win: no later step changes them."""
+    def common_tokens(self) -> list[int]:
+        """The first tokens of every hypothesis that can still win: no later step changes them."""
         live = self.tokens_Wn
-        best = self.kept[0]
+        best = self.ended[0]
         if best is not None:
             length = min(self.length, len(best))
             live = np.vstack([live[:, :length], best[:length]])
@@ -86,7 +86,7 @@ class BeamStep:
 
 
 def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
-    """Everything the host needs, in one read; scores travel as their bits."""
+    """All values that the host needs, in one read; scores are read as their bits."""
     parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC, chosen.token_SC]
     parts += [chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32), chosen.over_S]
     return BeamStep(*host.read_all(parts))
@@ -106,7 +106,7 @@ class BeamState:
     searches: dict[int, BeamSearch] = field(default_factory=dict)
 
     def search(self, branch: Branch) -> BeamSearch:
-        """A branch's search, or one that begins."""
+        """A branch's search, or a new one."""
         if branch.owner in self.searches:
             return self.searches[branch.owner]
         none_Wn = np.zeros((self.width, 0), np.int64)
@@ -114,9 +114,9 @@ class BeamState:
         return BeamSearch(beams, none_Wn, none_Wn.astype(np.int32), [None] * self.width)
 
     def forget(self, owners: Iterable[int]) -> list[int]:
-        """Searches that are over; the segments that their beams did not share."""
-        gone = [self.searches.pop(owner) for owner in owners if owner in self.searches]
-        return [int(owner) for search in gone for owner in np.unique(search.owners_Wm)]
+        """Remove searches; returns the segments that their beams did not share."""
+        removed = [self.searches.pop(owner) for owner in owners if owner in self.searches]
+        return [int(owner) for search in removed for owner in np.unique(search.owners_Wm)]
 
     def ids(self, values: npt.ArrayLike) -> Tensor:
         return torch.as_tensor(np.asarray(values, np.int64), device=self.kv.data.device)
@@ -126,22 +126,29 @@ class BeamState:
         tokens = [self.searches[branch.owner].tokens_Wn[1:, -1] for branch in self.table.active]
         tokens_SN = self.ids(np.array(tokens).reshape(len(tokens), self.width - 1))
         none_SN = torch.zeros_like(tokens_SN)
-        return Proposal(tokens_SN, none_SN - 1, none_SN, none_SN == 0, none_SN.float(), levels=0)
-
-    def trees(self, proposal: Proposal) -> Trees:
-        """The live beams of every search in the place of a token tree."""
-        pairs = [(branch, self.searches[branch.owner]) for branch in self.table.active]
-        return Trees(
-            [int(search.tokens_Wn[0, -1]) for _, search in pairs],
-            [_position(branch, search) for branch, search in pairs],
-            [branch.owner for branch, _ in pairs],
-            (),
-            proposal,
-            [search.tips(branch.owner) for branch, search in pairs],
+        return Proposal(
+            tokens_SN=tokens_SN,
+            parents_SN=none_SN - 1,
+            depths_SN=none_SN,
+            valid_SN=none_SN == 0,
+            scores_SN=none_SN.float(),
+            levels=0,
         )
 
-    def known(self, batch: Batch) -> Searches:
-        """What is known of everyone in the forward, on the device."""
+    def trees(self, proposal: Proposal) -> Trees:
+        """The live beams of every search as a token tree."""
+        pairs = [(branch, self.searches[branch.owner]) for branch in self.table.active]
+        return Trees(
+            roots=[int(search.tokens_Wn[0, -1]) for _, search in pairs],
+            positions=[_position(branch, search) for branch, search in pairs],
+            owners=[branch.owner for branch, _ in pairs],
+            bound=(),
+            proposal=proposal,
+            segments=[search.tips(branch.owner) for branch, search in pairs],
+        )
+
+    def gather(self, batch: Batch) -> Searches:
+        """The searches of all branches of the forward, on the device."""
         branches = batch.branches
         searches = [self.search(branch) for branch in branches]
         none = _part(first_beams(self.width, self.kv.data.device), slice(0, 0))
@@ -155,7 +162,7 @@ class BeamState:
         )
 
     def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
-        """Read the step; keep the rows of beams that live on, end the searches that are over."""
+        """Read the step, commit the rows of live beams, and end the searches that are over."""
         step = read_step(host, chosen)
         branches = batch.branches
         placed = batch.placed
@@ -168,24 +175,28 @@ class BeamState:
         for number, branch in enumerate(branches):
             search = self.searches[branch.owner] = self.search(branch)
             search.beams = _part(chosen.beams, slice(number, number + 1))
-            move_on_(search, step, number)
+            extend_(search, step, number)
             if number < len(batch.ran):
-                self._keep_rows_(branch, search, placed.tree_slots[number], step.parent_SW[number])
-            _settle_(branch, search, step, number)
+                self._commit_rows_(
+                    branch, search, placed.tree_slots[number], step.parent_SW[number]
+                )
+            _write_tokens_(branch, search, step, number)
         return RoundSummary(
-            tuple(branch.name for branch in branches),
-            tuple(len(b.tokens) - n for b, n in zip(branches, before, strict=True)),
-            tuple(0 if number < len(batch.ran) else -1 for number in range(len(branches))),
-            0,
-            self.kv.current_length,
-            0,
-            placed.rows.tokens_BQ.numel(),
-            placed.padding,
-            placed.rows.alignment,
+            branches=tuple(branch.name for branch in branches),
+            committed=tuple(len(b.tokens) - n for b, n in zip(branches, before, strict=True)),
+            accepted=(*[0] * len(batch.ran), *[-1] * len(batch.newcomers)),
+            drafted=0,
+            target_length=self.kv.current_length,
+            draft_length=0,
+            rows=placed.rows.tokens_BQ.numel(),
+            padding=placed.padding,
+            alignment=placed.rows.alignment,
         )
 
-    def _keep_rows_(self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids) -> None:
-        """The new rows of beams that live on become segments; what no beam needs any more goes."""
+    def _commit_rows_(
+        self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids
+    ) -> None:
+        """Commit the new rows of live beams as segments; free the rows that no beam needs."""
         segments = self.table.segments
         alive = np.unique(parent_W)
         self.kv.release_(np.delete(slots_W, alive))
@@ -210,34 +221,35 @@ class BeamState:
 
 
 def _position(branch: Branch, search: BeamSearch) -> int:
-    """Of the last token of every live beam."""
+    """Position of the last token of every live beam."""
     return branch.start + len(branch.prompt) + search.length - 1
 
 
-def move_on_(search: BeamSearch, step: BeamStep, number: int) -> None:
-    """The live beams become their continuations; of the ended ones the best are kept."""
+def extend_(search: BeamSearch, step: BeamStep, number: int) -> None:
+    """Replace the live beams by their continuations, and keep the best ended hypotheses."""
     old = search.tokens_Wn
-    width = len(search.kept)
+    width = len(search.ended)
 
     def hypothesis(origin: int, ended: int) -> Ids | None:
         if origin < width or not ended:
-            return search.kept[origin] if ended else None
+            return search.ended[origin] if ended else None
         parent = step.parent_SC[number]
         token = step.token_SC[number]
         return np.append(old[parent[origin - width]], token[origin - width])
 
     pairs = zip(step.origin_SW[number].tolist(), step.ended_SW[number].tolist(), strict=True)
-    search.kept = [hypothesis(origin, ended) for origin, ended in pairs]
+    search.ended = [hypothesis(origin, ended) for origin, ended in pairs]
     search.tokens_Wn = np.column_stack([old[step.parent_SW[number]], step.token_SW[number]])
 
 
-def _settle_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) -> None:
-    """What no later step can change is the branch's; in the end all of the best hypothesis."""
+def _write_tokens_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) -> None:
+    """Give the branch the tokens that no later step can change; at the end, all tokens of the best
+    hypothesis."""
     if not step.over_S[number]:
-        branch.tokens = search.settled
+        branch.tokens = search.common_tokens
         branch.num_cached_tokens = min(len(branch.tokens), search.length - 1)
         return
-    best = search.kept[0]
+    best = search.ended[0]
     assert best is not None, "a search that is over has a hypothesis"
     stopped = int(best[-1]) in branch.request.stop_ids
     branch.tokens = best[: len(best) - stopped].tolist()
@@ -250,9 +262,9 @@ def _part(beams: Beams, which: slice) -> Beams:
     return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])
 
 
-def _joined(every: Sequence[Beams]) -> Beams:
+def _joined(parts: Sequence[Beams]) -> Beams:
     return Beams(
-        torch.cat([beams.running_SW for beams in every]),
-        torch.cat([beams.kept_SW for beams in every]),
-        torch.cat([beams.ended_SW for beams in every]),
+        torch.cat([beams.running_SW for beams in parts]),
+        torch.cat([beams.kept_SW for beams in parts]),
+        torch.cat([beams.ended_SW for beams in parts]),
     )

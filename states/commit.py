@@ -22,12 +22,13 @@ from .round import (
     AcceptedPath,
     Batch,
     CommittedRows,
+    ExplainedRound,
     Ids,
     PlacedRows,
     RoundResult,
     RoundSummary,
+    VerifiedTree,
     explain,
-    verified_trees,
 )
 from .segments import SegmentTree
 
@@ -90,6 +91,10 @@ class Committer:
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
+        explained: tuple[ExplainedRound, ...] = ()
+        if accepted is not None and accepted.figures is not None:
+            bound = batch.rows.bound_trees
+            explained = explain(batch.ran, paths, result, accepted.figures, bound_trees=bound)
         summary = RoundSummary(
             branches=tuple([branch.name for branch in branches]),
             committed=tuple([len(b.tokens) - n for b, n in zip(branches, before, strict=True)]),
@@ -101,9 +106,7 @@ class Committer:
             padding=placed.padding,
             alignment=batch.rows.alignment,
             gamma=gamma,
-            explained=explain(
-                batch.ran, paths, result, accepted, bound_trees=batch.rows.bound_trees
-            ),
+            explained=explained,
             blend=blend,
             trees=verified_trees(batch.ran, paths, result, batch.forced),
             work=batch.work,
@@ -402,3 +405,29 @@ def closing_ids(branch: Branch) -> frozenset[int]:
 def _picked_rows(report: BlendReport | None) -> Tensor | None:
     """int64, the flat indices of the rows that the first check layer recomputed, if any."""
     return None if report is None else next(iter(report.picked.values()), None)
+
+
+def verified_trees(
+    ran: Sequence[Branch],
+    paths: Sequence[AcceptedPath],
+    result: RoundResult,
+    forced: Sequence[int],
+) -> tuple[VerifiedTree, ...]:
+    """A record per tree; ran: their branches."""
+    tokens_ST = result.tokens_ST.tolist()
+    parents_ST = result.parents_ST.tolist()
+    trees = []
+    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
+        verified = VerifiedTree(
+            branch=branch.name,
+            position=path.position,
+            root=path.root,
+            tokens=tuple(tokens_ST[tree]),
+            parents=tuple(parents_ST[tree]),
+            path=tuple(path.nodes),
+            final=path.tokens[-1],
+            num_committed=path.num_committed,
+            forced=tree in forced,
+        )
+        trees.append(verified)
+    return tuple(trees)

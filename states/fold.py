@@ -64,35 +64,34 @@ class FoldState:
                 self._features.setdefault(branch.owner, []).append(features_RF)
 
     def forget_(self, request: Request) -> None:
-        """Let go of what was kept of a request's parts."""
+        """Remove the rows and features of a request's parts."""
         for branch in request.branches:
             self.parts.pop(branch.owner, None)
             self._features.pop(branch.owner, None)
 
-    def set_aside_(self, branch: Branch) -> None:
-        """A part's rows are computed again later, and their features with them."""
+    def discard_features_(self, branch: Branch) -> None:
+        """Remove the features of a preempted part; they are computed again with its rows."""
         self._features.pop(branch.owner, None)
 
     def keeps(self, branch: Branch) -> bool:
-        """Whether rows of this branch will be wanted when it has ended."""
+        """Whether rows of this branch are copied out when it ends."""
         return self.before_rope is not None and branch.point is not None
 
     def keep_(self, branch: Branch, kv: KVCache, slots: Ints) -> None:
-        """Copy out what the fold will have of a part that has ended.
-
-        Documents and quoted parts in its prompt are left out, as they are from the fold.
+        """Copy out the rows of a part that ended, without documents and quoted parts in its prompt,
+        which the fold does not contain.
 
         Args:
-            slots: the branch's own, by position.
+            slots: of the branch's own rows, by position.
         """
         if not self.keeps(branch) or branch.finish not in FINISHED:
             return
         assert self.before_rope is not None
         size = len(branch.prompt)
-        # Whether the last token has a row is a matter of how it was drafted: it is computed anew.
-        said = max(min(branch.num_cached_tokens, len(branch.tokens) - 1), 0)
-        head, tail = matched(self._own(branch).ids, branch.prompt.ids)
-        index = [*range(head), *range(size - tail, size + said)]
+        # Whether the last token has a row depends on its draft, so it is computed anew.
+        answer = max(min(branch.num_cached_tokens, len(branch.tokens) - 1), 0)
+        head, tail = common_ends(self._own_prompt(branch).ids, branch.prompt.ids)
+        index = [*range(head), *range(size - tail, size + answer)]
         data = kv.take_out(slots[index], "fold")
         where_R = torch.tensor(index, device=data.device)
         keys_LRgd = data[:, 0].transpose(1, 2)
@@ -105,58 +104,58 @@ class FoldState:
         ids = [*branch.prompt, *branch.tokens]
         lead = len(index) if head + tail == size else head
         part_ids = tuple(ids[i] for i in index)
-        self.parts[branch.owner] = FinishedPart(part_ids, len(index) - said, lead, rows)
+        self.parts[branch.owner] = FinishedPart(part_ids, len(index) - answer, lead, rows)
 
     def prompt(self, request: Request) -> PromptTokens | None:
-        """What follows the prefix: the parts in reading order, and what asks for one answer.
+        """The prompt after the prefix: the parts in reading order, then the request for one answer.
 
-        None if there are fewer than two parts: one alone is the answer already.
+        None if there are fewer than two parts.
         """
         parts = request.parts
         if len(parts) < 2 or request.outline is None:
             return None
-        prompt = self._part(parts[0], self._own(parts[0]), is_first=True)
+        prompt = self._part(parts[0], self._own_prompt(parts[0]), is_first=True)
         for branch in parts[1:]:
             assert branch.point is not None
-            before, own = self.prompts.next_part(branch.point, request.outline)
-            prompt += before + self._part(branch, own, is_first=False)
+            before, part_prompt = self.prompts.next_part(branch.point, request.outline)
+            prompt += before + self._part(branch, part_prompt, is_first=False)
         return prompt + self.prompts.combine()
 
-    def _own(self, branch: Branch) -> PromptTokens:
+    def _own_prompt(self, branch: Branch) -> PromptTokens:
         """A part's own prompt without documents and quotes."""
         assert branch.point is not None and branch.request.outline is not None
         return self.prompts.branch(branch.point, branch.request.outline, ())[1]
 
-    def _part(self, branch: Branch, own: PromptTokens, *, is_first: bool) -> PromptTokens:
-        """A part's prompt and answer; chunks are the rows that it has of them."""
-        ids = (*own, *branch.tokens)
+    def _part(self, branch: Branch, prompt: PromptTokens, *, is_first: bool) -> PromptTokens:
+        """A part's prompt and answer, with its copied rows as chunks."""
+        ids = (*prompt, *branch.tokens)
         part = self.parts.get(branch.owner)
         if part is None:
             return PromptTokens(ids)
-        head, tail = matched(own.ids, part.ids[: part.prompt])
-        source = [*range(head), *[NEW] * (len(own) - head - tail)]
+        head, tail = common_ends(prompt.ids, part.ids[: part.prompt])
+        source = [*range(head), *[NEW] * (len(prompt) - head - tail)]
         source += [*range(part.prompt - tail, len(part.ids))]
         name = f"part {branch.index + 1}"
         chunks = []
         for at, first, count in runs(source, part.lead):
             is_exact = is_first and at == first == 0 < part.lead
             rows = _part_of(part.rows, slice(first, first + count))
-            chunks.append(Chunk(at, ids[at : at + count], name, rows, is_exact))
+            chunks.append(Chunk(at, ids[at : at + count], name, kept=rows, is_exact=is_exact))
         return PromptTokens(ids, tuple(chunks))
 
 
-def matched(wanted: Sequence[int], there: Sequence[int]) -> tuple[int, int]:
-    """How many ids two texts begin with together, and how many behind those they end with."""
-    most = min(len(wanted), len(there))
-    head = next((i for i in range(most) if wanted[i] != there[i]), most)
+def common_ends(first: Sequence[int], second: Sequence[int]) -> tuple[int, int]:
+    """Lengths of the common prefix of two texts and of their common suffix after it."""
+    most = min(len(first), len(second))
+    head = next((i for i in range(most) if first[i] != second[i]), most)
     most -= head
-    tail = next((i for i in range(most) if wanted[-1 - i] != there[-1 - i]), most)
+    tail = next((i for i in range(most) if first[-1 - i] != second[-1 - i]), most)
     return head, tail
 
 
 def runs(source: Sequence[int], cut: int) -> Iterator[tuple[int, int, int]]:
-    """Where `source` counts up by one: index, value and length of each run. NEW is in none, and a
-    run ends where the value `cut` begins."""
+    """Index, value and length of each run in which `source` counts up by one. NEW is in none, and a
+    new run starts at the value `cut`."""
     starts = [i for i, value in enumerate(source) if not i or _breaks(source[i - 1], value, cut)]
     for at, end in pairwise([*starts, len(source)]):
         if source[at] != NEW:

@@ -16,11 +16,10 @@ from .beam import BeamState
 from .blend import BlendState
 from .drafter import Drafter
 from .fold import FoldState
-from .layout import Layout
+from .layout import BatchingLayout, Layout
 from .prefix_cache import PrefixCache, shared_length
 from .request import Branch, Request, Stage
 from .request_table import RequestTable
-from .row_layouts import BatchingLayout
 from .sampling import Samplers
 
 
@@ -540,7 +539,7 @@ class KVCacheManager:
         self.table.segments.set_parent(branch.owner, branch.request.prefix_owner)
         self.forget_([branch.owner])
         if self.fold is not None:
-            self.fold.set_aside_(branch)
+            self.fold.discard_features_(branch)
 
     def preempt_prefix_(self, request: Request) -> None:
         """Cache or free the prefix of a request that is preempted."""

@@ -1,8 +1,8 @@
-"""The layout ``bim``, the base of all layouts: from branches to the rows of a forward.
+"""Layouts: in which rows of the pools branches are stored, and in which tensor rows they run.
 
-A layout decides in which rows of the pools an owner's rows are stored, and in which tensor rows its
-queries are computed. Under ``bim`` both are row 0, and all branches are concatenated. The layouts
-with a row per branch (`states.row_layouts`) derive from it.
+Under ``bim`` both are row 0, and all branches are concatenated. Under ``batching`` a branch has a
+row of the pools with its own copy of the prefix. Under ``paged`` it has a tensor row of its own
+over pools with one row: a fork copies 0 bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -70,10 +70,8 @@ class PackedQueries:
         self.first_row = min(lengths, default=0)
         self.height = max(lengths, default=0) - self.first_row + 1
         self.queries = max(lengths.values(), default=0)
-        paddings = []
-        for row in range(self.first_row, self.first_row + self.height):
-            paddings.append(self.queries - lengths.get(row, 0))
-        self.paddings = tuple(paddings)
+        rows = range(self.first_row, self.first_row + self.height)
+        self.paddings = tuple([self.queries - lengths.get(row, 0) for row in rows])
         self.index = self._index()
         self.all_slots = self._append_(kv)
         self.flat: list[Ints] = []
@@ -84,7 +82,6 @@ class PackedQueries:
 
     @property
     def aligned(self) -> AlignmentState:
-        """The padding of the rows."""
         return AlignmentManager.align_for_decode([self.queries - n for n in self.paddings])
 
     def _index(self) -> Ints:
@@ -100,9 +97,7 @@ class PackedQueries:
 
     def _append_(self, kv: KVCache) -> Ints:
         """Allocate slots for all rows."""
-        owners = []
-        for run in self.runs:
-            owners.append((run.owner, run.homes[0], run.row))
+        owners = [(run.owner, run.homes[0], run.row) for run in self.runs]
         owners_R3 = np.array(owners, np.int32).reshape(-1, 3).repeat(self.sizes, 0)
         owner_R, home_R, row_R = owners_R3.T
         return kv.append_(owner_R, self.positions, row_R if kv.rows > 1 else 0, home_R)
@@ -169,12 +164,15 @@ class Layout:
         """The padding of a forward with trees; None without padding."""
         return None
 
-    # -- the target's rows ------------------------------------------------------------------------
+    # -- the rows of the target ---------------------------------------------------------------------
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Allocate slots for all rows of a forward and lay the rows out, trees first."""
         shared = trees.proposal.shared or None if trees is not None and self.packed else None
-        is_bare = trees is not None and _is_bare(trees)
+        # The host knows trees of roots only completely.
+        is_bare = (
+            trees is not None and not trees.proposal.tokens_SN.shape[1] and trees.segments is None
+        )
         runs = [] if trees is None else self._tree_runs(trees, shared, is_bare=is_bare)
         num_trees = len(runs)
         for span in spans:
@@ -203,9 +201,10 @@ class Layout:
             histories=None if trees is None or is_bare else trees.segments,
         )
         if trees is not None:
-            rows = self._with_trees(
-                rows, trees, packed, fresh, shared=shared, is_bare=is_bare, spans=spans
-            )
+            rows = self._with_trees(rows, trees, packed, fresh, shared=shared, is_bare=is_bare)
+            if not self.packed:
+                aligned = self.alignment(packed, trees, spans, rows.positions_BQ)
+                rows = replace(rows, alignment=aligned)
         if bound:
             rows = replace(rows, bound_tips=tuple(bound))
         return PlacedRows(
@@ -219,36 +218,32 @@ class Layout:
         )
 
     def _tree_runs(self, trees: Trees, shared: int | None, *, is_bare: bool) -> list[QueryRun]:
-        """The rows of the trees; the pool learns their positions when they are committed.
-
-        Args:
-            shared: rows of the drafted nodes of all trees, if they share them.
-        """
+        """The rows of the trees; the pool learns their positions when they are committed."""
         runs = []
-        sizes = () if shared is not None else trees.proposal.laid_out
+        sizes = () if shared else trees.proposal.laid_out
         for tree, owner in enumerate(trees.owners):
             row = self.tensor_rows_of(owner)[0]
             homes = self.segments.homes[owner]
+            tokens = [0] * (1 + (0 if shared else sizes[tree]))
+            positions: Sequence[int] = tokens
             if is_bare:
                 tokens = [trees.roots[tree]]
                 positions = [trees.positions[tree]]
-            else:
-                tokens = [0] * (1 + (0 if shared is not None else sizes[tree]))
-                positions = tokens
-            runs.append(QueryRun(row, owner, homes, tokens, positions))
+            runs.append(QueryRun(row, owner, homes, tokens=tokens, positions=positions))
         if shared:
+            padding = [0] * shared
             first = runs[0]
-            runs.append(QueryRun(first.row, UNKNOWN, first.homes, [0] * shared, [0] * shared))
+            runs.append(replace(first, owner=UNKNOWN, tokens=padding, positions=padding))
         return runs
 
     def _runs(self, part: Span | PendingRows) -> list[QueryRun]:
         """A run for each row that holds these tokens: several for the copies of a prefix."""
         positions = list(range(part.position, part.position + len(part.tokens)))
         homes = self.segments.homes[part.owner]
-        runs = []
-        for row in self.tensor_rows_of(part.owner):
-            runs.append(QueryRun(row, part.owner, homes, part.tokens, positions))
-        return runs
+        return [
+            QueryRun(row, part.owner, homes, tokens=part.tokens, positions=positions)
+            for row in self.tensor_rows_of(part.owner)
+        ]
 
     def _plain_rows(
         self,
@@ -312,10 +307,10 @@ class Layout:
         for at, (run, flat) in enumerate(zip(packed.runs, packed.flat, strict=True)):
             homes = tuple(tree_homes) if shared and at < num_trees else run.homes
             rows_by_homes.setdefault(homes, []).append(flat)
-        sequences = []
-        for homes, flats in rows_by_homes.items():
-            sequences.append(QuerySequence(np.concatenate(flats, dtype=np.int64), 0, homes))
-        return tuple(sequences)
+        return tuple(
+            QuerySequence(np.concatenate(flats, dtype=np.int64), 0, homes)
+            for homes, flats in rows_by_homes.items()
+        )
 
     def _with_trees(
         self,
@@ -326,13 +321,18 @@ class Layout:
         *,
         shared: int | None,
         is_bare: bool,
-        spans: Sequence[Span],
     ) -> Rows:
-        """The rows with the trees' nodes, tokens and positions."""
+        """The rows with the trees' nodes, tokens and positions.
+
+        Args:
+            fresh: slots of all rows of trees.
+            shared: rows of the drafted nodes of all trees, if they share them.
+            is_bare: the trees are roots only.
+        """
         index = packed.index[: len(fresh)]
         if is_bare:
             nodes_ST = tensor(index[:, None], self.device)
-            rows = replace(
+            return replace(
                 rows,
                 nodes_ST=nodes_ST,
                 ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
@@ -340,21 +340,52 @@ class Layout:
                 node_slots_ST=fresh[:, None],
                 bound_trees=trees.bound,
             )
-        elif shared:
-            rows = _tree_rows(rows, trees, index, fresh, shared=shared)
-        else:
-            num_nodes = trees.proposal.tokens_SN.shape[1] + 1
-            size = (len(trees.owners), num_nodes)
-            flat_ST = np.empty(size, np.int32)
-            slots_ST = np.empty(size, np.int32)
-            for tree in range(len(trees.owners)):
-                _fill(flat_ST[tree], packed.flat[tree])
-                _fill(slots_ST[tree], packed.slots[tree])
-            rows = _tree_rows(rows, trees, flat_ST, slots_ST, shared=None)
-        if not self.packed:
-            aligned = self.alignment(packed, trees, spans, rows.positions_BQ)
-            rows = replace(rows, alignment=aligned)
-        return rows
+        proposal = trees.proposal
+        host_2S1 = np.array([trees.roots, trees.positions], np.int64)[..., None]
+        root_S1, start_S1 = tensor(host_2S1, self.device).unbind()
+        tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
+        positions_ST = torch.cat([start_S1, start_S1 + proposal.depths_SN], dim=1)
+        rows = replace(
+            rows,
+            ancestors_STT=ancestors(proposal.parents_SN, proposal.levels),
+            node_rows_ST=index,
+            node_slots_ST=fresh,
+            bound_trees=trees.bound,
+        )
+        if shared:  # the device assigns each row to a node
+            packed_trees = pack_trees(proposal.valid_SN, shared)
+            part = slice(len(packed_trees.tree_R))
+            ids = rows.visibility.ids_S.tolist()
+            number_S = self._ids([ids.index(owner) for owner in trees.owners])
+            rows.tokens_BQ[0, part] = packed_trees.pick(tokens_ST, 0)
+            rows.positions_BQ[0, part] = packed_trees.pick(positions_ST, 0)
+            segment_R = packed_trees.pick(number_S[:, None].expand(tokens_ST.shape), len(ids))
+            return replace(
+                rows,
+                nodes_ST=packed_trees.nodes_ST,
+                packed_trees=packed_trees,
+                tree_segment_R=segment_R,
+            )
+        node_rows_ST = np.empty(tokens_ST.shape, np.int32)
+        node_slots_ST = np.empty(tokens_ST.shape, np.int32)
+        for tree in range(len(trees.owners)):  # nodes without a row have their root's
+            for node_T, part_n in (
+                (node_rows_ST[tree], packed.flat[tree]),
+                (node_slots_ST[tree], packed.slots[tree]),
+            ):
+                node_T[: len(part_n)] = part_n
+                node_T[len(part_n) :] = part_n[0]
+        nodes_ST = tensor(node_rows_ST, self.device)
+        if proposal.sizes is not None:  # a node without a row repeats its root
+            has_ST = F.pad(proposal.valid_SN, (1, 0), value=True)
+            tokens_ST = tokens_ST.where(has_ST, root_S1)
+            positions_ST = positions_ST.where(has_ST, start_S1)
+            rows = replace(rows, live=LiveNodes.of(node_rows_ST, proposal.sizes, self.device))
+        rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
+        rows.positions_BQ.view(-1)[nodes_ST] = positions_ST
+        return replace(
+            rows, nodes_ST=nodes_ST, node_rows_ST=node_rows_ST, node_slots_ST=node_slots_ST
+        )
 
     # -- the drafter's rows -----------------------------------------------------------------------
 
@@ -384,15 +415,12 @@ class Layout:
             last[run.owner] = int(flat[-1])
             starts.append(int(flat[0]))
         order = np.argsort(starts, kind="stable").tolist()
-        ordered = [features[i] for i in order]
-        present = [part for part in ordered if part is not None]
+        present = [features[i] for i in order if features[i] is not None]
         tips = [last[owner] for owner, _, _ in active]
         rows = self._plain_rows(kv, packed, tips=tips)
         ids = rows.visibility.ids_S.tolist()
         active_S3 = self._ids(active).view(-1, 3)
-        tensor_rows = []
-        for owner, _, _ in active:
-            tensor_rows.append(self.tensor_rows_of(owner)[0])
+        tensor_rows = [self.tensor_rows_of(owner)[0] for owner, _, _ in active]
         return DraftRows(
             rows=replace(rows, alignment=None if self.packed else packed.aligned),
             features_NF=torch.cat(present) if present else None,
@@ -408,60 +436,165 @@ class Layout:
         return torch.from_numpy(np.array(values, np.int64)).to(self.device)
 
 
-def _is_bare(trees: Trees) -> bool:
-    """Whether the trees are roots only, which the host knows completely."""
-    return not trees.proposal.tokens_SN.shape[1] and trees.segments is None
+# -- a tensor row per branch ----------------------------------------------------------------------
 
 
-def _fill(nodes_T: Ints, part: Ints) -> None:
-    """Write a tree's rows or slots; nodes without a row get the root's."""
-    nodes_T[: len(part)] = part
-    nodes_T[len(part) :] = part[0]
+class RowPerBranch(Layout):
+    """A tensor row per branch: queries [B, Q], shorter rows padded on the left."""
+
+    packed = False
+
+    def __init__(self, device: torch.device, segments: SegmentTree) -> None:
+        super().__init__(device, segments)
+        self._row: dict[int, int] = {}  # owner of a branch -> its tensor row
+
+    def alignment(
+        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+    ) -> AlignmentState | ContinuousDecodingState | None:
+        """The padding of running branches, with or without rows of prompts."""
+        if not spans:
+            return packed.aligned
+        length = [0] * packed.height
+        prefill = [False] * packed.height
+        for owner, position in zip(trees.owners, trees.positions, strict=True):
+            length[self._row[owner] - packed.first_row] = position
+        for span in reversed(spans):  # the first span of a row has its first position
+            for row in self.tensor_rows_of(span.owner):
+                length[row - packed.first_row] = span.position
+                prefill[row - packed.first_row] = True
+        return AlignmentManager.align_continuous_decode(
+            packed.aligned, length, prefill, positions_BQ
+        )
 
 
-def _tree_rows(rows: Rows, trees: Trees, flat: Ints, slots: Ints, *, shared: int | None) -> Rows:
-    """The rows with the trees' tokens and positions.
+class BatchingLayout(RowPerBranch):
+    """A pool row per branch, with its own copy of the prefix.
 
-    Args:
-        flat, slots: of the trees' nodes, as in `PlacedRows`.
-        shared: rows of the drafted nodes of all trees, if they share them.
+    The row of an ended branch is free, but its copy of the prefix stays while the request has
+    waiting branches, which start there without a copy. Retained parts are moved into one row of
+    their request, that of the first part that ended.
     """
-    proposal = trees.proposal
-    device = rows.tokens_BQ.device
-    host_2S1 = np.array([trees.roots, trees.positions], np.int64)[..., None]
-    root_S1, start_S1 = tensor(host_2S1, device).unbind()
-    tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
-    positions_ST = torch.cat([start_S1, start_S1 + proposal.depths_SN], dim=1)
-    rows = replace(
-        rows,
-        ancestors_STT=ancestors(proposal.parents_SN, proposal.levels),
-        node_rows_ST=flat,
-        node_slots_ST=slots,
-        bound_trees=trees.bound,
-    )
-    if shared is not None:
-        return _packed_tree_rows(rows, trees, tokens_ST, positions_ST, shared)
-    nodes_ST = tensor(flat, device)
-    if proposal.sizes is not None:  # a node without a row repeats its root
-        has_ST = F.pad(proposal.valid_SN, (1, 0), value=True)
-        tokens_ST = tokens_ST.where(has_ST, root_S1)
-        positions_ST = positions_ST.where(has_ST, start_S1)
-        rows = replace(rows, live=LiveNodes.of(flat, proposal.sizes, device))
-    rows.tokens_BQ.view(-1)[nodes_ST] = tokens_ST
-    rows.positions_BQ.view(-1)[nodes_ST] = positions_ST
-    return replace(rows, nodes_ST=nodes_ST)
+
+    def __init__(self, device: torch.device, segments: SegmentTree, rows: int) -> None:
+        super().__init__(device, segments)
+        self.rows = rows
+        self._copies: dict[int, list[int]] = {}  # owner of a prefix -> rows that hold it
+        self._retained: dict[int, tuple[int, int]] = {}  # owner of a part -> its prefix, its row
+
+    def rows_of(self, owner: int) -> Sequence[int]:
+        if owner in self._copies:
+            return self._copies[owner]
+        return (self._retained[owner][1] if owner in self._retained else self._row[owner],)
+
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
+        """Allocate the first row of a request's prefix."""
+        self._copies[prefix] = [self._vacate_(pools)]
+
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+        """Allocate the row of retained parts, a row with the prefix, or a new copy of it."""
+        busy = set(self._row.values())
+        parts = self._row_of_parts(prefix)
+        ready = [row for row in self._copies[prefix] if row not in busy]
+        ready.sort(key=lambda row: row != parts)
+        if not ready:
+            ready = [self._vacate_(pools)]
+            for pool in pools:
+                source = pool.slots_of(prefix, self._copies[prefix][0])
+                if source.size:
+                    pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
+            self._copies[prefix].append(ready[0])
+        self._row[owner] = ready[0]
+        return ready[0] == parts
+
+    def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+        """Retain a part: the first one stays in its row, the others are copied there."""
+        row = self._row.pop(owner)
+        target = self._row_of_parts(prefix, row)
+        self._retained[owner] = prefix, target
+        if target == row:
+            return
+        for pool in pools:
+            source = pool.slots_of(owner, row)
+            if source.size:
+                pool.copy_(source, pool.lowest_free(source.size, target), "attend")
+            pool.retire_([owner], row)
+
+    def _vacate_(self, pools: Sequence[KVCache]) -> int:
+        """A free row; if there is none, a spare copy of a prefix is freed."""
+        busy = self._busy
+        used = busy.union(*self._copies.values())
+        for row in range(self.rows):
+            if row not in used:
+                return row
+        for prefix, rows in self._copies.items():
+            spare = [row for row in rows if row not in busy]
+            if spare and len(rows) > 1:
+                self._drop_(prefix, spare[0], pools)
+                return spare[0]
+        raise AssertionError("admission admits at most as many branches as rows")
+
+    @property
+    def _busy(self) -> set[int]:
+        """Rows with running branches or retained parts."""
+        return {*self._row.values(), *(row for _, row in self._retained.values())}
+
+    def _row_of_parts(self, prefix: int, new: int = -1) -> int:
+        """The row of a request's retained parts, or `new`."""
+        return dict(self._retained.values()).get(prefix, new)
+
+    def _drop_(self, prefix: int, row: int, pools: Sequence[KVCache]) -> None:
+        self._copies[prefix].remove(row)
+        for pool in pools:
+            pool.retire_([prefix], row)
+
+    def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
+        """A sequence per pool row, its padding included."""
+        rows_BQ = np.arange(packed.height * packed.queries).reshape(packed.height, packed.queries)
+        rows = enumerate(rows_BQ, packed.first_row)
+        return tuple(QuerySequence(row_Q, row, ()) for row, row_Q in rows if row_Q.size)
+
+    def leave_(self, owners: Iterable[int]) -> None:
+        """Forget the rows of ended branches and requests."""
+        for owner in owners:
+            self._row.pop(owner, None)
+            self._copies.pop(owner, None)
+            self._retained.pop(owner, None)
+
+    def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
+        """Free the copies of a prefix that no branch uses or will use."""
+        busy = self._busy
+        for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
+            self._drop_(prefix, row, pools)
 
 
-def _packed_tree_rows(
-    rows: Rows, trees: Trees, tokens_ST: Tensor, positions_ST: Tensor, shared: int
-) -> Rows:
-    """The rows with trees that share `shared` rows; the device assigns each row to a node."""
-    packed = pack_trees(trees.proposal.valid_SN, shared)
-    part = slice(len(packed.tree_R))
-    device = tokens_ST.device
-    ids = rows.visibility.ids_S.tolist()
-    number_S = torch.as_tensor([ids.index(owner) for owner in trees.owners], device=device)
-    rows.tokens_BQ[0, part] = packed.pick(tokens_ST, 0)
-    rows.positions_BQ[0, part] = packed.pick(positions_ST, 0)
-    segment_R = packed.pick(number_S[:, None].expand(tokens_ST.shape), len(ids))
-    return replace(rows, nodes_ST=packed.nodes_ST, packed_trees=packed, tree_segment_R=segment_R)
+class PagedLayout(RowPerBranch):
+    """A tensor row per branch over pools with one row, whose slots all branches share.
+
+    A prefix is prefilled in the row of a branch that starts after it. While its prompt is read in
+    chunks and no branch has started, it has a row of its own.
+    """
+
+    def tensor_rows_of(self, owner: int) -> Sequence[int]:
+        return (self._row[owner],)
+
+    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
+        super().open_(prefix, size, pools, least)
+        self._row[prefix] = self._free_row()
+
+    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+        """Allocate a tensor row, and slots near those of the prefix."""
+        shared = self._row[prefix] in (self._row[other] for other in self._row if other != prefix)
+        self._row[owner] = self._free_row() if shared else self._row[prefix]
+        self._row[prefix] = self._row[owner]
+        for pool in pools:
+            pool.near_(owner, prefix)
+        return False
+
+    def _free_row(self) -> int:
+        used = {*self._row.values()}
+        return next(row for row in range(len(used) + 1) if row not in used)
+
+    def leave_(self, owners: Iterable[int]) -> None:
+        """Forget the rows of ended branches and requests."""
+        for owner in owners:
+            self._row.pop(owner, None)

@@ -20,12 +20,11 @@ from .graph.drafter_settings import nodes_for
 from .graph.graph import BeamBlock
 from .graph.plugins import drafter_class
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
-from .layout import Layout
+from .layout import BatchingLayout, Layout, PagedLayout
 from .lifecycle import BuildPrompt, Lifecycle
 from .prefix_cache import PrefixCache
 from .request import Branch, Request
 from .request_table import RequestTable, RunLimits
-from .row_layouts import BatchingLayout, PagedLayout
 from .sampling import Samplers
 from .scheduler import Scheduler
 

@@ -13,7 +13,7 @@ from ..ops.draft.gamma import GammaRecord
 from ..ops.kv.slots import Ints
 from ..ops.row_layout import AlignmentState, ContinuousDecodingState
 from ..ops.types import NO_WORK, DraftSize, DraftWork, Proposal, Rows
-from ..ops.verify.verify import Accepted, DraftFigures, unpacked
+from ..ops.verify.verify import DraftFigures, TreeFigures, unpacked
 from .request import Branch, Request
 from .text.tokens import Chunk
 
@@ -331,48 +331,19 @@ class RoundSummary:
 # -- records of trees -----------------------------------------------------------------------------
 
 
-def verified_trees(
-    ran: Sequence[Branch],
-    paths: Sequence[AcceptedPath],
-    result: RoundResult,
-    forced: Sequence[int],
-) -> tuple[VerifiedTree, ...]:
-    """A record per tree; ran: their branches."""
-    tokens_ST = result.tokens_ST.tolist()
-    parents_ST = result.parents_ST.tolist()
-    trees = []
-    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
-        verified = VerifiedTree(
-            branch=branch.name,
-            position=path.position,
-            root=path.root,
-            tokens=tuple(tokens_ST[tree]),
-            parents=tuple(parents_ST[tree]),
-            path=tuple(path.nodes),
-            final=path.tokens[-1],
-            num_committed=path.num_committed,
-            forced=tree in forced,
-        )
-        trees.append(verified)
-    return tuple(trees)
-
-
 def explain(
     ran: Sequence[Branch],
     paths: Sequence[AcceptedPath],
     result: RoundResult,
-    accepted: Accepted | None,
+    figures: TreeFigures,
     *,
     bound_trees: Sequence[int],
 ) -> tuple[ExplainedRound, ...]:
-    """A record per tree, if figures were recorded.
+    """A record per tree of the figures of its drafts.
 
     Args:
         ran: the branches of the trees, after the round.
     """
-    if accepted is None or accepted.figures is None:
-        return ()
-    figures = accepted.figures
     rounds = []
     for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
         rule = GRAMMAR if tree in bound_trees else str(figures.rule or MATCH)

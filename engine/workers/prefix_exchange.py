@@ -64,7 +64,7 @@ class PrefixExchange:
             try:
                 parts = migration.take_out(manager, order.ids, order.rows, order.cache_salt)
             except LookupError:  # evicted since
-                present = migration.kept_rows(manager, order.ids, order.cache_salt)
+                present = migration.movable_rows(manager, order.ids, order.cache_salt)
         peers = self.groups.peers
         if peers is not None and order.tp == self.groups.world.size:
             received = self._from_peers(parts, peers) if parts else []

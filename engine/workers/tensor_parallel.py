@@ -7,7 +7,7 @@ from typing import Any
 
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ...states.manager import BranchStateManager
-from ...states.migration import kept_rows
+from ...states.migration import movable_rows
 from ...states.request import Branch, Request
 from ...states.round import RoundSummary
 from ..errors import message_of
@@ -171,7 +171,7 @@ class TensorParallelEngine:
 
     def _rows(self, request: Request) -> tuple[int, ...]:
         """Rows of the prefix of an ended request that can be sent to others."""
-        return kept_rows(self.manager, request.body.ids, request.cache_salt)
+        return movable_rows(self.manager, request.body.ids, request.cache_salt)
 
 
 def _discard(reply: Reply) -> None:

@@ -25,7 +25,7 @@ def expand_beams(branches: BranchStateManager) -> Proposal:
 @op("beam.gather", writes="searches", needs="beam")
 def gather_beams(branches: BranchStateManager, batch: Batch) -> Searches:
     """The state of every search in these rows; new searches have one beam."""
-    return _beams(branches).known(batch)
+    return _beams(branches).gather(batch)
 
 
 @op(

@@ -111,7 +111,7 @@ def check_beams(run: Run) -> None:
     for branch in book.active:
         search = book.beams.searches[branch.owner]
         width, length = search.tokens_Wn.shape
-        assert width == len(search.kept) == book.beams.width
+        assert width == len(search.ended) == book.beams.width
         assert search.owners_Wm.shape == (width, length - 1)
         rows |= dict.fromkeys(np.unique(search.owners_Wm).tolist(), 1)
         rows[branch.owner] = branch.length

@@ -11,9 +11,8 @@ from torch import Tensor
 from specsot.ops.attention.metadata import QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
-from specsot.states.layout import Layout, PackedQueries
+from specsot.states.layout import BatchingLayout, Layout, PackedQueries
 from specsot.states.round import Span, Trees
-from specsot.states.row_layouts import BatchingLayout
 from specsot.states.segments import SegmentTree
 
 KV_HEADS, HEADS, DIM = 2, 4, 4

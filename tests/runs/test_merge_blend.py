@@ -37,7 +37,7 @@ from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
 from specsot.ops.layer_plan import decode_plan
-from specsot.states.fold import NEW, matched, runs
+from specsot.states.fold import NEW, common_ends, runs
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point
@@ -501,7 +501,7 @@ def test_before_anything_is_folded_no_forward_is_told(made: Tiny, graphs: Graphs
     ],
 )
 def test_matched(wanted: list[int], there: list[int], head: int, tail: int) -> None:
-    assert matched(wanted, there) == (head, tail)
+    assert common_ends(wanted, there) == (head, tail)
 
 
 def test_runs_end_at_gaps_and_at_the_cut() -> None:

@@ -22,7 +22,7 @@ from specsot.engine.models import Models
 from specsot.ops.kv.slots import NOBODY
 from specsot.ops.row_layout import AlignmentState
 from specsot.ops.types import DraftRows, Rows
-from specsot.states.row_layouts import BatchingLayout
+from specsot.states.layout import BatchingLayout
 
 Make = Callable[..., Tiny]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specsot.ops.beam import first_beams
-from specsot.states.beam import BeamSearch, BeamStep, move_on_
+from specsot.states.beam import BeamSearch, BeamStep, extend_
 
 
 def search_of(live: Sequence[Sequence[int]], kept: Sequence[Sequence[int] | None]) -> BeamSearch:
@@ -18,7 +18,7 @@ def search_of(live: Sequence[Sequence[int]], kept: Sequence[Sequence[int] | None
 
 
 @pytest.mark.parametrize(
-    ("live", "best", "settled"),
+    ("live", "best", "common"),
     [
         ([[5, 6, 7], [5, 6, 8]], None, [5, 6]),
         ([[5, 6, 7], [5, 6, 8]], [5, 2], [5]),
@@ -28,10 +28,10 @@ def search_of(live: Sequence[Sequence[int]], kept: Sequence[Sequence[int] | None
         ([[5, 6]], None, [5, 6]),
     ],
 )
-def test_settled_is_what_all_that_can_win_agree_on(
-    live: list[list[int]], best: list[int] | None, settled: list[int]
+def test_common_tokens_are_those_of_all_that_can_win(
+    live: list[list[int]], best: list[int] | None, common: list[int]
 ) -> None:
-    assert search_of(live, [best, *[None] * (len(live) - 1)]).settled == settled
+    assert search_of(live, [best, *[None] * (len(live) - 1)]).common_tokens == common
 
 
 def test_kept_hypotheses_may_change_places() -> None:
@@ -39,9 +39,9 @@ def test_kept_hypotheses_may_change_places() -> None:
     search = search_of([[5, 6], [5, 7], [4, 6]], [[9, 2], [8, 2], None])
     origin, parents, tokens = [[1, 4, 0]], [[2, 1, 0, 0, 1, 2]], [[3, 2, 3, 2, 5, 6]]
     fields = [[[2, 0, 0]], [[3, 3, 2]], origin, parents, tokens, [[1, 1, 0]], [[0, 0, 0]], [0]]
-    move_on_(search, BeamStep(*(np.array(field) for field in fields)), 0)
+    extend_(search, BeamStep(*(np.array(field) for field in fields)), 0)
     assert search.tokens_Wn.tolist() == [[4, 6, 3], [5, 6, 3], [5, 6, 2]]
-    assert [None if one is None else one.tolist() for one in search.kept] == [
+    assert [None if one is None else one.tolist() for one in search.ended] == [
         *([8, 2], [5, 7, 2]),
         None,
     ]
