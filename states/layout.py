@@ -164,7 +164,7 @@ class Layout:
         """The padding of a forward with trees; None without padding."""
         return None
 
-    # -- the rows of the target ---------------------------------------------------------------------
+    # -- rows of the target ------------------------------------------------------------------------
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Allocate slots for all rows of a forward and lay the rows out, trees first."""
