@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from time import time
+from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +17,7 @@ from ..workers.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
 from ..workers.router import Router
 from ..workers.tickets import StalledError, Ticket
 from .errors import ApiError, engine_gone, invalid
-from .metrics import ServerMetrics, Stopwatch
+from .metrics import ServerMetrics
 from .requests import ChatRequest, CompletionRequest
 
 LOWEST = -9999.0  # JSON has no -inf
@@ -107,21 +107,28 @@ class Choice:
     index: int
     submit: Submit
     ticket: Ticket
-    watch: Stopwatch
+    metrics: ServerMetrics
     prompt_tokens: int = 0
     tokens: int = 0
     ended: Ended | None = None
     scores: Scores = field(default_factory=Scores)
+    start_time: float = field(default_factory=monotonic)
+    last_time: float | None = None
 
     def receive(self, message: Message) -> None:
+        now = monotonic()
+        graph = self.submit.graph
         if isinstance(message, Wrote):
-            self.tokens = message.tokens
+            if new := message.tokens - self.tokens:
+                waited = now - (self.last_time or self.start_time)
+                self.metrics.wrote(graph, new, waited, first=self.last_time is None)
+                self.last_time = now
+                self.tokens = message.tokens
             self.scores.add(message)
-            self.watch.wrote(message.tokens)
         elif isinstance(message, Ended):
             self.ended = message
             self.ticket.ended = True
-            self.watch.ended(message)
+            self.metrics.ended(graph, message, now - self.start_time)
             self.ticket.close()
 
 
@@ -146,8 +153,7 @@ class Answers:
         """Hand all choices to the engine; raises ApiError where one of them cannot be."""
         try:
             for index, submit in enumerate(submits):
-                watch = metrics.watch(submit.graph)
-                self.choices.append(Choice(index, submit, router.ask(submit), watch))
+                self.choices.append(Choice(index, submit, router.ask(submit), metrics))
             for choice in self.choices:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):

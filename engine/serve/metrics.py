@@ -5,7 +5,6 @@ Labels are graphs, replicas, states and reasons; they never hold text of request
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
-from time import monotonic
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -151,47 +150,23 @@ class ServerMetrics:
         for counter in self._metrics[name]:
             counter.labels(*labels).inc(by)
 
-    def watch(self, graph: str) -> "Stopwatch":
-        """Begins to measure one choice."""
-        return Stopwatch(self, graph)
-
-
-class Stopwatch:
-    """Times of one choice."""
-
-    def __init__(self, metrics: ServerMetrics, graph: str) -> None:
-        self._metrics = metrics
-        self._graph = graph
-        self._start_time = monotonic()
-        self._last = 0.0
-        self._tokens = 0
-
-    def wrote(self, tokens: int) -> None:
-        """Record the total of written tokens; tokens of one step share its time."""
-        now = monotonic()
-        new = tokens - self._tokens
-        if new <= 0:
+    def wrote(self, graph: str, tokens: int, waited: float, *, first: bool) -> None:
+        """A choice has new tokens, `waited` seconds after its last ones, or after its start."""
+        if first:
+            self.observe("time_to_first_token_seconds", graph, waited)
             return
-        if not self._last:
-            waited = now - self._start_time
-            self._metrics.observe("time_to_first_token_seconds", self._graph, waited)
-        else:
-            for _ in range(min(new, 64)):
-                between = (now - self._last) / new
-                self._metrics.observe("inter_token_latency_seconds", self._graph, between)
-        self._last = now
-        self._tokens = tokens
+        for _ in range(min(tokens, 64)):  # tokens of one step share its time
+            self.observe("inter_token_latency_seconds", graph, waited / tokens)
 
-    def ended(self, ended: Ended) -> None:
-        metrics = self._metrics
-        graph = self._graph
+    def ended(self, graph: str, ended: Ended, seconds: float) -> None:
+        """A choice has ended, `seconds` after its start."""
         prompt = ended.usage["prompt"]
         written = ended.usage["answer"] + ended.usage["outline"]
+        self.observe("e2e_request_latency_seconds", graph, seconds)
+        self.observe("request_prompt_tokens", graph, prompt)
+        self.observe("request_generation_tokens", graph, written)
+        self.count("prompt_tokens", graph, by=prompt)
+        self.count("generation_tokens", graph, by=written)
         drafts = sum(count > 0 for count in ended.drafted)
-        metrics.observe("e2e_request_latency_seconds", graph, monotonic() - self._start_time)
-        metrics.observe("request_prompt_tokens", graph, prompt)
-        metrics.observe("request_generation_tokens", graph, written)
-        metrics.count("prompt_tokens", graph, by=prompt)
-        metrics.count("generation_tokens", graph, by=written)
-        metrics.count("spec_decode_num_drafts", graph, by=drafts)
-        metrics.count("request_success", graph, ended.finish)
+        self.count("spec_decode_num_drafts", graph, by=drafts)
+        self.count("request_success", graph, ended.finish)
