@@ -90,6 +90,7 @@ class BlendState:
         report: BlendReport,
         spans: Sequence[Span],
         placed: PlacedRows,
+        *,
         blend: Blend,
         picked_P: npt.NDArray[np.int64] | None,
     ) -> BlendSummary:
@@ -110,13 +111,13 @@ class BlendState:
                 mark.cached.update(cached.tolist())
                 mark.picked.update(picked.tolist())
         return BlendSummary(
-            tuple(int(status) for status in report.plan),
-            report.live_L,
-            tuple(len(row_P) for row_P in report.picked.values()),
-            report.reused,
-            report.protected,
-            report.suffix,
-            tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
+            plan=tuple(int(status) for status in report.plan),
+            live=report.live_L,
+            picked=tuple(len(row_P) for row_P in report.picked.values()),
+            reused=report.reused,
+            protected=report.protected,
+            suffix=report.suffix,
+            parts=tuple(_parts(blend.rows.role_BQ, blend.rows.branch_BQ)),
         )
 
     def forget_(self, owners: Iterable[int]) -> None:

@@ -18,6 +18,7 @@ from .fold import FoldState
 from .layout import Layout
 from .lifecycle import Lifecycle
 from .request import Branch, Finish, Matcher, Stage, failing
+from .request_table import SegmentTree
 from .round import (
     AcceptedPath,
     Batch,
@@ -30,7 +31,6 @@ from .round import (
     VerifiedTree,
     explain,
 )
-from .segments import SegmentTree
 
 NAN_SCORES = "the model's scores are not numbers (NaN)"
 
@@ -78,7 +78,7 @@ class Committer:
         paths = []
         for tree, branch in enumerate(batch.ran):
             assert accepted is not None, "trees are verified"
-            path = _accept_path(tree, batch, result, accepted, host)
+            path = _accept_path(tree, batch, result, accepted, host=host)
             paths.append(path)
             nodes = np.array(path.nodes[: path.num_committed + 1])
             slots = placed.tree_slots[tree, nodes]
@@ -90,7 +90,9 @@ class Committer:
         gamma = self.drafter.learn(batch.ran, result, [path.nodes for path in paths])
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
-            blend = self.blend.mark_(report, batch.spans, placed, batch.rows.blend, result.picked_P)
+            blend = self.blend.mark_(
+                report, batch.spans, placed, blend=batch.rows.blend, picked_P=result.picked_P
+            )
         explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
             bound = batch.rows.bound_trees
@@ -190,7 +192,9 @@ class Committer:
                 branch.end(Finish.STOP)
             elif branch.matcher is not None:
                 with failing(branch):
-                    token = draw_legal(branch.matcher, result.best_RC, roots.bound, bound, host)
+                    token = draw_legal(
+                        branch.matcher, result.best_RC, roots.bound, bound, host=host
+                    )
                     append_tokens(branch, [token])
                 bound += 1
             else:
@@ -284,7 +288,7 @@ def read_round(
 
 
 def _accept_path(
-    tree: int, batch: Batch, result: RoundResult, accepted: Accepted, host: HostReader
+    tree: int, batch: Batch, result: RoundResult, accepted: Accepted, *, host: HostReader
 ) -> AcceptedPath:
     """The accepted path of a tree; its tokens are appended to the branch."""
     branch = batch.ran[tree]
@@ -303,7 +307,7 @@ def _accept_path(
     branch.accepted.append(len(nodes) - 1)
     branch.emitted.append(committed)
     branch.forced.append(tree in batch.forced)
-    return AcceptedPath(root, position, nodes, tokens, committed)
+    return AcceptedPath(root, position, nodes, tokens, num_committed=committed)
 
 
 def free_path(result: RoundResult, tree: int) -> tuple[list[int], list[int]]:
@@ -334,7 +338,7 @@ def bound_path(
     tokens = []
     while True:
         node = nodes[-1]
-        token = draw_legal(branch.matcher, result.best_GC, bound, first + node, host)
+        token = draw_legal(branch.matcher, result.best_GC, bound, first + node, host=host)
         tokens.append(token)
         child = _child(result, tree, node, token)
         if child is None or token in closing:
@@ -349,7 +353,7 @@ def _child(result: RoundResult, tree: int, node: int, token: int) -> int | None:
 
 
 def draw_legal(
-    matcher: Matcher, best_GC: Ids, bound: GrammarRows, row: int, host: HostReader
+    matcher: Matcher, best_GC: Ids, bound: GrammarRows, row: int, *, host: HostReader
 ) -> int:
     """The best legal token of a row; the whole row is read only if no candidate is legal.
 

@@ -162,7 +162,7 @@ class PrefixCacheManager:
         tokens = np.array(self._row_ids(request)[request.shared : end], np.int32)
         if len(tokens):
             salt = request.cache_salt
-            self.cache.publish_(request.prefix_owner, more, tokens, request.shared, salt)
+            self.cache.publish_(request.prefix_owner, more, tokens, request.shared, salt=salt)
             request.shared = end
 
     def _row_ids(self, request: Request) -> list[int]:

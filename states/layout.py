@@ -28,8 +28,8 @@ from ..ops.row_layout import (
     pack_trees,
 )
 from ..ops.types import DraftRows, Rows, ancestors, no_trees
+from .request_table import SegmentTree
 from .round import PendingRows, PlacedRows, Span, SpanSlots, Trees
-from .segments import SegmentTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..ops.kv.pool import SlotTable
 from ..ops.kv.slots import NOBODY, Ints
-from .segments import SegmentTree
+from .request_table import SegmentTree
 
 # Minimal tokens of a match. Attention gathers rows that are not contiguous in every forward; fewer
 # rows are recomputed in less time.
@@ -282,7 +282,7 @@ class PrefixCache:
         for pool in self.pools:
             for owner in (segment, *more):
                 pool.split_(owner, above, end)
-        self._add(CachedSegment(above, start, tokens, self._new_index(), 1, self._tick(), salt))
+        self._insert(above, start, tokens, salt=salt, pins=1)
 
     def insert_(self, segment: int, tokens: Ints, start: int, salt: str = "") -> bool:
         """Cache a complete segment, if its parent is cached.
@@ -300,13 +300,21 @@ class PrefixCache:
         for pool in self.pools:
             pool.truncate_(segment, start + len(tokens))
             pool.split_(segment, segment, start + len(tokens))
-        self._add(CachedSegment(segment, start, tokens, self._new_index(), 0, self._tick(), salt))
+        self._insert(segment, start, tokens, salt=salt, pins=0)
         return True
 
-    def _add(self, node: CachedSegment) -> None:
-        self.nodes[node.segment] = node
-        parent = self.segments.parent[node.segment]
-        self._siblings(parent, node.salt).add(node.segment, node.tokens)
+    def _insert(self, segment: int, start: int, tokens: Ints, *, salt: str, pins: int) -> None:
+        node = CachedSegment(
+            segment,
+            start,
+            tokens,
+            children=self._new_index(),
+            pins=pins,
+            used=self._tick(),
+            salt=salt,
+        )
+        self.nodes[segment] = node
+        self._siblings(self.segments.parent[segment], salt).add(segment, tokens)
         self._count(node, 1)
         self._evictable.push(node)
 

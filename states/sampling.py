@@ -44,7 +44,7 @@ class Samplers:
         rules, key_S = self._rules(branches)
         answered = [branch.num_cached_tokens for branch in branches]
         seen_SV, counts_SV = self._behind(branches, rules.penalises)
-        return Sampler(rules, key_S, seen_SV, counts_SV, self._ids(answered))
+        return Sampler(rules, key_S, seen_SV, counts_SV, answered_S=self._ids(answered))
 
     def forget(self, owners: Iterable[int]) -> None:
         """Branches that ended."""

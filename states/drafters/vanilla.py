@@ -170,7 +170,9 @@ class VanillaDrafter(Drafter):
         """How many drafts each branch gets in this round."""
         if self.choice is not None and branches:
             lengths = self.choice.lengths
-            self.planned = [Length(nan, nan, count, nan, count, count) for count in lengths]
+            self.planned = [
+                Length(nan, nan, count, nan, gamma=count, gamma_eff=count) for count in lengths
+            ]
             return lengths
         vocabulary = self.model.vocab_size
         self.planned = [

@@ -34,11 +34,11 @@ class Answer:
 
     key: str
     question: str
-    outline: Outline | None
-    outline_tokens: tuple[int, ...]
-    outline_finish: str
-    sections: tuple[Section, ...]
-    text: str
+    outline: Outline | None = None
+    outline_tokens: tuple[int, ...] = ()
+    outline_finish: str = ""
+    sections: tuple[Section, ...] = ()
+    text: str = ""
     combined: Section | None = None
 
     @property
@@ -76,8 +76,9 @@ def delivered(request: Request, prompts: PromptBook) -> Answer:
     try:
         return answer(request, prompts)
     except Exception as error:
-        section = Section(0, "", "", (), str(Finish.FAILED), reason_of(error))
-        return Answer(request.key, request.question, None, (), "", (section,), "")
+        finish = str(Finish.FAILED)
+        section = Section(0, title="", text="", tokens=(), finish=finish, note=reason_of(error))
+        return Answer(request.key, request.question, sections=(section,))
 
 
 def answer(request: Request, prompts: PromptBook) -> Answer:

@@ -19,7 +19,7 @@ from helpers.support import SEED
 
 from specsot.ops.kv.pool import SlotTable
 from specsot.states.prefix_cache import PrefixCache
-from specsot.states.segments import SegmentTree
+from specsot.states.request_table import SegmentTree
 
 OPERATIONS = int(os.environ.get("SPECSOT_TEST_OPERATIONS", 1_000_000))
 SLOTS, MIN_MATCH = 1500, 16

@@ -12,8 +12,8 @@ from specsot.ops.attention.metadata import QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal, Rows
 from specsot.states.layout import BatchingLayout, Layout, PackedQueries
+from specsot.states.request_table import SegmentTree
 from specsot.states.round import Span, Trees
-from specsot.states.segments import SegmentTree
 
 KV_HEADS, HEADS, DIM = 2, 4, 4
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from specsot.ops.attention.backends import (
 )
 from specsot.ops.attention.metadata import AttentionMetadata, QuerySequence
 from specsot.ops.kv.pool import KVCache
-from specsot.states.segments import SegmentTree
+from specsot.states.request_table import SegmentTree
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 

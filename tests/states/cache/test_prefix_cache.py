@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.kv.slots import Ints
 from specsot.states.prefix_cache import ChildIndex, PrefixCache, shared_length
-from specsot.states.segments import SegmentTree
+from specsot.states.request_table import SegmentTree
 
 SLOTS, MIN_MATCH = 400, 16
 STEM = tuple(range(100, 100 + 3 * MIN_MATCH))  # what most texts begin with, in part

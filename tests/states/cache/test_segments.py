@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.attention.metadata import Visibility
 from specsot.ops.kv.slots import FREE, NOBODY, UNKNOWN
-from specsot.states.segments import SegmentTree
+from specsot.states.request_table import SegmentTree
 
 Picture = list[list[bool]]
 
