@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
-from ..states.blend import Reused
 from ..states.graph.graph import Graph
-from ..states.phases.merge import Answer
 from ..states.request import Branch, Request, Stage
 from .text_stream import Decode, TextStream
+
+if TYPE_CHECKING:  # these import torch, which the HTTP process of a server does without
+    from ..states.blend import Reused
+    from ..states.phases.merge import Answer
 
 OUTLINE = -1  # the index of the root branch, which writes the outline
 
@@ -119,7 +122,7 @@ class BranchFinished:
 class AnswerReady:
     """The last event of a request."""
 
-    answer: Answer
+    answer: "Answer"
     finish: str
     usage: TokenUsage = field(default_factory=TokenUsage, compare=False)
 
@@ -134,7 +137,7 @@ TokenEvent = (
     | BranchFinished
     | AnswerReady
 )
-NO_REUSE: Mapping[int, Reused] = {}
+NO_REUSE: "Mapping[int, Reused]" = {}
 
 
 @dataclass(slots=True)
@@ -153,7 +156,7 @@ class StreamEvents:
     outlined: bool = False
 
     def new(
-        self, request: Request, step: int, reused: Mapping[int, Reused] = NO_REUSE
+        self, request: Request, step: int, reused: "Mapping[int, Reused]" = NO_REUSE
     ) -> Iterator[TokenEvent]:
         """The events since the last call. reused: cached rows by owner."""
         if request.outline is not None and not self.outlined:
@@ -175,7 +178,7 @@ class StreamEvents:
                 self.ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)
 
-    def _first_tokens(self, branch: Branch, reused: Mapping[int, Reused]) -> Iterator[TokenEvent]:
+    def _first_tokens(self, branch: Branch, reused: "Mapping[int, Reused]") -> Iterator[TokenEvent]:
         if self.contexts:
             yield BranchContext(branch.index, tuple(branch.before))
         if reused and (runs := tuple(_prompt_runs(branch, reused))):
@@ -224,7 +227,7 @@ class Detokenizer:
 
 
 def _prompt_runs(
-    branch: Branch, reused: Mapping[int, Reused]
+    branch: Branch, reused: "Mapping[int, Reused]"
 ) -> Iterator[tuple[tuple[int, ...], str]]:
     """A branch's prompt as runs of tokens with one origin; empty if no row was reused.
 
@@ -256,7 +259,7 @@ def origins(branch: Branch, first_round: int = 0) -> str:
     return Origin.PROMPT * min(before, 1) + Origin.TARGET * (before - 1) + text
 
 
-def finish_of(answer: Answer) -> str:
+def finish_of(answer: "Answer") -> str:
     """The worst finish reason of the sections, and of the combined answer if there is one."""
     reasons = {section.finish for section in answer.sections}
     if answer.combined is not None and answer.combined.finish != "refused":
@@ -265,7 +268,7 @@ def finish_of(answer: Answer) -> str:
     return next((reason for reason in worst_first if reason in reasons), "cancelled")
 
 
-def answer_ready(answer: Answer, request: Request) -> AnswerReady:
+def answer_ready(answer: "Answer", request: Request) -> AnswerReady:
     """The last event of a request, with its token counts."""
     usage = TokenUsage(
         prompt=request.prompt_size,

@@ -11,7 +11,6 @@ from ..errors import ClusterError
 from ..prepare.job import prepare, read_cluster
 from ..prepare.options import LOCAL, SESSION, OptionText, RunOptions
 from ..shell import complain, put, user_errors
-from ..workers.control import ask_router
 from ..workers.ray_cluster import (
     StandingCluster,
     end_cluster,
@@ -19,6 +18,7 @@ from ..workers.ray_cluster import (
     standing_cluster,
     start_head,
 )
+from ..workers.router import ask_router
 from ..workers.start import check_groups, check_single, divided
 from .options import takes
 

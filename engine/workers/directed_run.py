@@ -1,5 +1,6 @@
 """A run on workers, driven like any other: the director's machine with its recorder."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -10,19 +11,19 @@ from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..prepare.options import ClusterBlock
-from ..record.metrics import Marks, counted_figures
+from ..record.metrics import Marks, Meter, counted_figures, ratio
 from ..record.recorder import Recorder
 from ..record.trace import Write
 from ..run.core import EngineCore
 from ..run.session import Session, tie
 from ..text_stream import Decode
 from .director import Director
-from .membership import WorkerSource
-from .protocol import WorkCounts
-from .work_counts import meter_of, summed_memory
+from .link import WorkerSource
+from .protocol import summed
 from .worker_groups import WorkerGroups
 
 MACHINE = "machines/cluster"
+BY_LENGTH = ("lengths", "chosen")  # counters whose keys are numbers
 
 
 class ClusterRecorder(Recorder):
@@ -43,42 +44,73 @@ class ClusterRecorder(Recorder):
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Record something that is not an event of the machine."""
-        if record["event"] == "tokens":
-            marks = self.meter.marks.setdefault(str(record["request"]), Marks())
+        if record["event"] not in ("tokens", "outline"):
+            self.write_record({"kind": "cluster", **record})
+            return
+        marks = self.meter.marks.setdefault(str(record["request"]), Marks())
+        if record["event"] == "outline":
+            marks.outline = self.now
+        else:
             marks.first_token = self.now if marks.first_token is None else marks.first_token
             marks.last_token = self.now
-        elif record["event"] == "outline":
-            self.meter.marks.setdefault(str(record["request"]), Marks()).outline = self.now
-        else:
-            self.write_record({"kind": "cluster", **record})
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
         """metrics.json: what all workers did together, and what the director saw."""
         director = self.director
         assert director is not None
         counts = director.count_()
+        weights = {
+            one.name: one.greeting.weights[1] for one in director.workers.workers if one.greeting
+        }
         meter = meter_of([one.counts for one in counts.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
         self.memory = [memory for one in counts.values() for memory in one.memory]
-        memory = summed_memory(self.memory, meter)
-        return {**counted_figures(meter), **memory, "cluster": _cluster_figures(director, counts)}
-
-
-def _cluster_figures(director: Director, counts: Mapping[str, WorkCounts]) -> dict[str, Any]:
-    weights = {one.name: one.loaded.weights[1] for one in director.workers.workers if one.loaded}
-    workers = [
-        {
-            "name": name,
-            "weights": weights.get(name, 0),
-            "tokens": director.tokens[name],
-            "target_forwards": worker.counts.get("forwards", 0),
-            "open_files": worker.open_files,
-            "peak_memory": worker.peak_memory,
+        memory: dict[str, Any] = summed(self.memory)
+        memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
+        if (cache := memory["prefix_cache"]) is not None:
+            cache["hit_rate"] = ratio(cache["reused"], cache["asked"])
+        workers = [
+            {
+                "name": name,
+                "weights": weights.get(name, 0),
+                "tokens": director.tokens[name],
+                "target_forwards": worker.counts.get("forwards", 0),
+                "open_files": worker.open_files,
+                "peak_memory": worker.peak_memory,
+            }
+            for name, worker in counts.items()
+        ]
+        cluster = {
+            "workers": workers,
+            "lost": director.workers.losses,
+            "regroup": asdict(director.figures),
         }
-        for name, worker in counts.items()
-    ]
-    lost = director.workers.losses
-    return {"workers": workers, "lost": lost, "regroup": asdict(director.figures)}
+        return {**counted_figures(meter), **memory, "cluster": cluster}
+
+
+def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
+    """The counters of all workers together, and the director's transitions and times."""
+    total = Meter()
+    total.add(director)
+    total.marks = director.marks
+    for values in counts:
+        meter = Meter()
+        for name, value in values.items():
+            if name == "requests":
+                for key, lengths in value.items():
+                    total.requests.setdefault(key, Counter()).update(_by_length(lengths))
+            elif isinstance(value, Mapping):
+                setattr(meter, name, _by_length(value) if name in BY_LENGTH else Counter(value))
+            else:
+                setattr(meter, name, value)
+        most_active = max(total.most_active, meter.most_active)
+        total.add(meter)
+        total.most_active = most_active
+    return total
+
+
+def _by_length(values: Mapping[str, int]) -> Counter[int]:
+    return Counter({int(length): count for length, count in values.items()})
 
 
 DirectedRun = Callable[

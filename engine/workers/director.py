@@ -6,38 +6,29 @@ coins are keyed by position: the text is the same.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
 from time import monotonic
 from typing import Any
 
 from ...ops.registry import guard, op
 from ...states.phases.merge import Answer, delivered
-from ...states.request import Branch, Finish, MigratedRequest, Request
+from ...states.request import Branch, Finish, Request
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
-from ..events import OUTLINE
+from ..events import Committed
 from ..prepare.inputs import Prompt
 from ..run.session import Session
 from .placement import assign_branches, expected_length
-from .protocol import (
-    Assign,
-    AssignmentEnded,
-    BranchEnded,
-    Committed,
-    CountWork,
-    Regroup,
-    Regrouped,
-    Reply,
-    WorkCounts,
-)
+from .protocol import Assign, BranchEnded, CountWork, Regroup, Regrouped, Reply, WorkCounts
 from .request_state import RequestState, new_request_state
 from .worker_groups import NO_EPOCH, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A part of a request, by branch indices, and the group that decodes it."""
+    """A part of a request, by branch indices (none: the outline), and the group that decodes it."""
 
     state: RequestState
     group: WorkerGroup
@@ -57,29 +48,22 @@ class RegroupFigures:
     collective_seconds: float = 0.0
 
 
-@dataclass(eq=False)
 class Director:
     """Requests, workers, and which group decodes what.
 
+    Args:
+        report: takes events for the trace.
+
     Attributes:
-        tokens: committed, by worker. figures: of regroups. report: takes events for the trace.
+        tokens: committed, by worker. figures: of regroups.
     """
 
-    session: Session
-    workers: WorkerGroups
-    report: Report
-    table: RequestTable = field(init=False)
-    states: list[RequestState] = field(default_factory=list)
-    tokens: Counter[str] = field(default_factory=Counter)
-    figures: RegroupFigures = field(default_factory=RegroupFigures)
-    _assignments: dict[str, Assignment] = field(default_factory=dict)
-    _counts: dict[RunWorker, WorkCounts] = field(default_factory=dict)
-    _regrouped: dict[int, dict[RunWorker, Regrouped]] = field(default_factory=dict)
-    _num_assignments: int = 0
-
-    def __post_init__(self) -> None:
-        graph = self.session.program.graph
-        target = self.session.models.target
+    def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
+        self.session = session
+        self.workers = workers
+        self.report = report
+        graph = session.program.graph
+        target = session.models.target
         limits = RunLimits(
             graph.layout,
             graph.drafter,
@@ -88,6 +72,12 @@ class Director:
             target.vocab_size,
         )
         self.table = RequestTable(limits)
+        self.states: list[RequestState] = []
+        self.tokens: Counter[str] = Counter()
+        self.figures = RegroupFigures()
+        self._numbers = count(1)  # of orders
+        self._assignments: dict[str, Assignment] = {}
+        self._replies: dict[int, dict[RunWorker, Any]] = {}  # to an order, by its number
 
     def submit(self, prompts: Iterable[Prompt]) -> None:
         """Add requests; raises PromptError."""
@@ -134,22 +124,17 @@ class Director:
         assignments = (one for one in self._assignments.values() if one.state is state)
         return {index for assignment in assignments for index in assignment.branches}
 
-    def assign_(
-        self,
-        state: RequestState,
-        group: WorkerGroup,
-        part: MigratedRequest,
-        branches: tuple[int, ...],
-    ) -> None:
-        """Send a part of a request to a group."""
-        self._num_assignments += 1
-        id = f"{self._num_assignments}"
-        self._assignments[id] = Assignment(state, group, branches)
+    def assign_(self, state: RequestState, group: WorkerGroup, branches: Sequence[Branch]) -> None:
+        """Send branches of a request to a group, or without any its outline."""
+        id = f"{next(self._numbers)}"
+        indices = tuple(branch.index for branch in branches)
+        self._assignments[id] = Assignment(state, group, indices)
+        part = state.part(branches)
         order = Assign(id, state.prompt, part, tp=group.tp, group=group.number)
         if group.tp > 1:  # all workers get what some do together, in one order
             self.workers.send_all(order)
         else:
-            group.leader.send(order)
+            group.leader.order(order)
 
     def drop_lost_(self) -> None:
         """Take back what lost groups had."""
@@ -166,105 +151,106 @@ class Director:
 
     def handle_(self, worker: RunWorker, reply: Reply) -> None:
         """Take in one reply of a worker."""
-        if isinstance(reply, Regrouped):
-            if reply.number in self._regrouped:
-                self._regrouped[reply.number][worker] = reply
-            return
-        if isinstance(reply, WorkCounts):
-            self._counts[worker] = reply
-            return
-        assignment = self._assignments.get(getattr(reply, "id", ""))
-        if assignment is None or assignment.group.leader is not worker:
-            return
-        state = assignment.state
         match reply:
+            case Regrouped() | WorkCounts():
+                if reply.number in self._replies:
+                    self._replies[reply.number][worker] = reply
             case Committed():
-                state.add_tokens_(reply.branch, reply.start, reply.tokens)
+                assignment = self._assignment(reply.request, worker)
+                if assignment is None:
+                    return
+                state = assignment.state
+                if (branch := state.branch_of(reply.branch)) is not None:
+                    branch.tokens += reply.tokens
                 self.tokens[worker.name] += len(reply.tokens)
                 self.report({"event": "tokens", "request": state.request.key})
             case BranchEnded():
+                assignment = self._assignment(reply.id, worker)
+                if assignment is None:
+                    return
+                state = assignment.state
                 state.end_(reply.branch, Finish(reply.finish), reply.note)
                 if reply.rows:
-                    decodes = assignment.group in self.workers.decoders
-                    state.add_rows_(assignment.group, reply.rows, decodes=decodes)
-            case AssignmentEnded():
-                del self._assignments[reply.id]
+                    state.source = assignment.group
+                    state.rows = reply.rows
+                    if assignment.group in self.workers.decoders:
+                        state.holders.add(assignment.group)
+
+    def _assignment(self, id: str, worker: RunWorker) -> Assignment | None:
+        """What a reply is about; None for work that was taken back."""
+        assignment = self._assignments.get(id)
+        return None if assignment is None or assignment.group.leader is not worker else assignment
+
+    def _collect_(
+        self, workers: Sequence[RunWorker], order: Regroup | CountWork
+    ) -> dict[RunWorker, Any]:
+        """The replies of these workers to an order, without those that are lost meanwhile."""
+        replies = self._replies[order.number] = {}
+        for worker in workers:
+            worker.order(order)
+        self.workers.receive_from_(workers, replies, self.handle_)
+        del self._replies[order.number]
+        return replies
 
     def count_(self) -> dict[str, WorkCounts]:
         """Counters of all workers since the last time, by name; raises ClusterError."""
-        workers = self.workers.ready
-        self._counts = {}
-        for worker in workers:
-            worker.send(CountWork(self._num_assignments))
-        while any(one in self.workers.workers and one not in self._counts for one in workers):
-            self.workers.receive_(self.handle_)
-        return {worker.name: counts for worker, counts in self._counts.items()}
+        replies = self._collect_(self.workers.ready, CountWork(next(self._numbers)))
+        return {worker.name: counts for worker, counts in replies.items()}
 
     # -- prefixes ---------------------------------------------------------------------------------
 
     def send_prefix_(self, state: RequestState) -> None:
         """Send a request's prefix to the groups that lack it, if a group has it. Where that fails,
         they compute it."""
-        lacking = set(state.assigned.values()) - state.holders
-        while lacking and self._can_send(state):
-            replies = self._regroup_(state)
+        while set(state.assigned.values()) - state.holders:
+            group = self.workers.group
+            source = state.source
+            if source is None or any(worker not in group for worker in source.workers):
+                return
+            if not (state.rows and self.workers.complete and len(group) > 1):
+                return
+            order = Regroup(
+                number=next(self._numbers),
+                epoch=self.workers.epoch,
+                tp=source.tp,
+                group=source.number,
+                ids=state.prefix[: state.rows[0]],
+                rows=state.rows,
+                cache_salt=state.prompt.cache_salt,
+            )
+            start = monotonic()
+            replies: dict[RunWorker, Regrouped] = self._collect_(group, order)
+            stored = {worker for worker, reply in replies.items() if reply.stored}
+            decoders = self.workers.decoders
+            state.holders |= {one for one in decoders if stored.issuperset(one.workers)}
+            for worker, reply in replies.items():
+                worker.epoch = NO_EPOCH if reply.error else worker.epoch
+            self._count_regroup_(state, [*replies.values()], monotonic() - start)
             present = [reply.rows for reply in replies.values() if reply.rows is not None]
             if not present:
                 return
             state.rows = present[0]  # fewer: some have been evicted
 
-    def _can_send(self, state: RequestState) -> bool:
-        group = self.workers.group
-        source = state.source
-        present = source is not None and all(worker in group for worker in source.workers)
-        return bool(state.rows) and present and self.workers.complete and len(group) > 1
-
-    def _regroup_(self, state: RequestState) -> dict[RunWorker, Regrouped]:
-        """One collective of the whole process group; the replies of its workers."""
-        workers = self.workers.group
-        start = monotonic()
-        source = state.source
-        assert source is not None
-        number = self.figures.count = self.figures.count + 1
-        replies = self._regrouped[number] = {}
-        order = Regroup(
-            number=number,
-            epoch=self.workers.epoch,
-            tp=source.tp,
-            group=source.number,
-            ids=state.prefix[: state.rows[0]],
-            rows=state.rows,
-            cache_salt=state.prompt.cache_salt,
-        )
-        self.workers.send_all(order)
-        while any(one in self.workers.workers and one not in replies for one in workers):
-            self.workers.receive_(self.handle_)
-        del self._regrouped[number]
-        stored = {worker for worker, reply in replies.items() if reply.stored}
-        state.holders |= {one for one in self.workers.decoders if stored.issuperset(one.workers)}
-        self._count_regroup_(state, replies, monotonic() - start)
-        return replies
-
     def _count_regroup_(
-        self, state: RequestState, replies: Mapping[RunWorker, Regrouped], seconds: float
+        self, state: RequestState, replies: Sequence[Regrouped], seconds: float
     ) -> None:
-        errors = [reply.error for reply in replies.values() if reply.error]
-        moved = sum(reply.bytes for reply in replies.values())
-        collective = max((reply.collective for reply in replies.values()), default=0.0)
-        figures = self.figures
-        figures.rows += sum(state.rows)
-        figures.bytes += moved
-        figures.failed += bool(errors)
-        figures.seconds += seconds
-        figures.collective_seconds += collective
-        for worker, reply in replies.items():
-            worker.epoch = NO_EPOCH if reply.error else worker.epoch
+        errors = [reply.error for reply in replies if reply.error]
+        moved = sum(reply.bytes for reply in replies)
+        collective = max((reply.collective for reply in replies), default=0.0)
+        self.figures.count += 1
+        self.figures.rows += sum(state.rows)
+        self.figures.bytes += moved
+        self.figures.failed += bool(errors)
+        self.figures.seconds += seconds
+        self.figures.collective_seconds += collective
         record: dict[str, Any] = {
             "event": "regroup",
             "request": state.request.key,
             "rows": list(state.rows),
+            "bytes": moved,
+            "seconds": seconds,
+            "collective_seconds": collective,
         }
-        record |= {"bytes": moved, "seconds": seconds, "collective_seconds": collective}
         self.report(record | ({"why": errors} if errors else {}))
 
 
@@ -285,7 +271,7 @@ def write_outlines_(cluster: Director) -> None:
     for state in cluster.states:
         if state.needs_writer and (free := cluster.free(cluster.workers.writers)):
             state.writer = free[0]
-            cluster.assign_(state, free[0], state.outline_part(), (OUTLINE,))
+            cluster.assign_(state, free[0], ())
 
 
 @op("cluster.read_outlines_", commits=True)
@@ -325,8 +311,7 @@ def give_branches_(cluster: Director) -> None:
                 if state.assigned.get(branch.index) is group and branch.index not in sent
             ]
             if branches:
-                indices = tuple(branch.index for branch in branches)
-                cluster.assign_(state, group, state.branches_part(branches), indices)
+                cluster.assign_(state, group, branches)
 
 
 @op("cluster.gather_", commits=True)

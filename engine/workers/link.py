@@ -1,23 +1,23 @@
-"""A worker as its user has it: the host that starts its process, the connection, its life."""
+"""Workers as their user has them: hosts that start processes, connections, and the lives of all."""
 
 import asyncio
 import json
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from .protocol import MAX_LINE_BYTES, Failed, Load, Loaded, Message, Ready, Start, decode, encode
+from ..shell import complain
+from .protocol import MAX_LINE_BYTES, Failed, Load, Message, Ready, Start, decode, encode
 
 ENTRY = "from specsot.engine.workers.process import main; main()"
 LOADING_DEADLINE = 300.0  # seconds that a watched worker has to load its models
@@ -25,6 +25,8 @@ WATCH_INTERVAL = 0.25  # seconds
 SECRET_LETTERS = 32
 GREETING_DEADLINE = 10.0  # seconds in which a connection must present its secret
 CONNECTION_TIMEOUT = 15_000  # ms until unacknowledged data closes a worker's connection
+RESTART_PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds, by the number of deaths in a row
+STABLE_SECONDS = 60.0  # of a life after which deaths are counted anew
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -68,6 +70,19 @@ class WorkerSpec:
     host: WorkerHost
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerSource:
+    """Where workers come from.
+
+    spec: of worker number i with part p of the target's weights. parts: of the weights.
+    services: open while workers run.
+    """
+
+    spec: Callable[[int, int], WorkerSpec]
+    parts: int = 1
+    services: Sequence[BackgroundService] = ()
+
+
 class ProcessHost:
     """A child process, connected by a socket pair."""
 
@@ -97,18 +112,13 @@ class ProcessHost:
         return await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
 
     def end(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGTERM)
+        if self._process is not None:
+            self._process.terminate()
 
     async def reap(self) -> None:
-        process = self._process
-        if process is None:
-            return
-        with suppress(ProcessLookupError):
-            if process.poll() is None:
-                process.kill()
-        await asyncio.to_thread(process.wait)
+        if self._process is not None:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
 
 
 # -- workers that connect from elsewhere ----------------------------------------------------------
@@ -116,25 +126,22 @@ class ProcessHost:
 
 @dataclass(frozen=True, slots=True)
 class ConnectedWorker:
-    """A worker that has connected. machine, pid: of its process."""
+    """A worker that has connected. local_pid: of its process, if it is on this machine."""
 
     pipe: Pipe
-    machine: str
-    pid: int
-
-    @property
-    def local_pid(self) -> int | None:
-        """Of a process of this machine."""
-        return self.pid if self.machine == socket.gethostname() else None
+    local_pid: int | None
 
 
 class WorkerListener:
-    """Listens at an address of this machine; a connection without an expected secret is closed."""
+    """Listens at an address of this machine; a connection without an expected secret is closed.
+
+    expected: the workers that will present a secret, by secret.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.port = 0
-        self._expected: dict[str, asyncio.Future[ConnectedWorker]] = {}
+        self.expected: dict[str, asyncio.Future[ConnectedWorker]] = {}
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -150,25 +157,19 @@ class WorkerListener:
     def expect(self) -> tuple[str, "asyncio.Future[ConnectedWorker]"]:
         """A new secret, and the worker that will present it."""
         secret = secrets.token_hex(SECRET_LETTERS // 2)
-        self._expected[secret] = asyncio.get_running_loop().create_future()
-        return secret, self._expected[secret]
-
-    def withdraw(self, secret: str) -> None:
-        """Accept a secret no longer."""
-        self._expected.pop(secret, None)
+        self.expected[secret] = asyncio.get_running_loop().create_future()
+        return secret, self.expected[secret]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError, EOFError, ValueError, KeyError, TimeoutError):
             async with asyncio.timeout(GREETING_DEADLINE):
                 secret = (await reader.readexactly(SECRET_LETTERS)).decode()
-                expected = self._expected.pop(secret)
+                expected = self.expected.pop(secret)
                 greeting = json.loads(await reader.readline())
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            worker = ConnectedWorker(
-                (reader, writer), str(greeting["machine"]), int(greeting["pid"])
-            )
+            pid = int(greeting["pid"]) if greeting["machine"] == socket.gethostname() else None
             if not expected.done():
-                expected.set_result(worker)
+                expected.set_result(ConnectedWorker((reader, writer), pid))
                 return
         writer.close()
 
@@ -185,7 +186,7 @@ def connect_to(address: str, port: int, secret: str) -> socket.socket:
     return pipe
 
 
-# -- the life of a worker -------------------------------------------------------------------------
+# -- the lives of workers -------------------------------------------------------------------------
 
 
 class LinkState(StrEnum):
@@ -197,61 +198,51 @@ class LinkState(StrEnum):
     CLOSED = "closed"
 
 
+@dataclass(eq=False)
 class WorkerLink:
     """A worker's process and the connection to it.
-
-    Args:
-        deadline: seconds of silence after which the worker is lost; None: it is not watched.
-        on_message: takes every message but the first of a life. on_state: takes changes of state.
 
     Attributes:
         failed: why the worker cannot start. why: its process ended, the last time. greeting: of
             this life. lives: processes started so far; messages: received in this life.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: WorkerSpec,
-        *,
-        deadline: float | None = None,
-        on_message: Callable[["WorkerLink", Message], None],
-        on_state: Callable[["WorkerLink"], None],
-    ) -> None:
-        self.name = name
-        self.host = spec.host
-        self.state = LinkState.STARTING
-        self.failed: Failed | None = None
-        self.greeting: Ready | Loaded | None = None
-        self.why = ""
-        self.lives = 0
-        self.messages = 0
-        self._start = spec.start
-        self._deadline = deadline
-        self._on_message = on_message
-        self._on_state = on_state
-        self._writer: asyncio.StreamWriter | None = None
+    name: str
+    spec: WorkerSpec
+    members: "Membership[Any]" = field(repr=False)
+    state: LinkState = LinkState.STARTING
+    failed: Failed | None = None
+    greeting: Ready | None = None
+    why: str = ""
+    lives: int = 0
+    messages: int = 0
+    _writer: asyncio.StreamWriter | None = None
 
     @property
     def ready(self) -> bool:
         return self.state is LinkState.READY
 
-    def _is_dead(self) -> bool:
+    @property
+    def dead(self) -> bool:
         return self.state is LinkState.DEAD
+
+    @property
+    def closed(self) -> bool:
+        return self.state is LinkState.CLOSED
 
     @property
     def over(self) -> bool:
         """Whether there is not another life."""
-        return self.state is LinkState.CLOSED or self.failed is not None
+        return self.closed or self.failed is not None
 
     @property
     def pid(self) -> int | None:
-        return self.host.pid
+        return self.spec.host.pid
 
     def _set(self, state: LinkState) -> None:
-        if self.state is not LinkState.CLOSED:
+        if not self.closed:
             self.state = state
-            self._on_state(self)
+            self.members.on_state(self)
 
     async def live(self) -> None:
         """One life of the process; afterwards `why` says how it ended."""
@@ -263,46 +254,40 @@ class WorkerLink:
             self._set(LinkState.STARTING)
         watch: asyncio.Task[None] | None = None
         try:
-            pipe = await self.host.start()
-            if self._deadline is not None:
-                watch = asyncio.create_task(self._watch(self._deadline))
-            await self._listen(pipe)
+            reader, self._writer = await self.spec.host.start()
+            if self.members.deadline is not None:
+                watch = asyncio.create_task(self._watch(self.members.deadline))
+            try:
+                await self._listen(reader)
+            finally:
+                self._writer.close()
         except HostError as error:
             self.why = f"cannot be started: {error}"
         finally:
             if watch is not None:
                 watch.cancel()
-            if not self._is_dead():
+            if not self.dead:
                 self._set(LinkState.DEAD)
-            await self.host.reap()
+            await self.spec.host.reap()
 
-    async def _listen(self, pipe: Pipe) -> None:
-        reader, self._writer = pipe
-        try:
-            if self.over or self._is_dead():
-                return
-            self.send(self._start)
-            with suppress(ConnectionError, ValueError):
-                while line := await reader.readline():
-                    if self._is_dead():
-                        return
-                    self.messages += 1
-                    self._receive(decode(line))
-        finally:
-            self._writer.close()
-
-    def _receive(self, message: Message) -> None:
-        match message:
-            case Ready() | Loaded():
-                self.greeting = message
-                if self.state is LinkState.STARTING:
-                    self._set(LinkState.READY)
-            case Failed():
-                self.failed = message
-                self.why = message.message
-                self._set(LinkState.DEAD)
-            case _:
-                self._on_message(self, message)
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        if self.over or self.dead:
+            return
+        self.send(self.spec.start)
+        with suppress(ConnectionError, ValueError):
+            while (line := await reader.readline()) and not self.dead:
+                self.messages += 1
+                match decode(line):
+                    case Ready() as greeting:
+                        self.greeting = greeting
+                        if self.state is LinkState.STARTING:
+                            self._set(LinkState.READY)
+                    case Failed() as failed:
+                        self.failed = failed
+                        self.why = failed.message
+                        self._set(LinkState.DEAD)
+                    case message:
+                        self.members.on_message(self, message)
 
     async def _watch(self, deadline: float) -> None:
         """Cut off a silent worker; only time in which this process could listen counts."""
@@ -333,6 +318,91 @@ class WorkerLink:
     async def close(self) -> None:
         """End the worker for good."""
         self._set(LinkState.CLOSED)
-        self.host.end()
+        self.spec.host.end()
         if self._writer is not None:
             self._writer.close()
+
+
+Link = TypeVar("Link", bound=WorkerLink)
+
+
+class Membership(Generic[Link]):
+    """The workers of a router or a director that have not ended for good.
+
+    Args:
+        deadline: seconds of silence after which a worker is lost; None: they are not watched.
+        restarts: a worker whose process ends is started again under its name; else it leaves.
+        tries: lives in a row without a message after which a worker fails; None: any number.
+        on_message: takes every message but the first of a life. on_state: takes changes of state,
+            and workers that leave.
+
+    Attributes:
+        links: of the workers; a link that has left is not among them.
+    """
+
+    def __init__(
+        self,
+        source: WorkerSource,
+        *,
+        deadline: float | None = None,
+        restarts: bool = False,
+        tries: int | None = None,
+        on_message: Callable[[Link, Message], None],
+        on_state: Callable[[Link], None],
+    ) -> None:
+        self.source = source
+        self.deadline = deadline
+        self.on_message = on_message
+        self.on_state = on_state
+        self.links: list[Link] = []
+        self.closed = False
+        self._restarts = restarts
+        self._tries = tries
+        self._lives = set[asyncio.Task[None]]()
+
+    async def open(self) -> None:
+        """Open the services of the source."""
+        for service in self.source.services:
+            await service.open()
+
+    def start(self, link: Link) -> Link:
+        """Start one more worker, from code that runs in the loop."""
+        self.links.append(link)
+        life = asyncio.create_task(self._live(link))
+        self._lives.add(life)
+        life.add_done_callback(self._lives.discard)
+        return link
+
+    async def _live(self, link: Link) -> None:
+        """All lives of a worker."""
+        deaths = 0
+        failures = 0
+        try:
+            while not link.over:
+                started = monotonic()
+                await link.live()
+                if link.over or not self._restarts:
+                    return
+                deaths = 1 if monotonic() - started > STABLE_SECONDS else deaths + 1
+                failures = 0 if link.messages else failures + 1
+                if self._tries is not None and failures >= self._tries:
+                    link.failed = Failed(1, f"{link.name} {link.why}, {failures} times in a row")
+                    return
+                complain(f"{link.name} {link.why}; it is started again ({link.lives})")
+                await asyncio.sleep(RESTART_PAUSES[min(deaths, len(RESTART_PAUSES)) - 1])
+        finally:
+            self.links.remove(link)
+            self.on_state(link)
+
+    async def close(self) -> None:
+        """Ask all workers to end."""
+        self.closed = True
+        for link in [*self.links]:
+            await link.close()
+
+    async def ended(self) -> None:
+        """Wait until all processes have ended, then close the services."""
+        if self._lives:
+            await asyncio.wait(self._lives)
+        for service in self.source.services:
+            service.close()

@@ -1,28 +1,30 @@
-"""The engine process of a server: one thread reads messages, the other drives all engines in turn.
+"""The process of a worker: the engines of a server, or those of a run.
 
-Several graphs share one target, which is loaded once; each has its own drafter and pools.
+In a server's process one thread reads messages, the other drives all engines in turn. Several
+graphs share one target, which is loaded once; each has its own drafter and pools.
 """
 
 import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from queue import Empty, SimpleQueue
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import asdict, replace
+from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
 from ...models.load.checkpoint import model_hash
 from ...states.machine import Event as TraceEvent
-from ...states.machine import Moved, Sink
+from ...states.machine import Moved
 from ...states.round import RoundSummary
 from ...states.text.tokens import PromptError
 from ..errors import Code, code_of, message_of
 from ..models import Models, with_drafter
 from ..prepare.environment import model_folders
-from ..prepare.job import Job, prepare_graphs
+from ..prepare.job import prepare_graphs
 from ..prepare.options import RunOptions
 from ..record.run_view import runs_of
 from ..run.engine import Engine
@@ -49,7 +51,7 @@ from .protocol import (
     Submit,
     WorkerSocket,
 )
-from .served_request import Refusal, RequestBuilder, ServedRequest, Speculation
+from .served_request import Refusal, RequestBuilder, ServedRequest
 from .worker_loop import WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
@@ -58,141 +60,41 @@ HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
 
 
-@dataclass(frozen=True, slots=True)
-class GraphFacts:
-    """A served graph.
+class ServedGraph:
+    """One graph's engine and its open requests.
 
-    states, ways: of its machine. longest: tokens of prompt and answer together. budget: default
-    tokens of an answer, or of each part.
+    Attributes:
+        watched: record the transitions for `picture`.
     """
 
-    name: str
-    doc: str
-    model: str
-    model_hash: str
-    layout: str
-    drafter: str
-    skeleton: bool
-    initial: str
-    states: tuple[str, ...]
-    ways: tuple[tuple[str, str, str], ...]
-    longest: int
-    vocabulary: int
-    budget: int
-    stop_ids: tuple[int, ...] = ()
-    sampling: dict[str, Any] = field(default_factory=dict)
-
-
-def open_graphs(
-    graphs: Sequence[str], options: RunOptions
-) -> Iterator[tuple[str, Session, GraphFacts]]:
-    """Every graph with its session; the first one loads the target."""
-    models: Models | None = None
-    for job in prepare_graphs(graphs, options):
-        if models is None:
-            session = load(job)
-            models = session.models
-        else:
-            folder = model_folders(job)[1]
-            kind = job.program.graph.drafter.kind
-            target = replace(models, drafter=None)
-            session = tie(job, target if folder is None else with_drafter(target, folder, kind))
-        yield session.program.graph.name, session, _facts(job, session)
-
-
-def _facts(job: Job, session: Session) -> GraphFacts:
-    graph = session.program.graph
-    target = session.models.target
-    return GraphFacts(
-        name=graph.name,
-        doc=graph.doc,
-        model=job.options.model,
-        model_hash=model_hash(model_folders(job)[0]),
-        layout=graph.layout.kind,
-        drafter=graph.drafter.kind,
-        skeleton=graph.skeleton is not None,
-        initial=graph.initial,
-        states=tuple(graph.states),
-        ways=tuple((s, e.to, e.when or "") for s in graph.states for e in graph.edges_from(s)),
-        longest=min(target.max_positions, graph.layout.kv_slots),
-        vocabulary=target.vocab_size,
-        budget=session.budget,
-        stop_ids=tuple(session.prompts.stop_ids),
-        sampling={"temperature": graph.sampling.temperature},
-    )
-
-
-class PictureTaker:
-    """Pictures of all engines, while `on`."""
-
-    def __init__(self) -> None:
-        self.on = False
-        self._moves: dict[str, deque[tuple[str, str, str, float]]] = {}
-        self._last_time = 0.0
-
-    def sink(self, graph: str) -> Sink:
-        """Takes the events of a graph's machine."""
-        moves = self._moves[graph] = deque(maxlen=MAX_MOVES)
-
-        def happened(event: TraceEvent) -> None:
-            if self.on and isinstance(event, Moved):
-                moves.append((event.source, event.target, event.guard or "", event.nanos / 1e6))
-
-        return happened
-
-    def take(
-        self, engines: Mapping[str, Engine], now: float, ended: Collection[str] = ()
-    ) -> Iterator[Picture]:
-        """A picture of every engine that has moved, at most every `PICTURE_INTERVAL`; of the
-        graphs `ended`, whose last request has just ended, at once."""
-        if not self.on:
-            return
-        due = now - self._last_time >= PICTURE_INTERVAL
-        self._last_time = now if due else self._last_time
-        for graph, moves in self._moves.items():
-            if moves and (due or graph in ended):
-                engine = engines[graph]
-                pool = engine.pool()
-                stats = engine.stats()
-                yield Picture(
-                    graph=graph,
-                    state=engine.state,
-                    runs=runs_of(pool.codes),
-                    used=pool.used,
-                    capacity=pool.capacity,
-                    moves=[list(move) for move in moves],
-                    running=stats.running,
-                    waiting=stats.waiting,
-                )
-                moves.clear()
-
-
-class ServedGraph:
-    """One graph's engine and its open requests."""
-
-    def __init__(self, session: Session, sink: Sink) -> None:
-        self.positions: list[int] = []  # drafts accepted at each depth
+    def __init__(self, session: Session) -> None:
+        self.name = session.program.graph.name
         self.requests: dict[str, ServedRequest] = {}
-        self._speculation: dict[str, Speculation] = {}
-        self.engine = Engine(session, threaded=False, rounds=self._round_done, sink=sink)
+        self.watched = False
+        self.moves = deque[list[Any]](maxlen=MAX_MOVES)
+        self._positions: list[int] = []  # drafts accepted at each depth
+        self._rounds: dict[str, list[tuple[int, int]]] = {}
+        self.engine = Engine(session, threaded=False, rounds=self._round_done, sink=self._happened)
         self._builder = RequestBuilder(self.engine)
+
+    def _happened(self, event: TraceEvent) -> None:
+        if self.watched and isinstance(event, Moved):
+            self.moves.append([event.source, event.target, event.guard or "", event.nanos / 1e6])
 
     def _round_done(self, summary: RoundSummary) -> None:
         for tree in summary.trees:
             drafted = sum(token >= 0 for token in tree.tokens[1:])
             accepted = len(tree.path) - 1
-            self.positions += [0] * (accepted - len(self.positions))
+            self._positions += [0] * (accepted - len(self._positions))
             for depth in range(accepted):
-                self.positions[depth] += 1
-            speculation = self._speculation.get(tree.branch.rpartition("/")[0])
-            if speculation is not None:
-                speculation.accepted.append(accepted)
-                speculation.drafted.append(drafted)
+                self._positions[depth] += 1
+            if (rounds := self._rounds.get(tree.branch.rpartition("/")[0])) is not None:
+                rounds.append((accepted, drafted))
 
     def submit(self, message: Submit, send: Callable[[Message], None]) -> None:
         """Check a request and hand it to the engine, or refuse it."""
         try:
-            ready = self._builder.build(message)
+            prompt, settings, prompt_tokens = self._builder.build(message)
         except Refusal as error:
             send(Refused(message.id, str(error), error.param, error.code))
         except PromptError as error:
@@ -201,21 +103,17 @@ class ServedGraph:
         except Exception as error:  # of a model's tokenizer
             send(Refused(message.id, message_of(error)))
         else:
-            send(Admitted(message.id, ready.prompt_tokens))
-            speculation = self._speculation[message.id] = Speculation()
-            handle = self.engine.submit(
-                ready.prompt, timeout=message.timeout, settings=ready.settings
-            )
-            request = ServedRequest(self.engine, message, handle, speculation)
-            self.requests[message.id] = request
+            send(Admitted(message.id, prompt_tokens))
+            rounds = self._rounds[message.id] = []
+            handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
+            self.requests[message.id] = ServedRequest(self.engine, message, handle, rounds)
 
     def encode(self, message: Encode) -> Encoded | Refused:
         try:
             ids = self._builder.encode(message)
         except PromptError as error:
             return Refused(message.id, str(error), "prompt")
-        decode = self.engine.decode
-        return Encoded(message.id, ids, [decode([token]) for token in ids])
+        return Encoded(message.id, ids, [self.engine.decode([token]) for token in ids])
 
     def step(self, send: Callable[[Message], None]) -> bool:
         """A step of the engine, if it has requests, and what it brought; whether any remain."""
@@ -228,43 +126,96 @@ class ServedGraph:
                 send(message)
             if request.done:
                 self.requests.pop(request.message.id, None)
-                self._speculation.pop(request.message.id, None)
+                self._rounds.pop(request.message.id, None)
         return busy
 
     def counts(self) -> dict[str, Any]:
-        return asdict(self.engine.stats()) | {"positions": list(self.positions)}
+        return asdict(self.engine.stats()) | {"positions": list(self._positions)}
+
+    def picture(self) -> Picture:
+        """The engine at this moment, with its moves since the last picture."""
+        pool = self.engine.pool()
+        stats = self.engine.stats()
+        moves = [*self.moves]
+        self.moves.clear()
+        return Picture(
+            graph=self.name,
+            state=self.engine.state,
+            runs=runs_of(pool.codes),
+            used=pool.used,
+            capacity=pool.capacity,
+            moves=moves,
+            running=stats.running,
+            waiting=stats.waiting,
+        )
+
+    def facts(self, model: str, digest: str) -> dict[str, Any]:
+        """What the HTTP side knows of the graph.
+
+        states, ways: of its machine. longest: tokens of prompt and answer together. budget: default
+        tokens of an answer, or of each part.
+        """
+        session = self.engine.session
+        graph = session.program.graph
+        target = session.models.target
+        return {
+            "name": graph.name,
+            "doc": graph.doc,
+            "model": model,
+            "model_hash": digest,
+            "layout": graph.layout.kind,
+            "drafter": graph.drafter.kind,
+            "skeleton": graph.skeleton is not None,
+            "initial": graph.initial,
+            "states": [*graph.states],
+            "ways": [(s, e.to, e.when or "") for s in graph.states for e in graph.edges_from(s)],
+            "longest": min(target.max_positions, graph.layout.kv_slots),
+            "vocabulary": target.vocab_size,
+            "budget": session.budget,
+            "stop_ids": [*session.prompts.stop_ids],
+            "sampling": {"temperature": graph.sampling.temperature},
+        }
 
 
 class EngineProcess:
-    """Engines of several graphs over one target, fed through a socket until it is closed."""
+    """Engines of several graphs over one target, fed through a socket until it is closed.
 
-    def __init__(self, pipe: WorkerSocket) -> None:
+    Raises:
+        Exception: what prevents loading.
+    """
+
+    def __init__(self, pipe: WorkerSocket, start: Start) -> None:
         self._pipe = pipe
         self._orders: SimpleQueue[Cancel | SnapshotRequest] = SimpleQueue()
         self._wake = Event()
         self._graphs: dict[str, ServedGraph] = {}
-        self._pictures = PictureTaker()
         self._report_time = 0.0
+        self._picture_time = 0.0
+        pipe.send(Ready(self._open(start)))
 
-    def run(self, start: Start) -> int:
-        """Load, serve, end; the exit code."""
-        try:
-            facts = self._open(start)
-        except Exception as error:
-            self._pipe.send(Failed(int(code_of(error)), message_of(error)))
-            return int(code_of(error))
-        self._pipe.send(Ready({name: asdict(facts[name]) for name in facts}))
+    def serve(self) -> None:
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
         while not self._pipe.closed:
             self._turn()
-        return int(Code.OK)
 
-    def _open(self, start: Start) -> dict[str, GraphFacts]:
-        options = RunOptions(**{**start.options, "graph": None})
-        facts: dict[str, GraphFacts] = {}
-        for name, session, fact in open_graphs(start.graphs, options):
-            self._graphs[name] = ServedGraph(session, self._pictures.sink(name))
-            facts[name] = fact
+    def _open(self, start: Start) -> dict[str, dict[str, Any]]:
+        """Facts of the graphs by name; the first graph loads the target."""
+        models: Models | None = None
+        facts = {}
+        for job in prepare_graphs(start.graphs, RunOptions(**{**start.options, "graph": None})):
+            target_folder, drafter_folder = model_folders(job)
+            if models is None:
+                session = load(job)
+                models = session.models
+            elif drafter_folder is None:
+                session = tie(job, replace(models, drafter=None))
+            else:
+                kind = job.program.graph.drafter.kind
+                without = replace(models, drafter=None)
+                session = tie(job, with_drafter(without, drafter_folder, kind))
+            graph = ServedGraph(session)
+            self._graphs[graph.name] = graph
+            facts[graph.name] = graph.facts(job.options.model, model_hash(target_folder))
         return facts
 
     def _listen(self) -> None:
@@ -283,41 +234,34 @@ class EngineProcess:
         self._wake.set()
 
     def _turn(self) -> None:
-        """A step of every engine that has requests."""
-        self._take_orders()
+        """A step of every engine that has requests; pictures and counts when they are due."""
+        graphs = self._graphs.values()
+        while not self._orders.empty():
+            order = self._orders.get()
+            for graph in graphs:
+                if isinstance(order, SnapshotRequest):
+                    graph.watched = order.on
+                elif request := graph.requests.get(order.id):
+                    request.handle.cancel()
+        now = monotonic()
         busy = False
-        ended = set[str]()
-        for name, graph in self._graphs.items():
+        due = now - self._picture_time >= PICTURE_INTERVAL
+        self._picture_time = now if due else self._picture_time
+        for graph in graphs:
             before = len(graph.requests)
             busy |= graph.step(self._pipe.send)
-            if before and not graph.requests:
-                ended.add(name)
-        self._report(ended)
-        if not busy and not any(graph.requests for graph in self._graphs.values()):
+            ended = before and not graph.requests  # its last picture is sent at once
+            if graph.watched and graph.moves and (due or ended):
+                self._pipe.send(graph.picture())
+        if now - self._report_time >= REPORT_INTERVAL:
+            self._report_time = now
+            self._pipe.send(Counts({graph.name: graph.counts() for graph in graphs}))
+        if not busy and not any(graph.requests for graph in graphs):
             self._wake.wait(REPORT_INTERVAL)
             self._wake.clear()
 
-    def _take_orders(self) -> None:
-        while True:
-            try:
-                order = self._orders.get_nowait()
-            except Empty:
-                return
-            if isinstance(order, SnapshotRequest):
-                self._pictures.on = order.on
-                continue
-            for graph in self._graphs.values():
-                if request := graph.requests.get(order.id):
-                    request.handle.cancel()
 
-    def _report(self, ended: Collection[str]) -> None:
-        now = monotonic()
-        engines = {name: graph.engine for name, graph in self._graphs.items()}
-        for picture in self._pictures.take(engines, now, ended):
-            self._pipe.send(picture)
-        if now - self._report_time >= REPORT_INTERVAL:
-            self._report_time = now
-            self._pipe.send(Counts({name: one.counts() for name, one in self._graphs.items()}))
+# -- any worker -----------------------------------------------------------------------------------
 
 
 class WorkerProcess:
@@ -334,27 +278,27 @@ class WorkerProcess:
     def serve(self, connection: socket.socket) -> int:
         """Serve a connection until it is closed; the exit code. Raises ProtocolError."""
         pipe = WorkerSocket(connection)
-        start = pipe.receive()
-        try:
-            if isinstance(start, Start):
-                return EngineProcess(pipe).run(start)
-            if isinstance(start, Load):
-                return self._serve_run(pipe, start)
-        finally:
-            pipe.close()
-        raise ProtocolError(f"the first message is not a Start: {type(start).__name__}")
-
-    def _serve_run(self, pipe: WorkerSocket, start: Load) -> int:
-        Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
-        try:
-            if self.loop is None:
-                self.loop = WorkerLoop(self._load_session(start.job))
-            self.loop.serve(pipe)
-        except Exception as error:
-            pipe.send(Failed(int(code_of(error)), message_of(error)))
-            self.loop = None
-            return int(code_of(error))
+        with closing(pipe):
+            start = next(iter(pipe), None)
+            if not isinstance(start, Start | Load):
+                raise ProtocolError(f"the first message is not a Start: {type(start).__name__}")
+            try:
+                if isinstance(start, Load):
+                    self._serve_run(pipe, start)
+                    return int(Code.OK)
+                engines = EngineProcess(pipe, start)
+            except Exception as error:
+                pipe.send(Failed(int(code_of(error)), message_of(error)))
+                self.loop = None
+                return int(code_of(error))
+            engines.serve()
         return int(Code.OK)
+
+    def _serve_run(self, pipe: WorkerSocket, start: Load) -> None:
+        Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
+        if self.loop is None:
+            self.loop = WorkerLoop(self._load_session(start.job))
+        self.loop.serve(pipe)
 
 
 def _send_heartbeats(pipe: WorkerSocket) -> None:

@@ -1,7 +1,7 @@
 """The messages between a worker and its user, the router of a server or the director of a run.
 
 A message is one line of JSON: `kind` is one of these classes, the other keys are its fields, which
-are checked when the line is read. Nothing is unpickled. KV rows travel separately, in collectives.
+are checked when the line is read. KV rows travel separately, in collectives.
 """
 
 import json
@@ -10,16 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
+from itertools import zip_longest
 from threading import Lock
 from typing import Annotated, Any
 
-from pydantic import SkipValidation, TypeAdapter, ValidationError
+from pydantic import SkipValidation, TypeAdapter
 
 from ...states.request import MigratedRequest
+from ..events import Committed
 from ..prepare.inputs import Prompt
 
 MAX_LINE_BYTES = 64 << 20
 LOOPBACK = "127.0.0.1"
+CONSTANTS = ("slot_bytes", "size")  # of a pool
 Text = Annotated[str, SkipValidation()]  # may hold lone surrogates, which pydantic refuses
 
 
@@ -106,14 +109,25 @@ class SnapshotRequest:
     on: bool
 
 
-# -- from the engine process of a server ----------------------------------------------------------
+# -- from any worker, and from the engine process of a server -------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The models are loaded. graphs: a `GraphFacts` as a mapping, by name."""
+    """The models are loaded: `graphs_of` a server's graphs by name, or those of a run.
 
-    graphs: Mapping[str, Mapping[str, Any]]
+    max_branches: decoded concurrently. weights: address of the first parameter, and bytes of all.
+    """
+
+    graphs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pid: int = 0
+    max_branches: int = 0
+    weights: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The process is alive, whatever its engine computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,45 +303,12 @@ class CountWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """The models are loaded. max_branches: decoded concurrently. weights: address of the first
-    parameter, and bytes of all parameters."""
-
-    pid: int
-    max_branches: int
-    weights: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """The process is alive, whatever its engine computes."""
-
-
-@dataclass(frozen=True, slots=True)
 class Grouped:
-    """The process group is formed, unless there is an `error`."""
+    """The process group is formed. error: why not, or why a collective of it failed since; then its
+    work is dropped until there is another group."""
 
     epoch: int
-    seconds: float
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupLost:
-    """A collective failed: work of the group is dropped, until there is another group."""
-
-    epoch: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """Tokens of a branch that are final, from number `start` of its answer on."""
-
-    id: str
-    branch: int
-    start: int
-    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,13 +321,6 @@ class BranchEnded:
     finish: str
     note: str
     rows: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class AssignmentEnded:
-    """Nothing of an assignment remains."""
-
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,20 +352,10 @@ class WorkCounts:
 
 Request = Submit | Encode | Decode
 Order = FormGroup | Assign | Regroup | Cancel | CountWork
-Reply = (
-    Loaded
-    | Grouped
-    | GroupLost
-    | Committed
-    | BranchEnded
-    | AssignmentEnded
-    | Regrouped
-    | WorkCounts
-)
-EngineMessage = (
-    Ready | Failed | Admitted | Refused | Wrote | Ended | Encoded | Decoded | Counts | Picture
-)
-Message = Start | Load | Request | SnapshotRequest | Order | Reply | EngineMessage | Heartbeat
+Reply = Grouped | Committed | BranchEnded | Regrouped | WorkCounts
+Answer = Admitted | Refused | Wrote | Ended | Encoded | Decoded
+State = Ready | Heartbeat | Failed | Counts | Picture
+Message = Start | Load | SnapshotRequest | Request | Order | Reply | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 
 
@@ -412,17 +376,27 @@ def decode(line: bytes) -> Message:
     try:
         values = json.loads(line)
         message: Message = _adapter(values.pop("kind")).validate_python(values)
-    except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"not a message: {error}") from None
     return message
 
 
-class WorkerSocket:
-    """The worker's end of its connection; any thread may send.
+def summed(values: Sequence[Any], name: str = "") -> Any:
+    """Counters of several workers together: sums of numbers, of lists place by place, of mappings
+    key by key; None is no number, and what CONSTANTS names is not added."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return None
+    if isinstance(present[0], Mapping):
+        keys = dict.fromkeys(key for value in present for key in value)
+        return {key: summed([value.get(key) for value in present], key) for key in keys}
+    if isinstance(present[0], list):
+        return [sum(numbers) for numbers in zip_longest(*present, fillvalue=0)]
+    return present[0] if name in CONSTANTS else sum(present)
 
-    Attributes:
-        closed: the other end is gone.
-    """
+
+class WorkerSocket:
+    """The worker's end of its connection; any thread may send. closed: the other end is gone."""
 
     def __init__(self, pipe: socket.socket) -> None:
         self._pipe = pipe
@@ -432,7 +406,7 @@ class WorkerSocket:
 
     @property
     def address(self) -> str:
-        """At which this machine reaches the other end, and is reached."""
+        """The address of this machine on the connection."""
         name = self._pipe.getsockname()
         return str(name[0]) if isinstance(name, tuple) else LOOPBACK
 
@@ -443,17 +417,12 @@ class WorkerSocket:
             except OSError:
                 self.closed = True
 
-    def receive(self) -> Message | None:
-        """The next message, None at the end; raises ProtocolError."""
-        with suppress(OSError):
-            if line := self._lines.readline():
-                return decode(line)
-        self.closed = True
-        return None
-
     def __iter__(self) -> Iterator[Message]:
-        while (message := self.receive()) is not None:
-            yield message
+        """The messages until the end; raises ProtocolError."""
+        with suppress(OSError):
+            while line := self._lines.readline():
+                yield decode(line)
+        self.closed = True
 
     def close(self) -> None:
         with suppress(OSError):

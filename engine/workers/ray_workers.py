@@ -23,9 +23,16 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from ..prepare.job import Job
 from ..prepare.options import ClusterBlock
-from .link import ConnectedWorker, HostError, Pipe, WorkerListener, WorkerSpec, connect_to
-from .membership import WorkerSource
-from .protocol import Load
+from .link import (
+    ConnectedWorker,
+    HostError,
+    Pipe,
+    WorkerListener,
+    WorkerSource,
+    WorkerSpec,
+    connect_to,
+)
+from .protocol import Load, Start
 from .ray_cluster import ray_driver
 from .worker_groups import WorkerGroups
 from .worker_loop import job_values, parts_of
@@ -80,6 +87,9 @@ class RayHost:
             a free actor of the same job is used before one is started. detached: the actor
             outlives this driver. deadline: seconds in which a free actor has to answer.
 
+    Attributes:
+        adopted: its actor was there before.
+
     Without a job the actor ends with its connection; else only if it is lost.
     """
 
@@ -88,11 +98,12 @@ class RayHost:
         listener: WorkerListener,
         caller: ThreadPoolExecutor,
         *,
-        gpus: int = 0,
-        job: str = "",
-        detached: bool = False,
-        deadline: float = 10.0,
+        gpus: int,
+        job: str,
+        detached: bool,
+        deadline: float,
     ) -> None:
+        self.adopted = False
         self._listener = listener
         self._caller = caller
         self._job = job
@@ -102,10 +113,8 @@ class RayHost:
             # machines of a cluster, as Ray would fill one first.
             **{"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": "SPREAD"},
             **{"max_restarts": 0, "max_task_retries": 0},
+            **({"lifetime": "detached"} if detached else {}),
         }
-        if detached:
-            self._settings["lifetime"] = "detached"
-        self.adopted = False
         self._ended = False
         self._actor: Any = None
         self._worker: ConnectedWorker | None = None
@@ -129,32 +138,34 @@ class RayHost:
                 self._worker = await expected
         except TimeoutError:
             raise HostError(f"it has not connected within {START_DEADLINE:g} s") from None
+        except HostError:
+            raise
         except (RayError, OSError, RuntimeError, ValueError) as error:
-            raise error if isinstance(error, HostError) else HostError(_reason(error)) from None
+            cause = getattr(error, "cause", None) or error
+            lines = str(cause).strip().splitlines()
+            raise HostError(lines[-1] if lines else type(error).__name__) from None
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._listener.withdraw(secret)
+            self._listener.expected.pop(secret, None)
         return self._worker.pipe
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
         for actor in await self._call(self._present) if self._job else ():
             with suppress(RayError, TimeoutError):
-                if await self._ask(actor, secret, self._deadline):
+                if await self._send_secret(actor, secret, self._deadline):
                     self._actor = actor
                     self.adopted = True
                     return
         self.adopted = False
-        self._actor = await self._call(self._create)
-        await self._ask(self._actor, secret, START_DEADLINE)
-
-    async def _ask(self, actor: Any, secret: str, seconds: float) -> bool:
-        address = self._listener.address
-        port = self._listener.port
-        answer = await self._call(lambda: actor.connect.remote(address, port, secret).future())
-        return bool(await asyncio.wait_for(asyncio.wrap_future(answer), seconds))
+        kind: Any = ray.remote(RayWorker)
+        names = {"name": f"{self._job}-{secrets.token_hex(8)}"} if self._job else {}
+        options = kind.options(**self._settings, **names)
+        self._actor = await self._call(lambda: options.remote(os.getcwd()))
+        await self._send_secret(self._actor, secret, START_DEADLINE)
 
     def _present(self) -> list[Any]:
+        """Actors of the same job."""
         actors = []
         for name in ray.util.list_named_actors(all_namespaces=False):
             if name.startswith(f"{self._job}-"):
@@ -162,12 +173,12 @@ class RayHost:
                     actors.append(ray.get_actor(name))
         return actors
 
-    def _create(self) -> Any:
-        kind: Any = ray.remote(RayWorker)
-        settings = self._settings
-        if self._job:
-            settings = {**settings, "name": f"{self._job}-{secrets.token_hex(8)}"}
-        return kind.options(**settings).remote(os.getcwd())
+    async def _send_secret(self, actor: Any, secret: str, seconds: float) -> bool:
+        """Whether the actor connects."""
+        address = self._listener.address
+        port = self._listener.port
+        answer = await self._call(lambda: actor.connect.remote(address, port, secret).future())
+        return bool(await asyncio.wait_for(asyncio.wrap_future(answer), seconds))
 
     async def _call(self, function: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._caller, function)
@@ -179,9 +190,8 @@ class RayHost:
             self._expected.set_exception(HostError("it is not needed any longer"))
 
     async def reap(self) -> None:
-        if self._job and self._ended:
-            return
-        await self._call(self.kill)
+        if not (self._job and self._ended):
+            await self._call(self.kill)
 
     def kill(self) -> None:
         """End the actor's process; on the thread that calls Ray."""
@@ -194,53 +204,65 @@ class RayHost:
                 ray.kill(actor, no_restart=True)
         if pid is not None:
             deadline = monotonic() + END_DEADLINE
-            while _lives(pid) and monotonic() < deadline:
-                sleep(POLL_INTERVAL)
-            with suppress(OSError):  # a stopped process does not react to Ray
-                os.kill(pid, signal.SIGKILL)
-
-
-def _lives(pid: int) -> bool:
-    with suppress(OSError):
-        os.kill(pid, 0)
-        return True
-    return False
-
-
-def _reason(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error
-    lines = str(cause).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+            with suppress(OSError):  # it has ended
+                while monotonic() < deadline:
+                    os.kill(pid, 0)
+                    sleep(POLL_INTERVAL)
+                os.kill(pid, signal.SIGKILL)  # a stopped process does not react to Ray
 
 
 class RayWorkers:
-    """Workers of one job on the cluster that this process is a driver of.
+    """Workers on the cluster that this process is a driver of.
 
     Args:
-        detached: they outlive this driver.
+        start: first message of worker number i with part p of the weights. Those of a `Load` may
+            have been there before, and be used again.
+        parts: of the weights. detached: they outlive this driver.
     """
 
-    def __init__(self, job: Job, block: ClusterBlock, *, detached: bool = False) -> None:
-        self._job = job
+    def __init__(
+        self,
+        block: ClusterBlock,
+        start: Callable[[int, int], Start | Load],
+        *,
+        parts: int = 1,
+        detached: bool = False,
+    ) -> None:
         self._block = block
+        self._start = start
         self._detached = detached
         self._caller = ThreadPoolExecutor(1)
         self._listener = WorkerListener(block.interface)
         self._hosts: list[RayHost] = []
-        self.source = WorkerSource(self._spec, parts_of(job, block), [self._listener])
+        self.source = WorkerSource(self._spec, parts, [self._listener])
+
+    @classmethod
+    def of_job(cls, job: Job, block: ClusterBlock, *, detached: bool = False) -> "RayWorkers":
+        """Workers of a run."""
+        parts = parts_of(job, block)
+        return cls(
+            block,
+            lambda number, part: Load(job_values(job, block, number, part)),
+            parts=parts,
+            detached=detached,
+        )
 
     def _spec(self, number: int, part: int) -> WorkerSpec:
-        values = job_values(self._job, self._block, number, part)
+        start = self._start(number, part)
+        job = ""
+        options = start.options if isinstance(start, Start) else start.job["options"]
+        if isinstance(start, Load):
+            job = sha256(json.dumps(start.job).encode()).hexdigest()[:12]
         host = RayHost(
             self._listener,
             self._caller,
-            gpus=int(str(values["options"]["device"]).startswith("cuda")),
-            job=sha256(json.dumps(values).encode()).hexdigest()[:12],
+            gpus=int(str(options["device"]).startswith("cuda")),
+            job=job,
             detached=self._detached,
             deadline=self._block.deadline,
         )
         self._hosts.append(host)
-        return WorkerSpec(Load(values), host)
+        return WorkerSpec(start, host)
 
     def close(self) -> None:
         """End the processes that this driver has started, unless they outlive it."""
@@ -258,7 +280,7 @@ def load_workers(job: Job, block: ClusterBlock) -> None:
     """
     with (
         ray_driver(block.address),
-        closing(RayWorkers(job, block, detached=True)) as workers,
+        closing(RayWorkers.of_job(job, block, detached=True)) as workers,
         closing(WorkerGroups(workers.source, block, lambda record: None)) as groups,
     ):
         groups.load_()

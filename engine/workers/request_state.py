@@ -40,23 +40,6 @@ class RequestState:
     holders: set[WorkerGroup] = field(default_factory=set)
     assigned: dict[int, WorkerGroup] = field(default_factory=dict)
 
-    def start_(self) -> None:
-        """Create the root branch, or without an outline the branches, which can be assigned."""
-        request = self.request
-        if request.outline_budget == 0:
-            for index in range(request.samples):
-                branch = self.table.new_branch(request, index, request.budget)
-                branch.prompt = request.tail
-                request.branches.append(branch)
-            move(request, "run")
-            return
-        request.root = self.table.new_branch(request, OUTLINE, request.outline_budget)
-        move(request, "outline")
-        if request.given_outline is not None:
-            request.root.end(Finish.STOP)
-
-    # -- what remains to be done ------------------------------------------------------------------
-
     @property
     def needs_writer(self) -> bool:
         """Whether its outline is not written, and no group writes it."""
@@ -97,15 +80,14 @@ class RequestState:
         """Tokens that all of its branches share."""
         return (*self.request.body.ids, *self.request.common_prompt.ids)
 
-    def outline_part(self) -> MigratedRequest:
-        """The outline, as far as it is not written."""
-        assert self.request.root is not None
-        outline = tuple(self.request.root.tokens)
-        return MigratedRequest(outline=outline, arrival=self.request.arrival)
-
-    def branches_part(self, branches: Sequence[Branch]) -> MigratedRequest:
-        """Branches, as far as they are not written."""
-        migrated = [
+    def part(self, branches: Sequence[Branch]) -> MigratedRequest:
+        """Some branches, or without any the outline, as far as they are not written."""
+        arrival = self.request.arrival
+        if not branches:
+            root = self.request.root
+            assert root is not None
+            return MigratedRequest(outline=tuple(root.tokens), arrival=arrival)
+        migrated = tuple(
             MigratedBranch(
                 index=branch.index,
                 prompt=branch.prompt.ids,
@@ -113,15 +95,8 @@ class RequestState:
                 budget=branch.budget,
             )
             for branch in branches
-        ]
-        return MigratedRequest(self.prefix, tuple(migrated), arrival=self.request.arrival)
-
-    # -- what was done ----------------------------------------------------------------------------
-
-    def add_tokens_(self, index: int, start: int, tokens: Sequence[int]) -> None:
-        """Final tokens of a branch from number `start` on."""
-        if (branch := self.branch_of(index)) is not None:
-            branch.tokens[start : start + len(tokens)] = tokens
+        )
+        return MigratedRequest(self.prefix, migrated, arrival=arrival)
 
     def branch_of(self, index: int) -> Branch | None:
         """A branch by its index; None if it has not started."""
@@ -137,28 +112,21 @@ class RequestState:
         if not branch.ended:
             branch.end(finish, note)
         self.assigned.pop(index, None)
-        if index == OUTLINE and finish not in (Finish.STOP, Finish.LENGTH):
+        unwritten = index == OUTLINE and finish not in (Finish.STOP, Finish.LENGTH)
+        if unwritten or finish is Finish.FAILED:
+            request.finish = finish
+            request.why = note
+        if unwritten:
             if not branch.tokens:  # it has not started
                 request.root = None
-            request.finish = finish
-            request.why = note
             self.table.end_unstarted(request, finish, note)
         elif finish is Finish.FAILED:
-            request.finish = finish
-            request.why = note
             for other in request.branches:
                 if not other.ended:
                     other.end(finish, note)
         self._read_prompts_()
         if self.ended:
             move(request, ENDING_OF[request.finish])
-
-    def add_rows_(self, group: WorkerGroup, rows: tuple[int, ...], *, decodes: bool) -> None:
-        """A group has rows of the prefix; decodes: in the engine that decodes branches."""
-        self.source = group
-        self.rows = rows
-        if decodes:
-            self.holders.add(group)
 
     def parse_(self) -> None:
         """Parse the outline into branches, with the prompts of those that have no dependencies."""
@@ -191,23 +159,20 @@ class RequestState:
         ended = {branch.point.id for branch in branches if branch.point and branch.ended}
         for branch in branches:
             point = branch.point
-            ready = point is None or branch.ended or bool(len(branch.prompt))
-            if point is not None and not ready and ended.issuperset(point.deps):
+            if point is None or branch.ended or len(branch.prompt):
+                continue
+            if ended.issuperset(point.deps):
                 branch.prompt = self.session.reading.branch(branch)
 
     def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
         """Take back what groups had that are not present any more; names of its branches."""
         request = self.request
-        lost = {group for group in self.assigned.values() if group not in present}
-        names = [
-            branch.name for branch in request.branches if self.assigned.get(branch.index) in lost
-        ]
+        lost = {index for index, group in self.assigned.items() if group not in present}
+        names = [branch.name for branch in request.branches if branch.index in lost]
         if self.writer is not None and self.writer not in present and request.root is not None:
             self.writer = None
             names += [] if request.root.ended else [request.root.name]
-        self.assigned = {
-            index: group for index, group in self.assigned.items() if group not in lost
-        }
+        self.assigned = {i: group for i, group in self.assigned.items() if i not in lost}
         self.holders = {group for group in self.holders if group in present}
         if self.source is not None and self.source not in present:
             self.source = next(iter(self.holders), None)
@@ -215,11 +180,21 @@ class RequestState:
 
 
 def new_request_state(session: Session, table: RequestTable, prompt: Prompt) -> RequestState:
-    """A submitted request with its seed and budget; raises PromptError."""
+    """A submitted request with its seed and budget, and the root branch, or without an outline the
+    branches, which can be assigned; raises PromptError."""
     request = session.request(prompt)
     table.add(request)
     budget = prompt.max_new_tokens or session.max_new_tokens
     prompt = replace(prompt, seed=request.seed, max_new_tokens=budget)
-    state = RequestState(session, table, prompt, request)
-    state.start_()
-    return state
+    if request.outline_budget == 0:
+        for index in range(request.samples):
+            branch = table.new_branch(request, index, request.budget)
+            branch.prompt = request.tail
+            request.branches.append(branch)
+        move(request, "run")
+    else:
+        request.root = table.new_branch(request, OUTLINE, request.outline_budget)
+        move(request, "outline")
+        if request.given_outline is not None:
+            request.root.end(Finish.STOP)
+    return RequestState(session, table, prompt, request)

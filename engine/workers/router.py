@@ -6,17 +6,26 @@ its client sees one stream: tokens do not depend on the replica that writes them
 
 import asyncio
 import itertools
+import json
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from ..errors import ClusterError, UsageError
 from ..shell import complain
-from .link import BackgroundService, LinkState, WorkerGoneError, WorkerLink
-from .membership import Membership, WorkerSource
+from .link import (
+    BackgroundService,
+    LinkState,
+    Membership,
+    WorkerGoneError,
+    WorkerSource,
+)
 from .protocol import (
     Admitted,
     Cancel,
@@ -27,13 +36,21 @@ from .protocol import (
     Failed,
     Message,
     Picture,
-    Ready,
     Request,
     SnapshotRequest,
     Wrote,
+    summed,
 )
-from .routing_table import AnswerLengths, CountsByGraph, Replica, RoutingTable
-from .tickets import MAX_LOSSES, DiffersError, Ticket
+from .ray_cluster import cluster_file
+from .tickets import (
+    MAX_LOSSES,
+    AnswerLengths,
+    CountsByGraph,
+    DiffersError,
+    Replica,
+    RoutingTable,
+    Ticket,
+)
 
 HTTP_NICENESS = 5  # of the HTTP side's threads, below the engines
 MAX_LIVES = 3  # of a replica in a row in which it sends nothing
@@ -41,6 +58,9 @@ POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
 GAUGES = ("waiting", "running", "branches", "slots", "peak_slots", "capacity")
 ENGINE = "the engine's process"  # name of the only replica of a server without --workers
+MAX_PATH_BYTES = 100  # of a socket; systems allow few more
+MAX_REPLICAS = 1024
+ANSWER_DEADLINE = 10.0  # seconds, of orders that take no time
 
 
 class ScaleError(RuntimeError):
@@ -95,8 +115,7 @@ class Router:
         self._count = count
         self._requested_count = count
         self._lengths = AnswerLengths()
-        self._replicas: dict[WorkerLink, Replica] = {}
-        self._members = Membership(
+        self._members = Membership[Replica](
             source,
             deadline=deadline,
             restarts=True,
@@ -106,7 +125,6 @@ class Router:
         )
         self._ids = itertools.count(1)
         self._tickets: dict[str, Ticket] = {}
-        self._placed: dict[str, Replica] = {}
         self._waiting: list[Ticket] = []
         self._past_counts: CountsByGraph = {}
         self._pictured: dict[str, tuple[Replica, int]] = {}
@@ -125,27 +143,27 @@ class Router:
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        return _summed([self._past_counts, *(one.counts for one in self._replicas.values())])
+        counts = [self._past_counts, *(replica.counts for replica in self._members.links)]
+        total: CountsByGraph = summed(counts)
+        return total
 
     @property
     def replicas(self) -> Sequence[ReplicaFacts]:
-        return [self._facts_of(replica) for replica in self._replicas.values()]
-
-    def _facts_of(self, replica: Replica) -> ReplicaFacts:
-        link = replica.link
-        drains = replica.draining and link.state is not LinkState.CLOSED
-        return ReplicaFacts(
-            name="engine" if self.single else replica.name,
-            state=DRAINING if drains else str(link.state),
-            pid=link.pid,
-            open=self._open_at(replica),
-            tokens=self.table.tokens_of(replica),
-            written=sum(values["tokens"] for values in replica.counts.values()),
-            restarts=max(link.lives - 1, 0),
-        )
+        return [
+            ReplicaFacts(
+                name="engine" if self.single else replica.name,
+                state=DRAINING if replica.draining and not replica.closed else str(replica.state),
+                pid=replica.pid,
+                open=self._open_at(replica),
+                tokens=self.table.tokens_of(replica),
+                written=sum(values["tokens"] for values in replica.counts.values()),
+                restarts=max(replica.lives - 1, 0),
+            )
+            for replica in self._members.links
+        ]
 
     def _open_at(self, replica: Replica) -> int:
-        return sum(other is replica for other in self._placed.values())
+        return sum(ticket.replica is replica for ticket in self._tickets.values())
 
     def new_id(self) -> str:
         return f"r{next(self._ids)}"
@@ -163,7 +181,9 @@ class Router:
                 self._add()
             while not self._over:
                 await asyncio.sleep(POLL_INTERVAL)
-                await self._end_drained()
+                for replica in [*self._members.links]:
+                    if replica.draining and not (replica.closed or self._open_at(replica)):
+                        await replica.close()
                 for ticket in [one for one in self._waiting if one.remaining_seconds <= 0]:
                     self._waiting.remove(ticket)
                     ticket.fail_("no replica was available", "timeout")
@@ -194,67 +214,46 @@ class Router:
 
     def _add(self) -> Replica:
         """Start one more replica, which gets requests once its models are loaded."""
-        names = {replica.name for replica in self._replicas.values()}
+        names = {replica.name for replica in self._members.links}
         number = next(i for i in range(len(names) + 1) if f"replica-{i}" not in names)
         name = ENGINE if self.single else f"replica-{number}"
-        link = self._members.start(name, number)
-        replica = self._replicas[link] = Replica(link)
-        return replica
+        spec = self._members.source.spec(number, 0)
+        return self._members.start(Replica(name, spec, self._members))
 
-    def _moved(self, link: WorkerLink) -> None:
+    def _moved(self, replica: Replica) -> None:
         """The state of a replica has changed, or it has left."""
-        replica = self._replicas.get(link)
-        if replica is None:
-            return
-        if link.ready:
-            self._attach(replica)
+        if replica.ready:
+            assert replica.greeting is not None
+            self.graphs = replica.greeting.graphs
+            if self.watchers:
+                self._send(replica, SnapshotRequest(True))
+            if not self.single:
+                where = f" (process {replica.pid})" if replica.pid is not None else ""
+                complain(f"{replica.name} is ready{where}")
+            if not replica.draining:
+                self.table.attach_(replica)
         else:
-            self._detach(replica)
-        if link not in self._members.links:
-            del self._replicas[link]
-            if link.failed is not None and not self._members.closed:
-                if self._replicas:
-                    complain(f"{link.name} is given up: {link.failed.message}")
-                else:
-                    self.failed = link.failed
-        self._refresh_state()
-        self._place_waiting()
-
-    def _attach(self, replica: Replica) -> None:
-        link = replica.link
-        assert isinstance(link.greeting, Ready)
-        self.graphs = link.greeting.graphs
-        if self.watchers:
-            self._send(replica, SnapshotRequest(True))
-        if not self.single:
-            where = f" (process {link.pid})" if link.pid is not None else ""
-            complain(f"{link.name} is ready{where}")
-        if not replica.draining:
-            self.table.attach_(replica)
-
-    def _detach(self, replica: Replica) -> None:
-        self.table.lose_(replica)
-        self._past_counts = _summed([self._past_counts, _without_gauges(replica.counts)])
-        replica.counts = {}
-        for id in [id for id, other in self._placed.items() if other is replica]:
-            self._lost(self._tickets[id])
-
-    def _refresh_state(self) -> None:
-        states = {link.state for link in self._replicas}
+            self.table.lose_(replica)
+            past = {
+                graph: {**values, **dict.fromkeys(GAUGES, 0)}
+                for graph, values in replica.counts.items()
+            }
+            self._past_counts = summed([self._past_counts, past])
+            replica.counts = {}
+            for ticket in [one for one in self._tickets.values() if one.replica is replica]:
+                self._lost(ticket)
+        others = self._members.links
+        if replica not in others and replica.failed is not None and not self._members.closed:
+            if others:
+                complain(f"{replica.name} is given up: {replica.failed.message}")
+            else:
+                self.failed = replica.failed
+        states = {other.state for other in others}
         order = (LinkState.READY, LinkState.STARTING)
         best = next((state for state in order if state in states), LinkState.DEAD)
         if self.state not in (best, LinkState.CLOSED):
             self._set(best)
-
-    @property
-    def _staying(self) -> list[Replica]:
-        return [replica for replica in self._replicas.values() if not replica.draining]
-
-    async def _end_drained(self) -> None:
-        for replica in [*self._replicas.values()]:
-            closed = replica.link.state is LinkState.CLOSED
-            if replica.draining and not closed and not self._open_at(replica):
-                await replica.link.close()
+        self._place_waiting()
 
     async def scale(self, count: int, report: Callable[[str], None]) -> None:
         """Have `count` replicas: new ones get requests once they are loaded, those too many end
@@ -267,34 +266,32 @@ class Router:
             ScaleError: some cannot start, or another number was requested meanwhile.
         """
         self._requested_count = count
-        for replica in self._replicas.values():
-            if replica.draining and len(self._staying) < count and replica.link.ready:
+        replicas = self._members.links
+        staying = [replica for replica in replicas if not replica.draining]
+        for replica in replicas:
+            if replica.draining and len(staying) < count and replica.ready:
                 replica.draining = False
                 self.table.attach_(replica)
+                staying.append(replica)
                 report(f"{replica.name} stays")
-        new = [self._add() for _ in range(count - len(self._staying))]
-        by_use = sorted(self._staying, key=lambda one: (one.link.ready, self._open_at(one)))
-        for replica in by_use[: len(by_use) - count]:
+        new = [self._add() for _ in range(count - len(staying))]
+        staying.sort(key=lambda one: (one.ready, self._open_at(one)))
+        for replica in staying[: max(len(staying) - count, 0)]:
             replica.draining = True
             self.table.detach_(replica)
             report(f"{replica.name} drains, {self._open_at(replica)} requests are open")
-        await self._until_scaled(count, new, report)
-
-    async def _until_scaled(
-        self, count: int, new: Sequence[Replica], report: Callable[[str], None]
-    ) -> None:
         starts = dict.fromkeys(new, monotonic())
-        draining = [replica for replica in self._replicas.values() if replica.draining]
+        draining = [replica for replica in replicas if replica.draining]
         while starts or draining:
             await asyncio.sleep(POLL_INTERVAL)
             for replica in [*starts]:
-                if replica.link.ready:
+                if replica.ready:
                     seconds = monotonic() - starts.pop(replica)
                     report(f"{replica.name} is attached after {seconds:.1f} s")
-                elif replica.link.failed is not None:
-                    self._requested_count = len(self._staying)
-                    raise ScaleError(replica.link.failed.message)
-            for replica in [one for one in draining if one.link not in self._replicas]:
+                elif replica.failed is not None:
+                    self._requested_count = sum(not one.draining for one in replicas)
+                    raise ScaleError(replica.failed.message)
+            for replica in [one for one in draining if one not in replicas]:
                 draining.remove(replica)
                 report(f"{replica.name} is detached")
             if self._members.closed:
@@ -308,7 +305,7 @@ class Router:
         """Hand a request over; its messages come to the ticket. Raises WorkerGoneError."""
         if not self.ready:
             raise WorkerGoneError("the engine is not running")
-        ticket = Ticket(self, request, self._lengths.expected(request, self.graphs))
+        ticket = Ticket(request, self._lengths.expected(request, self.graphs), self._forget)
         self._tickets[request.id] = ticket
         self._place(ticket)
         return ticket
@@ -322,34 +319,38 @@ class Router:
             ticket.ended = True
             ticket.close()
 
-    def forget(self, ticket: Ticket) -> None:
-        """Nothing reads a ticket any longer."""
+    def _forget(self, ticket: Ticket) -> None:
+        """A ticket is no longer read."""
         self._tickets.pop(ticket.id, None)
         self._withdraw(ticket)
-        self._place_waiting()
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Take a request from its replica; what has not ended is cancelled."""
-        self._waiting = [other for other in self._waiting if other is not ticket]
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
         self.table.release_(ticket.id)
-        replica = self._placed.pop(ticket.id, None)
+        replica = ticket.replica
+        ticket.replica = None
         if replica is not None and not ticket.ended:
             self._send(replica, Cancel(ticket.id))
+        self._place_waiting()
 
     def _send(self, replica: Replica, message: Message) -> None:
         with suppress(WorkerGoneError):
-            replica.link.send(message)
+            replica.send(message)
 
     def _place(self, ticket: Ticket) -> None:
         """Give a request to a replica, or let it wait for one."""
-        blocked = ticket.isolated and any(self._tickets[id].isolated for id in self._placed)
+        blocked = ticket.isolated and any(
+            other.isolated and other.replica is not None for other in self._tickets.values()
+        )
         while not blocked and (replica := self.table.choose_(ticket.remaining_request)):
             try:
-                replica.link.send(ticket.remaining_request)
+                replica.send(ticket.remaining_request)
             except WorkerGoneError:  # its loss is about to be noticed
                 self.table.detach_(replica)
                 continue
-            self._placed[ticket.id] = replica
+            ticket.replica = replica
             self.table.weigh_(replica, ticket.id, ticket.remaining_tokens)
             return
         self._waiting.append(ticket)
@@ -362,7 +363,6 @@ class Router:
 
     def _lost(self, ticket: Ticket) -> None:
         """The replica of a request is lost: it continues in another one, if that is useful."""
-        self._placed.pop(ticket.id, None)
         self.table.release_(ticket.id)
         ticket.restart_()
         if self._over or self.single:
@@ -375,41 +375,32 @@ class Router:
             self.reruns += 1
             self._place(ticket)
 
-    # -- messages of replicas ---------------------------------------------------------------------
-
-    def _receive(self, link: WorkerLink, message: Message) -> None:
-        replica = self._replicas.get(link)
-        if replica is None:
-            return
+    def _receive(self, replica: Replica, message: Message) -> None:
+        """Take in a message of a replica."""
         if isinstance(message, Counts):
             replica.counts = message.graphs
         elif isinstance(message, Picture):
-            self._show(replica, message)
-        elif self._placed.get(id := getattr(message, "id", "")) is replica:
-            self._answer(self._tickets[id], message)
-
-    def _answer(self, ticket: Ticket, message: Message) -> None:
-        match message:
-            case Admitted():
-                ticket.deliver_admitted(message)
-            case Wrote():
-                self._deliver_output(ticket, message)
-            case _:
+            # Of each graph one replica is shown: the same one as long as it has requests.
+            shown, running = self._pictured.get(message.graph, (replica, 0))
+            if shown is replica or not shown.ready or (message.running and not running):
+                self._pictured[message.graph] = (replica, message.running)
+                for watcher in [*self.watchers]:
+                    watcher(message)
+        elif (ticket := self._tickets.get(getattr(message, "id", ""))) is None:
+            return
+        elif ticket.replica is replica:
+            try:
+                ticket.deliver(message)
+            except DiffersError as error:
+                self._withdraw(ticket)
+                ticket.fail_(str(error))
+                return
+            if isinstance(message, Wrote):
+                self.table.weigh_(replica, ticket.id, ticket.remaining_tokens)
+            elif not isinstance(message, Admitted):
                 if isinstance(message, Ended):
                     self._lengths.note_(ticket.request, message, self.graphs)
-                ticket.deliver(message)
                 self._withdraw(ticket)
-                self._place_waiting()
-
-    def _deliver_output(self, ticket: Ticket, message: Wrote) -> None:
-        try:
-            ticket.deliver_output(message)
-        except DiffersError as error:
-            self._withdraw(ticket)
-            ticket.fail_(str(error))
-            return
-        if replica := self._placed.get(ticket.id):
-            self.table.weigh_(replica, ticket.id, ticket.remaining_tokens)
 
     # -- pictures ---------------------------------------------------------------------------------
 
@@ -438,46 +429,8 @@ class Router:
                 self._request_pictures(False)
 
     def _request_pictures(self, on: bool) -> None:
-        for replica in self._replicas.values():
+        for replica in self._members.links:
             self._send(replica, SnapshotRequest(on))
-
-    def _show(self, replica: Replica, picture: Picture) -> None:
-        """Of each graph one replica is shown: the same one as long as it has requests."""
-        shown, running = self._pictured.get(picture.graph, (replica, 0))
-        if shown is not replica and shown.link.ready and (running or not picture.running):
-            return
-        self._pictured[picture.graph] = (replica, picture.running)
-        for watcher in [*self.watchers]:
-            watcher(picture)
-
-
-def _summed(counts: Iterable[CountsByGraph]) -> dict[str, dict[str, Any]]:
-    """Sums of numbers, of lists place by place, of mappings key by key."""
-    sums: dict[str, dict[str, Any]] = {}
-    for graphs in counts:
-        for graph, values in graphs.items():
-            into = sums.setdefault(graph, {})
-            for name, value in values.items():
-                into[name] = _sum(into[name], value) if name in into else value
-    return sums
-
-
-def _without_gauges(counts: CountsByGraph) -> dict[str, dict[str, Any]]:
-    """Counters of an engine that has ended: what it did, and nothing that it occupied."""
-    return {
-        graph: {name: 0 if name in GAUGES else value for name, value in values.items()}
-        for graph, values in counts.items()
-    }
-
-
-def _sum(a: Any, b: Any) -> Any:
-    if isinstance(a, Mapping):
-        return {key: a.get(key, 0) + b.get(key, 0) for key in {**a, **b}}
-    if isinstance(a, list):
-        longest = max(len(a), len(b))
-        both = (a, b)
-        return [sum(some[place] for some in both if place < len(some)) for place in range(longest)]
-    return a + b
 
 
 def lower_priority() -> None:
@@ -485,3 +438,101 @@ def lower_priority() -> None:
     takes no processor from requests that are answered. Existing threads keep their priority."""
     if sys.platform == "linux":  # elsewhere the priority is the whole process's
         os.nice(HTTP_NICENESS)
+
+
+# -- how other processes of this machine read and change the replicas -----------------------------
+
+
+def control_path() -> Path:
+    """A socket that only its owner may use, in the folder of the cluster's file.
+
+    A client sends one JSON line and receives lines until its order is done.
+    """
+    return cluster_file().with_suffix(".sock")
+
+
+class ReplicaControl:
+    """The server's side of the socket.
+
+    Raises:
+        UsageError: another server with --workers runs, or the socket cannot be created.
+    """
+
+    def __init__(self, router: Router, address: str) -> None:
+        self._router = router
+        self._address = address
+        self._server: asyncio.Server | None = None
+        path = control_path()
+        if len(os.fsencode(path)) > MAX_PATH_BYTES:
+            raise UsageError(f"{path}: too long for the path of a socket")
+        if ask_router("state", lambda line: None) is not None:
+            raise UsageError("another server with --workers runs on this machine")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)  # for the owner alone
+        try:
+            self._listener.bind(str(path))
+        finally:
+            os.umask(before)
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+
+    def close(self) -> None:
+        self._listener.close()
+        control_path().unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def reply(values: dict[str, Any]) -> None:
+            writer.write(json.dumps(values).encode() + b"\n")
+
+        try:
+            order = json.loads(await reader.readline())
+            if order["do"] == "scale" and 1 <= int(order["count"]) <= MAX_REPLICAS:
+                await self._router.scale(int(order["count"]), lambda line: reply({"line": line}))
+            elif order["do"] == "end":
+                await self._router.close()
+            elif order["do"] != "state":
+                raise ValueError(order)
+            replicas = [asdict(facts) for facts in self._router.replicas]
+            graphs = [*self._router.graphs]
+            reply({"address": self._address, "graphs": graphs, "replicas": replicas})
+        except ScaleError as error:
+            reply({"failed": str(error)})
+        except (ValueError, KeyError, TypeError) as error:
+            reply({"failed": f"not an order: {error}"})
+        finally:
+            with suppress(ConnectionError):
+                await writer.drain()
+            writer.close()
+
+
+def ask_router(
+    order: str, report: Callable[[str], None], count: int | None = None
+) -> dict[str, Any] | None:
+    """Send an order to the server with --workers of this machine, and wait until it is done.
+
+    Args:
+        order: `state`, `scale` (to `count`) or `end`. report: takes the lines in between.
+
+    Returns:
+        Address, graphs and replicas of the server; None if there is none.
+
+    Raises:
+        ClusterError: the order failed, or the server ended before it was done.
+    """
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as pipe:
+        pipe.settimeout(None if order == "scale" else ANSWER_DEADLINE)
+        pipe.connect(str(control_path()))
+        pipe.sendall(json.dumps({"do": order, "count": count}).encode() + b"\n")
+        with pipe.makefile("rb") as lines:
+            for line in lines:
+                values: dict[str, Any] = json.loads(line)
+                if "failed" in values:
+                    raise ClusterError(str(values["failed"]))
+                if "line" not in values:
+                    return values
+                report(str(values["line"]))
+        raise ClusterError("the server has ended before the order was done")
+    return None

@@ -4,8 +4,7 @@ Ray and torch are imported only by the functions that need them.
 """
 
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,10 @@ from ..prepare.environment import threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, read_cluster
 from ..prepare.options import LOCAL, ClusterBlock
-from .control import ReplicaControl
-from .link import ProcessHost, WorkerListener, WorkerSpec
-from .membership import WorkerSource
+from .link import ProcessHost, WorkerSource, WorkerSpec
 from .protocol import Start
 from .ray_cluster import end_cluster, ray_driver, set_up_ray, start_head
-from .router import Router
+from .router import ReplicaControl, Router
 
 if TYPE_CHECKING:
     from ..record.trace import Write
@@ -110,7 +107,7 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
 
     session = driver_session(job)
     with ray_driver(block.address, block.workers), ExitStack() as stack:
-        workers = stack.enter_context(closing(RayWorkers(job, block)))
+        workers = stack.enter_context(closing(RayWorkers.of_job(job, block)))
 
         def start(
             session: "Session", prompts: Sequence[Prompt], write: "Write | None" = None
@@ -134,7 +131,7 @@ def engine_router(start: Start) -> Router:
 @contextmanager
 def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> Iterator[Router]:
     """Replicas on the cluster that the block names, or on one that is started on this machine and
-    ends with them.
+    ends with them; each has a device, and its share of the machine's threads.
 
     Args:
         jobs: of the served graphs. start: first message of a server's only engine.
@@ -153,35 +150,20 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
             address = head.address
             set_up_ray(address)
         stack.enter_context(ray_driver(address))
-        caller = stack.enter_context(ThreadPoolExecutor(1))
-        listener = WorkerListener(block.interface)
-        spec = _replica_spec(jobs[0], start, block, listener, caller)
-        router = Router(WorkerSource(spec, services=[listener]), block.workers, block.deadline)
+        from .ray_workers import RayWorkers
+
+        shared = replace(jobs[0], options=replace(jobs[0].options, workers=block.workers))
+        options: Mapping[str, Any] = {**start.options, "threads": divided(shared).options.threads}
+
+        def start_of(number: int, part: int) -> Start:
+            devices = block.devices
+            device = {"device": devices[number % len(devices)]} if devices else {}
+            return Start(start.graphs, {**options, **device})
+
+        workers = stack.enter_context(closing(RayWorkers(block, start_of)))
+        router = Router(workers.source, block.workers, block.deadline)
         router.services.append(ReplicaControl(router, address))
         # Another signal must not leave a cluster behind; what remains takes seconds.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)
         yield router
-
-
-def _replica_spec(
-    job: Job,
-    start: Start,
-    block: ClusterBlock,
-    listener: WorkerListener,
-    caller: ThreadPoolExecutor,
-) -> Callable[[int, int], WorkerSpec]:
-    """What replicas are started with: their share of the machine's threads, and a device each."""
-    from .ray_workers import RayHost
-
-    shared = replace(job, options=replace(job.options, workers=block.workers))
-    options: Mapping[str, Any] = {**start.options, "threads": divided(shared).options.threads}
-
-    def spec(number: int, part: int) -> WorkerSpec:
-        device = block.devices[number % len(block.devices)] if block.devices else None
-        own_options = {**options, "device": device} if device else options
-        gpus = int(str(own_options["device"]).startswith("cuda"))
-        host = RayHost(listener, caller, gpus=gpus)
-        return WorkerSpec(Start(start.graphs, own_options), host)
-
-    return spec

@@ -1,14 +1,23 @@
-"""One request of the HTTP side on its way through replicas, any of which may be lost."""
+"""The requests of the HTTP side on their way through replicas, any of which may be lost."""
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from .link import WorkerGoneError
-from .placement import TOKENS_READ_PER_WRITTEN
+from .link import WorkerGoneError, WorkerLink
+from .placement import (
+    BLOCK,
+    NO_WORKER,
+    TOKENS_READ_PER_WRITTEN,
+    Loads,
+    PrefixIndex,
+    prefix_keys,
+    route,
+)
 from .protocol import Admitted, Ended, Message, Request, Submit, Wrote
 
 MAX_UNREAD = 4096  # messages that wait for a slow client before it is cut off
@@ -16,8 +25,11 @@ MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it f
 ISOLATING_LOSSES = 2  # from then on it does not run together with another such request
 MIN_EXPECTED = 8  # tokens of an answer that has not ended
 BYTES_PER_TOKEN = 4  # of a text, about
+MAX_BEGINNING = 32 << 10  # bytes of a prompt that are compared
+UNSEEN_PARTS = 4  # parts of an outlined answer before any has ended
+AVERAGED_ANSWERS = 8
 NO_USAGE = {"prompt": 0, "cached": 0, "outline": 0, "answer": 0}
-Output = TypeVar("Output", str, list[Any])
+CountsByGraph = Mapping[str, Mapping[str, Any]]
 
 
 class StalledError(RuntimeError):
@@ -26,6 +38,94 @@ class StalledError(RuntimeError):
 
 class DiffersError(RuntimeError):
     """A second run of a request has another output than the first."""
+
+
+# -- what each replica will write -----------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Replica(WorkerLink):
+    """A worker that decodes whole requests, through all lives of its process.
+
+    Attributes:
+        number: of its process for `Loads`; NO_WORKER until its models are loaded.
+        counts: of its engines, the latest.
+    """
+
+    number: int = NO_WORKER
+    draining: bool = False
+    counts: CountsByGraph = field(default_factory=dict)
+
+
+class RoutingTable:
+    """The replicas that get requests, what each will write, and which prompts it has read.
+
+    A replica's load is what it has not written yet. So a slow replica gets fewer requests.
+    """
+
+    def __init__(self) -> None:
+        self._loads = Loads()
+        self._index = PrefixIndex(BLOCK * BYTES_PER_TOKEN)
+        self._replicas = dict[int, Replica]()
+        self._tokens: dict[str, tuple[int, int]] = {}
+        self._numbers = itertools.count()
+
+    def attach_(self, replica: Replica) -> None:
+        """Send requests to a replica."""
+        if replica.number == NO_WORKER:
+            replica.number = next(self._numbers)
+        if replica.number not in self._replicas:
+            self._replicas[replica.number] = replica
+            self._loads.attach_(replica.number, self.tokens_of(replica))
+
+    def detach_(self, replica: Replica) -> None:
+        """Send no further requests to a replica."""
+        if self._replicas.pop(replica.number, None) is not None:
+            self._loads.detach_(replica.number)
+
+    def lose_(self, replica: Replica) -> None:
+        """The replica's process has ended: its cache is empty when it comes back."""
+        self.detach_(replica)
+        replica.number = NO_WORKER
+
+    def choose_(self, request: Request) -> Replica | None:
+        """The replica for a request, which has its prompt from then on; None if there is none."""
+        if not self._replicas:
+            return None
+        keys = prefix_keys(_beginning(request), self._index.block)
+        holders = self._index.find(keys)
+        holders = holders._replace(tokens=holders.tokens // BYTES_PER_TOKEN)
+        number = route(prompt_tokens(request), holders, self._loads)
+        self._index.note_(keys, number)
+        return self._replicas[number]
+
+    def weigh_(self, replica: Replica, id: str, tokens: int) -> None:
+        """Set the number of tokens that the replica is expected to write for a request."""
+        number, before = self._tokens.get(id, (replica.number, 0))
+        self._tokens[id] = (number, tokens)
+        self._loads.add_(number, tokens - before)
+
+    def release_(self, id: str) -> None:
+        """Nothing further is expected for a request."""
+        if entry := self._tokens.pop(id, None):
+            self._loads.add_(entry[0], -entry[1])
+
+    def tokens_of(self, replica: Replica) -> int:
+        """What a replica is expected to write."""
+        entries = self._tokens.values()
+        return sum(tokens for number, tokens in entries if number == replica.number)
+
+
+def _beginning(request: Request) -> bytes:
+    """What comes first in a prompt: equal bytes are equal prompts up to there."""
+    if not isinstance(request, Submit):
+        return b""
+    texts = [request.graph, request.cache_salt, request.rules]
+    texts += itertools.chain(*request.documents, *request.past)
+    texts += [request.question if request.text is None else request.text]
+    first_ids = request.token_ids[: MAX_BEGINNING // BYTES_PER_TOKEN]
+    ids = b"".join(token.to_bytes(BYTES_PER_TOKEN, "big") for token in first_ids)
+    return ("\0".join(texts).encode("utf-8", "surrogatepass") + ids)[:MAX_BEGINNING]
 
 
 def prompt_tokens(request: Request) -> int:
@@ -37,98 +137,111 @@ def prompt_tokens(request: Request) -> int:
     return len(request.token_ids) + sum(map(len, parts)) // BYTES_PER_TOKEN
 
 
+class AnswerLengths:
+    """Mean lengths of the answers of each graph: what the next ones are expected to be."""
+
+    def __init__(self) -> None:
+        self._means: dict[tuple[str, bool], float] = {}
+
+    def expected(self, request: Request, graphs: CountsByGraph) -> int:
+        """Tokens of an answer with its outline."""
+        if not isinstance(request, Submit):
+            return 0
+        facts = graphs.get(request.graph, {})
+        budget = request.max_tokens or int(facts.get("budget", 1))
+        outlined = _is_outlined(request, facts)
+        default = budget * (UNSEEN_PARTS if outlined else 1)
+        mean = self._means.get((request.graph, outlined), default)
+        return int(mean if outlined else min(mean, budget))
+
+    def note_(self, request: Request, ended: Ended, graphs: CountsByGraph) -> None:
+        """An answer has ended."""
+        if isinstance(request, Submit):
+            key = (request.graph, _is_outlined(request, graphs.get(request.graph, {})))
+            written = ended.usage["answer"] + ended.usage["outline"]
+            mean = self._means.get(key, float(written))
+            self._means[key] = mean + (written - mean) / AVERAGED_ANSWERS
+
+
+def _is_outlined(request: Submit, facts: Mapping[str, Any]) -> bool:
+    raw = request.text is not None or bool(request.token_ids) or request.schema is not None
+    return bool(facts.get("skeleton")) and request.skeleton and not raw
+
+
+# -- one request ----------------------------------------------------------------------------------
+
+
 class DeliveredStream:
     """The output of a request that its client has received.
 
     A second run of the request repeats it, in steps of other sizes: `new_part` drops what the
-    client has. Texts, tokens and scores of a branch come in the same order in every run.
-
-    Attributes:
-        ids: tokens of each branch.
+    client has. Texts, tokens, scores and events of a branch come in the same order in every run.
     """
 
     def __init__(self) -> None:
-        self._text = ""
+        self._delivered: dict[tuple[str, int], list[Any]] = {}
+        self._at: Counter[tuple[str, int]] = Counter()
         self._tokens = 0
-        self._pieces: dict[int, list[str]] = {}
-        self.ids: dict[int, list[int]] = {}
-        self._rows: Counter[int] = Counter()
-        self._events: set[tuple[str, int]] = set()
-        self.restart_()
+
+    @property
+    def ids(self) -> dict[int, list[int]]:
+        """Tokens of each branch."""
+        return {branch: ids for (kind, branch), ids in self._delivered.items() if kind == "ids"}
 
     def restart_(self) -> None:
         """The request runs again from its beginning."""
-        self._text_at = 0
-        self._pieces_at: Counter[int] = Counter()
-        self._ids_at: Counter[int] = Counter()
-        self._rows_at: Counter[int] = Counter()
+        self._at.clear()
 
     def new_part(self, output: Wrote) -> Wrote | None:
         """The part of an output that the client does not have; raises DiffersError."""
-        text = _new_part(self._text, self._text_at, output.text)
-        self._text_at += len(output.text)
-        self._text += text
+        text = "".join(self._new("text", 0, output.text))
         self._tokens = max(self._tokens, output.tokens)
         for branch, ids in output.ids:
-            delivered = self.ids.setdefault(branch, [])
-            delivered += _new_part(delivered, self._ids_at[branch], ids)
-            self._ids_at[branch] += len(ids)
-        events = [event for each in output.events if (event := self._new_event(*each))]
-        scores = [row for row in output.scores if self._is_new_row(row[0])]
+            self._new("ids", branch, ids)
+        events = []
+        for name, branch, details in output.events:
+            if name != "wrote":
+                events += [[name, branch, details]] if self._new(name, branch, [name]) else []
+            elif new := self._new(name, branch, [piece for piece, _ in details]):
+                events.append([name, branch, list(details)[-len(new) :]])
+        scores = [row for row in output.scores if self._new("scores", row[0], [row[1]])]
         if not (text or events or scores):
             return None
         return replace(output, text=text, events=events, tokens=self._tokens, scores=scores, ids=())
 
-    def _new_event(self, name: str, branch: int, details: Sequence[Any]) -> list[Any] | None:
-        if name != "wrote":
-            known = (name, branch) in self._events
-            self._events.add((name, branch))
-            return None if known else [name, branch, details]
-        pieces = [piece for piece, _ in details]
-        delivered = self._pieces.setdefault(branch, [])
-        new = _new_part(delivered, self._pieces_at[branch], pieces)
-        self._pieces_at[branch] += len(pieces)
-        delivered += new
-        return [name, branch, list(details)[len(details) - len(new) :]] if new else None
-
-    def _is_new_row(self, branch: int) -> bool:
-        self._rows_at[branch] += 1
-        new = self._rows_at[branch] > self._rows[branch]
-        self._rows[branch] += new
-        return new
-
-
-def _new_part(delivered: Output, at: int, output: Output) -> Output:
-    """The end of an output, which starts at position `at`, that was not delivered."""
-    known = delivered[at : at + len(output)]
-    if output[: len(known)] != known:
-        raise DiffersError("a second run of the request has another output than the first")
-    return output[len(known) :]
-
-
-class RoutingCallbacks(Protocol):
-    """What a ticket needs of its router."""
-
-    def forget(self, ticket: "Ticket") -> None: ...
+    def _new(self, kind: str, branch: int, items: Sequence[Any]) -> Sequence[Any]:
+        """The last of these items of a branch: those that were not delivered."""
+        delivered = self._delivered.setdefault((kind, branch), [])
+        at = self._at[kind, branch]
+        self._at[kind, branch] += len(items)
+        known = delivered[at : at + len(items)]
+        if list(items[: len(known)]) != known:
+            raise DiffersError("a second run of the request has another output than the first")
+        delivered += items[len(known) :]
+        return items[len(known) :]
 
 
 class Ticket:
     """One message to the engines, and the messages that answer it, in order.
 
     Args:
-        expected_tokens: of the answer.
+        expected_tokens: of the answer. on_close: is called once the ticket is no longer read.
 
     Attributes:
-        ended: no further message will come. losses: replicas that were lost while they had it.
+        replica: that has the request; None while it waits, and after its end. ended: no further
+            message will come. losses: replicas that were lost while they had it.
     """
 
-    def __init__(self, router: RoutingCallbacks, request: Request, expected_tokens: int) -> None:
+    def __init__(
+        self, request: Request, expected_tokens: int, on_close: Callable[["Ticket"], None]
+    ) -> None:
         self.request = request
         self.id = request.id
+        self.replica: Replica | None = None
         self.losses = 0
         self.ended = False
-        self.delivered = DeliveredStream()
-        self._router = router
+        self._delivered = DeliveredStream()
+        self._on_close = on_close
         self._expected_tokens = expected_tokens
         self._prompt_tokens = prompt_tokens(request)
         self._start_time = monotonic()
@@ -147,48 +260,45 @@ class Ticket:
             raise WorkerGoneError("the engine's process has ended")
         return message
 
-    @property
-    def waiting(self) -> int:
-        """Messages that were not read."""
-        return self._messages.qsize()
-
     def close(self) -> None:
         """Read no further; a request that has not ended is cancelled."""
-        self._router.forget(self)
+        self._on_close(self)
 
     # -- the router -------------------------------------------------------------------------------
 
     def deliver(self, message: Message | None) -> None:
-        """Hand a message to the HTTP side; None: no replica will answer."""
-        self.ended = self.ended or not isinstance(message, Admitted | Wrote)
-        self._messages.put_nowait(message)
+        """Hand what is new of a message to the HTTP side; None: no replica will answer.
 
-    def deliver_output(self, output: Wrote) -> None:
-        """Hand over what is new of an output; raises DiffersError."""
-        self._written_tokens = output.tokens
-        if new := self.delivered.new_part(output):
-            self.deliver(new)
-
-    def deliver_admitted(self, message: Admitted) -> None:
-        """Hand it over, once."""
-        if not self._admitted:
+        Raises:
+            DiffersError: it contradicts what was delivered.
+        """
+        if isinstance(message, Admitted):
+            if self._admitted:
+                return
             self._admitted = True
-            self.deliver(message)
+        elif isinstance(message, Wrote):
+            self._written_tokens = message.tokens
+            if (message := self._delivered.new_part(message)) is None:
+                return
+        else:
+            self.ended = True
+        self._messages.put_nowait(message)
 
     def restart_(self) -> None:
         """The replica that had the request is lost."""
+        self.replica = None
         self.losses += 1
         self._written_tokens = 0
-        self.delivered.restart_()
+        self._delivered.restart_()
 
     def fail_(self, why: str, finish: str = "failed") -> None:
         """End the request without an answer."""
         if not isinstance(self.request, Submit):
             self.deliver(None)
             return
-        self.deliver_admitted(Admitted(self.id, 0))
+        self.deliver(Admitted(self.id, 0))
         ended = Ended(
-            self.id,
+            id=self.id,
             text="",
             finish=finish,
             stop=None,
@@ -226,6 +336,6 @@ class Ticket:
         request = self.request
         if not isinstance(request, Submit) or not self.losses:
             return request
-        resumed = [[branch, ids[:-1]] for branch, ids in self.delivered.ids.items()]
+        resumed = [[branch, ids[:-1]] for branch, ids in self._delivered.ids.items()]
         timeout = None if request.timeout is None else max(self.remaining_seconds, 0.001)
         return replace(request, resumed=resumed, timeout=timeout)

@@ -6,7 +6,7 @@ The director is not asynchronous: every call that waits runs the event loop of i
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -14,10 +14,9 @@ from typing import Any
 
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
-from .link import LinkState, WorkerGoneError, WorkerLink
-from .membership import Membership, WorkerSource
+from .link import Membership, WorkerGoneError, WorkerLink, WorkerSource
 from .process_groups import Store, ranks_of_groups
-from .protocol import FormGroup, Grouped, GroupLost, Loaded, Message, Order, Reply
+from .protocol import FormGroup, Grouped, Message, Order, Reply
 
 MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
 RECEIVE_INTERVAL = 0.2  # seconds that one call waits for messages at most
@@ -26,14 +25,12 @@ NO_EPOCH = -1
 Report = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(eq=False, slots=True)
-class RunWorker:
+@dataclass(eq=False)
+class RunWorker(WorkerLink):
     """A worker, until it is lost. part: of the weights. epoch, rank: of its process group, or of
     none; proven: it was in one. single: its worker group of one."""
 
-    link: WorkerLink
-    part: int
-    loaded: Loaded | None = None
+    part: int = 0
     epoch: int = NO_EPOCH
     rank: int = 0
     proven: bool = False
@@ -42,14 +39,10 @@ class RunWorker:
     def __post_init__(self) -> None:
         self.single = WorkerGroup((self,))
 
-    @property
-    def name(self) -> str:
-        return self.link.name
-
-    def send(self, order: Order) -> None:
+    def order(self, order: Order) -> None:
         """Send an order; the loss of the worker is noticed elsewhere."""
         with suppress(WorkerGoneError):
-            self.link.send(order)
+            self.send(order)
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +76,8 @@ class WorkerGroup:
     @property
     def max_branches(self) -> int:
         """Branches that it decodes concurrently."""
-        return 0 if self.leader.loaded is None else self.leader.loaded.max_branches
+        greeting = self.leader.greeting
+        return 0 if greeting is None else greeting.max_branches
 
 
 Handler = Callable[[RunWorker, Reply], None]
@@ -97,7 +91,6 @@ class WorkerGroups:
 
     Attributes:
         workers: that are not lost. losses: number of lost workers. epoch: of the latest group.
-        skeleton_tp, branches_tp: workers that write an outline together, and a branch.
 
     Raises:
         UsageError: this machine does not have the block's interface.
@@ -105,29 +98,22 @@ class WorkerGroups:
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
         self.store = Store(block.interface, block.deadline)
-        self.deadline = block.deadline
-        self.skeleton_tp = block.skeleton.tp
-        self.branches_tp = block.branches.tp
+        self.block = block
         self.report = report
         self.workers: list[RunWorker] = []
         self.epoch = NO_EPOCH
         self.losses = 0
         self._parts = source.parts
-        self._count = block.workers
         self._num_started = 0
         self._failures = 0
         self._why = ""
         self._size = 0
         self._groups = dict[int, list[WorkerGroup]]()
-        self._messages = deque[tuple[WorkerLink, Message]]()
+        self._messages = deque[tuple[RunWorker, Message]]()
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._members = Membership(
-            source,
-            deadline=block.deadline,
-            restarts=False,
-            on_message=self._queue,
-            on_state=self._moved,
+        self._members = Membership[RunWorker](
+            source, deadline=block.deadline, on_message=self._queue, on_state=self._moved
         )
         self._loop.run_until_complete(self._members.open())
 
@@ -136,7 +122,7 @@ class WorkerGroups:
     @property
     def ready(self) -> list[RunWorker]:
         """Workers whose models are loaded."""
-        return [worker for worker in self.workers if worker.loaded is not None]
+        return [worker for worker in self.workers if worker.ready]
 
     @property
     def eligible(self) -> list[RunWorker]:
@@ -144,7 +130,7 @@ class WorkerGroups:
         each part as make whole groups, the first part first."""
         if self._parts == 1:
             return self.ready
-        per_part = max(self.skeleton_tp, self.branches_tp) // self._parts  # in a worker group
+        per_part = self.block.together // self._parts  # in a worker group
         by_part = [
             [worker for worker in self.ready if worker.part == part] for part in range(self._parts)
         ]
@@ -171,73 +157,76 @@ class WorkerGroups:
     @property
     def writers(self) -> list[WorkerGroup]:
         """Groups that write outlines."""
-        return self.groups(self.skeleton_tp)
+        return self.groups(self.block.skeleton.tp)
 
     @property
     def decoders(self) -> list[WorkerGroup]:
         """Groups that decode branches."""
-        return self.groups(self.branches_tp)
+        return self.groups(self.block.branches.tp)
 
     @property
     def outdated(self) -> bool:
         """Whether a worker is missing, or eligible for the group and not in it."""
-        return len(self.workers) < self._count or self.group != self.eligible
+        return len(self.workers) < self.block.workers or self.group != self.eligible
 
     def send_all(self, order: Order) -> None:
         """Send an order to all members of the process group."""
         for worker in self.group:
-            worker.send(order)
+            worker.order(order)
 
     # -- starting and losing workers --------------------------------------------------------------
 
     def fill_(self) -> None:
         """Start the workers that are missing; raises ClusterError."""
-        while len(self.workers) < self._count:
+        while len(self.workers) < self.block.workers:
             if self._failures >= MAX_FAILURES:
                 raise ClusterError(f"{MAX_FAILURES} workers in a row were lost: {self._why}")
             counts = Counter(worker.part for worker in self.workers)
             part = min(range(self._parts), key=lambda part: counts[part])
-            number = self._num_started
+            spec = self._members.source.spec(self._num_started, part)
+            worker = RunWorker(f"worker-{self._num_started}", spec, self._members, part=part)
             self._num_started += 1
-            link = self._loop.run_until_complete(self._start(f"worker-{number}", number, part))
-            self.workers.append(RunWorker(link, part))
+            self._loop.run_until_complete(self._start(worker))
+            self.workers.append(worker)
 
-    async def _start(self, name: str, number: int, part: int) -> WorkerLink:
-        return self._members.start(name, number, part)
+    async def _start(self, worker: RunWorker) -> None:
+        self._members.start(worker)
 
     def load_(self) -> None:
         """Wait until all workers have loaded their models; raises ClusterError."""
-        while len(self.ready) < self._count:
+        while len(self.ready) < self.block.workers:
             self.fill_()
-            self.receive_(_ignore)
+            self.receive_(lambda worker, reply: None)  # there are no orders yet
 
-    def _queue(self, link: WorkerLink, message: Message) -> None:
-        self._messages.append((link, message))
+    def _queue(self, worker: RunWorker, message: Message) -> None:
+        self._messages.append((worker, message))
         self._changed.set()
 
-    def _moved(self, link: WorkerLink) -> None:
+    def _moved(self, worker: RunWorker) -> None:
+        if worker.ready and self.epoch != NO_EPOCH:
+            assert worker.greeting is not None
+            self.report({"event": "worker", "worker": worker.name, "pid": worker.greeting.pid})
         self._changed.set()
 
     def receive_(self, handle: Handler, seconds: float = RECEIVE_INTERVAL) -> None:
         """Handle the messages of workers; waits up to `seconds` for the first."""
         self._loop.run_until_complete(self._wait(seconds))
-        by_link = {worker.link: worker for worker in self.workers}
-        for worker in self.workers:
-            greeting = worker.link.greeting
-            if worker.loaded is None and isinstance(greeting, Loaded):
-                worker.loaded = greeting
-                if self.epoch != NO_EPOCH:
-                    self.report({"event": "worker", "worker": worker.name, "pid": greeting.pid})
         while self._messages:
-            link, message = self._messages.popleft()
-            sender = by_link.get(link)
-            if sender is not None and isinstance(message, GroupLost):
-                self._lose_group_(sender, message)
-            elif sender is not None and isinstance(message, Reply):
-                handle(sender, message)
-        for worker in [*self.workers]:
-            if worker.link.state in (LinkState.DEAD, LinkState.CLOSED):
-                self._lose_(worker)
+            worker, message = self._messages.popleft()
+            if worker not in self.workers:
+                continue
+            if isinstance(message, Grouped) and message.epoch == worker.epoch:
+                worker.epoch = NO_EPOCH  # a collective failed: there has to be another group
+                event = {"event": "group_lost", "worker": worker.name, "why": message.error}
+                self.report(event)
+            elif isinstance(message, Reply):
+                handle(worker, message)
+        for worker in [one for one in self.workers if one.dead or one.closed]:
+            self.workers.remove(worker)
+            self.losses += 1
+            self._why = worker.why
+            self._failures += not worker.proven
+            self.report({"event": "lost", "worker": worker.name, "why": self._why})
 
     async def _wait(self, seconds: float) -> None:
         await asyncio.sleep(0)
@@ -248,19 +237,12 @@ class WorkerGroups:
             await asyncio.wait_for(self._changed.wait(), seconds)
         self._changed.clear()
 
-    def _lose_group_(self, worker: RunWorker, message: GroupLost) -> None:
-        """A collective failed for a worker: there has to be another group."""
-        if message.epoch == worker.epoch:
-            worker.epoch = NO_EPOCH
-            event = {"event": "group_lost", "worker": worker.name, "why": message.error}
-            self.report(event)
-
-    def _lose_(self, worker: RunWorker) -> None:
-        self.workers.remove(worker)
-        self.losses += 1
-        self._why = worker.link.why
-        self._failures += not worker.proven
-        self.report({"event": "lost", "worker": worker.name, "why": self._why})
+    def receive_from_(
+        self, workers: Sequence[RunWorker], replies: Mapping[RunWorker, Any], handle: Handler
+    ) -> None:
+        """Handle messages until each of these workers has a reply, or is lost."""
+        while any(worker in self.workers and worker not in replies for worker in workers):
+            self.receive_(handle)
 
     def close(self) -> None:
         """End all workers; those of a standing cluster are free again."""
@@ -282,7 +264,7 @@ class WorkerGroups:
         """
         self.fill_()
         while not self.eligible:
-            if len(self.ready) >= self._count:
+            if len(self.ready) >= self.block.workers:
                 parts = sorted(worker.part for worker in self.ready)
                 raise ClusterError(f"incomplete tensor-parallel group: workers have parts {parts}")
             self.receive_(handle)
@@ -300,47 +282,36 @@ class WorkerGroups:
                 size=len(workers),
                 host=self.store.address,
                 port=self.store.port,
-                deadline=self.deadline,
-                skeleton=self.skeleton_tp,
-                branches=self.branches_tp,
+                deadline=self.block.deadline,
+                skeleton=self.block.skeleton.tp,
+                branches=self.block.branches.tp,
             )
-            worker.send(order)
-        replies: dict[RunWorker, Grouped] = {}
+            worker.order(order)
+        errors: dict[RunWorker, str] = {}
 
         def handle_group(worker: RunWorker, reply: Reply) -> None:
             if not isinstance(reply, Grouped):
                 handle(worker, reply)
             elif reply.epoch == self.epoch:
-                replies[worker] = reply
+                errors[worker] = reply.error
 
-        while any(one in self.workers and one not in replies for one in workers):
-            self.receive_(handle_group)
-        for worker, reply in replies.items():
-            worker.epoch = NO_EPOCH if reply.error else self.epoch
-        for worker in self.group:
+        self.receive_from_(workers, errors, handle_group)
+        for worker, error in errors.items():
+            worker.epoch = NO_EPOCH if error else self.epoch
+        members = self.group
+        for worker in members:
             self._failures = self._failures if worker.proven else 0
             worker.proven = True
         if self.complete:
-            self._groups = self._grouped()
-        names = [worker.name for worker in self.group]
+            for tp in {self.block.skeleton.tp, self.block.branches.tp} - {1}:
+                self._groups[tp] = [
+                    WorkerGroup(tuple(members[rank] for rank in ranks), place)
+                    for place, ranks in enumerate(
+                        ranks_of_groups(len(members), tp, self.block.together)
+                    )
+                ]
+        names = [worker.name for worker in members]
         seconds = monotonic() - start
         self.report({"event": "group", "epoch": self.epoch, "members": names, "seconds": seconds})
-        errors = [f"{one.name}: {reply.error}" for one, reply in replies.items() if reply.error]
-        if errors:
-            self.report({"event": "no_group", "why": errors})
-
-    def _grouped(self) -> dict[int, list[WorkerGroup]]:
-        """Worker groups of several workers, by size."""
-        members = self.group
-        largest = max(self.skeleton_tp, self.branches_tp)
-        return {
-            tp: [
-                WorkerGroup(tuple(members[rank] for rank in ranks), place)
-                for place, ranks in enumerate(ranks_of_groups(len(members), tp, largest))
-            ]
-            for tp in {self.skeleton_tp, self.branches_tp} - {1}
-        }
-
-
-def _ignore(worker: RunWorker, reply: Reply) -> None:
-    """There are no orders yet."""
+        if why := [f"{worker.name}: {error}" for worker, error in errors.items() if error]:
+            self.report({"event": "no_group", "why": why})

@@ -10,44 +10,47 @@ import gc
 import json
 import os
 import resource
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import asdict, replace
 from queue import Empty, SimpleQueue
 from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from ...models.sharded import RankLost
+from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ...states.graph.load import load_program, op_table
+from ...states.manager import BranchStateManager
+from ...states.migration import movable_rows
 from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
 from ..errors import message_of
+from ..events import OUTLINE, BranchFinished, Committed
 from ..models import has_parts
+from ..prepare.inputs import RequestSettings
 from ..prepare.job import Job
 from ..prepare.options import SESSION, ClusterBlock, RunOptions
 from ..prepare.repeat import graph_yaml
-from ..record.metrics import Meter
+from ..record.metrics import Meter, held_figures
+from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session, load
-from .prefix_exchange import PrefixExchange
-from .process_groups import GroupMembership, ProcessGroup, StoreClient
+from .process_groups import GroupMembership, StoreClient, exchange_prefix
 from .protocol import (
     Assign,
+    BranchEnded,
     Cancel,
     CountWork,
     FormGroup,
     Grouped,
-    GroupLost,
-    Loaded,
     Order,
+    Ready,
     Regroup,
     Regrouped,
     Reply,
     WorkCounts,
     WorkerSocket,
 )
-from .tensor_parallel import TensorParallelEngine
-from .work_counts import counts_of
 
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
 
@@ -83,6 +86,132 @@ def load_job(values: Mapping[str, Any]) -> Session:
     source = Source(decode(values["graph"].encode(), name), name)
     job = Job(load_program(source, op_table()), RunOptions(**values["options"]), ())
     return load(job, packed=values["packed"], part=tuple(values["part"]))
+
+
+# -- engines --------------------------------------------------------------------------------------
+
+
+class AssignedPart:
+    """A part of a request in an engine, and which of its tokens another worker wrote."""
+
+    def __init__(self, order: Assign, handle: Handle) -> None:
+        assert handle.request is not None
+        self.id = order.id
+        self.handle = handle
+        self._request = handle.request
+        self._writes_outline = not order.part.branches
+        self._num_read = 0  # events of the handle
+        self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
+        self._resumed[OUTLINE] = len(order.part.outline)
+        self._last: BranchFinished | None = None
+
+    def replies(self, manager: BranchStateManager) -> Iterator[Reply]:
+        """New tokens and ends of its branches; the end of an outline with the rows of the prefix
+        that others can get, once these are retained."""
+        self._request = self.handle.request or self._request  # another one, if it was run again
+        events = self.handle.since(self._num_read)
+        self._num_read += len(events)
+        for event in events:
+            if isinstance(event, Committed):
+                if tokens := event.tokens[self._resumed.pop(event.branch, 0) :]:
+                    yield replace(event, request=self.id, tokens=tokens)
+            elif isinstance(event, BranchFinished):
+                self._last = event
+                if not self._writes_outline:
+                    yield BranchEnded(self.id, event.index, finish=event.finish, note=event.note)
+        if self.handle.done and self._writes_outline and self._last is not None:
+            yield BranchEnded(
+                id=self.id,
+                branch=OUTLINE,
+                finish=self._last.finish,
+                note=self._last.note,
+                rows=movable_rows(manager, self._request.body.ids, self._request.cache_salt),
+            )
+
+
+class TensorParallelEngine:
+    """One engine of a worker. Workers that compute a decoder together have one each, which do the
+    same; only the first rank sends.
+
+    Args:
+        session: with the replica of this worker. on_round: takes what every forward committed, on
+            the first rank. ranks: that compute the target together; None for this worker alone.
+
+    Raises:
+        RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be
+            sharded.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        send: Callable[[Reply], None],
+        on_round: Callable[[RoundSummary], None],
+        ranks: Ranks | None,
+    ) -> None:
+        leads = ranks is None or ranks.index == 0
+        self._send = send if leads else lambda reply: None
+        self.ranks = ranks
+        if ranks is not None:
+            target = sharded(session.models.target, ranks.group, ranks.index, ranks.count)
+            self.ranks = target.ranks if isinstance(target, ShardedDecoder) else None
+            models = replace(session.models, target=target)
+            session = copy(session)
+            session.models = models
+        self.session = session
+        self.engine = Engine(session, threaded=False, rounds=on_round if leads else None)
+        self.parts: dict[str, AssignedPart] = {}
+
+    @property
+    def manager(self) -> BranchStateManager:
+        return self.engine.manager
+
+    def assign(self, order: Assign) -> None:
+        """Start a part of a request."""
+        try:
+            handle = self.engine.submit(order.prompt, settings=RequestSettings(handed=order.part))
+        except Exception as error:  # of a model's tokenizer, or a grammar
+            note = message_of(error)
+            self._send(BranchEnded(order.id, OUTLINE, finish="failed", note=note))
+        else:
+            self.parts[order.id] = AssignedPart(order, handle)
+
+    def cancel(self, id: str = "") -> None:
+        """End a part; without an id all of them."""
+        for part in self.parts.values():
+            if id in ("", part.id):
+                part.handle.cancel()
+
+    def step(self) -> None:
+        """A step of the engine if it has parts, and what it brought.
+
+        Raises:
+            RankLost: the other ranks are lost; the parts cannot continue here.
+        """
+        if not self.parts:
+            return
+        try:
+            self.engine.step()
+        except EngineError:
+            if self.ranks is None or not self.ranks.lost:
+                raise
+        if self.ranks is not None and self.ranks.lost:
+            raise RankLost(self.ranks.lost)
+        for part in [*self.parts.values()]:
+            for reply in part.replies(self.manager):
+                self._send(reply)
+            if part.handle.done:
+                self.parts.pop(part.id, None)
+
+    def close(self) -> None:
+        """Free engine and pools."""
+        self.parts.clear()
+        if self.ranks is not None:  # the other ranks do not do its next step
+            self.ranks.lost = self.ranks.lost or "this group has ended"
+        self.engine.close(cancel=True)
+
+
+# -- orders ---------------------------------------------------------------------------------------
 
 
 def is_shared(order: Order) -> bool:
@@ -146,33 +275,33 @@ class WorkerLoop:
     def serve(self, pipe: WorkerSocket) -> None:
         """Serve a driver until its connection is closed."""
         self._pipe = pipe
-        self._orders = OrderQueue()
+        self._orders = orders = OrderQueue()
         self.meter = Meter()
+
+        def listen() -> None:
+            for message in pipe:
+                if isinstance(message, Order):
+                    orders.put(message)
+            orders.put(None)
+
         weights = [*self.session.models.target.parameters()]
-        loaded = Loaded(
+        ready = Ready(
             pid=os.getpid(),
             max_branches=self.session.program.graph.layout.max_num_branches,
             weights=(weights[0].data_ptr(), sum(one.nbytes for one in weights)),
         )
-        pipe.send(loaded)
-        Thread(target=self._listen, args=(pipe, self._orders), daemon=True).start()
+        pipe.send(ready)
+        Thread(target=listen, daemon=True).start()
         while not pipe.closed:
             self._turn()
         self._leave()
         for engine in self.engines.values():
-            engine.drop()
-
-    def _listen(self, pipe: WorkerSocket, orders: OrderQueue) -> None:
-        for message in pipe:
-            if isinstance(message, Order):
-                orders.put(message)
-        orders.put(None)
+            engine.cancel()
+            engine.parts.clear()
 
     def _send(self, reply: Reply) -> None:
         assert self._pipe is not None
         self._pipe.send(reply)
-
-    # -- a turn -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         """Execute orders, then make a step with every busy engine; waits a little if none is."""
@@ -186,17 +315,20 @@ class WorkerLoop:
                 for engine in [*self.engines.values()]:
                     engine.step()
         except RankLost as error:
-            self._lose_group(str(error))
+            assert self.groups is not None
+            epoch = self.groups.order.epoch
+            self._leave()
+            self._send(Grouped(epoch, str(error)))
 
     @property
     def _common(self) -> TensorParallelEngine | None:
         """The largest busy engine of several ranks, which make the next step together."""
-        busy = [engine for engine in self.engines.values() if engine.busy and engine.ranks]
+        busy = [engine for engine in self.engines.values() if engine.parts and engine.ranks]
         return busy[0] if busy else None
 
     def _take_orders(self) -> None:
         """Execute all orders, up to one that starts common work."""
-        busy = any(engine.busy for engine in self.engines.values())
+        busy = any(engine.parts for engine in self.engines.values())
         order = self._orders.pop(0.0 if busy else IDLE_INTERVAL)
         while order is not None:
             self._execute(order)
@@ -208,8 +340,8 @@ class WorkerLoop:
         Raises:
             RankLost: the other ranks did not come, or the orders that they have.
         """
-        assert self.groups is not None
-        count = common.agree(self._orders.count_shared())
+        assert self.groups is not None and common.ranks is not None
+        count = common.ranks.first(self._orders.count_shared(), self.session.models.device)
         while count and self._common is common:
             order = self._orders.pop(self.groups.order.deadline)
             if order is None:
@@ -222,9 +354,12 @@ class WorkerLoop:
     def _execute(self, order: Order) -> None:
         match order:
             case FormGroup():
-                self._send(self._form_group(order))
-            case Assign():
-                self._assign(order)
+                self._form_group(order)
+            case Assign(tp=1):
+                self._start_engine(1).assign(order)
+            case Assign():  # void for a group that has ended
+                if order.tp in self.engines and self._is_in(order.tp, order.group):
+                    self.engines[order.tp].assign(order)
             case Regroup():
                 self._send(self._regroup(order))
             case Cancel():
@@ -233,41 +368,33 @@ class WorkerLoop:
             case CountWork():
                 self._send(self._count(order.number))
 
-    def _assign(self, order: Assign) -> None:
-        """Start a part of a request; an order for a group that has ended is void."""
-        if order.tp == 1:
-            self._engine(1).assign(order)
-        elif order.tp in self.engines and self._number(order.tp) == order.group:
-            self.engines[order.tp].assign(order)
-
-    def _engine(self, tp: int, group: ProcessGroup | None = None) -> TensorParallelEngine:
+    def _start_engine(self, tp: int, ranks: Ranks | None = None) -> TensorParallelEngine:
         """The engine of a tp; starts it if there is none."""
         if tp not in self.engines:
-            ranks = None if group is None else group.ranks
             engine = TensorParallelEngine(self.session, self._send, self._round_done, ranks)
-            self.engines[tp] = engine
-            self.engines = {tp: self.engines[tp] for tp in sorted(self.engines, reverse=True)}
+            engines = {**self.engines, tp: engine}
+            self.engines = dict(sorted(engines.items(), reverse=True))
         return self.engines[tp]
 
-    def _number(self, tp: int) -> int | None:
-        return None if self.groups is None else self.groups.number_of(tp)
+    def _is_in(self, tp: int, group: int) -> bool:
+        """Whether this worker is in a worker group."""
+        return self.groups is not None and self.groups.number_of(tp) == group
 
     # -- groups -----------------------------------------------------------------------------------
 
-    def _form_group(self, order: FormGroup) -> Grouped:
+    def _form_group(self, order: FormGroup) -> None:
         assert self._pipe is not None
-        start = perf_counter()
         error = ""
         self._leave()
         try:
             groups = GroupMembership(order, self._client, self._pipe.address)
             for tp, (_, group) in groups.groups.items():
-                self._engine(tp, group)
+                self._start_engine(tp, None if group is None else group.ranks)
             self.groups = groups
         except RuntimeError as failure:
             self._leave()
             error = message_of(failure)
-        return Grouped(order.epoch, perf_counter() - start, error)
+        self._send(Grouped(order.epoch, error))
 
     def _leave(self) -> None:
         """Leave all groups, and drop what was computed in them."""
@@ -278,15 +405,8 @@ class WorkerLoop:
         if shared:
             gc.collect()  # pools are large, and sockets few
 
-    def _lose_group(self, error: str) -> None:
-        assert self.groups is not None
-        epoch = self.groups.order.epoch
-        self._leave()
-        self._send(GroupLost(epoch, error))
-
     def _regroup(self, order: Regroup) -> Regrouped:
         groups = self.groups
-        start = perf_counter()
         failed = Regrouped(
             number=order.number,
             bytes=0,
@@ -297,16 +417,17 @@ class WorkerLoop:
         )
         if groups is None or groups.order.epoch != order.epoch:
             return failed
+        source = self.engines.get(order.tp) if self._is_in(order.tp, order.group) else None
+        destination = self.engines.get(groups.order.branches)
+        start = perf_counter()
         try:
-            is_source = self._number(order.tp) == order.group
-            exchange = PrefixExchange(
+            reply = exchange_prefix(
                 order,
-                self.session,
                 groups,
-                source=self.engines.get(order.tp) if is_source else None,
-                destination=self.engines.get(groups.order.branches),
+                self.session,
+                source=None if source is None else source.engine,
+                destination=None if destination is None else destination.engine,
             )
-            reply = exchange.perform()
         except RuntimeError as failure:
             self._leave()
             seconds = perf_counter() - start
@@ -320,12 +441,19 @@ class WorkerLoop:
         self.meter.forward_done(summary, 0)
 
     def _count(self, number: int) -> WorkCounts:
+        """The counters since the last time that are not zero."""
         meter = self.meter
         self.meter = Meter()
+        counts: dict[str, Any] = {"requests": meter.requests}
+        for name in Meter.__slots__:
+            value = getattr(meter, name)
+            if isinstance(value, int | Counter) and value:
+                counts[name] = value
+        engines = reversed(self.engines.values())
         return WorkCounts(
             number=number,
-            counts=counts_of(meter),
-            memory=[engine.figures(meter) for engine in reversed(self.engines.values())],
+            counts=counts,
+            memory=[held_figures(meter, engine.engine.core.board) for engine in engines],
             open_files=len(os.listdir("/dev/fd")),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )

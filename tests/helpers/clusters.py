@@ -81,7 +81,7 @@ class Chaos:
 
     when: Callable[[Director, Run], bool]
     whom: Callable[[Director], RunWorker]
-    lose: Callable[[RunWorker], None] = field(default=lambda member: member.link.cut("was cut"))
+    lose: Callable[[RunWorker], None] = field(default=lambda member: member.cut("was cut"))
     lost: list[str] = field(default_factory=list)
     watch: Callable[[Director, Run], None] = field(default=lambda director, run: None)
 

@@ -11,8 +11,7 @@ from typing import Any
 from helpers.thread_hosts import ThreadHost
 from specsot.engine.cli.serve import plain_options
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.workers.link import WorkerSpec
-from specsot.engine.workers.membership import WorkerSource
+from specsot.engine.workers.link import WorkerSource, WorkerSpec
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Ended, Message, Start, Submit, Wrote
 from specsot.engine.workers.router import Router

@@ -41,13 +41,13 @@ def ray_cluster(workers: int = 2, together: int = 1, branches: int = 1) -> Itera
     a branch."""
     sizes = {"skeleton": GroupSize(tp=together), "branches": GroupSize(tp=branches)}
     block = ClusterBlock(workers=workers, **sizes, deadline=DEADLINE)
-    with ray_driver(block.address, workers), closing(RayWorkers(job(), block)) as hosts:
+    with ray_driver(block.address, workers), closing(RayWorkers.of_job(job(), block)) as hosts:
         yield hosts
 
 
 def pid_of(member: RunWorker) -> int:
-    assert member.loaded is not None
-    return member.loaded.pid
+    assert member.greeting is not None
+    return member.greeting.pid
 
 
 def by_signal(number: signal.Signals) -> Callable[[RunWorker], None]:

@@ -7,8 +7,7 @@ from contextlib import suppress
 from threading import Event, Thread
 
 from specsot.engine.run.session import Session
-from specsot.engine.workers.link import Pipe, WorkerSpec
-from specsot.engine.workers.membership import WorkerSource
+from specsot.engine.workers.link import Pipe, WorkerSource, WorkerSpec
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import MAX_LINE_BYTES, Load
 from specsot.engine.workers.worker_loop import WorkerLoop

@@ -4,11 +4,12 @@ from time import monotonic
 
 from helpers.clusters import BEES, session_of
 from helpers.thread_hosts import ThreadWorkers
+from specsot.engine.events import Committed
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.workers.director import Director
-from specsot.engine.workers.protocol import Assign, BranchEnded, Committed, Reply
-from specsot.engine.workers.tensor_parallel import TensorParallelEngine
+from specsot.engine.workers.protocol import Assign, BranchEnded, Reply
 from specsot.engine.workers.worker_groups import RunWorker, WorkerGroups
+from specsot.engine.workers.worker_loop import TensorParallelEngine
 from specsot.states.machine import Run
 from specsot.states.request import MigratedRequest
 
@@ -43,7 +44,8 @@ class Together:
         keep of it, and its rows."""
         self.workers.form_(lambda member, reply: None)
         self._works += 1
-        handed = MigratedRequest(outline=tuple(self._written[:-2]))
+        self._written = self._written[:-2]
+        handed = MigratedRequest(outline=tuple(self._written))
         self.workers.send_all(Assign(f"{self._works}", BEES, handed, 2, 0))
         (ended,) = self.until(BranchEnded, 1)
         assert isinstance(ended, BranchEnded) and ended.rows
@@ -71,7 +73,7 @@ class Together:
             if isinstance(reply, kind):
                 found.append(reply)
             elif isinstance(reply, Committed):
-                self._written[reply.start :] = reply.tokens
+                self._written += reply.tokens
 
         while len(found) < count and monotonic() < until:
             self.workers.receive_(took)

@@ -18,8 +18,7 @@ from specsot.engine.run.runner import perform
 from specsot.engine.serve.app import Api, build_app
 from specsot.engine.serve.metrics import ServerMetrics
 from specsot.engine.serve.middleware import ServeOptions
-from specsot.engine.workers.link import WorkerSpec
-from specsot.engine.workers.membership import WorkerSource
+from specsot.engine.workers.link import WorkerSource, WorkerSpec
 from specsot.engine.workers.router import Router
 
 ROOT = Path(__file__).parents[2]

@@ -19,10 +19,15 @@ from helpers.fleets import (
 )
 from helpers.servers import BEES, RAIN
 
-from specsot.engine.workers.link import WorkerLink, WorkerSpec
+from specsot.engine.workers.link import Membership, WorkerSource, WorkerSpec
 from specsot.engine.workers.protocol import Submit, Wrote
-from specsot.engine.workers.routing_table import Replica, RoutingTable
-from specsot.engine.workers.tickets import MAX_LOSSES, DeliveredStream, DiffersError
+from specsot.engine.workers.tickets import (
+    MAX_LOSSES,
+    DeliveredStream,
+    DiffersError,
+    Replica,
+    RoutingTable,
+)
 
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 WARM = {"temperature": 0.9}
@@ -39,14 +44,12 @@ REQUESTS = (
 # -- who gets what --------------------------------------------------------------------------------
 
 
-def link(name: str) -> WorkerLink:
-    spec = WorkerSpec(start_of(), engine_host())
-    return WorkerLink(name, spec, on_message=lambda *_: None, on_state=lambda _: None)
-
-
 def replicas(count: int) -> tuple[RoutingTable, list[Replica]]:
     router = RoutingTable()
-    members = [Replica(link(f"{i}")) for i in range(count)]
+    spec = WorkerSpec(start_of(), engine_host())
+    source = WorkerSource(lambda number, part: spec)
+    fleet = Membership[Replica](source, on_message=lambda *_: None, on_state=lambda _: None)
+    members = [Replica(f"{i}", spec, fleet) for i in range(count)]
     for one in members:
         router.attach_(one)
     return router, members

@@ -111,4 +111,4 @@ def test_parts_that_are_read_where_they_lie_have_none() -> None:
             RequestBuilder(engine).build(asked)
         assert told.value.param == "logprobs"
         plain = replace(asked, skeleton=False)
-        assert RequestBuilder(engine).build(plain).settings.contexts
+        assert RequestBuilder(engine).build(plain)[1].contexts

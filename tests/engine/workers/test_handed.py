@@ -15,7 +15,7 @@ def test_parts_keep_the_arrival_of_their_request() -> None:
     course = new_request_state(session, driver, CAMPING)
     course.parse_()
     worker: RequestTable = session.board()["branches"].table
-    for handed in (course.branches_part(course.request.branches), course.branches_part([])):
+    for handed in (course.part(course.request.branches), course.part([])):
         part = session.request(CAMPING, RequestSettings(handed=handed))
         worker.add(part)
         assert part.arrival == course.request.arrival == 1, "though it came first here"

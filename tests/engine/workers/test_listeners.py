@@ -6,7 +6,7 @@ from threading import Thread
 from helpers.clusters import BEES, session_of
 
 from specsot.engine.workers.process import WorkerProcess
-from specsot.engine.workers.protocol import Assign, Heartbeat, Load, Loaded, WorkerSocket
+from specsot.engine.workers.protocol import Assign, Heartbeat, Load, Ready, WorkerSocket
 from specsot.states.request import MigratedRequest
 
 
@@ -24,13 +24,13 @@ def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
 
     first, thread = drive(Load({}), Assign("1", BEES, MigratedRequest()))
     replies = iter(one for one in first if not isinstance(one, Heartbeat))
-    assert isinstance(next(replies), Loaded)
+    assert isinstance(next(replies), Ready)
     loop = process.loop
     first.close()
     thread.join(20)
     second, thread = drive(Load({}))
     replies = iter(one for one in second if not isinstance(one, Heartbeat))
-    assert isinstance(next(replies), Loaded) and process.loop is loop, "its models stay loaded"
+    assert isinstance(next(replies), Ready) and process.loop is loop, "its models stay loaded"
     heard = [next(iter(second)) for _ in range(3)]
     assert all(isinstance(one, Heartbeat) for one in heard)
     second.close()

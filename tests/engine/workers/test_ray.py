@@ -33,6 +33,6 @@ def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
         (lost,) = stopped.told("lost")
         assert lost["why"] in (f"has not answered for {DEADLINE:g} s", "has ended")
         for ran in (killed, stopped):
-            pids += [one.loaded.pid for one in ran.director.workers.ready if one.loaded]
+            pids += [one.greeting.pid for one in ran.director.workers.ready if one.greeting]
         assert os.getpid() not in pids
     assert gone(pids), "no process is left"

@@ -85,7 +85,7 @@ def pair() -> Iterator[Pair]:
 def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
     pair.form()
     first, second = pair.workers.group
-    weights = [one.loaded.weights for one in (first, second) if one.loaded]
+    weights = [one.greeting.weights for one in (first, second) if one.greeting]
     first.send(Assign("1", BEES, MigratedRequest()))
     (ended,) = pair.until(BranchEnded, 1)
     assert isinstance(ended, BranchEnded) and ended.rows
@@ -103,7 +103,7 @@ def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
         if number == 20:
             files, held = open_files(), _held()
     assert open_files() <= files + 2 and _held() - held < 8 << 20, "eighty of 0.8 MB are 64"
-    again = [one.loaded.weights for one in pair.workers.group if one.loaded]
+    again = [one.greeting.weights for one in pair.workers.group if one.greeting]
     assert again == weights
     target = pair.hosts.sessions[0].models.target
     assert weights[0][0] == next(target.parameters()).data_ptr(), "weights have not moved"
