@@ -127,7 +127,9 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
     if options.quiet or (_steps(options) and not (live and sys.stdin.isatty())):
         yield None
     elif live:
-        scene = scene_of(job.program.graph, options.model, len(job.prompts))
+        scene = scene_of(
+            job.program.graph.model_dump(by_alias=True), options.model, len(job.prompts)
+        )
         with LiveView(recorder, scene, console) as view:
             yield view
     else:

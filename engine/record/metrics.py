@@ -19,6 +19,11 @@ from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary
 from ..chunks.store import ChunkLibrary
 
+NS = 1e9
+SCHEMA = 1
+
+# -- cached documents -----------------------------------------------------------------------------
+
 
 @dataclass(slots=True)
 class ProbeFigures:
@@ -34,12 +39,14 @@ class ProbeFigures:
 
     def figures(self) -> dict[str, Any]:
         """Means over prompts; None and empty lists if nothing was blended."""
+        error_2L = torch.stack(self.errors).mean(0).T.tolist() if self.errors else ([], [])
         return {
             "rows": self.rows,
             "prompts": len(self.errors),
             "draws": len(self.kl),
             "kl": mean(self.kl) if self.kl else None,
-            **mean_errors(self.errors),
+            "error_k": error_2L[0],
+            "error_v": error_2L[1],
         }
 
 
@@ -47,14 +54,6 @@ def relative_errors(blended_L2x: Tensor, full_L2x: Tensor) -> Tensor:
     """[L, 2], for K and V of each layer ||blended - full|| / ||full|| over the same rows."""
     error_L2: Tensor = (blended_L2x - full_L2x).norm(dim=-1) / full_L2x.norm(dim=-1)
     return error_L2
-
-
-def mean_errors(errors: Sequence[Tensor]) -> dict[str, list[float]]:
-    """The mean over prompts for each layer, of K and of V."""
-    if not errors:
-        return {"error_k": [], "error_v": []}
-    error_L2 = torch.stack(list(errors)).mean(0)
-    return {"error_k": error_L2[:, 0].tolist(), "error_v": error_L2[:, 1].tolist()}
 
 
 def divergence(full_V: Tensor, other_V: Tensor) -> float:
@@ -70,11 +69,10 @@ def blend_figures(
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
-    target = board["target"]
     library = blending.library
     assert isinstance(library, ChunkLibrary)
-    config = target.config
-    layers = target.num_layers
+    config = board["target"].config
+    layers = board["target"].num_layers
     sizes = (config.hidden_size, config.intermediate_size, config.heads, config.kv_heads)
     shape = LayerShape(*sizes, config.head_dim)
     parts = [part for forward in forwards for part in forward.parts]
@@ -103,8 +101,7 @@ def blend_figures(
     }
 
 
-NS = 1e9
-SCHEMA = 1
+# -- counters -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -224,8 +221,7 @@ class Meter:
     @property
     def tau_request(self) -> float:
         """Mean over requests of each request's own mean."""
-        means = [_mean_length(lengths) for lengths in self.requests.values()]
-        return ratio(sum(means), len(means))
+        return mean(map(_mean_length, self.requests.values())) if self.requests else 0.0
 
     @property
     def acceptance_rate(self) -> float:
@@ -266,31 +262,7 @@ def _mean_length(lengths: Counter[int]) -> float:
     return ratio(sum(length * count for length, count in lengths.items()), lengths.total())
 
 
-def pool_figures(pool: Any) -> dict[str, Any]:
-    """Peak use of a KV pool and bytes moved inside it; pool: ops.kv.KVCache."""
-    return {
-        "capacity_slots": pool.slots,
-        "rows": pool.rows,
-        "peak_slots": pool.peak_length,
-        "slot_bytes": pool.slot_bytes,
-        "peak_bytes": pool.peak_length * pool.slot_bytes,
-        "blocks": {
-            "size": pool.blocks.size,
-            "count": len(pool.blocks),
-            "peak": pool.blocks.high_water,
-            "peak_wasted_slots": pool.blocks.most_wasted,
-        },
-        "moved_bytes": dict(pool.ledger.bytes),
-        "moves": dict(pool.ledger.moves),
-    }
-
-
-def prefix_figures(cache: Any) -> dict[str, Any] | None:
-    """Reuse of earlier prompts and answers; cache: PrefixCacheManager or None."""
-    if cache is None:
-        return None
-    hit_rate = ratio(cache.figures.reused, cache.figures.asked)
-    return {**asdict(cache.figures), "hit_rate": hit_rate, "kept_rows": cache.idle + cache.pinned}
+# -- metrics.json ---------------------------------------------------------------------------------
 
 
 def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,6 +272,13 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 def counted_figures(meter: Meter) -> dict[str, Any]:
     """The figures that are counted from events alone."""
+    seconds: dict[str, float | None] = {
+        "total": (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
+    }
+    for mark in fields(Marks):  # means over the requests that reached a mark
+        moments = [getattr(marks, mark.name) for marks in meter.marks.values()]
+        reached = [nanos / NS for nanos in moments if nanos is not None]
+        seconds[f"to_{mark.name}"] = mean(reached) if reached else None
     return {
         "schema_version": SCHEMA,
         "tau_step": meter.tau_step,
@@ -324,39 +303,10 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
         "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,
         "preemptions": meter.preempted,
-        "seconds": {
-            "total": (max(meter.last_move, meter.in_run) + meter.open_ops) / NS,
-            **{f"to_{f.name}": _mean_moment(meter, f.name) for f in fields(Marks)},
-        },
+        "seconds": seconds,
         "states": state_figures(meter),
         "ops": {name: nanos / 1e6 for name, nanos in sorted(meter.op_nanos.items())},
     }
-
-
-def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a run's pools and of its reads of the device."""
-    host = board["host"]
-    draft = board["kv_draft"]
-    return {
-        "host_reads": {
-            "total": host.reads,
-            "full": host.full_reads,
-            "per_round": ratio(host.reads, meter.forwards),
-        },
-        "kv": {
-            "target": pool_figures(board["kv"]),
-            "drafter": pool_figures(draft) if draft is not None else None,
-        },
-        "prefix_cache": prefix_figures(board["branches"].prefixes),
-        "blend": blend_figures(meter.blends, board, meter.probed),
-    }
-
-
-def _mean_moment(meter: Meter, name: str) -> float | None:
-    """Mean seconds to a mark, over the requests that reached it."""
-    moments = [getattr(marks, name) for marks in meter.marks.values()]
-    seconds = [nanos / NS for nanos in moments if nanos is not None]
-    return sum(seconds) / len(seconds) if seconds else None
 
 
 def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
@@ -368,6 +318,52 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
             "milliseconds_per_visit": ratio(meter.nanos[state] / 1e6, visits),
         }
         for state, visits in meter.visits.items()
+    }
+
+
+def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run's pools and of its reads of the device."""
+    host = board["host"]
+    draft = board["kv_draft"]
+    cache = board["branches"].prefixes
+    reuse = None
+    if cache is not None:
+        reuse = {
+            **asdict(cache.figures),
+            "hit_rate": ratio(cache.figures.reused, cache.figures.asked),
+            "kept_rows": cache.idle + cache.pinned,
+        }
+    return {
+        "host_reads": {
+            "total": host.reads,
+            "full": host.full_reads,
+            "per_round": ratio(host.reads, meter.forwards),
+        },
+        "kv": {
+            "target": _pool_figures(board["kv"]),
+            "drafter": _pool_figures(draft) if draft is not None else None,
+        },
+        "prefix_cache": reuse,
+        "blend": blend_figures(meter.blends, board, meter.probed),
+    }
+
+
+def _pool_figures(pool: Any) -> dict[str, Any]:
+    """Peak use of a KV pool and bytes moved inside it; pool: ops.kv.KVCache."""
+    return {
+        "capacity_slots": pool.slots,
+        "rows": pool.rows,
+        "peak_slots": pool.peak_length,
+        "slot_bytes": pool.slot_bytes,
+        "peak_bytes": pool.peak_length * pool.slot_bytes,
+        "blocks": {
+            "size": pool.blocks.size,
+            "count": len(pool.blocks),
+            "peak": pool.blocks.high_water,
+            "peak_wasted_slots": pool.blocks.most_wasted,
+        },
+        "moved_bytes": dict(pool.ledger.bytes),
+        "moves": dict(pool.ledger.moves),
     }
 
 
@@ -400,9 +396,8 @@ def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
     if tau < MIN_TAU:
         causes = "the text repeats nothing" if kind == "ngram" else MODEL_CAUSES
         return [f"the drafter does not help: tau_step {tau:.2f} in {rounds} rounds; {causes}"]
-    states = metrics["states"]
     draft, verify = (
-        sum(states.get(name, {}).get("milliseconds", 0.0) for name in names)
+        sum(metrics["states"].get(name, {}).get("milliseconds", 0.0) for name in names)
         for names in (DRAFT_STATES, VERIFY_STATES)
     )
     if draft <= (tau - 1) * verify:
@@ -410,6 +405,5 @@ def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
     return [
         f"drafting costs more than it saves: {draft:.0f} ms of drafting, {verify:.0f} ms of "
         f"verifying at tau_step {tau:.2f}; try a smaller tree "
-        "(--set drafter.num_draft_tokens=N) or "
-        "--set drafter.kind=none"
+        "(--set drafter.num_draft_tokens=N) or --set drafter.kind=none"
     ]

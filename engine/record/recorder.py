@@ -97,13 +97,11 @@ class Recorder:
         if not summary.rows:  # no branch could start, so no forward was computed
             return
         self.view.round_done(summary, at)
-        if self.write is not None:
-            for tree in summary.trees:
-                self._tokens.update((*tree.tokens[1:], tree.root, tree.final))
+        for tree in summary.trees if self.write is not None else ():
+            self._tokens.update((*tree.tokens[1:], tree.root, tree.final))
         for request in board["branches"].requests:
-            root = request.root
             marks = self.meter.marks.get(request.key)
-            if root is not None and root.ended and marks and marks.outline is None:
+            if request.root is not None and request.root.ended and marks and marks.outline is None:
                 marks.outline = at
         self._record(at, summary, self.meter.forwards)
 

@@ -5,7 +5,7 @@ of slots of each owner.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,29 +17,24 @@ import numpy as np
 from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary
 from ..errors import UsageError
-from ..events import BranchFinished, BranchOpened, Committed, Origin, OutlineRead, TokenEvent
 from ..text_stream import HALF
 from .metrics import NS
 from .run_folder import TRACE, SavedRun
 from .run_view import (
     BRANCH,
     OUTLINE,
-    PARSE_OP,
     PREFIX,
     BranchView,
     PoolView,
     RequestView,
     RunView,
-    Scene,
     Snapshot,
-    model_label,
+    scene_of,
 )
 from .trace import ROUND_FIELDS, Record, records_of, trees_of
 
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
-
-Texts = Mapping[int, str]
-
+UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 
 # -- requests and branches of a saved run ---------------------------------------------------------
 
@@ -59,7 +54,7 @@ class ReplayedBranch:
     finish: str
     ids: list[int]
     text: str | None
-    texts: Texts
+    texts: Mapping[int, str]
     rounds: int = 0
     last_round: int = 0
 
@@ -68,13 +63,13 @@ class ReplayedBranch:
         stage = self.stage(run)
         request = self.name.rpartition("/")[0]
         tokens = run.tokens[self.name]
+        if stage == "running" and {self.name, request} & run.preempted:
+            stage = "preempted"
         return BranchView(
             request=request,
             index=self.index,
             title=self.title,
-            stage="preempted"
-            if stage == "running" and {self.name, request} & run.preempted
-            else stage,
+            stage=stage,
             finish=self.finish if stage == "done" else "",
             tokens=tokens,
             budget=self.budget,
@@ -86,11 +81,6 @@ class ReplayedBranch:
         if not rounds:
             return "done" if self.finish == "refused" else "waiting"
         return "done" if rounds >= self.rounds else "running"
-
-    def holds_slots(self, run: RunView) -> bool:
-        """Whether the branch has slots; a cancelled one keeps them to the end of the trace."""
-        cancelled = self.finish == "cancelled" and run.rounds[self.name] > 0
-        return cancelled or self.stage(run) == "running"
 
     def text_at(self, tokens: int) -> str:
         """The text of the first tokens.
@@ -160,89 +150,6 @@ class ReplayedRequest:
         )
 
 
-def replayed_requests(
-    outputs: Mapping[str, Mapping[str, Any]],
-    rounds: Iterable[Mapping[str, Any]],
-    texts: Texts,
-    budgets: tuple[int, int],
-) -> list[ReplayedRequest]:
-    """The requests of a run in its order.
-
-    Args:
-        outputs: lines of outputs.jsonl by key; without them, branches have names alone.
-        rounds: records of the trace. budgets: of outlines, and of parts.
-    """
-    requests = {key: _request(key, line, texts, budgets) for key, line in outputs.items()}
-    branches = {b.name: b for request in requests.values() for b in request.branches}
-    for record in rounds:
-        for name in record["branches"]:
-            if name not in branches:
-                key = name.rpartition("/")[0]
-                request = requests.setdefault(key, ReplayedRequest(key, ""))
-                branches[name] = _unsaved_branch(request, name, texts, budgets)
-            branches[name].rounds += 1
-            branches[name].last_round = record["round"]
-    return list(requests.values())
-
-
-def _unsaved_branch(
-    request: ReplayedRequest, name: str, texts: Texts, budgets: tuple[int, int]
-) -> ReplayedBranch:
-    """A branch that the outputs do not have; added to its request."""
-    is_outline = name.endswith("/outline")
-    branch = ReplayedBranch(
-        name=name,
-        index=-1 if is_outline else len(request.parts),
-        title=name.rpartition("/")[2],
-        budget=budgets[0] if is_outline else budgets[1],
-        finish="",
-        ids=[],
-        text="",
-        texts=texts,
-    )
-    if is_outline:
-        request.outline = branch
-    else:
-        request.parts.append(branch)
-    return branch
-
-
-def _request(
-    key: str, line: Mapping[str, Any], texts: Texts, budgets: tuple[int, int]
-) -> ReplayedRequest:
-    request = ReplayedRequest(key, line.get("question", ""))
-    ids = line.get("outline_token_ids") or []
-    finish = line.get("outline_finish_reason") or ""
-    if ids or finish:
-        request.outline = ReplayedBranch(
-            name=f"{key}/outline",
-            index=-1,
-            title="outline",
-            budget=budgets[0],
-            finish=finish,
-            ids=ids,
-            text=None,
-            texts=texts,
-        )
-    parts = [(f"{key}/{part['index'] + 1}", part) for part in line.get("parts", ())]
-    if line.get("combined") is not None:
-        parts.append((f"{key}/combined", line["combined"]))
-    request.parts = [
-        ReplayedBranch(
-            name=name,
-            index=index,
-            title=part["title"] or "answer",
-            budget=budgets[1],
-            finish=part["finish_reason"],
-            ids=part["token_ids"],
-            text=part["text"],
-            texts=texts,
-        )
-        for index, (name, part) in enumerate(parts)
-    ]
-    return request
-
-
 # -- the run --------------------------------------------------------------------------------------
 
 
@@ -251,7 +158,7 @@ class Replay:
 
     Attributes:
         scene: the constants of the run. times: nanoseconds of the run at the end of each frame.
-        missing: what the run folder lacks, in words.
+        missing: what the run folder lacks, in words. requests: in the run's order.
 
     Raises:
         UsageError: the folder has no trace of a run.
@@ -268,8 +175,14 @@ class Replay:
         self._ends = [*moves[1:], len(self.records)]
         self.times = [self.records[end - 1]["t"] for end in self._ends]
         try:
-            self.scene = _scene(run.manifest)
-            self._texts = self._read_texts(records)
+            self._graph = run.manifest["graph"]["resolved"]
+            model = run.manifest["models"]["target"]["name"]
+            self.scene = scene_of(self._graph, model, run.manifest["requests"])
+            self._texts: dict[int, str] = {}
+            for texts in (record["texts"] for record in records if record["kind"] == "texts"):
+                self._texts = {int(token): text for token, text in texts.items()}
+            if len(self.records) == len(records):
+                self.missing.append("the texts of single tokens")
             self.requests = self._read_requests()
             self._sizes = self._read_sizes()
             self._view = RunView()
@@ -279,6 +192,74 @@ class Replay:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise UsageError(f"{run.path}: not a valid run folder: {reason}") from None
+
+    def _read_requests(self) -> list[ReplayedRequest]:
+        """The requests of outputs.jsonl; without it, branches of the trace have names alone."""
+        rounds = [record for record in self.records if record["kind"] == "round"]
+        verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
+        if verified and not any("trees" in r or "explained" in r for r in verified):
+            self.missing.append("drafts")
+        try:
+            outputs = self.run.outputs
+        except UsageError:
+            outputs = {}
+            self.missing.append("outputs")
+        graph = self._graph
+        budget = self.run.manifest.get("max_new_tokens") or graph["limits"]["max_new_tokens"]
+        outline_budget = (graph.get("skeleton") or {}).get("max_tokens", 0)
+        requests: dict[str, ReplayedRequest] = {}
+        branches: dict[str, ReplayedBranch] = {}
+
+        def add(name: str, saved: Mapping[str, Any]) -> ReplayedBranch:
+            key, _, title = name.rpartition("/")
+            request = requests.setdefault(key, ReplayedRequest(key, ""))
+            is_outline = title == "outline"
+            branches[name] = branch = ReplayedBranch(
+                name=name,
+                index=-1 if is_outline else len(request.parts),
+                title=title if saved is UNSAVED or is_outline else saved["title"] or "answer",
+                budget=outline_budget if is_outline else budget,
+                finish=saved["finish_reason"],
+                ids=saved["token_ids"],
+                text=saved["text"],
+                texts=self._texts,
+            )
+            if is_outline:
+                request.outline = branch
+            else:
+                request.parts.append(branch)
+            return branch
+
+        for key, line in outputs.items():
+            requests[key] = ReplayedRequest(key, line.get("question", ""))
+            ids = line.get("outline_token_ids") or []
+            finish = line.get("outline_finish_reason") or ""
+            if ids or finish:
+                outline = {"finish_reason": finish, "token_ids": ids, "text": None}
+                add(f"{key}/outline", outline)
+            for part in line.get("parts", ()):
+                add(f"{key}/{part['index'] + 1}", part)
+            if line.get("combined") is not None:
+                add(f"{key}/combined", line["combined"])
+        for record in rounds:
+            for name in record["branches"]:
+                branch = branches.get(name) or add(name, UNSAVED)
+                branch.rounds += 1
+                branch.last_round = record["round"]
+        return list(requests.values())
+
+    def _read_sizes(self) -> tuple[int, int, int]:
+        """Slots of the target's pool, bytes of a slot, slots of the drafter's pool."""
+        try:
+            pools = self.run.metrics["kv"]
+        except UsageError:
+            self.missing.append("metrics")
+            layout = self._graph["layout"]
+            # Earlier versions called it `capacity`.
+            return layout["kv_slots" if "kv_slots" in layout else "capacity"], 0, 0
+        target = pools["target"]
+        drafter = pools["drafter"] or {}
+        return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -323,16 +304,17 @@ class Replay:
         """The pool at the moment of a view."""
         used, draft_used = view.kv
         capacity, slot_bytes, draft_capacity = self._sizes
-        parts = [
-            (OUTLINE if branch.index < 0 else BRANCH + branch.index, view.tokens[branch.name] - 1)
-            for request in self.requests
-            for branch in request.branches
-            if branch.holds_slots(view)
-        ]
-        counts = [max(count, 0) for _, count in parts]
-        kinds = np.array([PREFIX, *(kind for kind, _ in parts)], np.int16)
+        kinds = [PREFIX]
+        counts: list[int] = []
+        for branch in (branch for request in self.requests for branch in request.branches):
+            # A cancelled branch keeps its slots to the end of the trace.
+            cancelled = branch.finish == "cancelled" and view.rounds[branch.name] > 0
+            if cancelled or branch.stage(view) == "running":
+                kinds.append(OUTLINE if branch.index < 0 else BRANCH + branch.index)
+                counts.append(max(view.tokens[branch.name] - 1, 0))
         codes = np.zeros(max(capacity, used), np.int16)
-        codes[:used] = np.repeat(kinds, [max(used - sum(counts), 0), *counts])[:used]
+        prefix = max(used - sum(counts), 0)
+        codes[:used] = np.repeat(np.array(kinds, np.int16), [prefix, *counts])[:used]
         return PoolView(
             codes=codes,
             used=used,
@@ -342,40 +324,6 @@ class Replay:
             draft_capacity=draft_capacity,
             moved=None,
         )
-
-    def _read_texts(self, records: list[Record]) -> dict[int, str]:
-        texts = next((record["texts"] for record in records if record["kind"] == "texts"), None)
-        if texts is None:
-            self.missing.append("the texts of single tokens")
-        return {int(token): text for token, text in (texts or {}).items()}
-
-    def _read_requests(self) -> list[ReplayedRequest]:
-        rounds = [record for record in self.records if record["kind"] == "round"]
-        verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
-        if verified and not any("trees" in r or "explained" in r for r in verified):
-            self.missing.append("drafts")
-        try:
-            outputs = self.run.outputs
-        except UsageError:
-            outputs = {}
-            self.missing.append("outputs")
-        graph = self.run.manifest["graph"]["resolved"]
-        budget = self.run.manifest.get("max_new_tokens") or graph["limits"]["max_new_tokens"]
-        outline_budget = (graph.get("skeleton") or {}).get("max_tokens", 0)
-        return replayed_requests(outputs, rounds, self._texts, (outline_budget, budget))
-
-    def _read_sizes(self) -> tuple[int, int, int]:
-        """Slots of the target's pool, bytes of a slot, slots of the drafter's pool."""
-        try:
-            pools = self.run.metrics["kv"]
-        except UsageError:
-            self.missing.append("metrics")
-            layout = self.run.manifest["graph"]["resolved"]["layout"]
-            # Earlier versions called it `capacity`.
-            return layout["kv_slots" if "kv_slots" in layout else "capacity"], 0, 0
-        target = pools["target"]
-        drafter = pools["drafter"] or {}
-        return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
 
 
 def fold_record(view: RunView, record: Record) -> None:
@@ -396,107 +344,17 @@ def fold_record(view: RunView, record: Record) -> None:
         case "step":  # older traces have no preemptions
             view.planned(record.get("preempted", ()), (*record["starts"], *record["chunks"]))
         case "round":
-            view.round_done(_summary(record), record["t"])
-
-
-class ReplayedEvents:
-    """The token events of a saved run, as its engine would stream them, record by record.
-
-    view: the run after the records so far.
-    """
-
-    def __init__(self, replay: Replay) -> None:
-        self.view = RunView()
-        self._requests = replay.requests
-        self._branches = {
-            branch.name: (request.key, branch)
-            for request in replay.requests
-            for branch in request.branches
-        }
-        self._parsed: set[str] = set()
-
-    def of(self, record: Record) -> Iterator[tuple[str, TokenEvent]]:
-        """Fold a record into the view; yield its events with the key of their request."""
-        fold_record(self.view, record)
-        if record["kind"] == "op" and record["op"] == PARSE_OP:
-            yield from self._outlines()
-        elif record["kind"] == "round":
-            forced = {tree.branch for tree in trees_of(record) if tree.forced}
-            columns = (record[name] for name in ("branches", "committed", "accepted"))
-            for name, count, accepted in zip(*columns, strict=True):
-                if name not in self._branches:
-                    continue
-                key, branch = self._branches[name]
-                first = self.view.tokens[name] - count
-                tokens = tuple(branch.ids[first : first + count])
-                committed = Committed(
-                    request=key,
-                    branch=branch.index,
-                    tokens=tokens,
-                    round=record["round"],
-                    origins=_origins(len(tokens), accepted, forced=name in forced),
-                    final=self.view.rounds[name] >= branch.rounds,
-                )
-                for event in self._branch_events(branch, committed):
-                    yield key, event
-
-    def _outlines(self) -> Iterator[tuple[str, TokenEvent]]:
-        for request in self._requests:
-            root = request.outline
-            if root is None or request.key in self._parsed:
-                continue
-            if self.view.rounds[root.name] >= root.rounds:
-                self._parsed.add(request.key)
-                titles = [part.title for part in request.parts if part.title != "combined"]
-                yield request.key, OutlineRead(tuple(titles) if len(titles) > 1 else ())
-
-    def _branch_events(self, branch: ReplayedBranch, committed: Committed) -> Iterator[TokenEvent]:
-        if self.view.rounds[branch.name] == 1:
-            yield BranchOpened(branch.index, branch.title)
-        if committed.tokens:
-            yield committed
-        if committed.final:
-            yield BranchFinished(branch.index, branch.finish, "")
-
-
-def _origins(count: int, accepted: int, *, forced: bool) -> str:
-    """An `Origin` for each token of a branch's round."""
-    if accepted < 0:
-        return Origin.PROMPT * count
-    drafts = min(accepted, count)
-    return (Origin.FORCED if forced else Origin.DRAFT) * drafts + Origin.TARGET * (count - drafts)
-
-
-def _summary(record: Record) -> RoundSummary:
-    """The round of a record, as far as a view needs it."""
-    blend: Any = record.get("blend")
-    return RoundSummary(
-        **_with_tuples({name: record[name] for name in ROUND_FIELDS}),
-        target_length=record["kv"],
-        draft_length=record["kv_draft"],
-        trees=tuple(trees_of(record)),
-        blend=BlendSummary(**_with_tuples(blend)) if blend else None,
-    )
+            blend = record.get("blend")
+            summary = RoundSummary(
+                **_with_tuples({name: record[name] for name in ROUND_FIELDS}),
+                target_length=record["kv"],
+                draft_length=record["kv_draft"],
+                trees=tuple(trees_of(record)),
+                blend=BlendSummary(**_with_tuples(blend)) if blend else None,
+            )
+            view.round_done(summary, record["t"])
 
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values of JSON with tuples for lists."""
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-
-
-def _scene(manifest: dict[str, Any]) -> Scene:
-    graph = manifest["graph"]["resolved"]
-    ways: dict[str, tuple[str, ...]] = {}
-    for edge in graph["transitions"]:
-        sources = edge["from"] if isinstance(edge["from"], list | tuple) else [edge["from"]]
-        for source in sources:
-            ways[source] = (*ways.get(source, ()), edge["to"])
-    return Scene(
-        graph=graph["name"],
-        layout=graph["layout"]["kind"],
-        drafter=graph["drafter"]["kind"],
-        model=model_label(manifest["models"]["target"]["name"]),
-        states=tuple(graph["states"]),
-        ways=ways,
-        requests=manifest["requests"],
-    )

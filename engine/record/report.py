@@ -7,7 +7,8 @@ from typing import Any
 
 from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
-from ...states.text.outline import Outline, Point
+from ...states.text.outline import Outline
+from ..events import OUTLINE, finish_of
 from ..text_stream import printable
 from .metrics import NS, Marks, Meter
 
@@ -15,7 +16,6 @@ Contexts = Mapping[int, Sequence[int]]
 """The token ids before the answer of each branch, by its index; `OUTLINE` that of the outline."""
 Sights = Mapping[int, Sequence[Sequence[Any]]]
 """Visible segments of a context, [tokens, position, [sees]] each, if it does not see all of it."""
-OUTLINE = -1
 
 
 def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
@@ -59,49 +59,59 @@ def uncombined(answers: Iterable[Answer]) -> list[str]:
     ]
 
 
-def outline_document(outline: Outline) -> dict[str, Any]:
-    """The outline as JSON values."""
+# -- outputs.jsonl --------------------------------------------------------------------------------
+
+
+def outputs(
+    answers: Sequence[Answer],
+    meter: Meter,
+    contexts: Mapping[str, Contexts],
+    sights: Mapping[str, Sights],
+) -> list[dict[str, Any]]:
+    """The lines of outputs.jsonl: text, outline, parts with finish reasons, times; contexts,
+    sights: of every request, by its key."""
+    lines = []
+    for item in answers:
+        ids = contexts.get(item.key, {})
+        combined = None
+        if item.combined is not None:
+            segments = sights.get(item.key, {}).get(item.combined.index)
+            combined = {**_section(item.combined, ids), "context_segments": segments}
+        marks = asdict(meter.marks.get(item.key, Marks()))
+        line = {
+            "id": item.key,
+            "question": item.question,
+            "text": item.text,
+            "finish_reason": finish_of(item),
+            "outline": None if item.outline is None else _outline(item.outline),
+            "outline_finish_reason": item.outline_finish or None,
+            "outline_context_ids": list(ids.get(OUTLINE, ())),
+            "outline_token_ids": list(item.outline_tokens),
+            "parts": [_section(section, ids) for section in item.sections],
+            "combined": combined,
+            "seconds": {
+                f"to_{name}": None if nanos is None else nanos / NS for name, nanos in marks.items()
+            },
+        }
+        lines.append(line)
+    return lines
+
+
+def _outline(outline: Outline) -> dict[str, Any]:
+    points = [
+        {"id": p.id, "title": p.title, "length": p.length, "tool": p.tool, "depends_on": [*p.deps]}
+        for p in outline.points
+    ]
     return {
         "mode": outline.mode,
         "status": outline.status,
-        "points": [_point_document(point) for point in outline.points],
+        "points": points,
         "skipped": list(map(asdict, outline.skipped)),
         "mended": list(map(asdict, outline.mended)),
     }
 
 
-def _point_document(point: Point) -> dict[str, Any]:
-    same = {name: getattr(point, name) for name in ("id", "title", "length", "tool")}
-    return {**same, "depends_on": list(point.deps)}
-
-
-def answer_document(
-    item: Answer, marks: Marks | None, contexts: Contexts, sights: Sights
-) -> dict[str, Any]:
-    """One request: text, outline, parts with finish reasons, times; contexts: of its branches."""
-    combined = None
-    if item.combined is not None:
-        combined = _section_document(item.combined, contexts)
-        combined["context_segments"] = sights.get(item.combined.index)
-    return {
-        "id": item.key,
-        "question": item.question,
-        "text": item.text,
-        "finish_reason": finish_of(item),
-        "outline": None if item.outline is None else outline_document(item.outline),
-        "outline_finish_reason": item.outline_finish or None,
-        "outline_context_ids": list(contexts.get(OUTLINE, ())),
-        "outline_token_ids": list(item.outline_tokens),
-        "parts": [_section_document(s, contexts) for s in item.sections],
-        "combined": combined,
-        "seconds": {
-            f"to_{name}": None if nanos is None else nanos / NS
-            for name, nanos in asdict(marks or Marks()).items()
-        },
-    }
-
-
-def _section_document(section: Section, contexts: Contexts) -> dict[str, Any]:
+def _section(section: Section, contexts: Contexts) -> dict[str, Any]:
     return {
         "index": section.index,
         "title": section.title,
@@ -113,49 +123,26 @@ def _section_document(section: Section, contexts: Contexts) -> dict[str, Any]:
     }
 
 
-def finish_of(item: Answer) -> str:
-    """The worst of the parts' finish reasons; parts that are not combined are an answer as well."""
-    combined = item.combined
-    sections = item.sections if combined is None or combined.finish == "refused" else _all(item)
-    reasons = {section.finish for section in sections}
-    worst_first = ("failed", "timeout", "refused", "cancelled", "length", "stop")
-    return next((reason for reason in worst_first if reason in reasons), "cancelled")
-
-
-def outputs(
-    answers: Sequence[Answer],
-    meter: Meter,
-    contexts: Mapping[str, Contexts],
-    sights: Mapping[str, Sights],
-) -> list[dict[str, Any]]:
-    """The lines of outputs.jsonl; contexts, sights: of every request, by its key."""
-    return [
-        answer_document(
-            item, meter.marks.get(item.key), contexts.get(item.key, {}), sights.get(item.key, {})
-        )
-        for item in answers
-    ]
+# -- pages ----------------------------------------------------------------------------------------
 
 
 def answer_text(answers: Sequence[Answer]) -> str:
     """The answer, or each answer under its question, as text."""
     if len(answers) == 1:
         return printable(answers[0].text) + "\n"
-    blocks = [
+    return "\n".join(
         f"[{printable(a.key, '')}] {printable(a.question, '')}\n\n{printable(a.text)}\n"
         for a in answers
-    ]
-    return "\n".join(blocks)
+    )
 
 
 def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status: str) -> list[str]:
     """Two lines for stderr at the end of a run."""
     parts = sum(len(a.sections) for a in answers)
-    seconds = metrics["seconds"]["total"]
     kv = metrics["kv"]["target"]
     return [
-        f"{status}: {metrics['tokens']} tokens in {parts} parts, {seconds:.2f} s, "
-        f"{metrics['tokens_per_second']:.0f} tokens/s",
+        f"{status}: {metrics['tokens']} tokens in {parts} parts, "
+        f"{metrics['seconds']['total']:.2f} s, {metrics['tokens_per_second']:.0f} tokens/s",
         f"tokens per target forward {metrics['tokens_per_target_forward']:.2f}, "
         f"tau_step {metrics['tau_step']:.2f}, acceptance {100 * metrics['acceptance_rate']:.0f} %, "
         f"KV peak {kv['peak_slots']}/{kv['capacity_slots']} slots, "
@@ -168,8 +155,6 @@ def summary_page(
     title: str, answers: Sequence[Answer], metrics: Mapping[str, Any], facts: Mapping[str, str]
 ) -> str:
     """summary.md."""
-    plain = [(name, value) for name, value in metrics.items() if isinstance(value, int | float)]
-    figures = [(name, _number(value)) for name, value in (*plain, *_nested(metrics))]
     states = [
         (name, s["visits"], f"{s['milliseconds']:.1f}", f"{s['milliseconds_per_visit']:.2f}")
         for name, s in metrics["states"].items()
@@ -179,44 +164,47 @@ def summary_page(
         for item in answers
         for s in _all(item)
     ]
-    tables = (
+    tables: tuple[tuple[str, Sequence[str], Iterable[Sequence[Any]]], ...] = (
         (f"# {title}", ("", ""), facts.items()),
-        ("## Figures", ("metric", "value"), figures),
+        ("## Figures", ("metric", "value"), _figures(metrics)),
         ("## States", ("state", "visits", "ms", "ms per visit"), states),
         ("## Parts", ("request", "part", "title", "tokens", "finish", "note"), parts),
     )
-    return "\n".join("\n".join(_table(*table)) for table in tables)
-
-
-def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """A heading with a table under it, in Markdown."""
-    yield from (title, "", _row(headings), "|" + "---|" * len(headings))
-    yield from map(_row, rows)
-    yield ""
+    lines: list[str] = []
+    for heading, columns, rows in tables:
+        lines += [heading, "", _row(columns), "|" + "---|" * len(columns), *map(_row, rows), ""]
+    return "\n".join(lines)
 
 
 def _row(cells: Sequence[Any]) -> str:
+    """A row of a table in Markdown."""
     texts = (printable(str(cell), "").replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(texts)} |"
 
 
-def _nested(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"seconds.{k}", v) for k, v in metrics["seconds"].items() if v is not None)
-    yield from ((f"host_reads.{k}", v) for k, v in metrics["host_reads"].items())
+def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The figures by dotted names; of the pools, the peak and the moved bytes."""
+    nested = {
+        "": metrics,
+        "seconds": metrics["seconds"],
+        "host_reads": metrics["host_reads"],
+        "blend": metrics["blend"] or {},
+    }
     for name, value in (metrics["blend"] or {}).items():
-        nested = value.items() if isinstance(value, dict) else [("", value)]
-        for key, figure in nested:
-            if isinstance(figure, int | float | list):
-                yield f"blend.{name}.{key}".rstrip("."), figure
-    for name, value in (metrics["prefix_cache"] or {}).items():
-        yield f"prefix_cache.{name}", value
+        if isinstance(value, dict):
+            nested[f"blend.{name}"] = value
+    nested["prefix_cache"] = metrics["prefix_cache"] or {}
     for name, pool in metrics["kv"].items():
         if pool is not None:
-            yield f"kv.{name}.peak_bytes", pool["peak_bytes"]
-            yield f"kv.{name}.moved_bytes", sum(pool["moved_bytes"].values())
+            moved = sum(pool["moved_bytes"].values())
+            nested[f"kv.{name}"] = {"peak_bytes": pool["peak_bytes"], "moved_bytes": moved}
+    for block, values in nested.items():
+        for name, value in values.items():
+            if isinstance(value, int | float | list):  # a list has a value for every layer
+                yield f"{block}.{name}".lstrip("."), _number(value)
 
 
 def _number(value: float | list[float]) -> str:
-    if isinstance(value, list):  # of every layer
+    if isinstance(value, list):
         return " ".join(map(_number, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -45,9 +46,20 @@ class RunFolder:
         Raises:
             UsageError: the place is not writable.
         """
+        stamp = datetime.now(UTC).strftime(STAMP)
         try:
-            path = _new_folder(runs, graph)
-            _link(runs / LATEST, path.name)
+            runs.mkdir(parents=True, exist_ok=True)
+            while True:
+                path = runs / f"{stamp}-{graph}-{secrets.token_hex(3)}"
+                with suppress(FileExistsError):  # of a run of the same second
+                    path.mkdir()
+                    break
+            link = runs / f".{LATEST}-{path.name}"
+            try:
+                link.symlink_to(path.name, target_is_directory=True)
+                link.replace(runs / LATEST)
+            except OSError:  # not every file system has symbolic links
+                link.unlink(missing_ok=True)
         except OSError as error:
             reason = error.strerror or error
             message = f"{runs}: no run folder can be made there: {reason} (see --runs-dir)"
@@ -157,26 +169,6 @@ def _line(value: Mapping[str, Any]) -> str:
     return COMPACT.encode(value) + "\n"
 
 
-def _new_folder(runs: Path, graph: str) -> Path:
-    runs.mkdir(parents=True, exist_ok=True)
-    stamp = datetime.now(UTC).strftime(STAMP)
-    while True:
-        path = runs / f"{stamp}-{graph}-{secrets.token_hex(3)}"
-        with suppress(FileExistsError):  # of a run of the same second
-            path.mkdir()
-            return path
-
-
-def _link(link: Path, name: str) -> None:
-    """Point the symbolic link to `name`, if the file system has symbolic links."""
-    part = link.with_name(f".{LATEST}-{name}")
-    try:
-        part.symlink_to(name, target_is_directory=True)
-        part.replace(link)
-    except OSError:
-        part.unlink(missing_ok=True)
-
-
 # -- reading --------------------------------------------------------------------------------------
 
 
@@ -189,19 +181,6 @@ class SavedRun:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         return self._object(MANIFEST)
-
-    @property
-    def second(self) -> str:
-        """The start time to the second, from the name."""
-        return self.path.name.partition("-")[0]
-
-    @property
-    def started(self) -> str:
-        """The start time to the microsecond; empty if the manifest cannot be read."""
-        try:
-            return str(self.manifest.get("started", ""))
-        except UsageError:
-            return ""
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
@@ -259,18 +238,23 @@ def saved_runs(runs: Path) -> list[SavedRun]:
     """The run folders of a folder, the oldest first; other entries are ignored."""
     if not runs.is_dir():
         return []
-    paths = (path for path in runs.iterdir() if NAME.fullmatch(path.name))
-    folders = [
-        SavedRun(path) for path in paths if not path.is_symlink() and (path / MANIFEST).is_file()
+    paths = [
+        path
+        for path in runs.iterdir()
+        if NAME.fullmatch(path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
     ]
-    seconds = Counter(run.second for run in folders)
+    seconds = Counter(path.name.partition("-")[0] for path in paths)
 
     def start_time(run: SavedRun) -> tuple[str, str, str]:
-        """The manifest is read only for runs of the same second."""
-        unique = seconds[run.second] == 1
-        return run.second, "" if unique else run.started, run.path.name
+        """The manifest, with its microseconds, is read only for runs of the same second."""
+        second = run.path.name.partition("-")[0]
+        started = ""
+        if seconds[second] > 1:
+            with suppress(UsageError):
+                started = str(run.manifest.get("started", ""))
+        return second, started, run.path.name
 
-    return sorted(folders, key=start_time)
+    return sorted(map(SavedRun, paths), key=start_time)
 
 
 def find_run(ref: str, runs: Path) -> SavedRun:
@@ -337,19 +321,14 @@ class RunDifference:
 
 def difference(run: SavedRun, other: SavedRun) -> RunDifference:
     """Tokens request by request and part by part, settings, and figures."""
-    settings = dict(_settings(run.manifest))
-    others = dict(_settings(other.manifest))
-    unequal = {
-        name: (settings.get(name), others.get(name))
-        for name in sorted({*settings, *others})
-        if settings.get(name) != others.get(name)
-    }
     first = next(_token_differences(run.outputs, other.outputs), None)
+    settings = [dict(_settings(side.manifest)) for side in (run, other)]
+    pairs = {name: (settings[0].get(name), settings[1].get(name)) for s in settings for name in s}
     figures = {name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES}
     a, b = (side.metrics.get("seconds", {}).get("total") for side in (run, other))
     return RunDifference(
         equal=first is None,
-        settings=unequal,
+        settings={name: (a, b) for name, (a, b) in sorted(pairs.items()) if a != b},
         first=first,
         figures={**figures, "seconds": (a, b)},
     )
@@ -357,8 +336,7 @@ def difference(run: SavedRun, other: SavedRun) -> RunDifference:
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """All settings that can change a run, by dotted names; states and transitions as a whole."""
-    graph = manifest.get("graph", {}).get("resolved", {})
-    for key, value in graph.items():
+    for key, value in manifest.get("graph", {}).get("resolved", {}).items():
         if key == "name":
             yield "graph.name", value
         elif key in ("states", "transitions", "doc"):
@@ -368,7 +346,7 @@ def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         else:
             yield key, value
     for kind, model in manifest.get("models", {}).items():
-        yield f"{kind}", model and model.get("hash")
+        yield kind, model and model.get("hash")
     for name in MANIFEST_SETTINGS:
         yield name, manifest.get(name)
     for name, number in manifest.get("versions", {}).items():
@@ -383,8 +361,7 @@ def _token_differences(
             side = 1 if key in outputs else 2
             yield {"request": key, "where": "the request itself", "only_in": side}
             continue
-        decoded = dict(_decoded(outputs[key]))
-        other = dict(_decoded(others[key]))
+        decoded, other = (_decoded(lines[key]) for lines in (outputs, others))
         for where in {**decoded, **other}:
             (a, text_a), (b, text_b) = (side.get(where, ([], "")) for side in (decoded, other))
             if a == b:
@@ -403,14 +380,13 @@ def _token_differences(
 
 def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Length of the common start of two sequences."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return next((n for n, (a, b) in enumerate(zip_longest(first, second)) if a != b), len(first))
 
 
-def _decoded(line: Mapping[str, Any]) -> Iterator[tuple[str, tuple[list[int], str]]]:
+def _decoded(line: Mapping[str, Any]) -> dict[str, tuple[list[int], str]]:
     """Token ids and text of everything that was decoded for a request."""
-    yield "outline", (line.get("outline_token_ids", []), "")
-    for part in line.get("parts", []):
-        yield f"part {part['index'] + 1}", (part["token_ids"], part["text"])
+    parts = {f"part {part['index'] + 1}": part for part in line.get("parts", [])}
     if line.get("combined") is not None:
-        yield "combined", (line["combined"]["token_ids"], line["combined"]["text"])
+        parts["combined"] = line["combined"]
+    texts = {where: (part["token_ids"], part["text"]) for where, part in parts.items()}
+    return {"outline": (line.get("outline_token_ids", []), ""), **texts}

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...states.blend import Reused
-from ...states.graph.graph import Graph
 from ...states.machine import Moved, OpRan
 from ...states.prefix_cache import CachedSegment
 from ...states.request import Branch, Finish, Request
@@ -84,46 +83,41 @@ def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> D
     """The tree of round `number`; text: the text of a single token."""
     request, _, name = tree.branch.rpartition("/")
     drafts = [node for node in range(1, len(tree.tokens)) if tree.tokens[node] >= 0]
-    path_length = len(tree.path)
-    place = {0: 0}
-    nodes = [DraftNode(token_text(tree.root, text), -1, Mark.ROOT)]
-    for node in (*tree.path[1:], *(node for node in drafts if node not in tree.path)):
-        place[node] = len(nodes)
-        parent = place[tree.parents[node]]
-        nodes.append(DraftNode(token_text(tree.tokens[node], text), parent, _mark(tree, node)))
-    # The final token comes after the path and moves every later node by one.
-    final = DraftNode(token_text(tree.final, text), path_length - 1, _final_mark(tree, drafts))
-    nodes.insert(path_length, final)
-    shifted = tuple(
-        node
-        if node.parent < path_length
-        else DraftNode(text=node.text, parent=node.parent + 1, mark=node.mark)
-        for node in nodes
-    )
+    final = len(tree.tokens)  # the final token is a node below the path
+    order = [*tree.path, final, *(node for node in drafts if node not in tree.path)]
+    place = {node: at for at, node in enumerate(order)}
+    nodes = []
+    for node in order:
+        token = tree.final if node == final else tree.tokens[node] if node else tree.root
+        parent = -1
+        if node:
+            parent = place[tree.path[-1] if node == final else tree.parents[node]]
+        nodes.append(DraftNode(token_text(token, text), parent, _mark(tree, node, drafts)))
     return DraftTree(
         request=request,
         name=name,
         round=number,
         position=tree.position,
-        nodes=shifted,
+        nodes=tuple(nodes),
         drafted=len(drafts),
-        accepted=path_length - 1,
+        accepted=len(tree.path) - 1,
     )
 
 
-def _mark(tree: VerifiedTree, node: int) -> Mark:
+def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
+    accepted = len(tree.path) - 1
+    if node == len(tree.tokens):  # the final token
+        if accepted > tree.num_committed:
+            return Mark.UNREACHED
+        is_leaf = all(tree.parents[draft] != tree.path[-1] for draft in drafts)
+        return Mark.BONUS if drafts and is_leaf else Mark.TARGET
     if node not in tree.path:
         return Mark.REJECTED if tree.parents[node] in tree.path else Mark.UNREACHED
-    if tree.path.index(node) - 1 > tree.num_committed:  # number `taken` is the stop token
+    if node == 0:
+        return Mark.ROOT
+    if tree.path.index(node) - 1 > tree.num_committed:  # the stop token is not committed either
         return Mark.UNREACHED
     return Mark.FORCED if tree.forced else Mark.ACCEPTED
-
-
-def _final_mark(tree: VerifiedTree, drafts: Sequence[int]) -> Mark:
-    if len(tree.path) - 1 > tree.num_committed:
-        return Mark.UNREACHED
-    has_children = any(tree.parents[node] == tree.path[-1] for node in drafts)
-    return Mark.TARGET if has_children or not drafts else Mark.BONUS
 
 
 def token_text(token: int, text: Callable[[int], str]) -> str:
@@ -318,22 +312,21 @@ class RunView:
 # -- a live run's parts ---------------------------------------------------------------------------
 
 
-def scene_of(graph: Graph, model: str, requests: int) -> Scene:
-    """The constants of a run of a graph."""
+def scene_of(graph: Mapping[str, Any], model: str, requests: int) -> Scene:
+    """The constants of a run; graph: as in its manifest; model: a path, shown by its last part."""
+    ways: dict[str, tuple[str, ...]] = {}
+    for edge in graph["transitions"]:
+        for source in [edge["from"]] if isinstance(edge["from"], str) else edge["from"]:
+            ways[source] = (*ways.get(source, ()), edge["to"])
     return Scene(
-        graph=graph.name,
-        layout=graph.layout.kind,
-        drafter=graph.drafter.kind,
-        model=model_label(model),
-        states=tuple(graph.states),
-        ways={name: tuple(e.to for e in graph.edges_from(name)) for name in graph.states},
+        graph=graph["name"],
+        layout=graph["layout"]["kind"],
+        drafter=graph["drafter"]["kind"],
+        model=model.rstrip("/").rpartition("/")[2],
+        states=tuple(graph["states"]),
+        ways=ways,
         requests=requests,
     )
-
-
-def model_label(path: str) -> str:
-    """The last part of a model's path."""
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def branch_view(branch: Branch, text: str) -> BranchView:
@@ -416,16 +409,13 @@ def slot_codes(
             codes[(owner == number) & np.isin(pool.position, list(positions))] = code
     codes[(owner >= 0) & ~np.asarray(pool.committed)] = TREE
     codes[owner < 0] = FREE
-    return _with_padding(codes.reshape(pool.rows, -1)).reshape(-1) if pool.rows > 1 else codes
-
-
-def _with_padding(codes_RC: Codes) -> Codes:
-    """Mark the free end of a row as padding, up to the length of the longest row."""
-    used = codes_RC != FREE
-    longest = int(np.flatnonzero(used.any(0)).max(initial=-1)) + 1
-    short = ~used & used.any(1)[:, None]
-    short[:, longest:] = False
-    return np.where(short, np.int16(PADDING), codes_RC)
+    if pool.rows > 1:  # the free end of a row, up to the length of the longest row, is padding
+        codes_RC = codes.reshape(pool.rows, -1)
+        used = codes_RC != FREE
+        longest = int(np.flatnonzero(used.any(0)).max(initial=-1)) + 1
+        short = ~used & used.any(1)[:, None]
+        codes_RC[:, :longest][short[:, :longest]] = PADDING
+    return codes
 
 
 def runs_of(codes: Codes) -> list[list[int]]:

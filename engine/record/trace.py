@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ...ops.row_layout import AlignmentState, ContinuousDecodingState
 from ...states.machine import Event, Moved, OpRan
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
@@ -46,57 +45,29 @@ def trace_record(at: int, item: Recordable, number: int) -> Record:
     return {**item, "t": at}
 
 
-def action_of(step: StepPlan) -> str:
-    """The word that a trace has for what is ready in a step."""
-    if step.outlines:
-        return "parse"
-    if step.answers:
-        return "answer"
-    if step.folds:
-        return "fold"
-    if step.parallel:
-        return "fork"
-    if step.running:
-        return "round"
-    return "open" if step.num_starts else "rest"
-
-
-def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]) -> Record:
-    """The plan of a step: what starts, and why the first waiting item does not."""
-    return {
-        "kind": "step",
-        "step": step.number,
-        "does": action_of(step),
-        "why": step.why,
-        "starts": list(starts),
-        "chunks": dict(chunks),
-        "running": step.running,
-        "waiting": step.waiting,
-        "held": step.blocked,
-        "preempted": list(step.preempted),
-    }
-
-
 def _round(summary: RoundSummary) -> Record:
-    record = {
+    """The fields of a round; lists that most rounds lack are left out."""
+    optional = {
+        "choices": [asdict(choice) for choice in summary.choices],
+        "explained": [asdict(entry) for entry in summary.explained],
+        "trees": list(_tree_records(summary.trees)),
+    }
+    alignment = summary.alignment
+    lengths = None
+    if alignment is not None:  # of each tensor row, under the field names of the state
+        names = [f.name for f in fields(alignment) if f.compare]  # the others are tensors
+        lengths = {name: getattr(alignment, name) for name in names}
+        lengths = {"state": type(alignment).__name__, **lengths}
+    return {
         **{name: getattr(summary, name) for name in ROUND_FIELDS},
         "drafting": summary.work._asdict(),
-        "choices": [asdict(choice) for choice in summary.choices],
-        "alignment": _alignment(summary.alignment),
+        "alignment": lengths,
         "gamma": [asdict(record) for record in summary.gamma],
         "blend": None if summary.blend is None else asdict(summary.blend),
         "kv": summary.target_length,
         "kv_draft": summary.draft_length,
-        "explained": [asdict(entry) for entry in summary.explained],
-        "trees": list(_tree_records(summary.trees)) if summary.trees else None,
+        **{name: items for name, items in optional.items() if getattr(summary, name)},
     }
-    if not summary.choices:
-        del record["choices"]
-    if not summary.explained:
-        del record["explained"]
-    if not summary.trees:
-        del record["trees"]
-    return record
 
 
 def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
@@ -120,12 +91,33 @@ def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
         }
 
 
-def _alignment(state: AlignmentState | ContinuousDecodingState | None) -> Record | None:
-    """The lengths of each tensor row, under the field names of the state; None under ``bim``."""
-    if state is None:
-        return None
-    numbers = {f.name: getattr(state, f.name) for f in fields(state) if f.compare}  # no tensors
-    return {"state": type(state).__name__, **numbers}
+def action_of(step: StepPlan) -> str:
+    """The word that a trace has for what is ready in a step."""
+    ready = {
+        "parse": step.outlines,
+        "answer": step.answers,
+        "fold": step.folds,
+        "fork": step.parallel,
+        "round": step.running,
+        "open": step.num_starts,
+    }
+    return next((action for action, items in ready.items() if items), "rest")
+
+
+def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]) -> Record:
+    """The plan of a step: what starts, and why the first waiting item does not."""
+    return {
+        "kind": "step",
+        "step": step.number,
+        "does": action_of(step),
+        "why": step.why,
+        "starts": list(starts),
+        "chunks": dict(chunks),
+        "running": step.running,
+        "waiting": step.waiting,
+        "held": step.blocked,
+        "preempted": list(step.preempted),
+    }
 
 
 # -- reading --------------------------------------------------------------------------------------
@@ -147,42 +139,30 @@ def trees_of(record: Record) -> Iterator[VerifiedTree]:
     Traces of earlier versions have those of `--explain-rounds`, or none.
     """
     for at, tree in enumerate(record.get("trees", ())):
-        parents = tree.get("parents", range(len(tree["tokens"])))
         yield VerifiedTree(
             branch=record["branches"][at],
             position=tree["at"],
             root=tree["root"],
             tokens=(-1, *tree["tokens"]),
-            parents=(0, *parents),
+            parents=(0, *tree.get("parents", range(len(tree["tokens"])))),
             path=(0, *tree["path"]),
             final=tree["final"],
             num_committed=record["committed"][at],
             forced=tree.get("forced", False),
         )
-    if "trees" not in record:
-        places = {name: at for at, name in enumerate(record["branches"])}
-        for entry in record.get("explained", ()):
-            yield _explained_tree(entry, record["committed"][places[entry["branch"]]])
-
-
-def _explained_tree(entry: Record, committed: int) -> VerifiedTree:
-    drafts = entry["drafts"]
-    count = max((draft["node"] for draft in drafts), default=0) + 1
-    tokens = [-1] * count
-    parents = [0] * count
-    for draft in drafts:
-        tokens[draft["node"]] = draft["token"]
-        parents[draft["node"]] = draft["parent"]
-    return VerifiedTree(
-        branch=entry["branch"],
-        position=entry["position"],
-        root=entry["root"],
-        tokens=tuple(tokens),
-        parents=tuple(parents),
-        path=(0, *(draft["node"] for draft in drafts if draft["accepted"])),
-        final=entry["final"],
-        num_committed=committed,
-    )
+    for entry in record.get("explained", ()) if "trees" not in record else ():
+        drafts = {draft["node"]: draft for draft in entry["drafts"]}
+        nodes = range(1, max(drafts, default=0) + 1)  # without a draft: padding
+        yield VerifiedTree(
+            branch=entry["branch"],
+            position=entry["position"],
+            root=entry["root"],
+            tokens=(-1, *(drafts[n]["token"] if n in drafts else -1 for n in nodes)),
+            parents=(0, *(drafts[n]["parent"] if n in drafts else 0 for n in nodes)),
+            path=(0, *(node for node, draft in drafts.items() if draft["accepted"])),
+            final=entry["final"],
+            num_committed=record["committed"][record["branches"].index(entry["branch"])],
+        )
 
 
 # -- `--trace kv` ---------------------------------------------------------------------------------
@@ -266,44 +246,39 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
     The format is Chrome's trace event format, JSON: complete events (`ph: X`) with times in
     microseconds, counters (`ph: C`), names of tracks (`ph: M`).
     """
-    events = [
-        _track_name(0, "process_name", title),
-        _track_name(STATES_TRACK, "thread_name", "states"),
-        _track_name(OPS_TRACK, "thread_name", "ops"),
-    ]
+    events: list[Record] = []
+
+    def add(phase: str, name: str, args: Any, track: int | None = None, **times: float) -> None:
+        tid = {} if track is None else {"tid": track}
+        events.append({"name": name, "ph": phase, "pid": 1, **tid, **times, "args": args})
+
+    def add_span(track: int, name: str, start: int, end: int, args: Any) -> None:
+        add("X", name, args, track, ts=start / 1e3, dur=(end - start) / 1e3)
+
+    add("M", "process_name", {"name": title}, 0)
+    add("M", "thread_name", {"name": "states"}, STATES_TRACK)
+    add("M", "thread_name", {"name": "ops"}, OPS_TRACK)
     tracks: dict[str, int] = {}
     before = 0
     for record in records:
         kind = record["kind"]
         t = record["t"]
         if kind == "move" and record["step"] > 1:
-            args = {"to": record["to"], "guard": record["guard"], "committed": record["committed"]}
-            events.append(_span(STATES_TRACK, record["from"], t - record["ns"], t, args))
+            args = {name: record[name] for name in ("to", "guard", "committed")}
+            add_span(STATES_TRACK, record["from"], t - record["ns"], end=t, args=args)
         elif kind == "op":
-            args = {"state": record["state"], "shapes": record["shapes"]}
-            events.append(_span(OPS_TRACK, record["op"], t - record["ns"], t, args))
+            args = {name: record[name] for name in ("state", "shapes")}
+            add_span(OPS_TRACK, record["op"], t - record["ns"], end=t, args=args)
         elif kind == "round":
-            for at, branch in enumerate(record["branches"]):
+            counts = zip(record["committed"], record["accepted"], strict=True)
+            for branch, (committed, accepted) in zip(record["branches"], counts, strict=True):
                 if branch not in tracks:
                     tracks[branch] = FIRST_BRANCH_TRACK + len(tracks)
-                    label = f"branch {branch}"
-                    events.append(_track_name(tracks[branch], "thread_name", label))
-                committed = record["committed"][at]
-                accepted = record["accepted"][at]
+                    add("M", "thread_name", {"name": f"branch {branch}"}, tracks[branch])
                 args = {"round": record["round"], "committed": committed, "accepted": accepted}
                 name = "prefill" if accepted < 0 else f"{committed} tokens"
-                events.append(_span(tracks[branch], name, before, t, args))
+                add_span(tracks[branch], name, before, end=t, args=args)
             before = t
             for name in ("drafted", "rows", "kv", "kv_draft"):
-                value = {name: record[name]}
-                events.append({"name": name, "ph": "C", "pid": 1, "ts": t / 1e3, "args": value})
+                add("C", name, {name: record[name]}, ts=t / 1e3)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
-
-
-def _track_name(track: int, kind: str, name: str) -> Record:
-    return {"name": kind, "ph": "M", "pid": 1, "tid": track, "args": {"name": name}}
-
-
-def _span(track: int, name: str, start: int, end: int, args: Any) -> Record:
-    times = {"ts": start / 1e3, "dur": (end - start) / 1e3}
-    return {"name": name, "ph": "X", "pid": 1, "tid": track, **times, "args": args}

@@ -26,7 +26,8 @@ from helpers.support import (
 )
 
 from specsot.engine.certify.reference import Transformers
-from specsot.engine.record.report import finish_of, uncombined
+from specsot.engine.events import finish_of
+from specsot.engine.record.report import uncombined
 from specsot.engine.run.scoring import context_segments, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish

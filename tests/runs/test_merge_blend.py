@@ -30,8 +30,9 @@ from helpers.support import (
     tokens_of,
 )
 
+from specsot.engine.events import finish_of
 from specsot.engine.record.metrics import Meter
-from specsot.engine.record.report import answers_of, finish_of, output_digest, outputs, uncombined
+from specsot.engine.record.report import answers_of, output_digest, outputs, uncombined
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import KVCache

@@ -199,7 +199,7 @@ class Screen:
 
     def __init__(self, session: Any, recorder: Recorder) -> None:
         self.recorder, self.console, self.shown = recorder, Console(width=100, height=30), []
-        self.scene = scene_of(session.program.graph, "tiny", 1)
+        self.scene = scene_of(session.program.graph.model_dump(by_alias=True), "tiny", 1)
         self.paint: Any = None
 
     def refresh(self) -> None:
