@@ -66,7 +66,13 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
         mark = "  (initial)" if name == graph.initial else "  (final)" if state.final else ""
         parts.append(f"  {name}{mark}")
         parts += [f"    {line}" for line in state.doc.split("\n") if line]
-        parts += [f"      {line}" for line in _table(_resolved(program, name))]
+        ops = []
+        for step in program.steps[name]:
+            entry = step.entry
+            settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
+            module = entry.module.partition(".")[2] if _is_ours(entry.module) else entry.module
+            ops.append((entry.name, f"{module}.{entry.function}({settings})", _flow(entry)))
+        parts += [f"      {line}" for line in _table(ops)]
     parts += ["", "transitions (the first whose guard holds is taken)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
     parts += [f"  {line}" for line in _table(rows)]
@@ -80,17 +86,17 @@ def describe_words(table: OpTable) -> str:
     lines = ["ops: what they read -> what they write (settings; kinds of layout or drafter)"]
     for name in sorted(table.ops):
         for entry in table.ops[name]:
-            declared = entry.declared
-            kinds = " ".join(declared.layouts + declared.drafters)
-            parts = [" ".join(setting.name for setting in entry.settings), kinds]
-            extra = "; ".join(part or "-" for part in parts)
-            lines += [f"  {name}: {entry.doc}", f"      {_flow(entry)} ({extra})"]
-    guard_rows = [(f"  {n}", " ".join(e.reads), e.doc) for n, e in sorted(table.guards.items())]
-    value_rows = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
-    guards = _table([("guards", "reads", ""), *guard_rows])
-    values = _table([("values", "lives for", ""), *value_rows])
-    faults = ["", "not in this list:", *(f"  {f}" for f in table.faults)] if table.faults else []
-    return "\n".join([*lines, "", *guards, "", *values, *faults])
+            kinds = " ".join(entry.declared.layouts + entry.declared.drafters)
+            settings = " ".join(setting.name for setting in entry.settings)
+            lines += [f"  {name}: {entry.doc}"]
+            lines += [f"      {_flow(entry)} ({settings or '-'}; {kinds or '-'})"]
+    guards = [(f"  {name}", " ".join(e.reads), e.doc) for name, e in sorted(table.guards.items())]
+    values = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
+    lines += ["", *_table([("guards", "reads", ""), *guards])]
+    lines += ["", *_table([("values", "lives for", ""), *values])]
+    if table.faults:
+        lines += ["", "not in this list:", *(f"  {fault}" for fault in table.faults)]
+    return "\n".join(lines)
 
 
 def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
@@ -121,14 +127,6 @@ def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
         return
     statuses = ((name, [status.name for status in plan]) for name, plan in plans.items())
     yield from (f"  {line}" for line in _table((name, *words) for name, words in statuses))
-
-
-def _resolved(program: Program, state: str) -> Iterator[tuple[str, ...]]:
-    for step in program.steps[state]:
-        entry = step.entry
-        settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
-        module = entry.module.partition(".")[2] if _is_ours(entry.module) else entry.module
-        yield entry.name, f"{module}.{entry.function}({settings})", _flow(entry)
 
 
 def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:

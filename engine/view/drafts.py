@@ -27,6 +27,7 @@ LINE = "grey42"  # style of the lines between tokens
 WIDTHS = (24, 16, 12, 10, 8, 7, 6, 5)  # of a column, from the widest
 COUNTS_WIDTH = 6  # cells of `accepted/drafted`
 MIN_TREE_WIDTH = 48  # cells of a tree before two are shown side by side
+MAX_ROWS = 99  # lines of a tree
 
 
 def drafts_text(
@@ -37,19 +38,30 @@ def drafts_text(
     trees = [tree for tree in trees if tree.name != "outline" or tree.request not in parted]
     if not trees:
         return Text("no drafts so far", style="dim")
-    live = {_key(branch) for branch in branches if branch.stage == "running"}
-    order = {_key(branch): at for at, branch in enumerate(branches)}
-    ranked = sorted(
-        trees, key=lambda t: (_of(t) not in live, order.get(_of(t), len(order)), -t.round)
-    )
+    names = [(b.request, "outline" if b.index < 0 else str(b.index + 1)) for b in branches]
+    order = {name: at for at, name in enumerate(names)}
+    live = {name for name, branch in zip(names, branches, strict=True) if branch.stage == "running"}
+
+    def rank(tree: DraftTree) -> tuple[bool, int, int]:
+        name = (tree.request, tree.name)
+        return name not in live, order.get(name, len(order)), -tree.round
+
+    ranked = sorted(trees, key=rank)
     columns = min(max(width // MIN_TREE_WIDTH, 1), len(ranked))
     each = (width - 2 * (columns - 1)) // columns
     shown = ranked[: columns * height]
     many = len({tree.request for tree in trees}) > 1
     heads = _heads(shown, live, many)
-    parts = [range(at, len(shown), columns) for at in range(columns)]
-    sides = [_column([(heads[i], shown[i]) for i in part], each, height) for part in parts]
-    lines = _side_by_side(sides, each)
+    sides = [_column(heads[at::columns], shown[at::columns], each, height) for at in range(columns)]
+    lines = []
+    for row in range(max(map(len, sides))):
+        line = Text(no_wrap=True)
+        for at, side in enumerate(sides):
+            part = side[row].copy() if row < len(side) else Text()
+            last = at == len(sides) - 1
+            part.truncate(each, overflow="ellipsis", pad=not last)
+            line.append_text(part).append("" if last else "  ")
+        lines.append(line)
     if hidden := len(ranked) - len(shown):
         lines[-1].append(f"  … and {hidden} more", style="dim")
     return Text("\n", no_wrap=True).join(lines)
@@ -64,48 +76,27 @@ def drafts_legend(width: int) -> str:
     return text
 
 
-def _key(view: BranchView) -> tuple[str, str]:
-    return view.request, "outline" if view.index < 0 else str(view.index + 1)
-
-
-def _of(tree: DraftTree) -> tuple[str, str]:
-    return tree.request, tree.name
-
-
-def _side_by_side(sides: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    lines = []
-    for row in range(max(map(len, sides))):
-        line = Text(no_wrap=True)
-        for at, side in enumerate(sides):
-            part = side[row].copy() if row < len(side) else Text()
-            last = at == len(sides) - 1
-            part.truncate(width, overflow="ellipsis", pad=not last)
-            line.append_text(part).append("" if last else "  ")
-        lines.append(line)
-    return lines
-
-
-def _column(trees: Sequence[tuple[Text, DraftTree]], width: int, height: int) -> list[Text]:
+def _column(
+    heads: Sequence[Text], trees: Sequence[DraftTree], width: int, height: int
+) -> list[Text]:
     """Trees after their heads, one below the other; each gets the lines it needs, or its share."""
-    tree_width = max(width - max(head.cell_len for head, _ in trees), 12)
-    needs = [_lines_needed(tree, tree_width) for _, tree in trees]
-    lines: list[Text] = []
-    for (head, tree), rows in zip(trees, _shares(needs, height), strict=True):
-        for at, line in enumerate(tree_lines(tree, tree_width, rows)):
-            front = head if at == 0 else Text(" " * head.cell_len)
-            lines.append(Text(no_wrap=True).append_text(front).append_text(line))
-    return lines
-
-
-def _shares(needs: Sequence[int], height: int) -> list[int]:
-    """Lines for each: as many as it needs, or its fair share of the height; at least one."""
+    tree_width = max(width - max(head.cell_len for head in heads), 12)
+    needs = [
+        len(_chain_lines(tree, tree_width, MAX_ROWS) if _is_chain(tree) else _leaf_nodes(tree))
+        for tree in trees
+    ]
     shares = [1 for _ in needs]
     remaining = height - len(needs)
     while remaining > 0 and (short := [i for i, need in enumerate(needs) if shares[i] < need]):
         for i in short[:remaining]:
             shares[i] += 1
         remaining -= len(short[:remaining])
-    return shares
+    lines: list[Text] = []
+    for head, tree, rows in zip(heads, trees, shares, strict=True):
+        for at, line in enumerate(tree_lines(tree, tree_width, rows)):
+            front = head if at == 0 else Text(" " * head.cell_len)
+            lines.append(Text(no_wrap=True).append_text(front).append_text(line))
+    return lines
 
 
 def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -> list[Text]:
@@ -120,7 +111,7 @@ def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -
     for tree, label in zip(trees, labels, strict=True):
         color = color_of(int(tree.name) - 1 if tree.name.isdigit() else -1)
         counts = f"{tree.accepted}/{tree.drafted}".ljust(COUNTS_WIDTH)
-        style = f"bold {color}" if _of(tree) in live else "dim"
+        style = f"bold {color}" if (tree.request, tree.name) in live else "dim"
         heads.append(Text.assemble((set_cell_size(label, size), style), (counts, "dim")))
     return heads
 
@@ -138,14 +129,13 @@ def _is_chain(tree: DraftTree) -> bool:
     return len(set(parents)) == len(parents)
 
 
+def _leaf_nodes(tree: DraftTree) -> list[int]:
+    parents = {node.parent for node in tree.nodes}
+    return [at for at in range(len(tree.nodes)) if at not in parents]
+
+
 def _is_draft(mark: Mark) -> bool:
     return mark not in (Mark.ROOT, Mark.BONUS, Mark.TARGET)
-
-
-def _lines_needed(tree: DraftTree, width: int) -> int:
-    if _is_chain(tree):
-        return len(_chain_lines(tree, max(width, 12), 99))
-    return len(_leaf_nodes(tree))
 
 
 def _label(tree: DraftTree, node: int) -> str:
@@ -170,43 +160,30 @@ def _chain_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
     return lines
 
 
-def _leaf_nodes(tree: DraftTree) -> list[int]:
-    parents = {node.parent for node in tree.nodes}
-    return [at for at in range(len(tree.nodes)) if at not in parents]
-
-
-def _drawn_nodes(tree: DraftTree, rows: int) -> set[int]:
-    """The nodes of the first `rows` paths: the accepted path, then rejected paths, then others."""
-
-    tried: set[int] = set()
-
-    def rank(leaf: int) -> int:
-        node = leaf
-        while tree.nodes[node].mark is Mark.UNREACHED:
-            node = tree.nodes[node].parent
-        first = node not in tried
-        tried.add(node)
-        return 0 if not _is_draft(tree.nodes[leaf].mark) else 1 if first else 2
-
-    drawn: set[int] = set()
-    for leaf in sorted(_leaf_nodes(tree), key=rank)[:rows]:
-        while leaf >= 0 and leaf not in drawn:
-            drawn.add(leaf)
-            leaf = tree.nodes[leaf].parent
-    return drawn
-
-
 def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
-    drawn = _drawn_nodes(tree, rows)
+    """Columns of equal depth; a first child is in the line of its parent."""
+    leaves = _leaf_nodes(tree)
+    drawn = _drawn_nodes(tree, leaves, rows)
     below: dict[int, list[int]] = {node: [] for node in drawn}
     for node in sorted(drawn):
         if node:
             below[tree.nodes[node].parent].append(node)
-    depth, row = _places(below)
+    depth = {0: 0}
+    row = {0: 0}
+    last_row = 0
+    stack = [0]
+    while stack:
+        node = stack.pop()
+        if node not in row:
+            last_row += 1
+            row[node] = last_row
+        for child in below[node]:
+            depth[child] = depth[node] + 1
+        row.update(dict.fromkeys(below[node][:1], row[node]))
+        stack += reversed(below[node])
     labels = {node: _label(tree, node) for node in drawn}
     columns = _columns(labels, depth, width)
-    count = max(row.values()) + 1
-    lines = [Text(no_wrap=True) for _ in range(count)]
+    lines = [Text(no_wrap=True) for _ in range(last_row + 1)]
     grid = {(row[node], depth[node]): node for node in drawn}
     links = _links(below, depth, row)
     for at, line in enumerate(lines):
@@ -220,30 +197,31 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
             line.append(label, style=DRAFT_MARKS[tree.nodes[here].mark][1])
             line.append(("─" if below[here] else " ") * (size - cell_len(label)), style=LINE)
         line.rstrip()
-    if hidden := len(_leaf_nodes(tree)) - count:
+    if hidden := len(leaves) - len(lines):
         lines[-1].append(f"  +{hidden} more", style="dim")
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     return lines
 
 
-def _places(below: dict[int, list[int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Depth and line of each node: a first child is in the line of its parent."""
-    depth = {0: 0}
-    row = {0: 0}
-    lines = 0
-    stack = [0]
-    while stack:
-        node = stack.pop()
-        if node not in row:
-            lines += 1
-            row[node] = lines
-        for at, child in enumerate(below[node]):
-            depth[child] = depth[node] + 1
-            if at == 0:
-                row[child] = row[node]
-        stack += reversed(below[node])
-    return depth, row
+def _drawn_nodes(tree: DraftTree, leaves: Sequence[int], rows: int) -> set[int]:
+    """The nodes of the first `rows` paths: the accepted path, then rejected paths, then others."""
+    tried: set[int] = set()
+
+    def rank(leaf: int) -> int:
+        node = leaf
+        while tree.nodes[node].mark is Mark.UNREACHED:
+            node = tree.nodes[node].parent
+        first = node not in tried
+        tried.add(node)
+        return 0 if not _is_draft(tree.nodes[leaf].mark) else 1 if first else 2
+
+    drawn: set[int] = set()
+    for leaf in sorted(leaves, key=rank)[:rows]:
+        while leaf >= 0 and leaf not in drawn:
+            drawn.add(leaf)
+            leaf = tree.nodes[leaf].parent
+    return drawn
 
 
 def _links(

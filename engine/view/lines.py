@@ -6,9 +6,7 @@ from math import isfinite
 from time import monotonic
 
 from ...ops.draft.gamma import GammaRecord
-from ...ops.verify.verify import DraftFigures
 from ...states.machine import Event, Moved, OpRan, Run, Sink
-from ...states.request import Request
 from ...states.round import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 from ..record.recorder import Recorder
 from ..text_stream import Decode, printable
@@ -49,23 +47,25 @@ class PlainView:
         """Announce new outlines and ended branches."""
         requests = self.run.board["branches"].requests if self.run.board else ()
         for request in requests:
-            self._announce_request(request, "" if len(requests) == 1 else f"[{request.key}] ")
-
-    def _announce_request(self, request: Request, name: str) -> None:
-        if request.outline is not None and request.key not in self._parsed:
-            self._parsed.add(request.key)
-            count = len(request.outline.points)
-            what = f"{count} parts" if count else f"no parts ({request.outline.status})"
-            self._say(f"{name}outline: {what}")
-        for branch in request.branches:
-            if branch.ended and branch.owner not in self._announced:
-                self._announced.add(branch.owner)
-                title = f"{name}{branch.index + 1}. {printable(branch.title, '')}"
-                self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")
+            name = "" if len(requests) == 1 else f"[{request.key}] "
+            outline = request.outline
+            if outline is not None and request.key not in self._parsed:
+                self._parsed.add(request.key)
+                count = len(outline.points)
+                what = f"{count} parts" if count else f"no parts ({outline.status})"
+                self._say(f"{name}outline: {what}")
+            for branch in request.branches:
+                if branch.ended and branch.owner not in self._announced:
+                    self._announced.add(branch.owner)
+                    title = f"{name}{branch.index + 1}. {printable(branch.title, '')}"
+                    self._say(f"{title}: {len(branch.tokens)} tokens, {branch.finish}")
 
     def _say(self, line: str) -> None:
         self._last_line = monotonic()
         self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")
+
+
+# -- `--explain-rounds` ---------------------------------------------------------------------------
 
 
 def rounds_view(recorder: Recorder, run: Run, say: Callable[[str], None]) -> Sink:
@@ -83,49 +83,47 @@ def blocks(number: int, summary: RoundSummary, decode: Decode) -> Iterator[str]:
     """The round's blocks, branch by branch."""
     gamma: Sequence[GammaRecord | None] = summary.gamma or [None] * len(summary.explained)
     for entry, record in zip(summary.explained, gamma, strict=True):
-        lines = [f"round {number}  {entry.branch}  {_offer(entry)}", *_rows(entry, decode)]
-        lines += [f"  {_totals(entry)}"]
-        lines += [] if record is None else [f"  {_length(record)}"]
+        count = len(entry.drafts)
+        tokens = entry.committed
+        is_chain = len({draft.depth for draft in entry.drafts}) == count
+        rules = {MATCH: "match", GRAMMAR: "under a grammar: the best legal token at each place"}
+        offer = f"{'chain' if is_chain else 'tree'} of {count}, "
+        offer += rules.get(entry.rule, f"rejection ({entry.rule})")
+        lines = [f"round {number}  {entry.branch}  {offer if count else 'no drafts'}"]
+        rows = list(_rows(entry, decode, 0 if is_chain else 2))
+        width = max(len(label) for label, _ in rows)
+        lines += [f"  {label.ljust(width)}  {what}" for label, what in rows]
+        totals = f"  accepted {entry.accepted} of {count} draft{'s' * (count != 1)}, "
+        totals += f"committed {tokens} token{'s' * (tokens != 1)}"
+        totals += "" if entry.finish is None else f"; the branch ends ({entry.finish})"
+        lines.append(totals)
+        if record is not None:
+            lines.append(f"  {_length(record)}")
         yield "\n".join(lines) + "\n"
 
 
-def _offer(entry: ExplainedRound) -> str:
-    count = len(entry.drafts)
-    if not count:
-        return "no drafts"
-    what = "chain" if _is_chain(entry) else "tree"
-    ways = {MATCH: "match", GRAMMAR: "under a grammar: the best legal token at each place"}
-    return f"{what} of {count}, {ways.get(entry.rule, f'rejection ({entry.rule})')}"
+def _rows(entry: ExplainedRound, decode: Decode, indent: int) -> Iterator[tuple[str, str]]:
+    """(label, description) of the root, the drafts with children after their parents, and the
+    final token in its place; indent: blanks for each depth."""
 
+    def label(depth: int, before: int | None, token: int) -> str:
+        return f"{' ' * indent * depth}[{entry.position + depth}] {piece(decode, before, token)}"
 
-def _is_chain(entry: ExplainedRound) -> bool:
-    return len({draft.depth for draft in entry.drafts}) == len(entry.drafts)
-
-
-def _rows(entry: ExplainedRound, decode: Decode) -> list[str]:
-    """The root, the drafts with children after their parents, and the final token in its place."""
     tokens = {0: entry.root} | {draft.node: draft.token for draft in entry.drafts}
-    indent = 0 if _is_chain(entry) else 2
-    rows = [(_label(entry, 0, 0, piece(decode, None, entry.root)), "root")]
+    yield label(0, None, entry.root), "root"
     last = max((draft.node for draft in entry.drafts if draft.accepted), default=0)
-    for place in _places(entry.drafts, last):
-        if isinstance(place, ExplainedDraft):
-            depth = place.depth
-            token = place.token
-            before = tokens[place.parent]
-            what = _draft(place, entry.rule, decode, before)
-        else:
-            depth = entry.accepted + 1
-            token = entry.final
-            before = tokens[last]
-            what = f"final: {_end(entry)}"
-        rows.append((_label(entry, depth, indent, piece(decode, before, token)), what))
-    width = max(len(label) for label, _ in rows)
-    return [f"  {label.ljust(width)}  {what}" for label, what in rows]
-
-
-def _label(entry: ExplainedRound, depth: int, indent: int, text: str) -> str:
-    return f"{' ' * indent * depth}[{entry.position + depth}] {text}"
+    for draft in _places(entry.drafts, last):
+        if draft is not None:
+            before = tokens[draft.parent]
+            what = _draft(draft, entry.rule, decode, before)
+            yield label(draft.depth, before, draft.token), what
+            continue
+        end = "not kept, the answer ends before it"
+        if entry.committed > entry.accepted:
+            end = ENDS[entry.came]
+        elif entry.finish == "stop" and entry.committed == entry.accepted:
+            end = f"{ENDS[entry.came]}; a stop token"
+        yield label(entry.accepted + 1, tokens[last], entry.final), f"final: {end}"
 
 
 def _places(
@@ -142,42 +140,25 @@ def _places(
 
 def _draft(draft: ExplainedDraft, rule: str, decode: Decode, parent: int) -> str:
     figures = draft.figures
-    mark = "accepted" if draft.accepted else "rejected"
-    mark = mark if draft.reached else "not reached"
+    mark = "not reached" if not draft.reached else "accepted" if draft.accepted else "rejected"
     parts = [mark.ljust(11), *_number("score", figures.score)]
     if draft.reached and figures.draw is not None:
         parts += [*_number("coin", figures.coin), f"target {piece(decode, parent, figures.draw)}"]
     if draft.reached and figures.chance is not None:
         parts += [*_number("p", figures.p), *_number("q", figures.q), *_number("r", figures.r)]
-        parts += _number("h" if rule == "block" else "p/q", _ratio(figures, rule))
+        # The upper bound of r: h of the prefix under `block`, else p / q, which may exceed 1.
+        if rule == "block":
+            parts += _number("h", figures.chance)
+        else:
+            ratio = figures.chance
+            if figures.q and figures.p is not None:
+                ratio = figures.p / figures.q
+            parts += _number("p/q", ratio)
     return "  ".join(parts).rstrip()
-
-
-def _ratio(figures: DraftFigures, rule: str) -> float | None:
-    """The upper bound of r: h of the prefix under `block`, else p / q, which may exceed 1."""
-    if rule == "block" or not figures.q or figures.p is None:
-        return figures.chance
-    return figures.p / figures.q
 
 
 def _number(name: str, value: float | None) -> list[str]:
     return [] if value is None else [f"{name} {value:<8.3g}"]
-
-
-def _end(entry: ExplainedRound) -> str:
-    if entry.committed > entry.accepted:
-        return ENDS[entry.came]
-    if entry.finish == "stop" and entry.committed == entry.accepted:
-        return f"{ENDS[entry.came]}; a stop token"
-    return "not kept, the answer ends before it"
-
-
-def _totals(entry: ExplainedRound) -> str:
-    drafts = len(entry.drafts)
-    tokens = entry.committed
-    text = f"accepted {entry.accepted} of {drafts} draft{'s' * (drafts != 1)}, "
-    text += f"committed {tokens} token{'s' * (tokens != 1)}"
-    return text if entry.finish is None else f"{text}; the branch ends ({entry.finish})"
 
 
 def _length(record: GammaRecord) -> str:

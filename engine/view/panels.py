@@ -3,7 +3,9 @@
 Pure functions of a snapshot's parts and of the width and height in cells.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -32,6 +34,7 @@ from ..record.run_view import (
 )
 from ..text_stream import printable
 
+Item = TypeVar("Item")
 PALETTE = (
     *("cyan", "magenta", "green", "dodger_blue2"),
     *("orange1", "bright_red", "turquoise2", "violet"),
@@ -45,16 +48,44 @@ HALTED = "■"  # of a branch that neither ended nor runs
 BRANCH_MARKS = f"▶ runs · waits ‖ preempted ✓ stop ✂ length ✗ refused {HALTED} halted"
 STATE_WIDTH = 17
 MAX_LINES_PER_BRANCH = 6
-RANKS = {
-    "running": 0,
-    "preempted": 1,
-    "waiting": 1,
-}  # ended branches are last
+RANKS = {"running": 0, "preempted": 1, "waiting": 1}  # ended branches are last
 
 
 def color_of(index: int) -> str:
     """The colour of a branch; -1 is the outline."""
     return "white" if index < 0 else PALETTE[index % len(PALETTE)]
+
+
+def cut(text: str, width: int) -> str:
+    """A text in at most `width` cells; a shortened text ends with an ellipsis."""
+    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def wrapped(words: Sequence[str], width: int) -> list[str]:
+    """Words in lines of `width` cells; at least one line."""
+    lines = [""]
+    for word in words:
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines.append(word)
+    return lines
+
+
+def _first_ranked(
+    items: Sequence[Item], rank: Callable[[Item], int], last: int, height: int
+) -> tuple[list[Item], list[Text]]:
+    """The items that fit into `height` lines, those of the lowest rank first, and of rank `last`
+    the latest, in their own order; and the line that says how many are hidden, if any are."""
+    if len(items) <= height:
+        return list(items), []
+    visible = max(height - 1, 1)
+    ranks = [rank(item) for item in items]
+    ranked = sorted(range(len(items)), key=lambda at: (ranks[at], -at if ranks[at] == last else at))
+    shown = [items[at] for at in sorted(ranked[:visible])]
+    hidden = len(items) - len(shown)
+    return shown, [Text(f"  … and {hidden} more", style="dim")] if hidden else []
 
 
 # -- the state graph ------------------------------------------------------------------------------
@@ -64,9 +95,22 @@ def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
     """The graph as a column of states: an arrow for the last transition, a mark for open ones."""
     ways = scene.ways.get(snap.state, ())
     arrow = _arrow(scene.states, snap.before, snap.state)
-    lines = [
-        _state_line(name, snap, arrow.get(name, "  "), name in ways, times) for name in scene.states
-    ]
+    lines = []
+    for name in scene.states:
+        lit = name == snap.state
+        open_way = name in ways
+        visits = snap.meter.visits[name]
+        line = Text.assemble(
+            (arrow.get(name, "  "), "bright_green"),
+            ("◦" if open_way and not lit else " ", "green"),
+            (set_cell_size(name, STATE_WIDTH), LIT if lit else "" if visits or open_way else "dim"),
+            (f"{visits or '·':>4}", "bold" if visits else "dim"),
+            no_wrap=True,
+        )
+        if times:
+            each = snap.meter.nanos[name] / 1e6 / max(visits, 1)
+            line.append(f"{each:>7.1f} ms" if visits else " " * 10, style="dim")
+        lines.append(line)
     return Text("\n").join(lines)
 
 
@@ -84,38 +128,25 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
     return marks
 
 
-def _state_line(name: str, snap: Snapshot, arrow: str, reachable: bool, times: bool) -> Text:
-    lit = name == snap.state
-    visits = snap.meter.visits[name]
-    style = LIT if lit else "" if visits or reachable else "dim"
-    line = Text.assemble(
-        (arrow, "bright_green"),
-        ("◦" if reachable and not lit else " ", "green"),
-        (set_cell_size(name, STATE_WIDTH), style),
-        (f"{visits or '·':>4}", "bold" if visits else "dim"),
-        no_wrap=True,
-    )
-    if times:
-        each = snap.meter.nanos[name] / 1e6 / max(visits, 1)
-        line.append(f"{each:>7.1f} ms" if visits else " " * 10, style="dim")
-    return line
-
-
 # -- the trace ------------------------------------------------------------------------------------
 
 
 def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
     """The last transitions, newest at the bottom: from > to, guard, ms in `from`, tokens."""
-    return Text("\n").join(_move_line(move, width) for move in moves[-height:])
-
-
-def _move_line(move: Move, width: int) -> Text:
-    tail = f"{move.millis:>6.1f} {f'+{move.committed}' if move.committed else '':>4}"
-    guard = f" {move.guard}" if move.guard else ""
-    parts = ((move.source, "dim"), (" → ", "bright_green"), move.target, (guard, "italic yellow"))
-    line = Text.assemble(*parts, no_wrap=True)
-    line.truncate(max(width - len(tail), 8), overflow="ellipsis", pad=True)
-    return line.append(tail[:7], style="dim").append(tail[7:], style="bold cyan")
+    lines = []
+    for move in moves[-height:]:
+        tail = f"{move.millis:>6.1f} {f'+{move.committed}' if move.committed else '':>4}"
+        guard = f" {move.guard}" if move.guard else ""
+        line = Text.assemble(
+            (move.source, "dim"),
+            (" → ", "bright_green"),
+            move.target,
+            (guard, "italic yellow"),
+            no_wrap=True,
+        )
+        line.truncate(max(width - len(tail), 8), overflow="ellipsis", pad=True)
+        lines.append(line.append(tail[:7], style="dim").append(tail[7:], style="bold cyan"))
+    return Text("\n").join(lines)
 
 
 def last_move(snap: Snapshot, width: int) -> str:
@@ -134,23 +165,15 @@ def last_move(snap: Snapshot, width: int) -> str:
 
 
 def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
-    """One or more lines per branch, with the end of its text; `many` requests show their key."""
-    # The last line says how many branches are hidden.
-    visible = height if len(branches) <= height else max(height - 1, 1)
-    ranked = sorted(range(len(branches)), key=lambda i: _rank(branches[i], i))
-    shown = [branches[i] for i in sorted(ranked[:visible])]
+    """One or more lines per branch, with the end of its text, running branches first; `many`
+    requests show their key."""
+    shown, more = _first_ranked(
+        branches, lambda view: RANKS.get(view.stage, len(RANKS)), len(RANKS), height=height
+    )
+    visible = height - len(more)
     rows = max(1, min(visible // max(len(shown), 1), MAX_LINES_PER_BRANCH))
     lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
-    if hidden := len(branches) - len(shown):
-        lines.append(Text(f"  … and {hidden} more", style="dim"))
-    return Text("\n").join(lines)
-
-
-def _rank(view: BranchView, index: int) -> tuple[int, int]:
-    """Running branches first, then waiting ones, then the latest that ended."""
-    if view.stage in RANKS:
-        return RANKS[view.stage], index
-    return len(RANKS), -index
+    return Text("\n").join([*lines, *more])
 
 
 def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[Text]:
@@ -174,11 +197,6 @@ def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[T
     return lines
 
 
-def cut(text: str, width: int) -> str:
-    """A text in at most `width` cells; a shortened text ends with an ellipsis."""
-    return text if cell_len(text) <= width else set_cell_size(text, width - 1).rstrip() + "…"
-
-
 def _tail(text: str, width: int, rows: int) -> list[str]:
     """A text in at most `rows` lines of `width` cells; of a longer text the end, in full lines."""
     recent = printable(text[-4 * width * rows :], "\n\t").split()
@@ -188,18 +206,6 @@ def _tail(text: str, width: int, rows: int) -> list[str]:
         return lines
     backwards = wrapped([word[::-1] for word in reversed(words)], width)[:rows]
     return [line[::-1] for line in reversed(backwards)]
-
-
-def wrapped(words: Sequence[str], width: int) -> list[str]:
-    """Words in lines of `width` cells; at least one line."""
-    lines = [""]
-    for word in words:
-        joined = f"{lines[-1]} {word}" if lines[-1] else word
-        if cell_len(joined) <= width:
-            lines[-1] = joined
-        else:
-            lines.append(word)
-    return lines
 
 
 # -- the title line -------------------------------------------------------------------------------
@@ -215,6 +221,8 @@ def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
     return line.append(right, style="bold")
 
 
+# -- requests -------------------------------------------------------------------------------------
+
 REQUEST_MARKS = {  # a mark, its style, and its name in the legend
     "done": ("✓", "green", "done"),
     "running": ("▶", "cyan", "in parts"),
@@ -224,6 +232,7 @@ REQUEST_MARKS = {  # a mark, its style, and its name in the legend
     "preempted": ("‖", "yellow", "preempted"),
     "refused": ("✗", "bold red", "refused"),
 }
+REQUEST_RANKS = {"waiting": 1, "preempted": 1, "refused": 2, "done": 2}  # the others are first
 BAR_WIDTH = 8  # cells of a request's bar
 NAME_WIDTH = 6  # cells of a request's name
 
@@ -231,17 +240,24 @@ NAME_WIDTH = 6  # cells of a request's name
 def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Text:
     """A question in some lines, or a mark for each of many requests."""
     if len(requests) == 1:
-        return _question_text(requests[0].question, width, rows)
+        lines = question_lines(requests[0], width)
+        if len(lines) > rows:
+            lines = [*lines[: rows - 1], cut(f"{lines[rows - 1]} {lines[rows]}", width - 4)]
+        text = Text(" ? ", style="bold green", no_wrap=True)
+        return text.append("\n   ".join(lines), style="not bold default")
     stages = [_request_stage(request) for request in requests]
-    counts = {name: stages.count(name) for name in REQUEST_MARKS}
-    text = Text.assemble(
-        (f" {counts['done']}/{len(requests)} requests done ", "bold"), no_wrap=True
-    )
-    others = [name for name in REQUEST_MARKS if name != "done" and counts[name]]
+    done = stages.count("done")
+    text = Text.assemble((f" {done}/{len(requests)} requests done ", "bold"), no_wrap=True)
     legend = "".join(
-        f"  {REQUEST_MARKS[name][0]} {counts[name]} {REQUEST_MARKS[name][2]}" for name in others
+        f"  {mark} {stages.count(stage)} {name}"
+        for stage, (mark, _, name) in REQUEST_MARKS.items()
+        if stage != "done" and stage in stages
     )
-    for stage in _around_running(stages, max(width - text.cell_len - len(legend) - 1, 8)):
+    # As many marks as fit, those of running requests among them.
+    count = max(width - text.cell_len - len(legend) - 1, 8)
+    first = next((at for at, stage in enumerate(stages) if stage != "done"), 0)
+    start = max(min(first - count // 4, len(stages) - count), 0)
+    for stage in stages[start : start + count]:
         mark, style, _ = REQUEST_MARKS[stage]
         text.append(mark, style=style)
     text.append(legend, style="dim")
@@ -249,21 +265,10 @@ def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Tex
     return text
 
 
-def lines_of_question(question: str, width: int) -> int:
-    """The number of lines of a question."""
-    return len(_question_lines(question, width))
-
-
-def _question_text(question: str, width: int, rows: int) -> Text:
-    lines = _question_lines(question, width)
-    if len(lines) > rows:
-        lines = [*lines[: rows - 1], cut(f"{lines[rows - 1]} {lines[rows]}", width - 4)]
-    text = Text(" ? ", style="bold green", no_wrap=True)
-    return text.append("\n   ".join(lines), style="not bold default")
-
-
-def _question_lines(question: str, width: int) -> list[str]:
-    return wrapped(printable(question[: 20 * width], "\n\t").split(), max(width - 4, 8))
+def question_lines(request: RequestView, width: int) -> list[str]:
+    """The question of a request in lines."""
+    words = printable(request.question[: 20 * width], "\n\t").split()
+    return wrapped(words, max(width - 4, 8))
 
 
 def _request_stage(view: RequestView) -> str:
@@ -272,57 +277,31 @@ def _request_stage(view: RequestView) -> str:
     return view.stage if view.stage in REQUEST_MARKS else "waiting"
 
 
-def _around_running(stages: Sequence[str], count: int) -> Sequence[str]:
-    """As many stages as fit, the running ones among them."""
-    first = next((at for at, stage in enumerate(stages) if stage != "done"), 0)
-    start = max(min(first - count // 4, len(stages) - count), 0)
-    return stages[start : start + count]
-
-
-# -- a line for each ------------------------------------------------------------------------------
-
-
 def requests_text(requests: Sequence[RequestView], width: int, height: int) -> Text:
     """A line per request, running ones first: mark, name, bar of its parts, tokens, question."""
-    ranks = {
-        "running": 0,
-        "merging": 0,
-        "outlining": 0,
-        "waiting": 1,
-        "preempted": 1,
-        "refused": 2,
-        "done": 2,
-    }
-
-    def rank(at: int) -> tuple[int, int]:
-        place = ranks[_request_stage(requests[at])]
-        return place, -at if place == 2 else at
-
-    visible = height if len(requests) <= height else max(height - 1, 1)
-    chosen = sorted(sorted(range(len(requests)), key=rank)[:visible])
-    lines = [_request_line(requests[at], width) for at in chosen]
-    if hidden := len(requests) - len(chosen):
-        lines.append(Text(f"  … and {hidden} more", style="dim"))
-    return Text("\n", no_wrap=True).join(lines)
-
-
-def _request_line(view: RequestView, width: int) -> Text:
-    mark, style, _ = REQUEST_MARKS[_request_stage(view)]
-    filled = round(BAR_WIDTH * view.done / view.parts) if view.parts else 0
-    parts = f"{view.done}/{view.parts}" if view.parts else ""
-    line = Text.assemble(
-        (f"{mark} ", style),
-        (cut(printable(view.key, ""), NAME_WIDTH).ljust(NAME_WIDTH + 1), f"bold {style}"),
-        ("━" * filled, style),
-        ("─" * (BAR_WIDTH - filled), "grey37"),
-        (f" {parts:>5} {view.tokens:>5} ", "dim"),
-        no_wrap=True,
+    shown, more = _first_ranked(
+        requests, lambda view: REQUEST_RANKS.get(_request_stage(view), 0), 2, height=height
     )
-    question = " ".join(printable(view.question[: 4 * width], "\n\t").split())
-    return line.append(cut(question, max(width - line.cell_len, 1)))
+    lines = []
+    for view in shown:
+        mark, style, _ = REQUEST_MARKS[_request_stage(view)]
+        filled = round(BAR_WIDTH * view.done / view.parts) if view.parts else 0
+        parts = f"{view.done}/{view.parts}" if view.parts else ""
+        line = Text.assemble(
+            (f"{mark} ", style),
+            (cut(printable(view.key, ""), NAME_WIDTH).ljust(NAME_WIDTH + 1), f"bold {style}"),
+            ("━" * filled, style),
+            ("─" * (BAR_WIDTH - filled), "grey37"),
+            (f" {parts:>5} {view.tokens:>5} ", "dim"),
+            no_wrap=True,
+        )
+        question = " ".join(printable(view.question[: 4 * width], "\n\t").split())
+        lines.append(line.append(cut(question, max(width - line.cell_len, 1))))
+    return Text("\n", no_wrap=True).join([*lines, *more])
 
 
-SHADES = " ▁▂▃▄▅▆▇█"
+# -- the sequence ---------------------------------------------------------------------------------
+
 CELLS = {  # character, style and name; characters differ as well as colours
     PREFIX: ("█", "grey74", "prefix"),
     TREE: ("+", "#202020 on yellow", "tree"),
@@ -334,38 +313,38 @@ CELLS = {  # character, style and name; characters differ as well as colours
     FREE: ("·", "grey37", "free"),
 }
 
-# -- the sequence ---------------------------------------------------------------------------------
-
 
 def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
     """The target's pool as coloured cells, and the number of slots in a cell.
 
-    Only the part in use is drawn, with some of the free slots after it.
+    Of one sequence the part in use is drawn, with some of the free slots after it; of a batch the
+    rows in use, side by side if they are more than the lines.
     """
-    if pool.rows > 1:
-        return _batch_text(pool, width, rows)
-    cells = width * rows
-    extent = int(np.flatnonzero(pool.codes).max(initial=-1)) + 1
-    step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // cells))
-    codes = downsample(pool.codes[: cells * step], step)
-    lines = [_cells_text(codes[row * width : (row + 1) * width]) for row in range(rows)]
-    return Text("\n", no_wrap=True).join(lines), step
-
-
-def _batch_text(pool: PoolView, width: int, lines: int) -> tuple[Text, int]:
-    """The rows of a batch in use, side by side if they are more than the lines."""
+    text = Text(no_wrap=True)
     codes_RC = pool.codes.reshape(pool.rows, -1)
     codes_RC = codes_RC[codes_RC.any(1)]  # FREE is 0
-    per_line = max(1, -(-len(codes_RC) // lines))
-    each = (width + 1) // per_line - 1
     extent = int(np.flatnonzero(codes_RC.any(0)).max(initial=-1)) + 1
-    step = max(1, -(-extent // each))
-    text = Text(no_wrap=True)
-    for number, codes in enumerate(codes_RC):
+    if pool.rows > 1:
+        per_line = max(1, -(-len(codes_RC) // rows))
+        each = (width + 1) // per_line - 1
+        step = max(1, -(-extent // each))
+        lines = list(codes_RC)
+    else:
+        per_line = 1
+        each = width
+        step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // (width * rows)))
+        ends = [each * step * row for row in range(rows + 1)]
+        lines = [pool.codes[a:b] for a, b in pairwise(ends)]
+    for number, codes in enumerate(lines):
         if number:
             text.append("\n" if number % per_line == 0 else " ")
         cells = downsample(codes[: each * step], step)
-        text.append_text(_cells_text(np.pad(cells, (0, each - cells.size))))
+        if pool.rows > 1:
+            cells = np.pad(cells, (0, each - cells.size))
+        for run in np.split(cells, np.flatnonzero(np.diff(cells)) + 1):
+            if run.size:  # equal neighbours share a style
+                char, style = cell_of(int(run[0]))
+                text.append(char * run.size, style=style)
     return text, step
 
 
@@ -377,16 +356,6 @@ def downsample(codes: Codes, step: int) -> Codes:
     groups = np.pad(codes, (0, -codes.size % step), constant_values=FREE).reshape(-1, step)
     counts = np.stack([(groups == code).sum(1) for code in present])
     return np.where(counts.any(0), present[counts.argmax(0)], codes.dtype.type(FREE))
-
-
-def _cells_text(codes: Codes) -> Text:
-    """A cell per code; equal neighbours share a style."""
-    text = Text(no_wrap=True)
-    for run in np.split(codes, np.flatnonzero(np.diff(codes)) + 1):
-        if run.size:
-            char, style = cell_of(int(run[0]))
-            text.append(char * run.size, style=style)
-    return text
 
 
 def cell_of(code: int) -> tuple[str, Style]:
@@ -419,19 +388,16 @@ STATUS_STYLES = {
 
 
 def layers_line(blend: BlendSummary, width: int) -> Text:
-    """A cell for each layer of the last blended forward: its status and number of computed rows."""
+    """A cell for each layer of the last blended forward: its status and number of computed rows;
+    the status alone for a deep model."""
     text = Text("layers ", style="dim", no_wrap=True)
     counts = "/".join(map(str, blend.picked)) or "0"
     tail = f" cached {blend.reused} · picked {counts} · fresh {blend.suffix}"
-    cells = [
-        (f"{LayerStatus(status).name[0]}{live}", STATUS_STYLES[LayerStatus(status)])
-        for status, live in zip(blend.plan, blend.live, strict=True)
-    ]
-    if sum(len(cell) + 1 for cell, _ in cells) + 7 > width:  # deep models: the letters alone
-        cells = [(cell[0], style) for cell, style in cells]
-    for cell, style in cells:
-        text.append(cell, style=style)
-        text.append(" " if len(cell) > 1 else "")
+    layers = list(zip(map(LayerStatus, blend.plan), blend.live, strict=True))
+    deep = sum(len(str(live)) + 2 for _, live in layers) + 7 > width
+    for status, live in layers:
+        cell = status.name[0] if deep else f"{status.name[0]}{live}"
+        text.append(cell, style=STATUS_STYLES[status]).append("" if deep else " ")
     if text.cell_len + len(tail) <= width:
         text.append(tail, style="dim")
     text.truncate(width)
@@ -439,6 +405,9 @@ def layers_line(blend: BlendSummary, width: int) -> Text:
 
 
 # -- accepted lengths and figures -----------------------------------------------------------------
+
+
+SHADES = " ▁▂▃▄▅▆▇█"
 
 
 def histogram_line(lengths: Mapping[int, int], tau: float) -> Text:
@@ -455,7 +424,7 @@ def histogram_line(lengths: Mapping[int, int], tau: float) -> Text:
 def histogram_bars(lengths: Mapping[int, int], height: int, width: int) -> Text:
     """Accepted lengths as columns over their numbers; `height` without the line of numbers."""
     most = max(lengths.values(), default=0)
-    span = list(_span(lengths))[: max(width // 3, 1)]
+    span = _span(lengths)[: max(width // 3, 1)]
     lines = []
     for row in range(height - 1, -1, -1):
         filled = [lengths.get(n, 0) / most * height - row if most else 0.0 for n in span]
@@ -465,9 +434,8 @@ def histogram_bars(lengths: Mapping[int, int], height: int, width: int) -> Text:
     return text.append("\n" + "".join(f"{n:>3}" for n in span), style="dim")
 
 
-def _span(lengths: Mapping[int, int]) -> Iterable[int]:
-    low = min(lengths, default=1)
-    return range(min(low, 1), max(max(lengths, default=0), 4) + 1)
+def _span(lengths: Mapping[int, int]) -> range:
+    return range(min([*lengths, 1]), max([*lengths, 4]) + 1)
 
 
 def figures_line(snap: Snapshot, width: int) -> Text:

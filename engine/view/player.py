@@ -3,10 +3,8 @@
 import io
 from collections.abc import Callable, Iterator
 from time import monotonic
-from typing import Any
 
 from rich.console import Console, RenderableType
-from rich.layout import Layout
 from rich.live import Live
 from rich.text import Text
 
@@ -14,10 +12,10 @@ from ..record.replay import Replay
 from ..record.run_view import draft_tree
 from ..record.trace import Record, trees_of
 from ..text_stream import printable
-from .drafts import tree_lines
+from .drafts import MAX_ROWS, tree_lines
 from .keys import Keys
 from .panels import LIT
-from .tui import FRAMES, frame
+from .tui import FRAMES, frame, with_bar
 
 MAX_SPEED = 1024.0
 MIN_SPEED = 1 / 1024
@@ -106,14 +104,9 @@ class Player:
 
     def picture(self, width: int, height: int) -> RenderableType:
         """The run's picture with the bar below it."""
-        layout = Layout()
-        bar = self.bar(width)
         snap = self.replay.snapshot(self.frame)
-        layout.split_column(
-            Layout(frame(self.replay.scene, snap, width, height - 1), size=max(height - 1, 1)),
-            Layout(bar, size=1),
-        )
-        return layout
+        body = frame(self.replay.scene, snap, width, height - 1)
+        return with_bar(body, self.bar(width), height)
 
 
 def play(player: Player, console: Console, keys: Keys) -> None:
@@ -137,30 +130,32 @@ def play(player: Player, console: Console, keys: Keys) -> None:
 
 def still(replay: Replay, number: int, width: int, height: int) -> Console:
     """A console with the picture after one frame, for export as text or SVG."""
-    out: dict[str, Any] = {"file": io.StringIO(), "force_terminal": True, "_environ": {}}
-    colors: dict[str, Any] = {"color_system": "truecolor", "legacy_windows": False}
-    console = Console(record=True, width=width, height=height, **out, **colors)
+    console = Console(
+        record=True,
+        width=width,
+        height=height,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        legacy_windows=False,
+        _environ={},
+    )
     console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
     return console
 
 
-# -- without a terminal ---------------------------------------------------------------------------
-
-
 def replay_lines(replay: Replay, width: int = 100) -> Iterator[str]:
-    """The transitions and rounds of a run, each draft with its mark."""
+    """The transitions and rounds of a run, each draft with its mark, as plain lines."""
     scene = replay.scene
     yield f"{scene.graph} · {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
     for request in replay.requests:
         yield f"? [{printable(request.key, '')}] {printable(request.question, '')}"
-    text = replay.text_of
-    for at in range(len(replay)):
-        for record in replay.records_of(at):
-            if record["kind"] == "move":
-                guard = f"  ({record['guard']})" if record["guard"] else ""
-                yield f"{record['t'] / 1e9:8.3f} s  {record['from']} → {record['to']}{guard}"
-            elif record["kind"] == "round":
-                yield from _round_lines(record, text, width)
+    for record in (record for at in range(len(replay)) for record in replay.records_of(at)):
+        if record["kind"] == "move":
+            guard = f"  ({record['guard']})" if record["guard"] else ""
+            yield f"{record['t'] / 1e9:8.3f} s  {record['from']} → {record['to']}{guard}"
+        elif record["kind"] == "round":
+            yield from _round_lines(record, replay.text_of, width)
 
 
 def _round_lines(record: Record, text: Callable[[int], str], width: int) -> Iterator[str]:
@@ -173,7 +168,7 @@ def _round_lines(record: Record, text: Callable[[int], str], width: int) -> Iter
             yield head
             continue
         tree = draft_tree(record["round"], trees[name], text)
-        for at, line in enumerate(tree_lines(tree, max(width - len(head) - 10, 30), 99)):
-            counts = f"  {tree.accepted}/{tree.drafted}".ljust(8)
-            front = head + counts if at == 0 else " " * (len(head) + 8)
+        front = head + f"  {tree.accepted}/{tree.drafted}".ljust(8)
+        for line in tree_lines(tree, max(width - len(head) - 10, 30), MAX_ROWS):
             yield f"{front}{line.plain}".rstrip()
+            front = " " * (len(head) + 8)

@@ -1,4 +1,4 @@
-"""`--step` and `--break`: a run halts before a transition and shows what it holds, page by page.
+"""`--step` and `--break`: a run halts before a transition and shows its values, page by page.
 
 Reading values waits for the device; the run's time excludes it.
 """
@@ -6,7 +6,7 @@ Reading values waits for the device; the run's time excludes it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -21,29 +21,32 @@ from ...ops.kv.slots import SlotRun
 from ...states.graph.program import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
-from ...states.request import Branch
 from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
 from ..text_stream import TokenTexts, printable
 from .drafts import drafts_legend, tree_lines
 from .keys import Keys
 from .panels import LIT, color_of, cut, header_line, wrapped
-from .tui import LiveView, frame
+from .tui import LiveView, frame, with_bar
 
 Visible = npt.NDArray[np.bool_]
+Page = list[Text]
+PAGES = ("board", "text", "tree", "rows")
+# of the slots of a cell, the share that a row attends to
+ALL = "█"
+SOME = "▒"
+NONE = "·"
+MAX_FRESH_CELLS = 48  # for a forward's own slots
+TOKEN_WIDTH = 14  # cells
+MAX_NAME_WIDTH = 14  # cells
+MAX_ROWS = 400  # of a forward
+MAX_VALUE_LENGTH = 160  # characters of a blackboard value
+HELP = "[Enter] one step, [c] to the end, [q] quit > "
+HELP_BREAKS = "[Enter] one step, [c] to the next halt, [q] quit > "
+POLL_SECONDS = 0.1  # between two checks of the stop signal
+PLAIN_WIDTH = 100  # columns of pages in plain output
 
-# -- what a halted run holds ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BranchText:
-    """The text of a branch in two parts; `pending`: of its tokens that have no row yet."""
-
-    name: str
-    title: str
-    stage: str
-    text: str
-    pending: str
+# -- the last forward of a halted run -------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,6 @@ class ForwardView:
 class Inspection:
     """A halted run. offered: trees that are not verified yet; forward: the last one."""
 
-    texts: tuple[BranchText, ...]
     offered: tuple[DraftTree, ...]
     forward: ForwardView | None
 
@@ -99,25 +101,24 @@ class Inspector:
             self.recorder.exclude(perf_counter_ns() - start)
 
     def inspect(self) -> Inspection:
-        """The present texts, offered trees and last forward."""
-        board = self.run.board
-        branches = visible_branches(board["branches"].requests)
-        texts = tuple(self._branch_text(branch) for branch in branches)
-        return Inspection(texts, tuple(self._offered(board)), self._forward)
+        """The offered trees and the last forward."""
+        return Inspection(tuple(self._offered(self.run.board)), self._forward)
 
-    def _branch_text(self, branch: Branch) -> BranchText:
-        decode = self.recorder.decode
-        whole = decode(branch.tokens)
-        text = decode(branch.tokens[: branch.num_cached_tokens])
-        if branch.ended or not whole.startswith(text):
-            text = whole
-        return BranchText(
-            name=branch.name,
-            title=branch.title,
-            stage=str(branch.stage),
-            text=text,
-            pending=whole[len(text) :],
+    def pages(self, program: Program, width: int) -> dict[str, Page]:
+        """Blackboard, texts, trees, and rows with their positions and visible slots."""
+        self.recorder.take_snapshot()
+        snap = self.recorder.snapshot
+        lines = printable(picture(program, self.run), "\n").split("\n")
+        found = (
+            [Text(line, no_wrap=True) for line in lines],
+            list(self._text_lines(width)),
+            list(self._tree_lines(snap.trees if snap is not None else (), width)),
+            list(_row_lines(self._forward, width)),
         )
+        return dict(zip(PAGES, found, strict=True))
+
+    def _text(self, token: int) -> str:
+        return token_text(token, self._texts)
 
     def _offered(self, board: Mapping[str, Any]) -> Iterator[DraftTree]:
         """The trees of the proposal on the blackboard."""
@@ -144,10 +145,8 @@ class Inspector:
                 accepted=0,
             )
 
-    def _text(self, token: int) -> str:
-        return token_text(token, self._texts)
-
     def _read(self, state: str, board: Mapping[str, Any]) -> ForwardView:
+        """The forward that is about to run."""
         rows = board["rows"]
         proposal = board.get("proposal")
         valid = [] if proposal is None else proposal.valid_SN.tolist()
@@ -155,16 +154,18 @@ class Inspector:
         tokens = rows.tokens_BQ.reshape(-1).tolist()
         positions = rows.positions_BQ.reshape(-1).tolist()
         slots_N = rows.slots_BQ.reshape(-1).tolist()
-        visible = _visible_slots(board["attention"], len(slots_N))
-        order = sorted(owners)
-        fresh = sorted({slots_N[row] for row in order})
-        attended = {slot for row in order for slot in visible.get(row, ())}
-        slots = [*sorted(attended - set(fresh)), *fresh]
-        place = {slot: at for at, slot in enumerate(slots)}
-        visible_NK = np.zeros((len(order), len(slots)), np.bool_)
-        for at, row in enumerate(order):
-            columns = [place[slot] for slot in visible.get(row, ()) if slot in place]
-            visible_NK[at, columns] = True
+        visible: dict[int, set[int]] = {row: set() for row in sorted(owners)}
+        for group in board["attention"].groups:
+            keys = group.keys
+            slots_GK = keys.slots_GK if isinstance(keys, SlotRun) else keys.cpu().numpy()
+            masks = zip(group.host_rows_Gq, slots_GK, group.mask_GqK.cpu().numpy(), strict=False)
+            for rows_q, slots_K, mask_qK in masks:
+                for row, mask_K in zip(rows_q.tolist(), mask_qK, strict=True):
+                    if row in visible:
+                        visible[row].update(slots_K[mask_K].tolist())
+        fresh = sorted({slots_N[row] for row in visible})
+        slots = [*sorted(set().union(*visible.values()) - set(fresh)), *fresh]
+        seen_NK = [np.isin(slots, list(seen)) for seen in visible.values()]
         views = (
             ForwardRow(
                 name=owners[row][0],
@@ -173,16 +174,54 @@ class Inspector:
                 position=positions[row],
                 slot=slots_N[row],
             )
-            for row in order
+            for row in visible
         )
         return ForwardView(
             state=state,
             number=self.recorder.meter.forwards + 1,
             rows=tuple(views),
             slots=tuple(slots),
-            visible_NK=visible_NK,
+            visible_NK=np.array(seen_NK, np.bool_).reshape(len(visible), len(slots)),
             fresh=len(fresh),
         )
+
+    # -- pages ------------------------------------------------------------------------------------
+
+    def _text_lines(self, width: int) -> Iterator[Text]:
+        """The texts of the branches; the part without a cached row in angle brackets."""
+        yield Text("⟨ ⟩ has no row in the cache yet", style="dim")
+        decode = self.recorder.decode
+        for branch in visible_branches(self.run.board["branches"].requests):
+            title = printable(f"{branch.name}  {branch.title}", "")
+            style = f"bold {_color(branch.name)}"
+            yield Text.assemble((title, style), (f"  {branch.stage}", "dim"), no_wrap=True)
+            whole = decode(branch.tokens)
+            cached = decode(branch.tokens[: branch.num_cached_tokens])
+            text = printable(whole)
+            if not branch.ended and whole.startswith(cached) and whole != cached:
+                text = f"{printable(cached)}⟨{printable(whole[len(cached) :])}⟩"
+            for paragraph in text.split("\n"):
+                for line in wrapped(paragraph.split(), max(width - 2, 8)):
+                    yield Text(f"  {line}", no_wrap=True)
+
+    def _tree_lines(self, trees: Sequence[DraftTree], width: int) -> Iterator[Text]:
+        """The offered trees, or those of the last rounds."""
+        branches = visible_branches(self.run.board["branches"].requests)
+        parted = {branch.request.key for branch in branches if not branch.is_root}
+        shown = tuple(self._offered(self.run.board))
+        if offered := bool(shown):
+            yield Text("+ offered, not verified yet", style="dim")
+        else:
+            shown = tuple(t for t in trees if t.name != "outline" or t.request not in parted)
+            words = f"last rounds  {drafts_legend(99)}" if shown else "no drafts so far"
+            yield Text(words, style="dim")
+        for tree in shown:
+            name = printable(f"{tree.request}/{tree.name}", "")
+            counts = f"{tree.drafted} drafts" if offered else f"{tree.accepted}/{tree.drafted}"
+            where = f"  {counts}, root at position {tree.position}"
+            yield Text.assemble((name, f"bold {_color(name)}"), (where, "dim"), no_wrap=True)
+            for line in tree_lines(tree, max(width - 2, 12), 99):
+                yield Text("  ", no_wrap=True).append_text(line)
 
 
 def _row_owners(
@@ -201,54 +240,61 @@ def _row_owners(
             yield row, (names.get(span.owner, "?"), -1)
 
 
-def _visible_slots(attention: Any, count: int) -> dict[int, list[int]]:
-    """The slots that each of `count` rows of a forward attends to."""
-    visible: dict[int, set[int]] = {}
-    for group in attention.groups:
-        keys = group.keys
-        slots_GK = keys.slots_GK if isinstance(keys, SlotRun) else keys.cpu().numpy()
-        mask_GqK = group.mask_GqK.cpu().numpy()
-        for rows_q, slots_K, mask_qK in zip(group.host_rows_Gq, slots_GK, mask_GqK, strict=False):
-            for row, mask_K in zip(rows_q.tolist(), mask_qK, strict=True):
-                if row < count:
-                    visible.setdefault(row, set()).update(slots_K[mask_K].tolist())
-    return {row: sorted(slots) for row, slots in visible.items()}
+def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
+    """The rows of a forward, and what share of the slots of each cell they attend to."""
+    if view is None:
+        yield Text("no forward so far", style="dim")
+        return
+    fresh = view.fresh
+    cached = len(view.slots) - fresh
+    names = min(max((cell_len(row.name) for row in view.rows), default=1), MAX_NAME_WIDTH)
+    head = f"{'of'.ljust(names)} node {'token'.ljust(TOKEN_WIDTH)}  pos  slot  "
+    fresh_cells = min(fresh, MAX_FRESH_CELLS, max(width - len(head) - 12, 4))
+    cells = max(min(cached, width - len(head) - fresh_cells - 1), 0)
+    scale = f"{ALL} all {SOME} some {NONE} none"
+    if cells:
+        scale += f" · {-(-cached // cells)} and {-(-fresh // fresh_cells)} slots per cell"
+    yield Text(
+        f"forward {view.number} in {view.state}: {len(view.rows)} rows see {cached} cached slots"
+        f" and {fresh} of its own",
+        no_wrap=True,
+    )
+    yield Text(scale, style="dim", no_wrap=True)
+    yield Text(f"{head}{'cached'.ljust(cells)[:cells]} own", style="bold", no_wrap=True)
+    for row, visible_K in zip(view.rows[:MAX_ROWS], view.visible_NK, strict=False):
+        node = "root" if row.node == 0 else str(row.node) if row.node > 0 else "-"
+        yield Text.assemble(
+            (_fitted(row.name, names), f"bold {_color(row.name)}"),
+            (f" {node:>4} ", "dim"),
+            _fitted(row.text, TOKEN_WIDTH),
+            (f" {row.position:>4} {row.slot:>5}  ", "dim"),
+            _strip(visible_K[:cached], cells),
+            " ",
+            (_strip(visible_K[cached:], fresh_cells), _color(row.name)),
+            no_wrap=True,
+        )
+    if hidden := len(view.rows) - MAX_ROWS:
+        yield Text(f"… and {hidden} more" if hidden > 0 else "", style="dim")
 
 
-# -- pages ----------------------------------------------------------------------------------------
-
-PAGES = ("board", "text", "tree", "rows")
-# of the slots of a cell, the share that a row attends to
-ALL = "█"
-SOME = "▒"
-NONE = "·"
-MAX_FRESH_CELLS = 48  # for a forward's own slots
-TOKEN_WIDTH = 14  # cells
-MAX_NAME_WIDTH = 14  # cells
-MAX_ROWS = 400  # of a forward
-MAX_VALUE_LENGTH = 160  # characters of a blackboard value
+def _fitted(text: str, width: int) -> str:
+    return set_cell_size(cut(printable(text, ""), width), width)
 
 
-class Page(NamedTuple):
-    """A page and its name."""
+def _strip(visible_K: Visible, cells: int) -> str:
+    """The visibility of slots in `cells` cells."""
+    if not cells or not len(visible_K):
+        return ""
+    parts = np.array_split(visible_K, cells) if len(visible_K) > cells else visible_K[:, None]
+    return "".join(ALL if part.all() else SOME if part.any() else NONE for part in parts)
 
-    name: str
-    lines: list[Text]
+
+def _color(name: str) -> str:
+    number = name.rpartition("/")[2]
+    return color_of(int(number) - 1 if number.isdigit() else -1)
 
 
-def pages(board: str, inspection: Inspection, trees: Sequence[DraftTree], width: int) -> list[Page]:
-    """Blackboard, texts, trees, and rows with their positions and visible slots.
-
-    Args:
-        board: the blackboard in lines. trees: of the last rounds.
-    """
-    lines = [Text(printable(line, ""), no_wrap=True) for line in board.split("\n")]
-    return [
-        Page("board", lines),
-        Page("text", list(_text_lines(inspection, width))),
-        Page("tree", list(_tree_lines(inspection, trees, width))),
-        Page("rows", list(_row_lines(inspection.forward, width))),
-    ]
+# -- the next transition and the blackboard -------------------------------------------------------
 
 
 def open_ways(program: Program, run: Run) -> Iterator[tuple[str, str, bool]]:
@@ -273,117 +319,21 @@ def picture(program: Program, run: Run) -> str:
         arrow = " >" if is_open else arrow
         lines.append(f"  {mark} {target}{f'  when {guard}' if guard else ''}")
     width = max(map(len, run.board))
-    lines += [f"     {key.ljust(width)}  {_short(value)}" for key, value in run.board.items()]
+    for key, value in run.board.items():
+        text = str(describe(value))
+        if isinstance(value, BranchStateManager):
+            waiting = sum(b.waits for r in value.requests for b in r.branches)
+            text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
+        elif isinstance(value, KVCache):
+            used = f"{value.current_length}/{value.capacity} slots in use"
+            text = f"{describe(value.data)}, {used}"
+        if len(text) > MAX_VALUE_LENGTH:
+            text = f"{text[: MAX_VALUE_LENGTH - 3]}..."
+        lines.append(f"     {key.ljust(width)}  {text}")
     return "\n".join(lines)
 
 
-def _short(value: object) -> str:
-    """One line about a value; of the manager and the pools, how full they are."""
-    if isinstance(value, BranchStateManager):
-        waiting = sum(b.waits for r in value.requests for b in r.branches)
-        text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
-    elif isinstance(value, KVCache):
-        text = f"{describe(value.data)}, {value.current_length}/{value.capacity} slots in use"
-    else:
-        text = describe(value)
-    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[: MAX_VALUE_LENGTH - 3]}..."
-
-
-def _text_lines(inspection: Inspection, width: int) -> Iterator[Text]:
-    yield Text("⟨ ⟩ has no row in the cache yet", style="dim")
-    for branch in inspection.texts:
-        title = printable(f"{branch.name}  {branch.title}", "")
-        style = f"bold {_color(branch.name)}"
-        yield Text.assemble((title, style), (f"  {branch.stage}", "dim"), no_wrap=True)
-        text = branch.text
-        if branch.pending:
-            text = f"{printable(text)}⟨{printable(branch.pending)}⟩"
-        for paragraph in printable(text).split("\n"):
-            for line in wrapped(paragraph.split(), max(width - 2, 8)):
-                yield Text(f"  {line}", no_wrap=True)
-
-
-def _tree_lines(inspection: Inspection, trees: Sequence[DraftTree], width: int) -> Iterator[Text]:
-    parted = {b.name.rpartition("/")[0] for b in inspection.texts if "outline" not in b.name}
-    current = [tree for tree in trees if tree.name != "outline" or tree.request not in parted]
-    shown = inspection.offered or current
-    if inspection.offered:
-        yield Text("+ offered, not verified yet", style="dim")
-    else:
-        words = f"last rounds  {drafts_legend(99)}" if shown else "no drafts so far"
-        yield Text(words, style="dim")
-    for tree in shown:
-        name = printable(f"{tree.request}/{tree.name}", "")
-        counts = f"{tree.accepted}/{tree.drafted}"
-        if inspection.offered:
-            counts = f"{tree.drafted} drafts"
-        where = f"  {counts}, root at position {tree.position}"
-        yield Text.assemble((name, f"bold {_color(name)}"), (where, "dim"), no_wrap=True)
-        for line in tree_lines(tree, max(width - 2, 12), 99):
-            yield Text("  ", no_wrap=True).append_text(line)
-
-
-def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
-    if view is None:
-        yield Text("no forward so far", style="dim")
-        return
-    fresh = view.fresh
-    cached = len(view.slots) - fresh
-    names = max((cell_len(row.name) for row in view.rows), default=1)
-    names = min(names, MAX_NAME_WIDTH)
-    head = f"{'of'.ljust(names)} node {'token'.ljust(TOKEN_WIDTH)}  pos  slot  "
-    fresh_cells = min(fresh, MAX_FRESH_CELLS, max(width - len(head) - 12, 4))
-    cells = max(min(cached, width - len(head) - fresh_cells - 1), 0)
-    scale = f"{ALL} all {SOME} some {NONE} none"
-    if cells:
-        scale += f" · {-(-cached // cells)} and {-(-fresh // fresh_cells)} slots per cell"
-    yield Text(
-        f"forward {view.number} in {view.state}: {len(view.rows)} rows see {cached} cached slots"
-        f" and {fresh} of its own",
-        no_wrap=True,
-    )
-    yield Text(scale, style="dim", no_wrap=True)
-    yield Text(f"{head}{'cached'.ljust(cells)[:cells]} own", style="bold", no_wrap=True)
-    for row, visible_K in zip(view.rows[:MAX_ROWS], view.visible_NK, strict=False):
-        line = _row(row, names)
-        line.append(_strip(visible_K[:cached], cells)).append(" ")
-        yield line.append(_strip(visible_K[cached:], fresh_cells), style=_color(row.name))
-    if hidden := len(view.rows) - MAX_ROWS:
-        yield Text(f"… and {hidden} more" if hidden > 0 else "", style="dim")
-
-
-def _row(row: ForwardRow, names: int) -> Text:
-    node = "root" if row.node == 0 else str(row.node) if row.node > 0 else "-"
-    token = set_cell_size(cut(printable(row.text, ""), TOKEN_WIDTH), TOKEN_WIDTH)
-    name = set_cell_size(cut(printable(row.name, ""), names), names)
-    return Text.assemble(
-        (name, f"bold {_color(row.name)}"),
-        (f" {node:>4} ", "dim"),
-        token,
-        (f" {row.position:>4} {row.slot:>5}  ", "dim"),
-        no_wrap=True,
-    )
-
-
-def _strip(visible_K: Visible, cells: int) -> str:
-    """The visibility of slots in `cells` cells."""
-    if not cells or not len(visible_K):
-        return ""
-    parts = np.array_split(visible_K, cells) if len(visible_K) > cells else visible_K[:, None]
-    return "".join(ALL if part.all() else SOME if part.any() else NONE for part in parts)
-
-
-def _color(name: str) -> str:
-    number = name.rpartition("/")[2]
-    return color_of(int(number) - 1 if number.isdigit() else -1)
-
-
 # -- halts ----------------------------------------------------------------------------------------
-
-HELP = "[Enter] one step, [c] to the end, [q] quit > "
-HELP_BREAKS = "[Enter] one step, [c] to the next halt, [q] quit > "
-POLL_SECONDS = 0.1  # between two checks of the stop signal
-PLAIN_WIDTH = 100  # columns of pages in plain output
 
 
 class Halts:
@@ -433,21 +383,13 @@ class Stepper:
             line = self.source.readline()
             answer = line.strip().lower()
             if answer in PAGES and self.inspector is not None:
-                page = _pages(self.program, run, self.inspector, PLAIN_WIDTH)[PAGES.index(answer)]
-                self.out("".join(f"{line.plain.rstrip()}\n" for line in page.lines))
+                page = self.inspector.pages(self.program, PLAIN_WIDTH)[answer]
+                self.out("".join(f"{text.plain.rstrip()}\n" for text in page))
             elif not line or answer in ("", "c", "q"):
                 self.halts.free = not line or answer == "c"
                 if not line:
                     self.halts.states = frozenset()
                 return answer != "q"
-
-
-def _pages(program: Program, run: Run, inspector: Inspector, width: int) -> list[Page]:
-    """The pages of a run at its halt."""
-    recorder = inspector.recorder
-    recorder.take_snapshot()
-    trees = recorder.snapshot.trees if recorder.snapshot is not None else ()
-    return pages(picture(program, run), inspector.inspect(), trees, width)
 
 
 class LiveStepper:
@@ -475,7 +417,7 @@ class LiveStepper:
         self.stopped = stopped
         self.page = 0  # 0 is the picture of the run
         self.first = 0  # number of the first visible line of a page
-        self._pages: list[Page] = []
+        self._pages: dict[str, Page] = {}
         self._where = ""
         view.paint = self.paint
 
@@ -484,70 +426,65 @@ class LiveStepper:
         if not self.halts.at(run):
             return True
         width = self.view.console.size.width - 4
-        self._pages = _pages(self.program, run, self.inspector, width)
+        self._pages = self.inspector.pages(self.program, width)
         ways = open_ways(self.program, run)
         target = next((name for name, _, is_open in ways if is_open), "?")
         self._where = f"step {run.steps} {run.state} → {target}"
+        self.first = 0
         try:
-            return self._wait()
+            while not self.stopped():
+                self.view.refresh()
+                key = self.keys.read(POLL_SECONDS)
+                if key in ("enter", "c", "q", " "):
+                    self.halts.free = key == "c"
+                    return key != "q"
+                self._turn(key)
+            return True
         finally:
             self._where = ""
 
-    def _wait(self) -> bool:
-        self.first = 0
-        while not self.stopped():
-            self.view.refresh()
-            key = self.keys.read(POLL_SECONDS)
-            if key in ("enter", "c", "q", " "):
-                self.halts.free = key == "c"
-                return key != "q"
-            self._turn(key)
-        return True
-
     def _turn(self, key: str) -> None:
         """Another page, or other lines of it."""
-        count = len(self._pages) + 1
+        count = len(PAGES) + 1
         if key.isdigit() and int(key) < count:
             self.page = int(key)
             self.first = 0
         elif key in ("tab", "right", "left"):
             self.page = (self.page + (-1 if key == "left" else 1)) % count
             self.first = 0
-        lines = len(self._pages[self.page - 1].lines) if self.page else 1
+        lines = len(self._pages[PAGES[self.page - 1]]) if self.page else 1
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}
         line = {"home": 0, "end": lines - 1}.get(key, self.first + steps.get(key, 0))
         self.first = min(max(line, 0), lines - 1)
 
     def paint(self, snap: Snapshot, width: int, height: int) -> RenderableType:
         """The picture of the run, or a page, with the line of keys below it."""
-        layout = Layout()
-        scene = self.view.scene
-        body: RenderableType = frame(scene, snap, width, height - 1)
+        body = frame(self.view.scene, snap, width, height - 1)
         if self.page and self._where:
-            body = self._panel(snap, width, height - 1)
-        layout.split_column(Layout(body, size=max(height - 1, 1)), Layout(self._bar(width), size=1))
-        return layout
+            body = Layout()
+            head = header_line(self.view.scene, snap, width)
+            panel = self._panel(width, height - 1)
+            body.split_column(Layout(head, size=1), Layout(panel, size=max(height - 2, 3)))
+        return with_bar(body, self._bar(width), height)
 
-    def _panel(self, snap: Snapshot, width: int, height: int) -> Layout:
-        page = self._pages[self.page - 1]
+    def _panel(self, width: int, height: int) -> Panel:
+        """The visible lines of a page."""
+        name = PAGES[self.page - 1]
+        page = self._pages[name]
         visible = max(height - 3, 1)
-        first = min(self.first, max(len(page.lines) - visible, 0))
-        lines = page.lines[first : first + visible]
+        first = min(self.first, max(len(page) - visible, 0))
+        lines = page[first : first + visible]
         for line in lines:
             line.truncate(width - 4, overflow="ellipsis")
-        panel = Panel(
+        return Panel(
             Text("\n", no_wrap=True).join(lines),
-            title=page.name,
+            title=name,
             title_align="left",
-            subtitle=f"lines {first + 1}-{first + len(lines)} of {len(page.lines)}",
+            subtitle=f"lines {first + 1}-{first + len(lines)} of {len(page)}",
             subtitle_align="right",
             border_style="grey50",
             padding=(0, 1),
         )
-        layout = Layout()
-        head = header_line(self.view.scene, snap, width)
-        layout.split_column(Layout(head, size=1), Layout(panel, size=max(height - 1, 3)))
-        return layout
 
     def _bar(self, width: int) -> Text:
         """The place of the halt, and the keys."""

@@ -31,7 +31,7 @@ from .panels import (
     last_move,
     layers_line,
     legend,
-    lines_of_question,
+    question_lines,
     request_lines,
     requests_text,
     states_text,
@@ -126,7 +126,8 @@ def fuller(first: PoolView | None, second: PoolView) -> PoolView:
 
 @dataclass(frozen=True, slots=True)
 class ScreenPlan:
-    """The heights of the parts of a screen, and the widths of its upper part."""
+    """The heights of the parts of a screen, and the widths of its upper part; it depends on nothing
+    that changes from frame to frame."""
 
     requests: int
     upper: int
@@ -137,28 +138,26 @@ class ScreenPlan:
 
     @classmethod
     def of(cls, scene: Scene, snap: Snapshot, width: int, height: int) -> "ScreenPlan":
-        """The plan for a screen; it depends on nothing that changes from frame to frame."""
         tall = height >= TALL
         requests = 1
         if tall and len(snap.requests) == 1:
-            requests = min(lines_of_question(snap.requests[0].question, width), 1 + height // 20)
+            requests = min(len(question_lines(snap.requests[0], width)), 1 + height // 20)
         foot = 8 if height >= LARGE else 6 if tall else 3
         upper = states = len(scene.states) + 2
         free = height - foot - requests - 2
         if height >= LARGE:
             upper = max(upper, free * 3 // 5)
-        trace = upper - states if upper - states >= 4 else 0
         return cls(
             requests=requests,
             upper=upper,
             branches=max(free - upper, 3),
             foot=foot,
             states_width=46 if width >= VAST else 38 if width >= WIDE else 28,
-            trace=trace,
+            trace=upper - states if upper - states >= 4 else 0,
         )
 
 
-def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableType:
+def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> Layout:
     """One picture of `width` x `height` cells."""
     tall = height >= TALL
     if not tall:  # a run with a closed list of requests is never idle
@@ -177,6 +176,13 @@ def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> RenderableTy
     return layout
 
 
+def with_bar(body: RenderableType, bar: Text, height: int) -> Layout:
+    """A picture with a line below it."""
+    layout = Layout()
+    layout.split_column(Layout(body, size=max(height - 1, 1)), Layout(bar, size=1))
+    return layout
+
+
 def _upper(scene: Scene, snap: Snapshot, width: int, plan: ScreenPlan) -> Layout:
     """The states, below them the trace if it fits, and the drafts."""
     wide = width >= WIDE
@@ -184,64 +190,60 @@ def _upper(scene: Scene, snap: Snapshot, width: int, plan: ScreenPlan) -> Layout
     lines = plan.upper - 2
     states = states_text(scene, snap, times=wide)
     title = f"states · visits{' · ms each' if wide else ''} ◦ open"
-    drafts = _panel(
-        drafts_text(snap.trees, snap.branches, inner, lines), "drafts", drafts_legend(inner - 2)
-    )
     if scene.drafter == "none":  # nothing is drafted
         drafts = _panel(trace_text(snap.moves, inner, lines), TRACE)
-    right = Layout(drafts, size=width - plan.states_width)
+    else:
+        trees = drafts_text(snap.trees, snap.branches, inner, lines)
+        drafts = _panel(trees, "drafts", drafts_legend(inner - 2))
+    states_side = Layout(size=plan.states_width)
     if plan.trace and scene.drafter != "none":
         trace = trace_text(snap.moves, plan.states_width - 4, plan.trace - 2)
-        states_side = Layout(size=plan.states_width)
         states_side.split_column(
             Layout(_panel(states, title), size=plan.upper - plan.trace),
             Layout(_panel(trace, TRACE), size=plan.trace),
         )
     else:
-        legend = last_move(snap, plan.states_width - 6)
-        states_side = Layout(_panel(states, title, legend), size=plan.states_width)
-    return _row(plan.upper, states_side, right)
+        states_side.update(_panel(states, title, last_move(snap, plan.states_width - 6)))
+    return _row(plan.upper, states_side, Layout(drafts, size=width - plan.states_width))
 
 
 def _lower(snap: Snapshot, width: int, plan: ScreenPlan, tall: bool) -> Layout:
     """The texts of the branches; to the right several requests, if they fit."""
     many = len(snap.requests) > 1
     lines = plan.branches - 2
-    if not tall:  # without a frame, one more branch fits
+    if not tall:  # a line instead of a frame: one more branch fits
         texts = branches_text(snap.branches, many, width - 4, lines + 1)
-        head = _rule("branches", BRANCH_MARKS, width)
+        start = "── branches "
+        end = f" {BRANCH_MARKS} ──"
+        rule = "─" * (width - cell_len(start) - cell_len(end))
+        head = Text.assemble((start + rule, "grey50"), (end, "grey62"), no_wrap=True)
         return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=plan.branches)
     side = width * 2 // 5 if many and width >= VAST else 0
-    inner = width - side - 4
-    branches = _panel(branches_text(snap.branches, many, inner, lines), "branches", BRANCH_MARKS)
+    texts = branches_text(snap.branches, many, width - side - 4, lines)
+    branches = _panel(texts, "branches", BRANCH_MARKS)
     if not side:
         return Layout(branches, size=plan.branches)
-    requests = requests_text(snap.requests, side - 4, lines)
-    return _row(
-        plan.branches,
-        Layout(branches, size=width - side),
-        Layout(_panel(requests, "requests · parts · tokens"), size=side),
-    )
+    requests = _panel(requests_text(snap.requests, side - 4, lines), "requests · parts · tokens")
+    return _row(plan.branches, Layout(branches, size=width - side), Layout(requests, size=side))
 
 
 def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
+    """The slots of the pool, the layers of a blended forward, and the accepted lengths."""
     meter = snap.meter
+    inner = width - HISTOGRAM_WIDTH - 8 if tall else width
+    layers = [] if snap.blend is None else [layers_line(snap.blend, inner)]
+    rows = height - 3 - len(layers) if tall else 1
+    strip, step = strip_text(snap.pool, inner, rows)
+    key = legend(snap.pool.codes)
+    key.append(f" {step} slot{'s' if step > 1 else ''} per cell", style="dim")
     if not tall:
-        strip, step = strip_text(snap.pool, width, 1)
-        key = _key(snap, step) if snap.blend is None else layers_line(snap.blend, width)
-        lines = Group(strip, key, histogram_line(meter.lengths, meter.tau_step))
-        return Layout(lines, size=height)
-    inner = width - HISTOGRAM_WIDTH - 4
-    layers = [] if snap.blend is None else [layers_line(snap.blend, inner - 4)]
-    strip, step = strip_text(snap.pool, inner - 4, height - 3 - len(layers))
-    sequence = Group(strip, *layers, _key(snap, step))
+        lengths = histogram_line(meter.lengths, meter.tau_step)
+        return Layout(Group(strip, *(layers or [key]), lengths), size=height)
+    sequence = _panel(Group(strip, *layers, key), "sequence")
     bars = histogram_bars(meter.lengths, height - 3, HISTOGRAM_WIDTH)
-    title = f"accepted · τ {meter.tau_step:.2f}"
-    return _row(
-        height,
-        Layout(_panel(sequence, "sequence"), size=inner),
-        Layout(_panel(bars, title), size=HISTOGRAM_WIDTH + 4),
-    )
+    lengths_panel = _panel(bars, f"accepted · τ {meter.tau_step:.2f}")
+    side = HISTOGRAM_WIDTH + 4
+    return _row(height, Layout(sequence, size=width - side), Layout(lengths_panel, size=side))
 
 
 def _row(height: int, *cells: Layout) -> Layout:
@@ -250,23 +252,6 @@ def _row(height: int, *cells: Layout) -> Layout:
     row = Layout(size=height)
     row.split_row(*cells)
     return row
-
-
-def _key(snap: Snapshot, step: int) -> Text:
-    text = legend(snap.pool.codes)
-    return text.append(f" {step} slot{'s' if step > 1 else ''} per cell", style="dim")
-
-
-def _rule(title: str, legend: str, width: int) -> Text:
-    """A line with a title at the left and a legend at the right, like the edge of a panel."""
-    start = f"── {title} "
-    end = f" {legend} ──"
-    return Text.assemble(
-        (start, "grey50"),
-        ("─" * (width - cell_len(start) - cell_len(end)), "grey50"),
-        (end, "grey62"),
-        no_wrap=True,
-    )
 
 
 def _panel(body: RenderableType, title: str, legend: str = "") -> Panel:
