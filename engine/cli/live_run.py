@@ -27,10 +27,9 @@ from ..run.session import Session
 from ..run.writer import RunOutcome, RunWriter
 from ..shell import Writer, complain, deliver, json_text
 from ..terminal import usable
-from ..view.keys import Keys
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Halts, Inspector, LiveStepper, Stepper
-from ..view.tui import LiveView
+from ..view.tui import Keys, LiveView
 
 SCHEMA = 1
 STOPPED = {STATUS_CODES[status]: status for status in (Status.INTERRUPTED, Status.TERMINATED)}

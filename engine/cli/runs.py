@@ -183,9 +183,8 @@ def replay(
 
     from ..record.replay import Replay
     from ..terminal import usable
-    from ..view.keys import Keys
     from ..view.player import MAX_SPEED, MIN_SPEED, Player, play, replay_lines
-    from ..view.tui import frame
+    from ..view.tui import Keys, frame
 
     with user_errors():
         if not MIN_SPEED <= speed <= MAX_SPEED:

@@ -40,12 +40,9 @@ def lifecycles() -> str:
     lines: list[str] = []
     for kind, transitions in LIFECYCLES.items():
         lines += [f"%% the life of a {kind}", "stateDiagram-v2", f"  [*] --> {Stage.WAITING}"]
-        for transition in transitions:
-            lines.append(f"  %% {transition.name}: {transition.doc}")
-            lines += [
-                f"  {source} --> {transition.target}: {transition.name}"
-                for source in transition.sources
-            ]
+        for move in transitions:
+            lines.append(f"  %% {move.name}: {move.doc}")
+            lines += [f"  {source} --> {move.target}: {move.name}" for source in move.sources]
         lines += [f"  {stage} --> [*]" for stage in ENDED_STAGES]
     return "\n".join(lines)
 
@@ -105,12 +102,10 @@ def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
         if spec is not None:
             shown = [f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()]
             yield name, "  ".join(text for text in shown if len(text) <= MAX_INLINE_LENGTH)
+            fold = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
             for text in shown:
                 if len(text) > MAX_INLINE_LENGTH:  # folded at blanks; the text after `=` is YAML
-                    lines = textwrap.wrap(
-                        text, WIDTH, break_long_words=False, break_on_hyphens=False
-                    )
-                    yield from (("", line) for line in lines)
+                    yield from (("", line) for line in fold.wrap(text))
     yield "attention", graph.attention
 
 
@@ -125,8 +120,8 @@ def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
     except ValueError as error:
         yield f"  none: {error}"
         return
-    statuses = ((name, [status.name for status in plan]) for name, plan in plans.items())
-    yield from (f"  {line}" for line in _table((name, *words) for name, words in statuses))
+    rows = [(name, *(status.name for status in plan)) for name, plan in plans.items()]
+    yield from (f"  {line}" for line in _table(rows))
 
 
 def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:

@@ -165,37 +165,39 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
     leaves = _leaf_nodes(tree)
     drawn = _drawn_nodes(tree, leaves, rows)
     below: dict[int, list[int]] = {node: [] for node in drawn}
-    for node in sorted(drawn):
-        if node:
-            below[tree.nodes[node].parent].append(node)
     depth = {0: 0}
-    row = {0: 0}
-    last_row = 0
-    stack = [0]
-    while stack:
-        node = stack.pop()
-        if node not in row:
-            last_row += 1
-            row[node] = last_row
-        for child in below[node]:
-            depth[child] = depth[node] + 1
-        row.update(dict.fromkeys(below[node][:1], row[node]))
-        stack += reversed(below[node])
-    labels = {node: _label(tree, node) for node in drawn}
-    columns = _columns(labels, depth, width)
-    lines = [Text(no_wrap=True) for _ in range(last_row + 1)]
-    grid = {(row[node], depth[node]): node for node in drawn}
-    links = _links(below, depth, row)
-    for at, line in enumerate(lines):
-        for column, size in enumerate(columns):
-            line.append(links.get((at, column), " ") if column else "", style=LINE)
-            if (at, column) not in grid:
-                line.append(" " * size)
-                continue
-            here = grid[at, column]
-            label = cut(labels[here], size)
-            line.append(label, style=DRAFT_MARKS[tree.nodes[here].mark][1])
-            line.append(("─" if below[here] else " ") * (size - cell_len(label)), style=LINE)
+    natural: list[int] = []  # widths of the columns
+    for node in sorted(drawn):  # parents first
+        if node:
+            parent = tree.nodes[node].parent
+            below[parent].append(node)
+            depth[node] = depth[parent] + 1
+        natural += [0] * (depth[node] + 1 - len(natural))
+        natural[depth[node]] = max(natural[depth[node]], cell_len(_label(tree, node)))
+    for most in WIDTHS:
+        columns = [min(size, most) for size in natural]
+        if sum(columns) + len(columns) - 1 <= width:
+            break
+
+    def block(node: int) -> list[Text]:
+        """The lines of a node and of all nodes below it."""
+        size = columns[depth[node]]
+        children = below[node]
+        head = Text(cut(_label(tree, node), size), DRAFT_MARKS[tree.nodes[node].mark][1])
+        filled = ("─" if children else " ") * (size - head.cell_len)
+        lines = []
+        for at, child in enumerate(children):
+            last = at == len(children) - 1
+            for number, line in enumerate(block(child)):
+                link = " " if last else "│"
+                if number == 0:
+                    link = ("─" if last else "┬") if at == 0 else "└" if last else "├"
+                front = " " * size if lines else Text.assemble(head, (filled, LINE))
+                lines.append(Text.assemble(front, (link, LINE), line, no_wrap=True))
+        return lines or [Text.assemble(head, filled, no_wrap=True)]
+
+    lines = block(0)
+    for line in lines:
         line.rstrip()
     if hidden := len(leaves) - len(lines):
         lines[-1].append(f"  +{hidden} more", style="dim")
@@ -222,32 +224,3 @@ def _drawn_nodes(tree: DraftTree, leaves: Sequence[int], rows: int) -> set[int]:
             drawn.add(leaf)
             leaf = tree.nodes[leaf].parent
     return drawn
-
-
-def _links(
-    below: dict[int, list[int]], depth: dict[int, int], row: dict[int, int]
-) -> dict[tuple[int, int], str]:
-    """The characters before each column: lines from parents to children."""
-    links = {}
-    for children in below.values():
-        for at, child in enumerate(children):
-            last = at == len(children) - 1
-            column = depth[child]
-            first = "─" if last else "┬"
-            links[row[child], column] = first if at == 0 else "└" if last else "├"
-            if at:
-                between = range(row[children[at - 1]] + 1, row[child])
-                links |= {(line, column): "│" for line in between}
-    return links
-
-
-def _columns(labels: dict[int, str], depth: dict[int, int], width: int) -> list[int]:
-    """Cells of each column: the width of its longest label, less if the columns do not fit."""
-    natural = [0] * (max(depth.values()) + 1)
-    for node, label in labels.items():
-        natural[depth[node]] = max(natural[depth[node]], cell_len(label))
-    for most in WIDTHS:
-        columns = [min(size, most) for size in natural]
-        if sum(columns) + len(columns) - 1 <= width:
-            break
-    return columns

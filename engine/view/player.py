@@ -13,9 +13,8 @@ from ..record.run_view import draft_tree
 from ..record.trace import Record, trees_of
 from ..text_stream import printable
 from .drafts import MAX_ROWS, tree_lines
-from .keys import Keys
 from .panels import LIT
-from .tui import FRAMES, frame, with_bar
+from .tui import FRAMES, Keys, frame, with_bar
 
 MAX_SPEED = 1024.0
 MIN_SPEED = 1 / 1024
@@ -39,11 +38,9 @@ class Player:
         self.frame = 0
         self.at = float(replay.times[0])
         self.playing = True
-        self._rounds = [
-            at
-            for at in range(len(replay))
-            if any(record["kind"] == "round" for record in replay.records_of(at))
-        ]
+        frames = (replay.records_of(at) for at in range(len(replay)))
+        kinds = [{record["kind"] for record in records} for records in frames]
+        self._rounds = [at for at, found in enumerate(kinds) if "round" in found]
 
     def pass_time(self, seconds: float) -> None:
         """Advance by seconds of the viewer's time."""
@@ -56,21 +53,23 @@ class Player:
         """Handle a key; False for quit."""
         key = KEY_ALIASES.get(key, key)
         last = len(self.replay) - 1
-        if key == " ":
+        frames = {
+            "right": self.frame + 1,
+            "left": self.frame - 1,
+            "home": 0,
+            "end": last,
+            "page down": next((at for at in self._rounds if at > self.frame), last),
+            "page up": next((at for at in reversed(self._rounds) if at < self.frame), 0),
+        }
+        if key in frames:
+            self._go(frames[key])
+        elif key == " ":
             if self.frame == last:
                 self._go(0)
             self.playing = not self.playing
         elif key in ("up", "down"):
             self.speed *= 2 if key == "up" else 0.5
             self.speed = min(max(self.speed, MIN_SPEED), MAX_SPEED)
-        elif key in ("right", "left"):
-            self._go(self.frame + (1 if key == "right" else -1))
-        elif key in ("home", "end"):
-            self._go(0 if key == "home" else last)
-        elif key == "page down":
-            self._go(next((at for at in self._rounds if at > self.frame), last))
-        elif key == "page up":
-            self._go(next((at for at in reversed(self._rounds) if at < self.frame), 0))
         return key != "q"
 
     def _go(self, frame: int) -> None:
@@ -96,9 +95,8 @@ class Player:
             text.append(f" · {words}", style="dim")
         bar_width = width - text.cell_len - 2
         filled = round(bar_width * self.frame / max(count - 1, 1))
-        text.append(" " + "━" * filled, style="green").append(
-            "─" * (bar_width - filled), style="grey37"
-        )
+        text.append(" " + "━" * filled, style="green")
+        text.append("─" * (bar_width - filled), style="grey37")
         text.truncate(width)
         return text
 

@@ -25,9 +25,8 @@ from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
 from ..text_stream import TokenTexts, printable
 from .drafts import drafts_legend, tree_lines
-from .keys import Keys
 from .panels import LIT, color_of, cut, header_line, wrapped
-from .tui import LiveView, frame, with_bar
+from .tui import Keys, LiveView, frame, with_bar
 
 Visible = npt.NDArray[np.bool_]
 Page = list[Text]
@@ -75,34 +74,22 @@ class ForwardView:
     fresh: int
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """A halted run. offered: trees that are not verified yet; forward: the last one."""
-
-    offered: tuple[DraftTree, ...]
-    forward: ForwardView | None
-
-
 class Inspector:
-    """Retains the last forward of a run; listens to its recorder."""
+    """Reads a halted run; listens to its recorder. forward: the last one, None before it."""
 
     def __init__(self, recorder: Recorder, run: Run) -> None:
         self.recorder = recorder
         self.run = run
         self._texts = TokenTexts(recorder.decode)
-        self._forward: ForwardView | None = None
+        self.forward: ForwardView | None = None
         recorder.listeners.append(self)
 
     def __call__(self, event: Event) -> None:
         board = self.run.board
         if isinstance(event, OpRan) and "attention" in event.results and "rows" in board:
             start = perf_counter_ns()
-            self._forward = self._read(event.state, board)
+            self.forward = self._read(event.state, board)
             self.recorder.exclude(perf_counter_ns() - start)
-
-    def inspect(self) -> Inspection:
-        """The offered trees and the last forward."""
-        return Inspection(tuple(self._offered(self.run.board)), self._forward)
 
     def pages(self, program: Program, width: int) -> dict[str, Page]:
         """Blackboard, texts, trees, and rows with their positions and visible slots."""
@@ -113,15 +100,16 @@ class Inspector:
             [Text(line, no_wrap=True) for line in lines],
             list(self._text_lines(width)),
             list(self._tree_lines(snap.trees if snap is not None else (), width)),
-            list(_row_lines(self._forward, width)),
+            list(_row_lines(self.forward, width)),
         )
         return dict(zip(PAGES, found, strict=True))
 
     def _text(self, token: int) -> str:
         return token_text(token, self._texts)
 
-    def _offered(self, board: Mapping[str, Any]) -> Iterator[DraftTree]:
-        """The trees of the proposal on the blackboard."""
+    def offered(self) -> Iterator[DraftTree]:
+        """The trees of the proposal on the blackboard, which are not verified yet."""
+        board = self.run.board
         proposal = board.get("proposal")
         if proposal is None:
             return
@@ -208,7 +196,7 @@ class Inspector:
         """The offered trees, or those of the last rounds."""
         branches = visible_branches(self.run.board["branches"].requests)
         parted = {branch.request.key for branch in branches if not branch.is_root}
-        shown = tuple(self._offered(self.run.board))
+        shown = tuple(self.offered())
         if offered := bool(shown):
             yield Text("+ offered, not verified yet", style="dim")
         else:

@@ -1,14 +1,20 @@
-"""The live view of a run: at most eight frames per second, drawn in a separate thread.
+"""The live view of a run on a terminal: frames, at most eight per second, and single keys.
 
-A frame is a function of the recorder's last snapshot; the view never touches the run. It shares
-the processor with the run, so frames that are slow to draw are drawn less often.
+A frame is a function of the recorder's last snapshot, drawn in a separate thread; the view never
+touches the run. It shares the processor with the run, so frames that are slow to draw are drawn
+less often.
 """
 
+import os
+import select
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
-from time import thread_time
+from time import sleep, thread_time
+from typing import Self, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -49,7 +55,13 @@ LARGE = 40
 MAX_FINAL_HEIGHT = 31  # of the picture that stays on the screen at the end
 TRACE = "trace · ms · tokens"
 HISTOGRAM_WIDTH = 18  # inner cells
-
+KEY_NAMES = {  # of the sequences that terminals send, CSI and SS3
+    **{"\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left"},
+    **{"\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left"},
+    **{"\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home", "\x1bOF": "end"},
+    **{"\x1b[1~": "home", "\x1b[4~": "end", "\x1b[5~": "page up", "\x1b[6~": "page down"},
+    **{"\r": "enter", "\n": "enter", "\t": "tab", "\x03": "q", "\x04": "q"},
+}
 
 Paint = Callable[[Snapshot, int, int], RenderableType]
 
@@ -91,32 +103,28 @@ class LiveView(Live):
     def _frame(self) -> RenderableType:
         self.recorder.snapshot_requested = True
         snap = self.recorder.snapshot
-        size = self.console.size
         if snap is None:
             return Text("")
         self._fullest = fuller(self._fullest, snap.pool)
         try:
-            return self.paint(snap, size.width, size.height)
+            return self.paint(snap, self.console.size.width, self.console.size.height)
         except Exception as error:  # an error of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
-        if self.is_started:
-            self._over.set()
-            self._painter.join()
-            super().stop()
-            self.recorder.take_snapshot()
-            self._leave_last_frame()
-
-    def _leave_last_frame(self) -> None:
-        """Print a last picture on the normal screen, above the answer."""
-        snap = self.recorder.snapshot
-        size = self.console.size
-        if snap is not None:
+        """Close the view, and print a last picture on the normal screen, above the answer."""
+        if not self.is_started:
+            return
+        self._over.set()
+        self._painter.join()
+        super().stop()
+        self.recorder.take_snapshot()
+        if (snap := self.recorder.snapshot) is not None:
             # At the end all rows are released; the pool is shown as it was at its fullest.
             snap = replace(snap, pool=fuller(self._fullest, snap.pool))
-            height = max(min(size.height, MAX_FINAL_HEIGHT) - 1, 12)
-            self.console.print(frame(self.scene, snap, size.width, height), height=height)
+            height = max(min(self.console.size.height, MAX_FINAL_HEIGHT) - 1, 12)
+            picture = frame(self.scene, snap, self.console.size.width, height)
+            self.console.print(picture, height=height)
 
 
 def fuller(first: PoolView | None, second: PoolView) -> PoolView:
@@ -124,53 +132,27 @@ def fuller(first: PoolView | None, second: PoolView) -> PoolView:
     return second if first is None or second.used >= first.used else first
 
 
-@dataclass(frozen=True, slots=True)
-class ScreenPlan:
-    """The heights of the parts of a screen, and the widths of its upper part; it depends on nothing
-    that changes from frame to frame."""
-
-    requests: int
-    upper: int
-    branches: int
-    foot: int
-    states_width: int
-    trace: int
-
-    @classmethod
-    def of(cls, scene: Scene, snap: Snapshot, width: int, height: int) -> "ScreenPlan":
-        tall = height >= TALL
-        requests = 1
-        if tall and len(snap.requests) == 1:
-            requests = min(len(question_lines(snap.requests[0], width)), 1 + height // 20)
-        foot = 8 if height >= LARGE else 6 if tall else 3
-        upper = states = len(scene.states) + 2
-        free = height - foot - requests - 2
-        if height >= LARGE:
-            upper = max(upper, free * 3 // 5)
-        return cls(
-            requests=requests,
-            upper=upper,
-            branches=max(free - upper, 3),
-            foot=foot,
-            states_width=46 if width >= VAST else 38 if width >= WIDE else 28,
-            trace=upper - states if upper - states >= 4 else 0,
-        )
-
-
 def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> Layout:
-    """One picture of `width` x `height` cells."""
+    """One picture of `width` x `height` cells; the sizes of its parts do not change from frame to
+    frame."""
     tall = height >= TALL
     if not tall:  # a run with a closed list of requests is never idle
         scene = replace(scene, states=tuple(name for name in scene.states if name != "idle"))
-    plan = ScreenPlan.of(scene, snap, width, height)
-    requests = request_lines(snap.requests, width, plan.requests)
+    rows = 1
+    if tall and len(snap.requests) == 1:
+        rows = min(len(question_lines(snap.requests[0], width)), 1 + height // 20)
+    foot = 8 if height >= LARGE else 6 if tall else 3
+    free = height - foot - rows - 2
+    upper = len(scene.states) + 2
+    trace = max(free * 3 // 5 - upper, 0) if height >= LARGE else 0  # lines below the states
+    upper += trace
     layout = Layout()
     layout.split_column(
         Layout(header_line(scene, snap, width), name="header", size=1),
-        Layout(requests, name="requests", size=plan.requests),
-        _upper(scene, snap, width, plan),
-        _lower(snap, width, plan, tall),
-        _foot(snap, width, plan.foot, tall),
+        Layout(request_lines(snap.requests, width, rows), name="requests", size=rows),
+        _upper(scene, snap, width, height=upper, trace=trace if trace >= 4 else 0),
+        _lower(snap, width, max(free - upper, 3), tall),
+        _foot(snap, width, foot, tall),
         Layout(figures_line(snap, width), name="figures", size=1),
     )
     return layout
@@ -183,48 +165,47 @@ def with_bar(body: RenderableType, bar: Text, height: int) -> Layout:
     return layout
 
 
-def _upper(scene: Scene, snap: Snapshot, width: int, plan: ScreenPlan) -> Layout:
+def _upper(scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int) -> Layout:
     """The states, below them the trace if it fits, and the drafts."""
     wide = width >= WIDE
-    inner = width - plan.states_width - 4
-    lines = plan.upper - 2
+    side = 46 if width >= VAST else 38 if wide else 28
+    inner = width - side - 4
     states = states_text(scene, snap, times=wide)
     title = f"states · visits{' · ms each' if wide else ''} ◦ open"
     if scene.drafter == "none":  # nothing is drafted
-        drafts = _panel(trace_text(snap.moves, inner, lines), TRACE)
+        drafts = _panel(trace_text(snap.moves, inner, height - 2), TRACE)
     else:
-        trees = drafts_text(snap.trees, snap.branches, inner, lines)
+        trees = drafts_text(snap.trees, snap.branches, inner, height - 2)
         drafts = _panel(trees, "drafts", drafts_legend(inner - 2))
-    states_side = Layout(size=plan.states_width)
-    if plan.trace and scene.drafter != "none":
-        trace = trace_text(snap.moves, plan.states_width - 4, plan.trace - 2)
-        states_side.split_column(
-            Layout(_panel(states, title), size=plan.upper - plan.trace),
-            Layout(_panel(trace, TRACE), size=plan.trace),
+    left = Layout(size=side)
+    if trace and scene.drafter != "none":
+        left.split_column(
+            Layout(_panel(states, title), size=height - trace),
+            Layout(_panel(trace_text(snap.moves, side - 4, trace - 2), TRACE), size=trace),
         )
     else:
-        states_side.update(_panel(states, title, last_move(snap, plan.states_width - 6)))
-    return _row(plan.upper, states_side, Layout(drafts, size=width - plan.states_width))
+        left.update(_panel(states, title, last_move(snap, side - 6)))
+    return _row(height, left, Layout(drafts, size=width - side))
 
 
-def _lower(snap: Snapshot, width: int, plan: ScreenPlan, tall: bool) -> Layout:
+def _lower(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
     """The texts of the branches; to the right several requests, if they fit."""
     many = len(snap.requests) > 1
-    lines = plan.branches - 2
     if not tall:  # a line instead of a frame: one more branch fits
-        texts = branches_text(snap.branches, many, width - 4, lines + 1)
+        texts = branches_text(snap.branches, many, width - 4, height - 1)
         start = "── branches "
         end = f" {BRANCH_MARKS} ──"
         rule = "─" * (width - cell_len(start) - cell_len(end))
         head = Text.assemble((start + rule, "grey50"), (end, "grey62"), no_wrap=True)
-        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=plan.branches)
+        return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=height)
     side = width * 2 // 5 if many and width >= VAST else 0
-    texts = branches_text(snap.branches, many, width - side - 4, lines)
+    texts = branches_text(snap.branches, many, width - side - 4, height - 2)
     branches = _panel(texts, "branches", BRANCH_MARKS)
     if not side:
-        return Layout(branches, size=plan.branches)
-    requests = _panel(requests_text(snap.requests, side - 4, lines), "requests · parts · tokens")
-    return _row(plan.branches, Layout(branches, size=width - side), Layout(requests, size=side))
+        return Layout(branches, size=height)
+    lines = requests_text(snap.requests, side - 4, height - 2)
+    requests = Layout(_panel(lines, "requests · parts · tokens"), size=side)
+    return _row(height, Layout(branches, size=width - side), requests)
 
 
 def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
@@ -264,3 +245,60 @@ def _panel(body: RenderableType, title: str, legend: str = "") -> Panel:
         border_style="grey50",
         padding=(0, 1),
     )
+
+
+# -- the keyboard ---------------------------------------------------------------------------------
+
+
+class Keys:
+    """Reads single keys, without Enter, while the context is open; the terminal is restored
+    afterwards.
+
+    Attributes:
+        available: whether the stream is a terminal.
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdin
+        self.available = False
+        self._typed = ""
+
+    def __enter__(self) -> Self:
+        with suppress(ImportError, OSError, ValueError):
+            import termios
+            import tty
+
+            self._number = self._stream.fileno()
+            self._before = termios.tcgetattr(self._number)  # fails without a terminal
+            tty.setcbreak(self._number)
+            self.available = True
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.available:
+            import termios
+
+            termios.tcsetattr(self._number, termios.TCSADRAIN, self._before)
+            self.available = False
+
+    def read(self, seconds: float) -> str:
+        """The next key, by name or as a character; empty after `seconds` without a key."""
+        if not self._typed and not self._receive(seconds):
+            return ""
+        for sent, name in KEY_NAMES.items():
+            if self._typed.startswith(sent):
+                self._typed = self._typed[len(sent) :]
+                return name
+        key = self._typed[0]
+        self._typed = self._typed[1:]
+        if key == "\x1b":  # an unknown sequence
+            self._typed = ""
+        return key
+
+    def _receive(self, seconds: float) -> bool:
+        if not self.available:
+            sleep(max(seconds, 0.0))
+        elif select.select([self._number], [], [], max(seconds, 0.0))[0]:
+            piece = os.read(self._number, 64)
+            self._typed += piece.decode("utf-8", "replace") or "q"  # the terminal is closed
+        return bool(self._typed)

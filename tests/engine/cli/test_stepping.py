@@ -157,7 +157,7 @@ def halted_in(session: Any, state: str, nth: int = 2) -> tuple[Any, Recorder, In
 
 def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None:
     _, recorder, inspector = halted_in(session, "verify")
-    view = inspector.inspect().forward
+    view = inspector.forward
     assert view is not None and view.number == recorder.meter.forwards
     tree = {t.branch: t for _, t in recorder.view.trees.values()}["1/1"]
     rows = [at for at, row in enumerate(view.rows) if row.name == "1/1"]
@@ -182,7 +182,7 @@ def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None
 
 def test_what_is_offered_is_what_is_verified(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "grow_tree")
-    offered = {tree.name: tree for tree in inspector.inspect().offered}
+    offered = {tree.name: tree for tree in inspector.offered()}
     run.advance()
     recorder.take_snapshot()
     assert recorder.snapshot is not None and run.state == "verify" and len(offered) == 2
@@ -191,7 +191,7 @@ def test_what_is_offered_is_what_is_verified(session: Any) -> None:
         assert before < Counter(node.text for node in tree.nodes), "the final token is new"
         assert {node.mark for node in offered[tree.name].nodes} == {Mark.ROOT, Mark.OFFERED}
         assert offered[tree.name].drafted == tree.drafted
-    assert inspector.inspect().offered == ()
+    assert not list(inspector.offered())
 
 
 class Screen:
