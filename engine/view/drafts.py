@@ -185,7 +185,7 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
         children = below[node]
         head = Text(cut(_label(tree, node), size), DRAFT_MARKS[tree.nodes[node].mark][1])
         filled = ("─" if children else " ") * (size - head.cell_len)
-        lines = []
+        lines: list[Text] = []
         for at, child in enumerate(children):
             last = at == len(children) - 1
             for number, line in enumerate(block(child)):
