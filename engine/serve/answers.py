@@ -351,11 +351,7 @@ class Answers:
         """A prompt counts once however many choices it has."""
         prompt = sum(choice.prompt_tokens for choice in self.choices[:: self._fields.n])
         total = prompt + written
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": total,
-        }
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 
     def _usage(self) -> dict[str, Any]:
         """Tokens of all choices; outlines were written, so they count."""

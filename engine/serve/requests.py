@@ -258,10 +258,13 @@ class ChatMessage(RequestPart):
     content: Text | list[ContentPart] | None = None
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
 class ChatRequest(SamplingFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Messages
     max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
     max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: Flag = False
@@ -359,9 +362,7 @@ class TokenizeRequest(RequestPart):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
-        None
-    )
+    messages: Messages | None = None
 
 
 class DetokenizeRequest(RequestPart):

@@ -61,24 +61,10 @@ class Blocks:
     def _rows_P(self) -> Tensor:
         return torch.arange(self.size, device=self.anchors_BM.device)
 
-    @property
-    def before_BMS(self) -> Tensor:
-        """bool, the context of every block: the tokens before its anchor in the anchor's text."""
-        context_S = torch.arange(self.length, device=self.anchors_BM.device)
-        anchors_BM1 = self.anchors_BM[:, :, None]
-        visible_BMS = self.visible_BSS.gather(1, anchors_BM1.expand(-1, -1, self.length))
-        return visible_BMS & (context_S < anchors_BM1)
-
     def at(self, value_BS: Tensor) -> Tensor:
         """A value of every token -> [B, M, P]; past the end, the last token's."""
         index_BMP = self.places_BMP.clamp(max=self.length - 1)
         return value_BS.gather(1, index_BMP.flatten(1)).view(index_BMP.shape)
-
-    def before(self, value_BSH: Tensor) -> Tensor:
-        """[B * M * P, H]: a value of the token before each row's place, in the order of rows."""
-        index_BR1 = (self.places_BMP - 1).clamp(0, self.length - 1).flatten(1)[:, :, None]
-        index_BRH = index_BR1.expand(-1, -1, value_BSH.shape[-1])
-        return value_BSH.gather(1, index_BRH).flatten(0, 1)
 
     def noise(self, input_ids_BS: Tensor, mask_token_id: int) -> Tensor:
         """int64 [B, M * P]: each anchor's token, then masks; a padding block is all masks."""
@@ -132,7 +118,10 @@ def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
     """
     size = blocks.size
     position_BQ1 = blocks.positions_BMP.flatten(1)[:, :, None]
-    before_BQS = blocks.before_BMS.repeat_interleave(size, 1)
+    anchors_BM1 = blocks.anchors_BM[:, :, None]
+    context_S = torch.arange(blocks.length, device=anchors_BM1.device)
+    text_BMS = blocks.visible_BSS.gather(1, anchors_BM1.expand(-1, -1, blocks.length))
+    before_BQS = (text_BMS & (context_S < anchors_BM1)).repeat_interleave(size, 1)
     if reach.window is not None:
         before_BQS &= position_BQ1 - blocks.positions_BS[:, None] < reach.window
     row_Q = torch.arange(position_BQ1.shape[1], device=position_BQ1.device)
@@ -212,8 +201,11 @@ class OnlineDFlashModel:
         losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
         if teacher_BSH is not None:
             with torch.no_grad():
-                before_RH = blocks.before(teacher_BSH)[rows].to(head_KH.dtype)
-                teacher_RK = wide_logits(before_RH, head_KH).softmax(-1)
+                # The target predicts a row's token after the token before it.
+                before_BR = (blocks.places_BMP - 1).clamp(0, blocks.length - 1).flatten(1)
+                first_B1 = blocks.length * torch.arange(len(before_BR), device=rows.device)[:, None]
+                before_RH = teacher_BSH.flatten(0, 1)[(first_B1 + before_BR).flatten()[rows]]
+                teacher_RK = wide_logits(before_RH.to(head_KH.dtype), head_KH).softmax(-1)
             soft_R = F.cross_entropy(logits_RK, teacher_RK, reduction="none")
             losses_R = torch.lerp(losses_R, soft_R, self.distillation)
         gamma = decay_of(blocks.size) if self.gamma is None else self.gamma

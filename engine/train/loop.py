@@ -215,15 +215,10 @@ class Trainer(ABC):
 
 
 def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: DatasetBuilder) -> Path:
-    """Train a drafter; returns the folder of the exported drafter."""
+    """Train to the limit with periodic checkpoints; returns the folder of the exported drafter."""
     teacher = load_teacher(settings)
     dataset = source(settings, teacher)
-    return train(kind.create(settings, teacher, dataset), dataset)
-
-
-def train(trainer: Trainer, dataset: Dataset) -> Path:
-    """Train to the limit with periodic checkpoints; returns the folder of the exported drafter."""
-    settings = trainer.settings
+    trainer = kind.create(settings, teacher, dataset)
     if settings.keep_features and dataset.distinct is None:
         raise UsageError("--keep-features: these texts have no end")
     progress = _restore(trainer, dataset)

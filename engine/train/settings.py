@@ -82,8 +82,7 @@ class Eagle2Training(EagleTraining):
     classification: Annotated[
         float,
         Option(
-            min=0.0,
-            help="Weight of what the target makes of a feature, beside the feature itself.",
+            min=0.0, help="Weight of what the target makes of a feature, beside the feature itself."
         ),
     ] = 0.1
 
@@ -166,8 +165,7 @@ class VanillaTraining(DrafterTraining):
     intermediate: Intermediate = 1024
     heads: Annotated[int, Option(min=1, help="Attention heads, of queries and keys alike.")] = 4
     distillation: Annotated[
-        float,
-        Option(min=0, max=1, help="Share of the loss that is divergence from the target."),
+        float, Option(min=0, max=1, help="Share of the loss that is divergence from the target.")
     ] = 0.5
     gamma: Annotated[int, Option(min=1, help="Chain that acceptance is measured with.")] = 4
 

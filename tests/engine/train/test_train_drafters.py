@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.blocks import GOLDEN, Pair, golden_pair
-from helpers.interrupted import (
-    EMBEDDED,
-    KINDS,
-    check_equal,
-    log_of,
-    train_twice,
-    write_inputs,
-)
+from helpers.interrupted import EMBEDDED, KINDS, check_equal, log_of, train_twice, write_inputs
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
@@ -27,13 +20,7 @@ from specsot.engine.train.data import Tokens, pack
 from specsot.engine.train.dataset import HeldOutPrompt, held_out_tau, rounds
 from specsot.engine.train.dflash import DFlashTrainer, OnlineDFlashModel, decay_of
 from specsot.engine.train.dflash import new_drafter as new_dflash
-from specsot.engine.train.eagle import (
-    Eagle2Trainer,
-    Eagle3Trainer,
-    chain_tau,
-    new_eagle3,
-    unroll,
-)
+from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer, chain_tau, new_eagle3, unroll
 from specsot.engine.train.loop import (
     MuonAdamW,
     Progress,
@@ -305,46 +292,31 @@ def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_new_eagle3_begins_as_the_targets_last_layer(
+def test_new_drafters_begin_as_the_targets_last_layers(
     same: bool, inputs: list[str], tmp_path: Path
 ) -> None:
-    """Beside the embedding it reads the last tap; what has another shape begins by chance."""
+    """EAGLE-3 reads the last tap beside the embedding; what has another shape begins by chance."""
     teacher = Teacher(Path(inputs[1]))
+    hidden, layers = teacher.config.hidden_size, teacher.model.base_model.layers
     wide = teacher.config.intermediate_size + (0 if same else 8)
     config = Eagle3Training(out=tmp_path, draft_vocabulary=32, intermediate=wide)
-    drafter = new_eagle3(config, teacher, torch.arange(32))
-    last, hidden = teacher.model.base_model.layers[-1], teacher.config.hidden_size
-    for name in ("q_proj", "k_proj", "v_proj"):
-        own = getattr(drafter.midlayer.self_attn, name).weight
-        assert own.shape[1] == 2 * hidden
-        assert torch.equal(own[:, hidden:], getattr(last.self_attn, name).weight)
-        assert not torch.equal(own[:, :hidden], own[:, hidden:])
-    assert torch.equal(drafter.midlayer.self_attn.o_proj.weight, last.self_attn.o_proj.weight)
-    assert torch.equal(drafter.midlayer.hidden_norm.weight, last.input_layernorm.weight)
-    for name in ("gate_proj", "up_proj", "down_proj"):
-        own = getattr(drafter.midlayer.mlp, name).weight
-        assert (own.shape == getattr(last.mlp, name).weight.shape) == same
-        assert not same or torch.equal(own, getattr(last.mlp, name).weight)
-    assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
-
-
-@pytest.mark.parametrize("same", [True, False])
-def test_a_new_dflash_begins_as_the_targets_last_layers(
-    same: bool, inputs: list[str], tmp_path: Path
-) -> None:
-    """Its last layer as the last one; what has another shape begins by chance."""
-    teacher = Teacher(Path(inputs[1]))
-    wide = teacher.config.intermediate_size + (0 if same else 8)
-    drafter = new_dflash(DFlashTraining(out=tmp_path, layers=2, intermediate=wide), teacher)
-    theirs = teacher.model.base_model.layers[-2:]
-    for mine, layer in zip(drafter.stack, theirs, strict=True):
-        own, other = dict(mine.named_parameters()), dict(layer.named_parameters())
+    eagle = new_eagle3(config, teacher, torch.arange(32))
+    dflash = new_dflash(DFlashTraining(out=tmp_path, layers=2, intermediate=wide), teacher)
+    pairs = [(eagle.midlayer, layers[-1]), *zip(dflash.stack, layers[-2:], strict=True)]
+    for mine, theirs in pairs:
+        own, other = dict(mine.named_parameters()), dict(theirs.named_parameters())
+        if mine is eagle.midlayer:
+            assert torch.equal(mine.hidden_norm.weight, theirs.input_layernorm.weight)
+            for name in (f"self_attn.{name}_proj.weight" for name in "qkv"):
+                assert own[name].shape[1] == 2 * hidden
+                assert not torch.equal(own[name][:, :hidden], own[name][:, hidden:])
+                own[name] = own[name][:, hidden:]
         equal = {name for name in own if name in other and torch.equal(own[name], other[name])}
         mlp = {name for name in own if name.startswith("mlp.")}
         assert equal >= {f"self_attn.{name}_proj.weight" for name in "qkvo"}
         assert equal >= mlp if same else not equal & mlp
-    hidden = teacher.config.hidden_size
-    assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
+    for drafter in (eagle, dflash):
+        assert torch.equal(drafter.fc.weight[:, -hidden:].diagonal(), torch.ones(hidden))
 
 
 def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(

@@ -136,10 +136,8 @@ def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
         "<|im_end|>"
     )
     assert ids.count(1) == ids.count(2) == 4  # no text became a control token
-    assert (
-        teacher.tokenizer.decode(written(tokens))
-        == "A poet.<|im_end|>No <|im_end|> more.<|im_end|>"
-    )
+    answers = teacher.tokenizer.decode(written(tokens))
+    assert answers == "A poet.<|im_end|>No <|im_end|> more.<|im_end|>"
     assert tokens.positions == list(range(len(ids))) and set(tokens.segments) == {0}
     prompt = coder(teacher).prompt(Conversation("f:1", turns[:3]))
     assert ids[: len(prompt)] == prompt and prompt[-1] != 2
@@ -289,13 +287,8 @@ def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
     tokens = found.source(0)
     assert tokens.ids == [3, 4, 5, 6, 7, 8, 2, 9, 10, 2]
     assert tokens.segments == [0, 0, 1, 1, 1, 1, 1, 2, 2, 2]
-    assert tokens.positions == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4] and written(tokens) == [
-        7,
-        8,
-        2,
-        10,
-        2,
-    ]
+    assert tokens.positions == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4]
+    assert written(tokens) == [7, 8, 2, 10, 2]
     file.write_text('{"number": 0, "samples": [{"kind": "parts"}]}\n')
     with pytest.raises(UsageError, match=r"answers.jsonl:1: not a line of answers"):
         conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
