@@ -36,11 +36,8 @@ def embedded_layers() -> int:
 
 
 def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
-    """The folder of a model named by the user; kind: `target` or a drafter's kind.
-
-    Raises:
-        ModelError, UsageError: the model is missing.
-    """
+    """The folder of a model named by the user; kind: `target` or a drafter's kind. Raises
+    ModelError, UsageError: the model is missing."""
     if ref != EMBEDDED:
         from ..hub import find_model
 
@@ -63,11 +60,8 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
 
 
 def threads_of(job: Job) -> int:
-    """The CPU threads of a job: its option, else a default for the size of the target.
-
-    Raises:
-        ModelError, UsageError: the target is missing.
-    """
+    """The CPU threads of a job: its option, else a default for the size of the target. Raises
+    ModelError, UsageError: the target is missing."""
     if job.options.threads is not None:
         return job.options.threads
     folder = model_folder(job.options.model, "target", job.options.dtype)

@@ -64,11 +64,8 @@ class Prompts:
 
 
 def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts:
-    """The prompts that the command line asks for; `-` reads one prompt from standard input.
-
-    Raises:
-        UsageError, PromptError: with the file and the line where there is one.
-    """
+    """The prompts that the command line asks for; `-` reads one prompt from standard input. Raises
+    UsageError, PromptError: with the file and the line where there is one."""
     if prompt is not None and file is not None:
         raise UsageError("give either a PROMPT or --prompts FILE, not both")
     if file is not None:
@@ -228,11 +225,8 @@ def _document(value: Any, number: int, place: str) -> Document:
 
 
 def read_text(file: Path) -> str:
-    """A file's text without a byte-order mark.
-
-    Raises:
-        UsageError: it cannot be read, is too long or not UTF-8; with the line where there is one.
-    """
+    """A file's text without a byte-order mark. Raises UsageError: it cannot be read, is too long or
+    not UTF-8; with the line where there is one."""
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)

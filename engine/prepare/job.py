@@ -63,10 +63,7 @@ class Job:
 
 def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
     """The block `cluster` of the folder's specsot.yaml, or of the packaged one, under the options.
-
-    Raises:
-        GraphError: problems of the file. UsageError: of the options.
-    """
+    Raises GraphError: problems of the file. UsageError: of the options."""
     block: ClusterBlock = _settings(folder, {}, {})[0].cluster
     overrides = {"address": options.cluster, "workers": options.workers}
     values = {**block.model_dump(), **{k: v for k, v in overrides.items() if v is not None}}

@@ -261,10 +261,7 @@ def check_drafters(profiles: Mapping[str, Profile], source: Source) -> None:
 
 class ChosenProfile:
     """A profile by its name, with the places of what it says in `sources`, the user's file first.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
+    Raises UsageError: there is none of that name."""
 
     def __init__(
         self, name: str, profiles: Mapping[str, Profile], sources: Sequence[Source]

@@ -96,11 +96,8 @@ def op_table() -> OpTable:
 
 
 def base_of(source: Source) -> str | None:
-    """The name under `extends`; None without one.
-
-    Raises:
-        GraphError: `extends` is not a name, or the file has states of its own.
-    """
+    """The name under `extends`; None without one. Raises GraphError: `extends` is not a name, or
+    the file has states of its own."""
     if not isinstance(source.data, dict) or EXTENDS not in source.data:
         return None
     name = source.data[EXTENDS]
@@ -135,11 +132,7 @@ def extend(own: Source, base: Source) -> Source:
 
 
 def validate(source: Source) -> Graph:
-    """Build the graph.
-
-    Raises:
-        GraphError: every problem of the schema, in file order.
-    """
+    """Build the graph. Raises GraphError: every problem of the schema, in file order."""
     check_mapping(source, "graph")
     check_version(source)
     data, source.origins = _flat_edges(source.data)
@@ -288,10 +281,7 @@ def override(source: Source, sets: Iterable[str | Change], table: OpTable | None
 
 def _rename_keys(source: Source) -> Iterator[str]:
     """Give the keys of blocks their new names; yields a sentence for each that had an old one.
-
-    Raises:
-        GraphError: a block has both the old and the new key.
-    """
+    Raises GraphError: a block has both the old and the new key."""
     for block in RENAMED_BLOCKS:
         settings = _at(block, source.data)
         for key in list(settings) if isinstance(settings, dict) else ():

@@ -80,11 +80,8 @@ def _source(module: str) -> Path:
 
 
 def named_function(kind: str, reference: str) -> OpEntry:
-    """The op or guard behind `package.module:function`.
-
-    Raises:
-        RegistryError: the module or function does not exist, or is not declared correctly.
-    """
+    """The op or guard behind `package.module:function`. Raises RegistryError: the module or
+    function does not exist, or is not declared correctly."""
     module, _, function = reference.partition(":")
     file = _source(module)
     declared = {e.function: e for k, e in declarations(module, file) if k == kind}
@@ -116,11 +113,8 @@ def title_of(point: EntryPoint) -> str:
 
 
 def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """The entry point of this name in a group, imported; no item if no package has it.
-
-    Raises:
-        RegistryError: the import fails, or two packages have it.
-    """
+    """The entry point of this name in a group, imported; no item if no package has it. Raises
+    RegistryError: the import fails, or two packages have it."""
     points = [*entry_points(group=group, name=name)]
     if len(points) > 1:
         raise RegistryError(f"more than one package has it: {', '.join(map(title_of, points))}")
@@ -150,11 +144,8 @@ def installed_kinds() -> list[str]:
 
 def drafter_class(kind: str) -> Any:
     """The `Drafter` class of this kind, of specsot or of an installed package; None if unknown.
-
-    Raises:
-        RegistryError: a package has it, but it cannot be used; the message names entry point and
-            distribution.
-    """
+    Raises RegistryError: a package has it, but it cannot be used; the message names entry point and
+    distribution."""
     if kind in _CLASSES:
         return _CLASSES[kind]
     for point, drafter in installed(DRAFTERS_GROUP, kind):

@@ -23,12 +23,8 @@ class Document:
 
 
 def check_document(document: Document) -> None:
-    """Refuse a document that cannot be part of a prompt; needs no tokenizer.
-
-    Raises:
-        PromptError: as for `check_question`, or a title that is blank, longer than MAX_TITLE or not
-            printable.
-    """
+    """Refuse a document that cannot be part of a prompt; needs no tokenizer. Raises PromptError: as
+    for `check_question`, or a title that is blank, longer than MAX_TITLE or not printable."""
     check_question(document.text, "document")
     title = document.title
     if not title.strip() or len(title) > MAX_TITLE or not title.isprintable():

@@ -273,11 +273,8 @@ class SchemaGrammar:
         self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=False)
 
     def matchers(self, schema: str) -> Callable[[], OutlineMatcher]:
-        """A function that makes matchers at the beginning of an answer under this schema.
-
-        Raises:
-            GrammarError: it is too large, or llguidance does not support it.
-        """
+        """A function that makes matchers at the beginning of an answer under this schema. Raises
+        GrammarError: it is too large, or llguidance does not support it."""
         from llguidance import LLMatcher
 
         check_schema(schema)

@@ -121,11 +121,8 @@ def pieces(text: str) -> list[Piece]:
 
 
 def load_template(name: str | Path) -> Template:
-    """Read a shipped template by its name, or a template file by its path.
-
-    Raises:
-        TemplateError: no such file, or not a template, with the place of every problem.
-    """
+    """Read a shipped template by its name, or a template file by its path. Raises TemplateError: no
+    such file, or not a template, with the place of every problem."""
     path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
     try:
         with path.open("rb") as file:

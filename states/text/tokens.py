@@ -88,10 +88,8 @@ class PromptError(ValueError):
 
 def check_question(text: str, what: str = "prompt") -> None:
     """Refuse a text that cannot be a prompt; needs no tokenizer. `what` names it in messages.
-
-    Raises:
-        PromptError: longer than MAX_CHARACTERS, empty, blank, or with a NUL or a lone surrogate.
-    """
+    Raises PromptError: longer than MAX_CHARACTERS, empty, blank, or with a NUL or a lone
+    surrogate."""
     if len(text) > MAX_CHARACTERS:
         raise PromptError(f"the {what} has {len(text)} characters, at most {MAX_CHARACTERS} fit")
     if not text.strip():

@@ -39,75 +39,151 @@ def test_the_toy_graph_is_good() -> None:
     assert set(program.guards) == {"toy_done"}
 
 
-# -- the ways ------------------------------------------------------------------------------------
+DONE = "  done: {final: true}"
+LOOP = "  - {from: verify, to: draft}"
+NEVER_ENDS = "can be reached: a run would never end"
 
 
-def test_a_state_that_cannot_be_reached() -> None:
-    text = changed(("  done: {final: true}", "  alone: {}\n  done: {final: true}"))
-    assert problems(text + "  - {from: alone, to: draft}\n") == [
-        "g.yaml:10:3: states.alone: cannot be reached"
-    ]
+def unread(line: int, column: int, where: str, op: str, key: str) -> str:
+    place = f"g.yaml:{line}:{column}: states.{where}"
+    return f"{place}: {op!r} writes {key!r} while an earlier one is still unread"
 
 
-def test_a_state_without_a_way_on() -> None:
-    text = changed(("  - {from: draft, to: verify}\n", ""))
-    assert problems(text)[:1] == [
-        "g.yaml:6:1: states: none of done can be reached: a run would never end"
-    ]
-    assert "g.yaml:8:3: states.draft: not final, but no transition leaves it" in problems(text)
+# By what is wrong: replaced parts of the toy graph, further lines of it, and its problems.
+BAD: dict[str, tuple[list[tuple[str, str]], str, list[str]]] = {
+    "a state that cannot be reached":
+        ([(DONE, f"  alone: {{}}\n{DONE}")], "  - {from: alone, to: draft}\n",
+         ["g.yaml:10:3: states.alone: cannot be reached"]),
+    "a state that cannot be reached is checked for names":
+        ([(DONE, f"  alone: {{ops: [toy.opn]}}\n{DONE}")], "  - {from: alone, to: draft}\n",
+         ["g.yaml:10:17: states.alone.ops.0: no op 'toy.opn'; did you mean 'toy.open'?"]),
+    "a state that nothing leaves":
+        ([("  - {from: draft, to: verify}\n", "")], "",
+         [f"g.yaml:6:1: states: none of done {NEVER_ENDS}",
+         "g.yaml:8:3: states.draft: not final, but no transition leaves it",
+         "g.yaml:9:3: states.verify: cannot be reached",
+         "g.yaml:10:3: states.done: cannot be reached"]),
+    "a final state that a transition leaves":
+        ([], "  - {from: done, to: draft}\n",
+         ["g.yaml:10:3: states.done: final, but a transition leaves it"]),
+    "no final state":
+        ([("{final: true}", "{}")], "  - {from: done, to: draft}\n",
+         ["g.yaml:6:1: states: no state is final: a run would never end"]),
+    "no final state can be reached":
+        ([("to: done, when: toy_done", "to: draft, when: toy_done")], "",
+         [f"g.yaml:6:1: states: none of done {NEVER_ENDS}",
+         "g.yaml:10:3: states.done: cannot be reached"]),
+    "a part of the graph that never ends":
+        ([(DONE, f"  trap: {{ops: [toy.draft, toy.verify_]}}\n{DONE}"), (LOOP,
+         "  - {from: verify, to: trap}\n  - {from: trap, to: trap}")], "",
+         ["g.yaml:10:3: states.trap: no final state can be reached from here"]),
+    "a transition after one without a guard":
+        ([("to: done, when: toy_done}", "to: done}")], "",
+         ["g.yaml:15:5: transitions.3: never taken: transitions.2 has no guard"]),
+    "the last transition has a guard":
+        ([(LOOP, "  - {from: verify, to: draft, when: toy_any}")], "",
+         ["g.yaml:15:5: transitions.3: the last transition from 'verify' must have no `when`"]),
+    "one mistake in several edges is one problem":
+        ([("{from: draft, to: verify}", "{from: [draft, prefill], to: verfy}")], "",
+         ["g.yaml:13:34: transitions.1.to: no state 'verfy'; did you mean 'verify'?"]),
+    "a value that no op writes":
+        ([("prefill: {ops: [toy.open]}", "prefill: {}")], "",
+         ["g.yaml:8:17: states.draft.ops.0: 'toy.draft' reads 'rows', "
+          "which no op of this graph writes"]),
+    "a value that is missing on one path only":
+        ([("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: verify}")], "",
+         ["g.yaml:9:18: states.verify.ops.0: 'toy.verify_' reads 'proposal', "
+          "unset on some path here"]),
+    "a value that was dropped":
+        ([("verify, to: draft}", "verify, to: verify}")], "",
+         ["g.yaml:9:18: states.verify.ops.0: 'toy.verify_' reads 'proposal', "
+          "unset on some path here"]),
+    "a guard reads what no path to it writes":
+        ([("to: draft}", "to: draft, when: toy_accepted}\n  - {from: prefill, to: draft}")], "",
+         ["g.yaml:12:38: transitions.0.when: 'toy_accepted' reads 'accepted', "
+          "unset on some path here"]),
+    "the same linear write twice in a row":
+        ([("[toy.draft]", "[toy.draft, toy.draft]")], "",
+         [unread(8, 28, "draft.ops.1", "toy.draft", "proposal")]),
+    "the same linear write twice in a row, after another op":
+        ([("[toy.open]", "[toy.open, toy.place_, toy.place_]")], "",
+         [unread(7, 41, "prefill.ops.2", "toy.place_", "batch")]),
+    "a linear value that was read but never dropped":
+        ([("[toy.open]", "[toy.open, toy.place_, toy.look, toy.place_]")], "",
+         [unread(7, 51, "prefill.ops.3", "toy.place_", "batch")]),
+    "an op that runs again on the same values":
+        ([("[toy.open]", "[toy.open, toy.open]")], "",
+         ["g.yaml:7:29: states.prefill.ops.1: 'toy.open' has just run (g.yaml:7) on the same "
+          "values"]),
+    "a linear write in a loop":
+        ([("[toy.draft]", "[toy.place_, toy.draft]")], "",
+         [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]),
+    "one of two paths leaves a linear value":  # from a, where the batch may not be committed
+        ([("[toy.draft]", "[toy.place_, toy.draft]"), ("  done:",
+         "  a: {ops: [toy.commit_]}\n  b: {}\n  done:"), ("to: draft}\n  - {from: draft",
+         "to: draft}\n  - {from: a, to: draft}\n  - {from: draft"), (LOOP,
+         "  - {from: verify, to: a, when: toy_any}")],
+         "  - {from: verify, to: b}\n  - {from: b, to: draft}\n",
+         [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]),
+    "a cycle that commits nothing":
+        ([("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: prefill}")], "",
+         ["g.yaml:13:5: transitions.1: the cycle prefill > prefill commits no token: "
+          "a run could stay in it forever"]),
+    "a longer cycle is one problem":
+        ([(DONE, f"  a: {{ops: [toy.say]}}\n  b: {{}}\n{DONE}"), ("to: draft}",
+         "to: draft, when: toy_any}\n  - {from: prefill, to: a}")],
+         "  - {from: a, to: b}\n  - {from: b, to: prefill}\n",
+         ["g.yaml:15:5: transitions.1: the cycle prefill > a > b > prefill commits no token: "
+          "a run could stay in it forever"]),
+    "an op without its block is one problem":
+        ([("[toy.open]", "[toy.open, toy.outline]")], "",
+         ["g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the block 'skeleton' "
+          "in this graph"]),
+    "a block that no op reads":
+        ([("initial:", "skeleton: {}\ninitial:")], "",
+         ["g.yaml:5:1: skeleton: no state runs an op that reads this block: toy.outline"]),
+}  # fmt: skip
 
 
-def test_a_final_state_with_a_way_out() -> None:
-    assert problems(GRAPH + "  - {from: done, to: draft}\n") == [
-        "g.yaml:10:3: states.done: final, but a transition leaves it"
-    ]
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_wrong_and_where(name: str) -> None:
+    changes, more, expected = BAD[name]
+    assert problems(changed(*changes) + more) == expected
 
 
-def test_no_state_is_final() -> None:
-    text = changed(("{final: true}", "{}")) + "  - {from: done, to: draft}\n"
-    assert problems(text) == ["g.yaml:6:1: states: no state is final: a run would never end"]
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("when: toy_done", "when: toy_accepted")],
+        [("[toy.draft]", "[toy.draft, toy.cut, toy.cut]")],  # an update reads what it replaces
+        [("[toy.open]", "[toy.open, toy.place_, toy.commit_, toy.place_, toy.commit_]")],
+        [("[toy.open]", "[toy.open, toy.place_, toy.commit_, toy.open]")],  # rows are not linear
+        [
+            ("[toy.draft]", "[toy.place_, toy.draft]"),
+            ("[toy.verify_]", "[toy.verify_, toy.commit_]"),
+        ],
+        [("initial:", "skeleton: {}\ninitial:"), ("[toy.open]", "[toy.open, toy.outline]")],
+    ],
+)
+def test_what_is_right(changes: list[tuple[str, str]]) -> None:
+    assert load(changed(*changes))
 
 
-def test_no_final_state_can_be_reached() -> None:
-    text = changed(("to: done, when: toy_done", "to: draft, when: toy_done"))
-    assert problems(text) == [
-        "g.yaml:6:1: states: none of done can be reached: a run would never end",
-        "g.yaml:10:3: states.done: cannot be reached",
-    ]
-
-
-def test_a_part_of_the_graph_that_never_ends() -> None:
-    text = changed(
-        ("  done: {final: true}", "  trap: {ops: [toy.draft, toy.verify_]}\n  done: {final: true}"),
-        (
-            "  - {from: verify, to: draft}",
-            "  - {from: verify, to: trap}\n  - {from: trap, to: trap}",
-        ),
-    )
-    assert problems(text) == ["g.yaml:10:3: states.trap: no final state can be reached from here"]
-
-
-def test_ways_behind_an_unguarded_one_are_never_taken() -> None:
-    text = changed(("to: done, when: toy_done}", "to: done}"))
-    assert problems(text)[0] == (
-        "g.yaml:15:5: transitions.3: never taken: transitions.2 has no guard"
-    )
+def test_both_paths_that_commit_a_linear_value_are_enough() -> None:
+    changes, more, _ = BAD["one of two paths leaves a linear value"]
+    assert load(changed(("  b: {}", "  b: {ops: [toy.commit_]}"), text=changed(*changes) + more))
 
 
 def test_the_same_guard_twice_is_never_taken() -> None:
-    text = changed(
-        ("  - {from: verify, to: draft}", "  - {from: verify, to: draft, when: toy_done}")
-    )
+    text = changed((LOOP, "  - {from: verify, to: draft, when: toy_done}"))
     assert "transitions.3: never taken: transitions.2 has the same guard" in problems(text)[0]
 
 
-def test_the_last_way_out_has_no_guard() -> None:
+def test_one_missing_value_is_one_problem_of_a_state() -> None:
     text = changed(
-        ("  - {from: verify, to: draft}", "  - {from: verify, to: draft, when: toy_any}")
+        ("prefill: {ops: [toy.open]}", "prefill: {}"), ("[toy.draft]", "[toy.peek, toy.draft]")
     )
-    assert problems(text) == [
-        "g.yaml:15:5: transitions.3: the last transition from 'verify' must have no `when`"
-    ]
+    assert len(problems(text)) == 1
 
 
 def test_a_graph_of_one_final_state_is_good() -> None:
@@ -151,13 +227,6 @@ def test_a_problem_of_one_of_several_edges_points_at_its_state() -> None:
     assert f"{place}: the last transition from 'verify'" in problems(text)[0]
 
 
-def test_one_mistake_in_several_edges_is_one_problem() -> None:
-    text = changed(("{from: draft, to: verify}", "{from: [draft, prefill], to: verfy}"))
-    assert problems(text) == [
-        "g.yaml:13:34: transitions.1.to: no state 'verfy'; did you mean 'verify'?"
-    ]
-
-
 def test_changes_count_edges_as_the_file_does() -> None:
     text = changed(("  - {from: prefill, to: draft}\n", ""), ("{from: verify, to: draft}",
                    "{from: [prefill, verify], to: draft}"))  # fmt: skip
@@ -167,90 +236,9 @@ def test_changes_count_edges_as_the_file_does() -> None:
     assert option.endswith(", x]: transitions.2.from: no state 'x'")
 
 
-def test_a_state_that_nothing_reaches_is_checked_for_names() -> None:
-    text = changed(("  done: {final: true}", "  alone: {ops: [toy.opn]}\n  done: {final: true}"))
-    assert problems(text + "  - {from: alone, to: draft}\n") == [
-        "g.yaml:10:17: states.alone.ops.0: no op 'toy.opn'; did you mean 'toy.open'?"
-    ]
-
-
-# -- the values ----------------------------------------------------------------------------------
-
-
-def test_a_value_that_nobody_wrote() -> None:
-    assert problems(changed(("prefill: {ops: [toy.open]}", "prefill: {}"))) == [
-        "g.yaml:8:17: states.draft.ops.0: 'toy.draft' reads 'rows', "
-        "which no op of this graph writes"
-    ]
-
-
-def test_a_value_that_is_missing_on_one_path_only() -> None:
-    text = changed(("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: verify}"))
-    assert problems(text) == [
-        "g.yaml:9:18: states.verify.ops.0: 'toy.verify_' reads 'proposal', unset on some path here"
-    ]
-
-
-def test_a_value_that_was_dropped() -> None:
-    text = changed(("verify, to: draft}", "verify, to: verify}"))
-    assert problems(text) == [
-        "g.yaml:9:18: states.verify.ops.0: 'toy.verify_' reads 'proposal', unset on some path here"
-    ]
-
-
 def test_a_dropped_value_can_be_written_again_by_the_same_op() -> None:
     entry = op_table().ops["branch.start_"][0]
     assert "committed" in entry.declared.writes  # and no state of a shipped graph complains
-
-
-def test_what_a_guard_reads_is_checked_after_the_ops() -> None:
-    text = changed(
-        ("to: draft}", "to: draft, when: toy_accepted}\n  - {from: prefill, to: draft}"),
-    )
-    assert problems(text) == [
-        "g.yaml:12:38: transitions.0.when: 'toy_accepted' reads 'accepted', unset on some path here"
-    ]
-    assert load(changed(("when: toy_done", "when: toy_accepted")))
-
-
-def test_one_missing_value_is_one_problem_of_a_state() -> None:
-    text = changed(
-        ("prefill: {ops: [toy.open]}", "prefill: {}"), ("[toy.draft]", "[toy.peek, toy.draft]")
-    )
-    assert len(problems(text)) == 1
-
-
-# -- values that are used one by one -------------------------------------------------------------
-
-
-def unread(line: int, column: int, where: str, op: str, key: str) -> str:
-    place = f"g.yaml:{line}:{column}: states.{where}"
-    return f"{place}: {op!r} writes {key!r} while an earlier one is still unread"
-
-
-def test_the_same_linear_write_twice_in_a_row() -> None:
-    assert problems(changed(("[toy.draft]", "[toy.draft, toy.draft]"))) == [
-        unread(8, 28, "draft.ops.1", "toy.draft", "proposal")
-    ]
-    assert problems(changed(("[toy.open]", "[toy.open, toy.place_, toy.place_]"))) == [
-        unread(7, 41, "prefill.ops.2", "toy.place_", "batch")
-    ]
-
-
-def test_a_linear_value_that_was_read_but_never_dropped() -> None:
-    text = changed(("[toy.open]", "[toy.open, toy.place_, toy.look, toy.place_]"))
-    assert problems(text) == [unread(7, 51, "prefill.ops.3", "toy.place_", "batch")]
-
-
-def test_an_update_reads_what_it_replaces() -> None:
-    assert load(changed(("[toy.draft]", "[toy.draft, toy.cut, toy.cut]")))
-
-
-def test_an_op_that_runs_again_on_what_it_has_seen() -> None:
-    """Below is one that may: something was changed in place in between."""
-    reason = "'toy.open' has just run (g.yaml:7) on the same values"
-    found = problems(changed(("[toy.open]", "[toy.open, toy.open]")))
-    assert found == [f"g.yaml:7:29: states.prefill.ops.1: {reason}"]
 
 
 def machine_ops() -> Iterator[tuple[str, str, int]]:
@@ -271,57 +259,6 @@ def test_every_doubled_op_of_the_machines_is_refused() -> None:
                 load_program(source, table)
 
 
-def test_what_uses_a_linear_value_up_makes_room_for_the_next() -> None:
-    ops = "[toy.open, toy.place_, toy.commit_, toy.place_, toy.commit_]"
-    assert load(changed(("[toy.open]", ops)))
-
-
-def test_a_linear_write_in_a_loop() -> None:
-    text = changed(("[toy.draft]", "[toy.place_, toy.draft]"))
-    assert problems(text) == [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]
-    assert load(changed(("[toy.verify_]", "[toy.verify_, toy.commit_]"), text=text))
-
-
-def test_one_branch_that_leaves_a_linear_value_is_enough() -> None:
-    """draft is entered from prefill, and from a, where the batch is not always committed."""
-    text = changed(
-        ("[toy.draft]", "[toy.place_, toy.draft]"),
-        ("  done:", "  a: {ops: [toy.commit_]}\n  b: {}\n  done:"),
-        ("to: draft}\n  - {from: draft", "to: draft}\n  - {from: a, to: draft}\n  - {from: draft"),
-        ("  - {from: verify, to: draft}", "  - {from: verify, to: a, when: toy_any}"),
-    )
-    text += "  - {from: verify, to: b}\n  - {from: b, to: draft}\n"
-    assert problems(text) == [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]
-    assert load(changed(("  b: {}", "  b: {ops: [toy.commit_]}"), text=text))
-
-
-def test_what_is_not_linear_may_be_written_over() -> None:
-    assert load(changed(("[toy.open]", "[toy.open, toy.place_, toy.commit_, toy.open]")))
-
-
-# -- cycles --------------------------------------------------------------------------------------
-
-
-def test_a_cycle_that_commits_nothing() -> None:
-    text = changed(("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: prefill}"))
-    assert problems(text) == [
-        "g.yaml:13:5: transitions.1: the cycle prefill > prefill commits no token: "
-        "a run could stay in it forever"
-    ]
-
-
-def test_a_longer_cycle_is_told_once() -> None:
-    text = changed(
-        ("  done: {final: true}", "  a: {ops: [toy.say]}\n  b: {}\n  done: {final: true}"),
-        ("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: a}"),
-    )
-    text += "  - {from: a, to: b}\n  - {from: b, to: prefill}\n"
-    assert problems(text) == [
-        "g.yaml:15:5: transitions.1: the cycle prefill > a > b > prefill commits no token: "
-        "a run could stay in it forever"
-    ]
-
-
 # -- settings ------------------------------------------------------------------------------------
 
 
@@ -329,21 +266,6 @@ def test_settings_come_from_with_then_from_the_blocks_then_from_the_default() ->
     with_ = "{op: toy.draft, with: {levels: 2, extra: $limits.max_rounds}}"
     program = load(changed(("[toy.draft]", f"[{with_}]")))
     assert program.steps["draft"][0].settings == {"levels": 2, "extra": 4000, "top_k": 4}
-
-
-def test_an_op_without_its_block_is_one_problem() -> None:
-    text = changed(("[toy.open]", "[toy.open, toy.outline]"))
-    assert problems(text) == [
-        "g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the block 'skeleton' in this graph",
-    ]
-
-
-def test_a_block_that_nobody_reads() -> None:
-    text = changed(("initial:", "skeleton: {}\ninitial:"))
-    assert problems(text) == [
-        "g.yaml:5:1: skeleton: no state runs an op that reads this block: toy.outline"
-    ]
-    assert load(changed(("[toy.open]", "[toy.open, toy.outline]"), text=text))
 
 
 @pytest.mark.parametrize(
