@@ -1,4 +1,4 @@
-"""specsot.yaml: packaged defaults, the working directory's own, options."""
+"""specsot.yaml: packaged defaults, the working directory's own, profiles, options."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +9,13 @@ import pytest
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare import job as module
 from specsot.engine.prepare.files import graph_names
-from specsot.engine.prepare.job import prepare
+from specsot.engine.prepare.job import Job, prepare
 from specsot.engine.prepare.options import SETTINGS, RunOptions
+from specsot.engine.prepare.repeat import run_document, to_yaml
 from specsot.states.yaml.source import GraphError
 
 
-def read_config(folder: Path, **given: Any) -> RunOptions:
+def config_of(folder: Path, **given: Any) -> RunOptions:
     return module.read_config(folder, RunOptions(**given))[0]
 
 
@@ -23,12 +24,12 @@ def wrong(
 ) -> list[str]:
     (folder / "specsot.yaml").write_text(text)
     with pytest.raises(error) as caught:
-        read_config(folder, **options)
+        config_of(folder, **options)
     return [line.removeprefix(f"{folder}/") for line in str(caught.value).split("\n")]
 
 
 def test_the_packaged_defaults(tmp_path: Path) -> None:
-    config = read_config(tmp_path)
+    config = config_of(tmp_path)
     assert config.graph in graph_names()
     assert (config.model, config.drafter_model) == ("embedded", "embedded")
     assert (config.device, config.dtype, config.seed) == ("cpu", "float32", 0)
@@ -38,27 +39,27 @@ def test_the_packaged_defaults(tmp_path: Path) -> None:
 
 def test_the_working_directory_wins_key_by_key(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").write_text("seed: 7\nthreads: 2\n")
-    config = read_config(tmp_path)
+    config = config_of(tmp_path)
     assert (config.seed, config.threads) == (7, 2)
-    assert config == replace(read_config(Path("/")), seed=7, threads=2)
+    assert config == replace(config_of(Path("/")), seed=7, threads=2)
 
 
 def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    before = read_config(tmp_path)
+    before = config_of(tmp_path)
     (tmp_path / "specsot.yaml").write_text("# nothing\n")
-    assert read_config(tmp_path) == before
+    assert config_of(tmp_path) == before
 
 
 def test_options_win_over_both_unless_not_given(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").write_text("seed: 7\ngraph: eagle\n")
-    config = read_config(tmp_path, seed=9, graph=None, max_new_tokens=5, prompt="mine")
+    config = config_of(tmp_path, seed=9, graph=None, max_new_tokens=5, prompt="mine")
     assert (config.seed, config.graph, config.max_new_tokens) == (9, "eagle", 5)
-    assert config.prompt == "mine" and read_config(tmp_path).prompt != "mine"
+    assert config.prompt == "mine" and config_of(tmp_path).prompt != "mine"
 
 
 def test_null_means_that_somebody_else_decides(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").write_text("threads: null\nmax_new_tokens: ~\n")
-    assert read_config(tmp_path).threads is None
+    assert config_of(tmp_path).threads is None
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_wrong_option_is_named(tmp_path: Path) -> None:
 def test_a_folder_of_that_name_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").mkdir()
     with pytest.raises(GraphError, match="this is a directory, not a file"):
-        read_config(tmp_path)
+        config_of(tmp_path)
 
 
 def test_a_job_leaves_no_setting_open(tmp_path: Path) -> None:
@@ -115,3 +116,154 @@ def test_every_key_is_an_option_and_nothing_else_is_a_key(tmp_path: Path) -> Non
     assert all(getattr(RunOptions(), name) is None for name in SETTINGS)
     for name in ("outline", "sets", "quiet", "argv"):
         assert f"unknown key '{name}'" in wrong(tmp_path, f"{name}: x")[0]
+
+
+MINE = """
+profiles:
+  mine:
+    model: path/to/target
+    drafters:
+      eagle3: {model: path/to/head, num_draft_tokens: 7, top_k: 3}
+      vanilla: path/to/small
+      ngram: {num_draft_tokens: 3, draft_depth: 3}
+    dtype: bfloat16
+    stop_ids: [5, 6]
+    set: {skeleton.share: prompt, limits.max_new_tokens: 99, sampling.temperature: 0.5}
+  smollm2: {dtype: bfloat16}
+"""
+PACKAGED = {"smollm2": 6, "vicuna-7b-v1.3": 3, "qwen3-4b": 6, "qwen3-8b": 6, "llama-3.1-8b": 6}
+
+
+def job(folder: Path, graph: str = "bim_eagle", profile: str | None = "mine", **more: Any) -> Job:
+    return prepare(RunOptions(graph=graph, profile=profile, **more), folder)
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "specsot.yaml").write_text(MINE)
+    return tmp_path
+
+
+def test_a_profile_changes_settings_and_the_graph(mine: Path) -> None:
+    done = job(mine)
+    options, graph = done.options, done.program.graph
+    assert (options.model, options.drafter_model) == ("path/to/target", "path/to/head")
+    assert (options.dtype, options.stop_ids) == ("bfloat16", (5, 6))
+    assert graph.drafter.model_dump() | {"num_draft_tokens": 7, "top_k": 3, "draft_depth": 3} == (
+        graph.drafter.model_dump()
+    )
+    assert graph.skeleton is not None and graph.skeleton.share == "prompt"
+    assert (graph.limits.max_new_tokens, graph.sampling.temperature) == (99, 0.5)
+
+
+def test_the_command_line_wins(mine: Path) -> None:
+    sets = ["skeleton.share=outline", "drafter.num_draft_tokens=5", "drafter.model=elsewhere"]
+    done = job(mine, dtype="float32", sets=sets, stop_ids=[])
+    assert (done.options.dtype, done.options.stop_ids) == ("float32", ())
+    assert done.options.drafter_model == "elsewhere"
+    graph: Any = done.program.graph
+    assert (graph.skeleton.share, graph.drafter.num_draft_tokens, graph.drafter.top_k) == (
+        "outline",
+        5,
+        3,
+    )
+    assert job(mine, drafter_model="given").options.drafter_model == "given"
+    assert job(mine, model="another").options.model == "another"
+
+
+def test_drafters_go_by_the_kind_that_the_graph_then_has(mine: Path) -> None:
+    assert job(mine, sets=["drafter.kind=vanilla"]).options.drafter_model == "path/to/small"
+    graph: Any = job(mine, "bim_ngram").program.graph
+    assert graph.drafter.num_draft_tokens == 3
+    assert job(mine, "bim_plain").options.drafter_model == "embedded", "and is not asked for"
+
+
+def test_a_graph_without_a_skeleton_takes_what_it_has_room_for(mine: Path) -> None:
+    graph: Any = job(mine, "eagle").program.graph
+    assert graph.skeleton is None and graph.limits.max_new_tokens == 99
+
+
+def test_the_drafter_of_outlines_has_its_model_too(mine: Path) -> None:
+    text = (mine / "specsot.yaml").read_text().replace("vanilla:", "dflash: d\n      vanilla:")
+    (mine / "specsot.yaml").write_text(text)
+    graph: Any = job(mine, "bim_two_drafters").program.graph
+    assert (graph.skeleton.drafter.model, graph.drafter.model) == ("path/to/small", "d")
+
+
+def test_packaged_profiles_are_changed_key_by_key(mine: Path) -> None:
+    done = job(mine, "bim_plain", "smollm2")
+    assert (done.options.model, done.options.dtype) == ("smollm2", "bfloat16")
+    skeleton: Any = done.program.graph.skeleton
+    assert (skeleton.share, skeleton.template) == ("prompt", "auto")
+
+
+@pytest.mark.parametrize("profile", PACKAGED)
+def test_packaged_profiles_fit_every_graph_that_they_have_a_drafter_for(
+    profile: str, tmp_path: Path
+) -> None:
+    fitting = 0
+    kind = ("drafter.kind=eagle2",) if profile.startswith("vicuna") else ()
+    for name in ("eagle", "bim_eagle", "bim_dflash", "batching_ddtree", "bim_plain", "ngram"):
+        sets = kind if name == "eagle" else ()
+        try:
+            fitting += job(tmp_path, name, profile, sets=sets).options.model != "embedded"
+        except UsageError as error:
+            assert f"profile '{profile}' has none; it has" in str(error)
+    assert fitting == PACKAGED[profile]
+
+
+def test_a_run_repeats_without_its_profile(mine: Path, tmp_path: Path) -> None:
+    done = job(mine)
+    document = run_document(done.options, done.program.graph, done.prompts, None)
+    (tmp_path / "run.yaml").write_text(to_yaml(document))
+    again = prepare(RunOptions(graph=str(tmp_path / "run.yaml")), Path("/"))
+    assert again.program.graph == done.program.graph
+    names = ("model", "drafter_model", "dtype", "stop_ids")
+    assert all(getattr(again.options, n) == getattr(done.options, n) for n in names)
+    (tmp_path / "specsot.yaml").write_text("profiles: {other: {model: m, drafters: {eagle3: h}}}")
+    other = prepare(RunOptions(graph=str(tmp_path / "run.yaml"), profile="other"), tmp_path)
+    assert (other.options.model, other.options.drafter_model) == ("m", "h")
+    assert other.result is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: {}", ":1:15: profiles.a: the key 'model' is missing"),
+        ("a: {model: m, modle: n}", "'modle'; did you mean 'model'?"),
+        ("a: {model: m, drafters: {egle3: h}}", "drafters.egle3: no drafter 'egle3'; did you mean"),
+        ("a: {model: m, drafters: {eagle3: 5}}", "must be a mapping, not the number 5"),
+        ("a: {model: m, dtype: float33}", "profiles.a.dtype: must be 'float32'"),
+        ("a: {model: m, stop_ids: [-1]}", "stop_ids.0: must be at least 0"),
+        ("a: 5", "profiles.a: must be a mapping"),
+        ("smollm2: {set: 5}", "profiles.smollm2.set: must be a mapping"),
+        (
+            "a: {model: m, set: {skeleton.shre: prompt}}",
+            ":1:32: profiles.a: skeleton.shre: unknown key 'shre'; did you mean 'share'?",
+        ),
+        ("a: {model: m, set: {skeletn.share: prompt}}", "'skeletn'; did you mean 'skeleton'?"),
+        (
+            "a: {model: m, drafters: {eagle3: {num_draft: 3}}}",
+            ":1:46: profiles.a: drafter.num_draft: unknown key 'num_draft'; did you mean "
+            "'num_draft_tokens'?",
+        ),
+    ],
+)
+def test_a_mistake_of_a_profile_says_where(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").write_text(f"profiles: {{{text}}}")
+    with pytest.raises(GraphError) as caught:
+        job(tmp_path, profile="a")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_is_not_there_is_named(mine: Path) -> None:
+    with pytest.raises(UsageError, match="--profile mne: no such profile; did you mean 'mine'"):
+        job(mine, profile="mne")
+    says = "'bim_dflash' drafts with dflash, profile 'mine' has none; it has eagle3, vanilla, ngram"
+    with pytest.raises(UsageError, match=says):
+        job(mine, "bim_dflash")
+
+
+def test_nothing_is_chosen_by_itself(mine: Path) -> None:
+    options, profile = module.read_config(mine, RunOptions())
+    assert profile is None and (options.model, options.dtype) == ("embedded", "float32")

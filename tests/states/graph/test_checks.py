@@ -17,18 +17,9 @@ from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.yaml.source import GraphError, Source
 
 FULL = (
-    "schedule",
-    "skeleton",
-    "expand_root",
-    "grow_tree",
-    "verify",
-    "parse",
-    "parallel_prefill",
-    "continuous_decode",
-    "merge",
-    "idle",
-    "done",
-)
+    "schedule", "skeleton", "expand_root", "grow_tree", "verify", "parse", "parallel_prefill",
+    "continuous_decode", "merge", "idle", "done",
+)  # fmt: skip
 
 
 def test_the_toy_graph_is_good() -> None:

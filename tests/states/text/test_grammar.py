@@ -25,14 +25,17 @@ from specsot.states.text.grammar import (
     GrammarError,
     OutlineGrammar,
     OutlineMatcher,
+    list_grammar,
     outline_grammar,
 )
 from specsot.states.text.outline import (
     MARKERS,
     Outline,
     Point,
+    parse_list,
     parse_outline,
     render_outline,
+    repeats,
     title_problem,
 )
 
@@ -44,21 +47,22 @@ TEXTS = [
     "Clouds are made of small drops. When they grow they fall as rain, snow or hail.",
     "Größe und Höhe der Wolken; 雨はどうやって降るのか。 Откуда берётся дождь?",
 ]
+LIST = "1. How rain forms\n2. Floods in the news\n3. What to do about floods\n4. Rain again\n"
 NAMES = ("bpe", "bytes", "fallback", "embedded")
 
 
-def small_bpe() -> Tokenizer:
+def small_bpe(texts: list[str] = TEXTS, vocab_size: int = 500) -> Tokenizer:
     """Byte-level BPE with merges across the format's own characters, and across UTF-8 bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=500,
+        vocab_size=vocab_size,
         special_tokens=SPECIAL,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(TEXTS * 4, trainer)
+    tokenizer.train_from_iterator(texts * 4, trainer)
     return tokenizer
 
 
@@ -91,6 +95,8 @@ def tokenizer_of(name: str) -> Tokenizer:
         if not EMBEDDED.exists():
             pytest.skip("no embedded model here")
         return Tokenizer.from_file(str(EMBEDDED))
+    if name == "lists":  # some of its tokens cross the end of a line
+        return small_bpe([LIST], 600)
     return {"bpe": small_bpe, "bytes": byte_only, "fallback": byte_fallback}[name]()
 
 
@@ -192,21 +198,8 @@ GOOD_LINE = "1|60|-|-|Title"
             f"PLAN\n{GOOD_LINE}\n2|60|-|-|B\n3|60|-|{d}|A\nEND"
             for d in ("3", "2,1", "1,1", "1,", ",1", "1, 2", "1,2,3", "-,1", "12", "1-")
         ),
-        *(
-            f"PLAN\n1|60|-|-|{t}\nEND"
-            for t in (
-                "",
-                " A",
-                "-",
-                "A ",
-                "A|B",
-                "A\tB",
-                "A\x7f",
-                "A\u2028B",
-                "A\u202eB",
-                "A\u3000",
-            )
-        ),
+        *(f"PLAN\n1|60|-|-|{t}\nEND" for t in ("", " A", "-", "A ", "A|B", "A\tB", "A\x7f")),
+        *(f"PLAN\n1|60|-|-|{t}\nEND" for t in ("A\u2028B", "A\u202eB", "A\u3000")),
         *(f"PLAN\n1|60|-|-|{t}\nEND" for t in ("a<b", "a[b", "END", "PLAN", "DIRECT", "caf\ufffd")),
         *(f"PLAN\n1|60|-|-|{t}\nEND" for t in ("x" * 61, "雨" * 61, "A\u3000", "A\ufeffB")),
         *(f"PLAN\n1|60|-|-|a {m} b\nEND" for m in MARKERS),
@@ -503,3 +496,62 @@ def test_the_grammar_grows_with_the_branches_only() -> None:
 def test_torch_is_not_needed() -> None:
     source = Path(sys.modules[OutlineGrammar.__module__].__file__ or "").read_text()
     assert "torch" not in source
+
+
+# -- the format `list` ---------------------------------------------------------------------------
+
+
+@cache
+def lists_of(most: int) -> OutlineGrammar:
+    tokenizer = tokenizer_of("lists")
+    return OutlineGrammar(tokenizer, tokenizer.get_vocab_size(), [2], most, form="list")
+
+
+def take(matcher: OutlineMatcher, text: str) -> None:
+    for token in spell("lists", text):
+        matcher.advance(token)
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+def test_what_the_grammar_of_lists_allows_is_read_without_mending(most: int) -> None:
+    rng = np.random.default_rng(most)
+    question = "What is rain?"
+    for _ in range(25):
+        matcher, ids = lists_of(most).matcher(question), []
+        while not matcher.finished:
+            legal = np.flatnonzero(matcher.legal_mask())
+            ends = [t for t in legal if t == 2 or "\n" in tokenizer_of("lists").decode([t])]
+            ids.append(int(rng.choice(ends if ends and rng.random() < 0.5 else legal)))
+            matcher.advance(ids[-1])
+        outline = parse_list(tokenizer_of("lists").decode(ids), max_branches=most)
+        assert outline.status == "ok" and not outline.mended
+        assert min(2, most) <= len(outline.points) <= most
+        titles = [p.title for p in outline.points]
+        assert not any(repeats(t, titles[:i], question) for i, t in enumerate(titles))
+
+
+def test_a_title_ends_where_it_says_something_new() -> None:
+    matcher = lists_of(4).matcher("How can I improve my time management?")
+    newline = tokenizer_of("lists").encode("\n").ids[0]
+    for text in ("1. How can I improve my time", "1. Rain\n2. rain"):
+        matcher = lists_of(4).matcher("How can I improve my time management?")
+        take(matcher, text)
+        assert not matcher.is_legal(newline) and not matcher.is_legal(2)
+        take(matcher, " today")
+        assert matcher.is_legal(newline)
+        matcher.rollback(len(tokenizer_of("lists").encode(" today").ids))
+        assert not matcher.is_legal(newline)
+
+
+def test_one_title_alone_is_no_outline_where_two_are_allowed() -> None:
+    matcher = lists_of(2).matcher()
+    take(matcher, "1. Rain")
+    assert not matcher.is_legal(2)
+    take(matcher, "\n2. Sun")
+    assert matcher.is_legal(2)
+    matcher.advance(2)
+    assert matcher.finished and not matcher.legal_mask().any()
+
+
+def test_the_grammar_of_lists_has_a_rule_for_each_line() -> None:
+    assert len(list_grammar(8).splitlines()) == 9

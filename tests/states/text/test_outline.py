@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from specsot.states.text.outline import (
     MAX_TITLE,
+    USUAL_LENGTH,
     Outline,
     OutlineError,
     Point,
     load_outline,
+    parse_list,
     parse_outline,
+    render_list,
     render_outline,
     title_problem,
 )
@@ -319,61 +322,36 @@ def test_agreement_with_upstream_on_well_formed_outlines(name: str) -> None:
 DIFFERENT: dict[str, tuple[str, str, list[str], str]] = {
     "direct": ("DIRECT\n42\nEND trailing", "direct", [], "text behind DIRECT is no answer"),
     "direct no end": ("DIRECT\n42", "direct", [], "the same; DIRECT needs no END"),
-    "leading think + direct": (
-        *("<think>x</think>DIRECT", "direct", []),
-        "upstream hands the markers out as the answer; the block is dropped",
-    ),
-    "plain text": (
-        *("hello there", "unparsable", []),
-        "the answer is decoded afresh, an outline's text is never an answer",
-    ),
+    "leading think + direct": ("<think>x</think>DIRECT", "direct", [],
+        "upstream hands the markers out as the answer; the block is dropped"),
+    "plain text": ("hello there", "unparsable", [],
+        "the answer is decoded afresh, an outline's text is never an answer"),
     "empty": ("", "unparsable", [], "the same"),
     "empty plan": ("PLAN\nEND", "unparsable", [], "both find no point"),
-    "loose spaces": (
-        *("PLAN\n1 | 20 | None | - | A\nEND", "ok", ["A"]),
-        "blanks around a field never matter",
-    ),
-    "missing len": (
-        *("PLAN\n1|None|-|A\n2|10|None|-|B\nEND", "partial", ["B"]),
-        "both drop the line; ours reports it and renumbers B",
-    ),
-    "missing brackets": (
-        *("PLAN\n1 20 None - A\nEND", "unparsable", []),
-        "delimiters are not optional",
-    ),
-    "dup ids": (
-        *("PLAN\n1|10|None|-|A\n1|10|None|-|B\nEND", "partial", ["A"]),
-        "ids are unique, so that dependencies mean one point",
-    ),
-    "END inside title": (
-        *("PLAN\n1|10|None|-|Explain END marker\n2|10|None|-|B\nEND", "ok"),
-        *(["Explain END marker", "B"], "END terminates as a whole line only"),
-    ),
-    "END before PLAN": (
-        *("END\nPLAN\n1|10|None|-|A\nEND", "unparsable", []),
-        "the first line decides",
-    ),
-    "two lines joined": (
-        *("PLAN\n1|10|None|-|A 2|10|None|-|BEND", "unparsable", []),
-        "`|` cannot be part of a title, so two lines are not one point",
-    ),
-    "junk prefix line": (
-        *("PLAN\nfoo 7|10|None|-|A\nEND", "unparsable", []),
-        "a line is matched as a whole, not searched",
-    ),
-    "tool with space": (
-        *("PLAN\n1|10|Web Search|-|A\nEND", "ok", ["A"]),
-        "a blank in a tool's name is no reason to lose the point",
-    ),
+    "loose spaces": ("PLAN\n1 | 20 | None | - | A\nEND", "ok", ["A"],
+        "blanks around a field never matter"),
+    "missing len": ("PLAN\n1|None|-|A\n2|10|None|-|B\nEND", "partial", ["B"],
+        "both drop the line; ours reports it and renumbers B"),
+    "missing brackets": ("PLAN\n1 20 None - A\nEND", "unparsable", [],
+        "delimiters are not optional"),
+    "dup ids": ("PLAN\n1|10|None|-|A\n1|10|None|-|B\nEND", "partial", ["A"],
+        "ids are unique, so that dependencies mean one point"),
+    "END inside title": ("PLAN\n1|10|None|-|Explain END marker\n2|10|None|-|B\nEND", "ok",
+        ["Explain END marker", "B"], "END terminates as a whole line only"),
+    "END before PLAN": ("END\nPLAN\n1|10|None|-|A\nEND", "unparsable", [],
+        "the first line decides"),
+    "two lines joined": ("PLAN\n1|10|None|-|A 2|10|None|-|BEND", "unparsable", [],
+        "`|` cannot be part of a title, so two lines are not one point"),
+    "junk prefix line": ("PLAN\nfoo 7|10|None|-|A\nEND", "unparsable", [],
+        "a line is matched as a whole, not searched"),
+    "tool with space": ("PLAN\n1|10|Web Search|-|A\nEND", "ok", ["A"],
+        "a blank in a tool's name is no reason to lose the point"),
     "zero length": ("PLAN\n1|0|None|-|A\nEND", "ok", ["A"], "the length is raised to 10"),
     "huge": ("PLAN\n1|999999999|None|-|A\nEND", "ok", ["A"], "the length is lowered to 990"),
     "PLAN inside direct": ("DIRECT\nuse PLAN to\nEND", "direct", [], "as `direct`"),
     "blank title": ("PLAN\n1|10|None|-|\nEND", "unparsable", [], "both refuse an empty title"),
-    "id colon": (
-        *("PLAN\n1:10|None|-|A\nEND", "unparsable", []),
-        "`|` is the only delimiter",
-    ),
-}
+    "id colon": ("PLAN\n1:10|None|-|A\nEND", "unparsable", [], "`|` is the only delimiter"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERENT))
@@ -388,6 +366,42 @@ def test_what_becomes_of_the_other_cases(name: str) -> None:
 def test_every_upstream_case_is_accounted_for() -> None:
     assert {*WELL_FORMED, *DIFFERENT} == set(cases())
     assert not WELL_FORMED.keys() & DIFFERENT.keys()
+
+
+# Lists -----------------------------------------------------------------------------------------
+
+
+def test_a_list_is_read_as_it_was_written() -> None:
+    points = tuple(
+        Point(i, USUAL_LENGTH, None, (), title)
+        for i, title in ((1, "How rain forms"), (2, "Floods"))
+    )
+    assert parse_list(render_list(points), max_branches=8).points == points
+    assert parse_list(render_list(points), max_branches=8).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("text", "titles", "status"),
+    [
+        ("1. Rain\n\n 2)  Sun \n", ["Rain", "Sun"], "ok"),
+        ("<think>1. Hm</think>\n1. Rain\n2. Sun", ["Rain", "Sun"], "ok"),
+        ("3. Rain\n7. Sun", ["Rain", "Sun"], "ok"),
+        ('1. **Rain**: it falls\n2. "Sun"', ["Rain", "Sun"], "ok"),
+        ("1. Rain\n2. rain!\n3. Sun", ["Rain", "Sun"], "partial"),
+        ("Here it is:\n1. Rain\n2. Sun", ["Rain", "Sun"], "partial"),
+        ("1. a\n2. b\n3. c\n4. d\n5. e", ["a", "b", "c", "d"], "partial"),
+        ("1. Rain\n2. a|b\n3. </s>\n4.", ["Rain"], "partial"),
+        ("1. " + "x" * 61, ["x" * 60], "ok"),
+        ("It depends.", [], "unparsable"),
+        ("", [], "unparsable"),
+    ],
+)
+def test_what_models_write(text: str, titles: list[str], status: str) -> None:
+    outline = parse_list(text, max_branches=4)
+    assert [p.title for p in outline.points] == titles
+    assert [p.id for p in outline.points] == list(range(1, len(titles) + 1))
+    assert outline.status == status
+    assert bool(outline.skipped) == (status != "ok")
 
 
 # Files -----------------------------------------------------------------------------------------
