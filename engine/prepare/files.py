@@ -50,9 +50,7 @@ def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None)
         sets: `path=value` changes.
         table: the ops and guards; None reads them.
 
-    Raises:
-        GraphError: the graph is missing or has problems.
-    """
+    Raises GraphError: the graph is missing or has problems."""
     return load_program(open_source(ref), table or op_table(), sets=sets)
 
 

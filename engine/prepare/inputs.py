@@ -177,9 +177,7 @@ def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
     A file is one document, titled by its name, in UTF-8; one whose name ends in .jsonl holds many,
     a line each: its text, or an object with `text` and perhaps `title`.
 
-    Raises:
-        UsageError, PromptError: with the file, and the line where there is one.
-    """
+    Raises UsageError, PromptError: with the file, and the line where there is one."""
     return tuple(dict.fromkeys(document for file in files for document in _documents(file)))
 
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError, create_model
 from ...states.graph.load import load_program, op_table, parse_change
 from ...states.graph.program import Program
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
-from ...states.yaml.source import GraphError, Source, decode
+from ...states.yaml.source import GraphError, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError
 from .files import PACKAGE, open_source, read_source
@@ -83,10 +83,8 @@ def read_config(
     The packaged defaults, under `folder`'s own specsot.yaml, under the settings that a repeated run
     saved in its `file`, under the profile's, under those of the options.
 
-    Raises:
-        GraphError: every problem, in file order.
-        UsageError: only options have problems; they are named.
-    """
+    Raises GraphError: every problem, in file order. UsageError: only options have problems; they
+    are named."""
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
     origins: dict[tuple[str | int, ...], str] = {}
@@ -96,7 +94,12 @@ def read_config(
     values = settings.model_dump(exclude={KEY, CLUSTER})
     profile = None
     if options.profile is not None:
-        profile = ChosenProfile(options.profile, settings.profiles, sources)
+        name = options.profile
+        if name not in settings.profiles:
+            close = hint(name, settings.profiles)
+            there = f"there are: {', '.join(settings.profiles)}"
+            raise UsageError(f"--profile {name}: no such profile{close}; {there}")
+        profile = ChosenProfile(name, settings.profiles[name], sources)
         values |= {k: v for k, v in profile.options().items() if k not in changes}
     return replace(options, **values), profile
 
@@ -106,8 +109,7 @@ def _settings(
 ) -> tuple[Any, tuple[Source, Source]]:
     """All settings, and the files that they come from: the folder's own, and the packaged one.
 
-    Args:
-        changes: values that override the files; origins: their names in messages.
+    changes: values that override the files; origins: their names in messages.
     """
     packaged = Source(decode((files(PACKAGE) / CONFIG).read_bytes(), CONFIG), CONFIG)
     user_file = folder / CONFIG
@@ -136,12 +138,9 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
 
     The command line overrides a run.yaml's settings, prompts and outline; these override defaults.
 
-    Args:
-        prompts: read already; None reads those that the options name.
+    prompts: read already; None reads those that the options name.
 
-    Raises:
-        UsageError, PromptError, OutlineError, GraphError: each message says where.
-    """
+    Raises UsageError, PromptError, OutlineError, GraphError: each message says where."""
     _check(options)
     config, profile = read_config(folder, options)
     source = open_source(config.graph)
@@ -243,7 +242,11 @@ def _with_drafter(
     if not drafter.has_model or config.model == EMBEDDED:
         return config
     if profile is not None:
-        raise profile.lacks(program.graph)
+        there = ", ".join(profile.profile.drafters) or "no drafters"
+        raise LacksDrafterError(
+            f"graph {program.graph.name!r} drafts with {drafter.kind}, profile {profile.name!r} has"
+            f" none; it has {there}: give --drafter-model, or --set drafter.kind=none"
+        )
     if config.drafter_model == EMBEDDED:
         raise LacksDrafterError(
             f"graph {program.graph.name!r} drafts with {drafter.kind}, and the embedded drafter"

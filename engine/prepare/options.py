@@ -14,7 +14,6 @@ from ...states.graph.load import Change
 from ...states.graph.plugins import DRAFTERS, installed_kinds
 from ...states.yaml.source import GraphError, ProblemCode, Source, hint
 from ...states.yaml.spec import Int, Number, Spec, Text
-from ..errors import LacksDrafterError, UsageError
 
 # ruff: noqa: RUF009  (the calls make fields)
 
@@ -259,35 +258,29 @@ def check_drafters(profiles: Mapping[str, Profile], source: Source) -> None:
         raise GraphError(problems)
 
 
+@dataclass(frozen=True, slots=True)
 class ChosenProfile:
-    """A profile by its name, with the places of what it says in `sources`, the user's file first.
-    Raises UsageError: there is none of that name."""
+    """A profile by its name, with the places of its values in `sources`, the user's file first."""
 
-    def __init__(
-        self, name: str, profiles: Mapping[str, Profile], sources: Sequence[Source]
-    ) -> None:
-        if name not in profiles:
-            there = f"; there are: {', '.join(profiles)}"
-            raise UsageError(f"--profile {name}: no such profile{hint(name, profiles)}{there}")
-        self.name = name
-        self._profile = profiles[name]
-        self._sources = sources
+    name: str
+    profile: Profile
+    sources: Sequence[Source]
 
     def options(self) -> dict[str, Any]:
-        """What it says of a run's settings."""
-        values = {key: getattr(self._profile, key) for key in OPTION_KEYS}
+        """The settings of a run that it has."""
+        values = {key: getattr(self.profile, key) for key in OPTION_KEYS}
         return {key: value for key, value in values.items() if value is not None}
 
     def changes(self, source: Source, sets: Sequence[Change]) -> Iterator[Change]:
-        """What it changes in a graph to which ``sets`` are applied afterwards.
+        """Its changes of a graph to which ``sets`` are applied afterwards.
 
-        Of drafters only those of the kinds that the graph then drafts with; nothing in a block that
-        graphs need not have, and this one has not.
+        Of drafters only those of the kinds that the graph then drafts with; none in an optional
+        block that this graph lacks.
         """
         data = source.data if isinstance(source.data, dict) else {}
         changes = [
             Change(tuple(path.split(".")), value, self._place("set", path))
-            for path, value in self._profile.set.items()
+            for path, value in self.profile.set.items()
             if (top := path.partition(".")[0]) in data or top not in OPTIONAL
         ]
         yield from changes
@@ -297,20 +290,11 @@ class ChosenProfile:
             for part in (*block, "kind"):
                 here = here.get(part) if isinstance(here, dict) else None
             kind = str(changed.get((*block, "kind"), here))
-            for key, value in self._profile.drafters.get(kind, {}).items():
+            for key, value in self.profile.drafters.get(kind, {}).items():
                 yield Change((*block, key), value, self._place("drafters", kind, key))
-
-    def lacks(self, graph: Graph) -> LacksDrafterError:
-        """It has no drafter for this graph."""
-        kind = graph.drafter.kind
-        there = ", ".join(self._profile.drafters)
-        return LacksDrafterError(
-            f"graph {graph.name!r} drafts with {kind}, profile {self.name!r} has none; it has"
-            f" {there or 'no drafters'}: give --drafter-model, or --set drafter.kind=none"
-        )
 
     def _place(self, *at: str) -> str:
         path = (KEY, self.name, *at)
-        deepest = max(self._sources, key=lambda source: len(source.nearest(path)))
+        deepest = max(self.sources, key=lambda source: len(source.nearest(path)))
         file, line, column = deepest.place(path, key=True)
         return f"{file}:{line}:{column}: {KEY}.{self.name}"

@@ -42,12 +42,9 @@ def checked_program(
 ) -> Program:
     """The program of a graph that passes every check.
 
-    Args:
-        given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
+    given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
 
-    Raises:
-        GraphError: every problem of the first stage that found any.
-    """
+    Raises GraphError: every problem of the first stage that found any."""
     checks = _Checks(graph, source, table)
     checks.schedule()
     checks.names()

@@ -72,9 +72,7 @@ def load_program(
         source: the parsed file; `sets` are applied to it (`override`).
         given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
 
-    Raises:
-        GraphError: every problem of the first stage that found any.
-    """
+    Raises GraphError: every problem of the first stage that found any."""
     override(source, sets, table)
     return checked_program(validate(source), source, table, given)
 
@@ -117,9 +115,7 @@ def extend(own: Source, base: Source) -> Source:
 
     Whole blocks are replaced: settings missing from a block of `own` get the schema's defaults.
 
-    Raises:
-        GraphError: the base is not a mapping, or needs a later version.
-    """
+    Raises GraphError: the base is not a mapping, or needs a later version."""
     check_mapping(base, "graph")
     check_version(base)
     whole = copy.copy(own)
@@ -259,103 +255,100 @@ def override(source: Source, sets: Iterable[str | Change], table: OpTable | None
     and values, and its problems point at the option. Old names of keys are replaced, with a
     `RenamedKeyWarning`; those of ops' settings only if their `table` is given.
 
-    Raises:
-        GraphError: a text without `=`, a path through something that is not a mapping or list, a
-            value that is not YAML, or a key under both its old and its new name.
-    """
+    Raises GraphError: a text without `=`, a path through something that is not a mapping or
+    list, a value that is not YAML, or a key under both its old and its new name."""
     changes = [parse_change(text) if isinstance(text, str) else text for text in sets]
     changes.sort(key=lambda change: change.path not in _KIND_PATHS)  # stable: kinds first
-    renamed = [*_rename_keys(source)]
+    renamer = _Renamer(source)
+    renamer.rename_in_blocks()
     for path, value, option in changes:
         if path in _KIND_PATHS:
             path = path[:1]
             value = {"kind": value}
-        new_path = _new_path(path, source.data)
-        _put(source, new_path, value, option)
-        renamed += [_renaming(option, path, new_path)] if new_path != path else []
-        renamed += _rename_keys(source) if path in RENAMED_BLOCKS else []
-    renamed += _rename_in_ops(source, table)
-    if renamed:
-        warnings.warn("\n".join(renamed), RenamedKeyWarning, stacklevel=2)
+        _put(source, renamer.new_path(path, option), value, option)
+        if path in RENAMED_BLOCKS:
+            renamer.rename_in_blocks()
+    renamer.rename_in_ops(table)
+    if renamer.sentences:
+        warnings.warn("\n".join(renamer.sentences), RenamedKeyWarning, stacklevel=2)
 
 
-def _rename_keys(source: Source) -> Iterator[str]:
-    """Give the keys of blocks their new names; yields a sentence for each that had an old one.
-    Raises GraphError: a block has both the old and the new key."""
-    for block in RENAMED_BLOCKS:
-        settings = _at(block, source.data)
-        for key in list(settings) if isinstance(settings, dict) else ():
-            path = (*block, key)
-            new_path = _new_path(path, source.data)
-            if new_path != path:
-                yield _rename(source, settings, path, new_path)
+class _Renamer:
+    """Replaces old names of keys in a source; raises GraphError for a key under both its names."""
 
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.sentences: list[str] = []  # one for each old name
 
-def _rename_in_ops(source: Source, table: OpTable | None) -> Iterator[str]:
-    """The same for settings of ops under `with`, and for values `$block.key`."""
-    states = _at(("states",), source.data)
-    for name in states if isinstance(states, dict) else ():
-        ops = _at(("states", name, "ops"), source.data)
-        for i, call in enumerate(ops if isinstance(ops, list) else ()):
-            settings = call.get("with") if isinstance(call, dict) else None
-            if not isinstance(settings, dict):
-                continue
-            entries = table.ops.get(str(call.get("op")), ()) if table else ()
-            known = {setting.name for entry in entries for setting in entry.settings}
-            for key, value in list(settings.items()):
-                at = ("states", name, "ops", i, "with", key)
-                if isinstance(value, str) and value.startswith("$"):
-                    path = tuple(value[1:].split("."))
-                    new_path = _new_path(path, source.data)
-                    settings[key] = f"${'.'.join(map(str, new_path))}"
-                    if new_path != path:
-                        yield _renaming(_where(source, at), path, new_path)
-                new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
-                if key not in known and new_keys:
-                    yield _rename(source, settings, at, (*at[:-1], new_keys.pop()))
+    def rename_in_blocks(self) -> None:
+        for block in RENAMED_BLOCKS:
+            settings = _at(block, self._source.data)
+            for key in list(settings) if isinstance(settings, dict) else ():
+                path = (*block, key)
+                if (new_path := self.new_path(path, path)) != path:
+                    self._rename(settings, path, new_path)
 
+    def rename_in_ops(self, table: OpTable | None) -> None:
+        """The same for settings of ops under `with`, and for values `$block.key`."""
+        states = _at(("states",), self._source.data)
+        for name in states if isinstance(states, dict) else ():
+            ops = _at(("states", name, "ops"), self._source.data)
+            for i, call in enumerate(ops if isinstance(ops, list) else ()):
+                settings = call.get("with") if isinstance(call, dict) else None
+                if not isinstance(settings, dict):
+                    continue
+                entries = table.ops.get(str(call.get("op")), ()) if table else ()
+                known = {setting.name for entry in entries for setting in entry.settings}
+                for key, value in list(settings.items()):
+                    at = ("states", name, "ops", i, "with", key)
+                    if isinstance(value, str) and value.startswith("$"):
+                        path = self.new_path(tuple(value[1:].split(".")), at)
+                        settings[key] = f"${'.'.join(map(str, path))}"
+                    new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
+                    if key not in known and new_keys:
+                        new_path = (*at[:-1], new_keys.pop())
+                        self._note(at, at, new_path)
+                        self._rename(settings, at, new_path)
 
-def _rename(source: Source, settings: dict[Any, Any], path: KeyPath, new_path: KeyPath) -> str:
-    """Rename a key of a mapping without changing the order, and move its positions."""
-    key = path[-1]
-    new_key = new_path[-1]
-    if new_key in settings:
-        message = f"given twice: {quoted(key)} is the old name of {quoted(new_key)}"
-        raise GraphError([source.problem(path, message, ProblemCode.TWICE, key=True)])
-    sentence = _renaming(_where(source, path), path, new_path)
-    items = list(settings.items())
-    settings.clear()
-    settings.update((new_key if name == key else name, value) for name, value in items)
-    source.move(path, new_path)
-    return sentence
+    def new_path(self, path: KeyPath, place: str | KeyPath) -> KeyPath:
+        """The path with the new name of its key, if the block has the new key and not the old one.
 
+        place: of the old name, an option or a path of the file.
+        """
+        block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
+        new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
+        if new_key is None:
+            return path
+        try:
+            model = _model_at(block, self._source.data)
+        except RegistryError:  # a drafter that cannot be imported: the schema reports it
+            return path
+        keys = model.model_fields if model is not None else {}
+        if path[len(block)] in keys or new_key not in keys:
+            return path
+        new_path = (*block, new_key, *path[len(block) + 1 :])
+        self._note(place, path, new_path)
+        return new_path
 
-def _new_path(path: KeyPath, data: Any) -> KeyPath:
-    """The path with the new name of its key, if the block has the new key and not the old one."""
-    block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), None)
-    if block is None:
-        return path
-    key = path[len(block)]
-    new_key = RENAMED_KEYS.get((str(block[-1]), str(key)))
-    if new_key is None:
-        return path
-    try:
-        model = _model_at(block, data)
-    except RegistryError:  # a drafter that cannot be imported: the schema reports it
-        return path
-    if model is None or key in model.model_fields or new_key not in model.model_fields:
-        return path
-    return (*block, new_key, *path[len(block) + 1 :])
+    def _note(self, place: str | KeyPath, path: KeyPath, new_path: KeyPath) -> None:
+        if not isinstance(place, str):
+            file, line, column = self._source.place(place, key=True)
+            place = f"{file}:{line}:{column}" if line else file
+        old, new = (".".join(map(str, p)) for p in (path, new_path))
+        reason = "the old name is read in this release only"
+        self.sentences.append(f"{place}: {old} is now called {new}; {reason}")
 
-
-def _renaming(place: str, path: KeyPath, new_path: KeyPath) -> str:
-    old, new = (".".join(map(str, p)) for p in (path, new_path))
-    return f"{place}: {old} is now called {new}; the old name is read in this release only"
-
-
-def _where(source: Source, path: KeyPath) -> str:
-    file, line, column = source.place(path, key=True)
-    return f"{file}:{line}:{column}" if line else file
+    def _rename(self, settings: dict[Any, Any], path: KeyPath, new_path: KeyPath) -> None:
+        """Rename a key of a mapping without changing the order, and move its positions."""
+        key = path[-1]
+        new_key = new_path[-1]
+        if new_key in settings:
+            message = f"given twice: {quoted(key)} is the old name of {quoted(new_key)}"
+            raise GraphError([self._source.problem(path, message, ProblemCode.TWICE, key=True)])
+        items = list(settings.items())
+        settings.clear()
+        settings.update((new_key if name == key else name, value) for name, value in items)
+        self._source.move(path, new_path)
 
 
 def parse_change(text: str) -> Change:

@@ -133,9 +133,7 @@ class OutlineGrammar:
         tools: names that a line may give instead of `-`; unused for lists.
         form: the format of outlines.
 
-    Raises:
-        GrammarError: bad settings, or a tokenizer without a token that begins an outline.
-    """
+    Raises GrammarError: bad settings, or a tokenizer without a token that begins an outline."""
 
     def __init__(
         self,
@@ -265,8 +263,7 @@ DENSE: Any = {"whitespace_flexible": False}  # else small models write blanks up
 class SchemaGrammar:
     """Makes matchers of schemas for one tokenizer, whose tokens are read once.
 
-    Args:
-        tokenizer, vocab_size, eos_ids: as for `OutlineGrammar`.
+    tokenizer, vocab_size, eos_ids: as for `OutlineGrammar`.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:

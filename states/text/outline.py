@@ -365,9 +365,7 @@ def load_outline(
     {title, length?, tool?, deps?}, `deps` being numbers of earlier items, counted from 1;
     JSON if the name ends in .json, else YAML.
 
-    Raises:
-        OutlineError: the file cannot be read, or is not a valid outline.
-    """
+    Raises OutlineError: the file cannot be read, or is not a valid outline."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)

@@ -180,9 +180,7 @@ class PromptBook:
         max_branches, tools: values of the template's slots of these names.
         past: turns before every question. rules: text before the first of them, may be empty.
 
-    Raises:
-        TemplateError: the model's chat format and the template do not go together.
-    """
+    Raises TemplateError: the model's chat format and the template do not go together."""
 
     def __init__(
         self,

@@ -90,8 +90,7 @@ def keys_of(model: type[BaseModel] | None) -> list[str]:
 def validated(model: type[Block], source: Source, known_keys: KnownKeys | None = None) -> Block:
     """A file other than a graph as a model; raises GraphError with every problem.
 
-    Args:
-        known_keys: by default those of the model, and of the values of its mappings.
+    known_keys: by default those of the model, and of the values of its mappings.
     """
 
     def keys_at(path: KeyPath) -> list[str]:
