@@ -25,11 +25,17 @@ from ...states.yaml.source import (
 PACKAGE = __name__.split(".")[0]
 FOLDER = "graphs"
 SHIPPED = Path(__file__).parents[2] / FOLDER
+RUN_MARK = "specsot_run"  # the key of a run.yaml that no graph has
 LONGEST_CHAIN = 8  # files that extend one another
 
 
 GraphFile = tuple[str, str]
 """A file to read, and how messages call it."""
+
+
+def is_run_file(source: Source) -> bool:
+    """Whether a YAML file is a run to repeat, not a graph."""
+    return isinstance(source.data, dict) and RUN_MARK in source.data
 
 
 def graph_names() -> list[str]:

@@ -18,7 +18,7 @@ from ...states.text.outline import Outline, OutlineError, load_outline, parse_ou
 from ...states.yaml.source import GraphError, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError
-from .files import PACKAGE, open_source, read_source
+from .files import PACKAGE, is_run_file, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
 from .options import (
     KEY,
@@ -31,7 +31,7 @@ from .options import (
     flag_of,
     merged,
 )
-from .repeat import Provenance, RunResult, graph_source, is_run_file, prompts_of, read_run
+from .repeat import Provenance, RunResult, graph_source, prompts_of, read_run
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"

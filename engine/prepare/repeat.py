@@ -17,13 +17,13 @@ from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
 from ...states.yaml.source import Source, plain_scalar
 from ...states.yaml.spec import Int, Spec, validated
+from .files import RUN_MARK
 from .inputs import Prompt, read_file
 from .options import SETTINGS, RunOptions
 
 FILE = "run.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 TEMPLATE_FILE = "template.yaml"
-MARK = "specsot_run"
 # characters and number of prompts that run.yaml itself holds
 INLINE = 64 * 1024
 MANY = 500
@@ -70,11 +70,6 @@ class RunFile(Spec):
     outline: str | None = None
     made_with: Provenance = Provenance()
     result: RunResult | None = None
-
-
-def is_run_file(source: Source) -> bool:
-    """Whether a YAML file is a run to repeat, not a graph."""
-    return isinstance(source.data, dict) and MARK in source.data
 
 
 def read_run(source: Source) -> RunFile:
@@ -124,7 +119,7 @@ def run_document(
     names = [name for name in SETTINGS if name not in ("graph", "prompt")]
     saved = {name: getattr(options, name) for name in names}
     document: dict[str, Any] = {
-        MARK: 1,
+        RUN_MARK: 1,
         "graph_file": options.graph,
         "options": {name: value for name, value in saved.items() if value is not None},
         "prompts": [],
@@ -134,8 +129,8 @@ def run_document(
         # Without earlier turns and rules: a run has no conversations.
         spec = asdict(prompt) | {"id": prompt.key, "prompt": prompt.text}
         values = {name: _plain(spec[name]) for name in PromptSpec.model_fields}
-        given = {name: value for name, value in values.items() if value not in (None, [], "")}
-        document["prompts"].append(given)
+        changes = {name: value for name, value in values.items() if value not in (None, [], "")}
+        document["prompts"].append(changes)
     if outline is not None:
         document["outline"] = render_outline(outline.points) + "\n"
     return document

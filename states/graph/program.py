@@ -95,16 +95,15 @@ class Program:
         The graph does not change, so such settings are not repeated with the run.
         """
 
-        def has_settings(step: OpStep) -> bool:
-            names = {setting.name for setting in step.entry.settings}
-            return step.entry.name == op and settings.keys() <= names
-
         def changed(step: OpStep) -> OpStep:
-            if not has_settings(step):
+            names = {setting.name for setting in step.entry.settings}
+            if step.entry.name != op or not settings.keys() <= names:
                 return step
             return replace(step, settings={**step.settings, **settings})
 
-        if not any(has_settings(step) for ops in self.steps.values() for step in ops):
-            return None
         steps = {state: tuple(map(changed, ops)) for state, ops in self.steps.items()}
-        return replace(self, steps=steps)
+        pairs = ((steps[state], ops) for state, ops in self.steps.items())
+        same = all(
+            new is old for after, before in pairs for new, old in zip(after, before, strict=True)
+        )
+        return None if same else replace(self, steps=steps)

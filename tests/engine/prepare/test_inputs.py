@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from specsot.engine.errors import Code, UsageError, code_of
+from specsot.engine.prepare.files import is_run_file
 from specsot.engine.prepare.inputs import Prompt, Prompts, read_documents, read_file, read_prompts
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import (
-    is_run_file,
     prompts_of,
     read_run,
     run_document,

@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.files import is_run_file, open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import read_config
 from specsot.engine.prepare.options import RunOptions
@@ -14,7 +14,6 @@ from specsot.engine.prepare.repeat import (
     differences,
     graph_hash,
     graph_source,
-    is_run_file,
     prompts_of,
     read_run,
     run_document,
