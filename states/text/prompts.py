@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -195,9 +196,8 @@ class PromptBook:
         rules: str = "",
     ) -> None:
         self.share: Share = share
-        self._more_stops = tuple(stop_ids)
-        self._max_branches = max_branches
-        self._tools = tuple(tools)
+        settings: Any = {"max_branches": max_branches, "tools": tools}
+        self._again = partial(PromptBook, tokenizer, template, share, stop_ids, **settings)
         self._template = template
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
@@ -236,16 +236,7 @@ class PromptBook:
 
     def behind(self, past: Sequence[PastTurn], rules: str = "") -> PromptBook:
         """The prompts of a question that follows these turns, under these rules."""
-        return PromptBook(
-            self._tokenizer,
-            self._template,
-            self.share,
-            self._more_stops,
-            max_branches=self._max_branches,
-            tools=self._tools,
-            past=past,
-            rules=rules,
-        )
+        return self._again(past=past, rules=rules)
 
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
         """The whole prompt of a plain answer; documents come right before the question."""

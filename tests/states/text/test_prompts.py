@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompts import PromptBook, Share
-from specsot.states.text.template import SHIPPED, TemplateError, load_template, pieces
+from specsot.states.text.template import SHIPPED, Template, TemplateError, load_template, pieces
 from specsot.states.text.tokens import MAX_CHARACTERS, PromptError, PromptTokens, check_question
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<s>", "</s>"]
@@ -52,12 +52,8 @@ BRACKETS = (
 )
 LOSING = "{% for m in messages %}<|im_start|>{{ m['role'] }}<|im_end|>{% endfor %}"
 FORMATS = {
-    "chatml": CHATML,
-    "trimming": TRIMMING,
-    "strict": STRICT,
-    "thinking": THINKING,
-    "brackets": BRACKETS,
-    "none": None,
+    **{"chatml": CHATML, "trimming": TRIMMING, "strict": STRICT, "thinking": THINKING},
+    **{"brackets": BRACKETS, "none": None},
 }
 OUTLINE = Outline(
     "plan",
@@ -338,25 +334,14 @@ def test_encoding_leaves_the_tokenizer_as_it_was() -> None:
     assert prompts.plain("Hi") == book().plain("Hi")
 
 
-UNUSUAL = [
-    "\ufeffA byte order mark",
-    "right to left \u202eoverride",
-    "family \U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 emoji",
-    "e\u0301 combining, \u00e9 not",
-    "  blanks and\ttabs and\r\nlines  ",
-    "\U0010ffff\ue000 private",
-    "\x01\x1b[31m control characters",
-    "a",
-]
-
-
-@pytest.mark.parametrize("text", UNUSUAL)
-def test_unusual_text_comes_back_as_it_was(text: str) -> None:
-    prompts = book()
-    ids = prompts.skeleton(text)[0]
-    assert prompts.decode(ids[len(ids_of("<|im_start|>user\n")) :]) == text
-
-
+@example("\ufeffA byte order mark")
+@example("right to left \u202eoverride")
+@example("family \U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 emoji")
+@example("e\u0301 combining, \u00e9 not")
+@example("  blanks and\ttabs and\r\nlines  ")
+@example("\U0010ffff\ue000 private")
+@example("\x01\x1b[31m control characters")
+@example("a")
 @settings(max_examples=100, deadline=None)
 @given(st.text(min_size=1, max_size=60).filter(lambda t: t.strip() and "\x00" not in t))
 def test_any_text_comes_back_as_it_was(text: str) -> None:
@@ -412,10 +397,10 @@ def test_decoding() -> None:
 GOOD = (Path(__file__).parents[3] / "states" / "text" / "templates" / "embedded.yaml").read_text()
 
 
-def load(tmp_path: Path, text: str) -> None:
+def load(tmp_path: Path, text: str) -> Template:
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    load_template(path)
+    return load_template(path)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -432,9 +417,8 @@ def test_the_example_in_the_instructions_is_an_outline() -> None:
 
 
 def test_a_template_of_ones_own(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(GOOD.replace("Answer directly.", "Just {{answer}}."))
-    prompts = PromptBook(tokenizer_of("chatml"), load_template(path))
+    template = load(tmp_path, GOOD.replace("Answer directly.", "Just {{answer}}."))
+    prompts = PromptBook(tokenizer_of("chatml"), template)
     assert "Just {answer}.<|im_end|>" in shown(prompts.direct())
 
 
@@ -473,22 +457,19 @@ def test_a_template_without_any_chat_format(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("turns:")]
     with pytest.raises(TemplateError, match="'turns' must give"):
         load(tmp_path, text.replace("chat: true", "chat: false"))
-    load(tmp_path, text)
     with pytest.raises(TemplateError, match="no chat format"):
-        PromptBook(tokenizer_of("none"), load_template(tmp_path / "own.yaml"))
+        PromptBook(tokenizer_of("none"), load(tmp_path, text))
 
 
 def test_a_template_can_insist_on_its_own_turns(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(GOOD.replace("chat: true", "chat: false").replace('assistant\\n"', 'bot\\n"'))
-    prompts = PromptBook(tokenizer_of("chatml"), load_template(path))
+    text = GOOD.replace("chat: true", "chat: false").replace('assistant\\n"', 'bot\\n"')
+    prompts = PromptBook(tokenizer_of("chatml"), load(tmp_path, text))
     assert shown(prompts.plain("Hi")) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>bot\n"
 
 
 def test_a_template_may_hold_what_marks_a_slot(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    path.write_text(GOOD.replace("Write an outline.", "Slot0Mark Slot0MarkquestionMark"))
-    tail = PromptBook(tokenizer_of("chatml"), load_template(path)).skeleton("Why?")[1]
+    template = load(tmp_path, GOOD.replace("Write an outline.", "Slot0Mark Slot0MarkquestionMark"))
+    tail = PromptBook(tokenizer_of("chatml"), template).skeleton("Why?")[1]
     assert shown(tail) == f"\nSlot0Mark Slot0MarkquestionMark{ANSWER}"
 
 
@@ -529,15 +510,8 @@ def test_examples_stand_before_the_outline_only() -> None:
     hoist, own = prompts.branch(OUTLINE.points[0], OUTLINE, ())
     asked = shown([*prefix, *prompts.opening(question), *hoist, *own])
     title = OUTLINE.points[0].title
-    assert (
-        asked
-        == shown(
-            prompt_of(
-                f"<|im_start|>user\n{question}\n\nWrite one short paragraph, only about: {title}"
-            )
-        )
-        + ANSWER
-    )
+    turn = f"<|im_start|>user\n{question}\n\nWrite one short paragraph, only about: {title}"
+    assert asked == shown(prompt_of(turn)) + ANSWER
     assert template.examples[0].text in shown(tail) and question in shown(tail)
     assert len(prefix) > 0
     assert not PromptBook(tokenizer_of("chatml"), template, "outline").opening(question).ids
