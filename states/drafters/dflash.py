@@ -30,21 +30,17 @@ class DFlashSettings(TreeSettings):
 
     kind: Literal["dflash"]
     has_model: ClassVar[bool] = True
-    block_size: Int = Field(8, ge=2, le=1024, description="rows of a block, with its root token")
-    grow: Literal["chain", "ddtree"] = Field(
-        "chain", description="one path through the block, or its best tree (DDTree)"
-    )
-    draws: Literal["best", "sampled"] = Field(
-        "best",
-        description="tokens of a chain: the best, as published, or drawn, if the target's are; a "
-        "DDTree is made of the best",
-    )
-    num_draft_tokens: Nodes = Field(
-        16,
-        description="drafted tokens of a DDTree, or a map {active branches: nodes}; a chain has "
-        "block_size - 1",
-    )
-    model: Text | None = Field(None, description="checkpoint of the drafter")
+    block_size: Int = Field(8, ge=2, le=1024)
+    """rows of a block, with its root token"""
+    grow: Literal["chain", "ddtree"] = "chain"
+    """one path through the block, or its best tree (DDTree)"""
+    draws: Literal["best", "sampled"] = "best"
+    """tokens of a chain: the best, as published, or drawn, if the target's are; a DDTree is made of
+    the best"""
+    num_draft_tokens: Nodes = 16
+    """drafted tokens of a DDTree, or a map {active branches: nodes}; a chain has block_size - 1"""
+    model: Text | None = None
+    """checkpoint of the drafter"""
 
     @property
     def offered(self) -> int | Mapping[int, int]:

@@ -29,14 +29,15 @@ class DynamicTreeSettings(TreeSettings):
     """A dynamic token tree per branch: the nodes with the highest probability under the drafter."""
 
     has_model: ClassVar[bool] = True
-    num_draft_tokens: Nodes = Field(
-        10,
-        description="drafted tokens of a tree, root not counted; a map {active branches: nodes} "
-        "applies the entry with the largest key that is not above the number of active branches",
-    )
-    draft_depth: Int = Field(5, ge=1, le=64, description="drafted levels of a tree")
-    top_k: Int = Field(4, ge=1, le=256, description="children per node while drafting")
-    model: Text | None = Field(None, description="checkpoint of the head")
+    num_draft_tokens: Nodes = 10
+    """drafted tokens of a tree, root not counted; a map {active branches: nodes} applies the entry
+    with the largest key that is not above the number of active branches"""
+    draft_depth: Int = Field(5, ge=1, le=64)
+    """drafted levels of a tree"""
+    top_k: Int = Field(4, ge=1, le=256)
+    """children per node while drafting"""
+    model: Text | None = None
+    """checkpoint of the head"""
 
     @property
     def offered(self) -> int | Mapping[int, int]:

@@ -41,18 +41,15 @@ class Eagle1Settings(TreeSettings):
     kind: Literal["eagle1"]
     has_model: ClassVar[bool] = True
     tree: Annotated[tuple[Ranks, ...], AfterValidator(_tree)] = Field(
-        MC_SIM_7B_63,
-        min_length=1,
-        max_length=1024,
-        description="the nodes, each by its child ranks from the root on: [0, 2] is the third "
-        "best child of the best first token",
+        MC_SIM_7B_63, min_length=1, max_length=1024
     )
-    draws: Literal["best", "sampled", "distinct"] = Field(
-        "best",
-        description="children are the best tokens, or, if the target's are drawn, independent "
-        "draws or draws without their earlier siblings",
-    )
-    model: Text | None = Field(None, description="checkpoint of the head")
+    """the nodes, each by its child ranks from the root on: [0, 2] is the third best child of the
+    best first token"""
+    draws: Literal["best", "sampled", "distinct"] = "best"
+    """children are the best tokens, or, if the target's are drawn, independent draws or draws
+    without their earlier siblings"""
+    model: Text | None = None
+    """checkpoint of the head"""
 
     @model_validator(mode="after")
     def _draws_are_valid(self) -> Self:

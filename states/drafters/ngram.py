@@ -24,21 +24,20 @@ class NgramSettings(TreeSettings):
     """Drafts are what followed the last tokens before: no model, no forward."""
 
     kind: Literal["ngram"]
-    method: Literal["lookup", "nasd"] = Field(
-        "lookup", description="prompt lookup, or count tables filled as the target speaks"
-    )
-    num_draft_tokens: Nodes = Field(
-        6, description="drafted tokens of a tree, or {active branches: nodes}"
-    )
-    draft_depth: Int = Field(6, ge=1, le=256, description="drafted levels of a tree")
-    longest: Int = Field(3, ge=1, le=32, description="most context tokens that must match")
-    width: Int = Field(2, ge=1, le=64, description="continuations side by side; 1 drafts a chain")
-    scope: Literal["branch", "request", "session"] = Field(
-        "request", description="whose text NASD counts together"
-    )
-    filler_top_k: Int = Field(
-        1, ge=1, le=64, description="NASD also counts the target's best tokens, if above 1"
-    )
+    method: Literal["lookup", "nasd"] = "lookup"
+    """prompt lookup, or count tables filled as the target speaks"""
+    num_draft_tokens: Nodes = 6
+    """drafted tokens of a tree, or {active branches: nodes}"""
+    draft_depth: Int = Field(6, ge=1, le=256)
+    """drafted levels of a tree"""
+    longest: Int = Field(3, ge=1, le=32)
+    """most context tokens that must match"""
+    width: Int = Field(2, ge=1, le=64)
+    """continuations side by side; 1 drafts a chain"""
+    scope: Literal["branch", "request", "session"] = "request"
+    """whose text NASD counts together"""
+    filler_top_k: Int = Field(1, ge=1, le=64)
+    """NASD also counts the target's best tokens, if above 1"""
 
 
 class NgramDrafter(Drafter):

@@ -44,28 +44,26 @@ class VanillaSettings(ChoosingSettings):
 
     kind: Literal["vanilla"]
     has_model: ClassVar[bool] = True
-    gamma: Int = Field(5, ge=0, le=1024, description="drafts per branch and round")
-    gamma_policy: Policy = Field("fixed", description="who decides how many drafts a branch gets")
-    gamma_min: Int = Field(1, ge=0, le=1024, description="fewest drafts of a policy")
-    gamma_max: Count | None = Field(None, description="most drafts of a policy; gamma if not given")
-    gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = Field(
-        None,
-        description="threshold of svip (0.3 if not given), confidence (0.4) and, at the start, "
-        "adaedl (0.4)",
-    )
-    egag_mode: Literal["linear", "seed"] = Field(
-        "linear", description="from entropy to length, between the bounds or up to gamma_max"
-    )
-    egag_ema_beta: Annotated[float, Field(strict=True, ge=0, lt=1)] = Field(
-        0.0, description="share of the past in EGAG's moving average"
-    )
-    egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = Field(
-        None, description="entropy in nats that counts as no confidence; ln V if not given"
-    )
-    draws: Literal["best", "sampled"] = Field(
-        "best", description="drafts are the best tokens, or drawn, if the target's are"
-    )
-    model: Text | None = Field(None, description="checkpoint of the small model")
+    gamma: Int = Field(5, ge=0, le=1024)
+    """drafts per branch and round"""
+    gamma_policy: Policy = "fixed"
+    """how the number of drafts of a branch is chosen"""
+    gamma_min: Int = Field(1, ge=0, le=1024)
+    """fewest drafts of a policy"""
+    gamma_max: Count | None = None
+    """most drafts of a policy; gamma if not given"""
+    gamma_limit: Annotated[float, Field(strict=True, ge=0, le=10)] | None = None
+    """threshold of svip (0.3 if not given), confidence (0.4) and, at the start, adaedl (0.4)"""
+    egag_mode: Literal["linear", "seed"] = "linear"
+    """from entropy to length, between the bounds or up to gamma_max"""
+    egag_ema_beta: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    """share of the past in EGAG's moving average"""
+    egag_h_ref: Annotated[float, Field(strict=True, gt=0)] | None = None
+    """entropy in nats that counts as no confidence; ln V if not given"""
+    draws: Literal["best", "sampled"] = "best"
+    """drafts are the best tokens, or drawn, if the target's are"""
+    model: Text | None = None
+    """checkpoint of the small model"""
 
     @model_validator(mode="after")
     def _lengths_are_valid(self) -> Self:
