@@ -122,10 +122,7 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (
-            "drafter.kind=eco",
-            "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,",
-        ),
+        ("drafter.kind=eco", "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,"),
         ("drafter.kind=3", "must be one of: none, eagle3, eagle2, eagle1, dflash, vanilla, ngram"),
         (
             "drafter.num_draft=3",
