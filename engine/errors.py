@@ -45,21 +45,27 @@ def code_of(error: BaseException) -> Code:
     from ..states.text.template import TemplateError
     from ..states.text.tokens import PromptError
 
-    kinds: list[tuple[type[BaseException] | tuple[type[BaseException], ...], Code]] = [
-        ((UsageError, PromptError, OutlineError), Code.USAGE),
-        ((GraphError, TemplateError), Code.GRAPH),
-        (ModelError, Code.MODEL),
-        (UnequalError, Code.UNEQUAL),
-        (Terminated, Code.TERMINATED),
-        (KeyboardInterrupt, Code.INTERRUPTED),
-    ]
-    return next((code for kind, code in kinds if isinstance(error, kind)), Code.FAILED)
+    if isinstance(error, UsageError | PromptError | OutlineError):
+        return Code.USAGE
+    if isinstance(error, GraphError | TemplateError):
+        return Code.GRAPH
+    if isinstance(error, ModelError):
+        return Code.MODEL
+    if isinstance(error, UnequalError):
+        return Code.UNEQUAL
+    if isinstance(error, KeyboardInterrupt):
+        return Code.TERMINATED if isinstance(error, Terminated) else Code.INTERRUPTED
+    return Code.FAILED
+
+
+def _is_explained(error: BaseException) -> bool:
+    """True if the whole message of an error is for the user."""
+    return code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
 
 
 def is_told(error: BaseException) -> bool:
     """True if the message says all that a user needs; other errors are faults of a program."""
-    explained = code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
-    return explained or refusal(error) is not None
+    return _is_explained(error) or refusal(error) is not None
 
 
 def refusal(error: BaseException) -> str | None:
@@ -93,7 +99,7 @@ def fault_of(error: BaseException) -> str:
 
 def message_of(error: BaseException) -> str:
     """The message for the user; a fault has its type and its place in the graph."""
-    if code_of(error) is not Code.FAILED or isinstance(error, ClusterError):
+    if _is_explained(error):
         return str(error) or type(error).__name__
     places = [str(note) for note in getattr(error, "__notes__", ())]
     message = refusal(error) or ": ".join(filter(None, (type(error).__name__, first_line(error))))

@@ -171,34 +171,27 @@ class StreamEvents:
                 yield BranchOpened(index, branch.title)
             sent = self.sent[index]
             if not sent and branch.tokens:
-                yield from self._first_tokens(branch, reused)
+                if self.contexts:
+                    yield BranchContext(index, tuple(branch.before))
+                if reused and (runs := tuple(_prompt_runs(branch, reused))):
+                    yield TokensReused(index, runs)
             if len(branch.tokens) > sent or branch.ended:
-                yield self._committed(request, branch, sent, step)
+                tokens = tuple(branch.tokens[sent:])
+                before = self.rounds.get(index, 0)
+                letters = origins(branch, before if before <= len(branch.accepted) else 0)
+                self.sent[index] = max(len(branch.tokens), sent)
+                self.rounds[index] = len(branch.accepted)
+                yield Committed(
+                    request=request.key,
+                    branch=index,
+                    tokens=tokens,
+                    round=step,
+                    origins=letters[len(letters) - len(tokens) :],
+                    final=branch.ended,
+                )
             if branch.ended:
                 self.ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)
-
-    def _first_tokens(self, branch: Branch, reused: "Mapping[int, Reused]") -> Iterator[TokenEvent]:
-        if self.contexts:
-            yield BranchContext(branch.index, tuple(branch.before))
-        if reused and (runs := tuple(_prompt_runs(branch, reused))):
-            yield TokensReused(branch.index, runs)
-
-    def _committed(self, request: Request, branch: Branch, sent: int, step: int) -> Committed:
-        index = branch.index
-        tokens = tuple(branch.tokens[sent:])
-        first_round = self.rounds.get(index, 0)
-        letters = origins(branch, first_round if first_round <= len(branch.accepted) else 0)
-        self.sent[index] = max(len(branch.tokens), sent)
-        self.rounds[index] = len(branch.accepted)
-        return Committed(
-            request=request.key,
-            branch=index,
-            tokens=tokens,
-            round=step,
-            origins=letters[len(letters) - len(tokens) :],
-            final=branch.ended,
-        )
 
 
 class Detokenizer:
@@ -214,16 +207,14 @@ class Detokenizer:
                 runs = tuple((self._decode(list(ids)), kind) for ids, kind in event.runs)
                 yield PromptReused(event.index, runs)
             elif isinstance(event, Committed):
-                if text := self._text(event):
+                new = (TextStream(self._decode), list[int]())
+                stream, tokens = self._texts.setdefault(event.branch, new)
+                tokens += event.tokens
+                before = len(stream.text)
+                if text := stream.update(tokens, final=event.final)[before:]:
                     yield TextWritten(event.branch, text, event.round)
             elif not isinstance(event, BranchContext):
                 yield event
-
-    def _text(self, event: Committed) -> str:
-        stream, tokens = self._texts.setdefault(event.branch, (TextStream(self._decode), []))
-        tokens += event.tokens
-        before = len(stream.text)
-        return stream.update(tokens, final=event.final)[before:]
 
 
 def _prompt_runs(
@@ -310,9 +301,7 @@ class ReadingOrder:
             return self.outlined(event.titles)
         if isinstance(event, TextWritten):
             return self.written(event.index, event.text)
-        if isinstance(event, BranchFinished):
-            return self.ended(event.index)
-        return ""
+        return self.ended(event.index) if isinstance(event, BranchFinished) else ""
 
     def outlined(self, titles: Sequence[str]) -> str:
         self.titles = tuple(titles)
@@ -332,38 +321,27 @@ class ReadingOrder:
         return self._release()
 
     def _release(self) -> str:
-        text = ""
-        while self._current in self._texts or self._current in self._ended:
-            done = self._current in self._ended
-            text += self._certain(self._texts.pop(self._current, ""), done)
+        released = ""
+        while (index := self._current) in self._texts or index in self._ended:
+            done = index in self._ended
+            text = self._texts.pop(index, "")
+            if not self.raw:
+                if not self._started:
+                    text = text.lstrip()
+                    self._started = bool(text) or done
+                    if self._started and index < len(self.titles):  # as in the whole answer
+                        gap = "\n\n" if index > 0 else ""
+                        released += f"{gap}{index + 1}. {self.titles[index]}\n\n"
+                certain = text.rstrip()
+                if not done and certain != text:
+                    self._texts[index] = text[len(certain) :]
+                text = certain
+            released += text
             if not done:
                 break
             self._current += 1
             self._started = False
-        return text
-
-    def _certain(self, text: str, done: bool) -> str:
-        """The certain text of the current part."""
-        if self.raw:
-            return text
-        heading = ""
-        if not self._started:
-            text = text.lstrip()
-            if not (text or done):
-                return ""
-            self._started = True
-            heading = self._heading(self._current)
-        certain = text.rstrip()
-        if not done and len(certain) < len(text):
-            self._texts[self._current] = text[len(certain) :]
-        return heading + certain
-
-    def _heading(self, index: int) -> str:
-        """The heading of a part, as in the whole answer."""
-        if index >= len(self.titles):
-            return ""
-        gap = "\n\n" if index > 0 else ""
-        return f"{gap}{index + 1}. {self.titles[index]}\n\n"
+        return released
 
 
 def text_pieces(events: Iterator[StreamEvent], graph: Graph) -> Iterator[str]:

@@ -1,19 +1,27 @@
-"""The models and the tokenizer of a run, loaded once and shared by any number of runs."""
+"""The models of a run, loaded once and shared by any number of runs, and its KV pools."""
 
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..models.decoder import Decoder
+from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.layers import DecoderLayer
 from ..models.linear import can_pack, has_products, pack_, settle_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
+from ..ops.forward import Target
+from ..ops.kv.pool import KVCache
+from ..states.graph.drafter_settings import DrafterSettings
 from ..states.graph.plugins import drafter_class
+from ..states.graph.program import Program
+from ..states.yaml.source import GraphError, ProblemCode
+from .limits import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +62,7 @@ def load_models(
     place = torch.device(device)
     torch_dtype = getattr(torch, dtype)
     target = load_target(
-        target_dir,
-        torch_dtype,
-        place,
-        part=part,
-        scan=scan,
-        whole_head=drafter_dir is not None,
+        target_dir, torch_dtype, place, part=part, scan=scan, whole_head=drafter_dir is not None
     )
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
@@ -119,3 +122,71 @@ def assumed(models: Models) -> tuple[str, ...]:
     """The notes of the loaders."""
     loaded = (models.target, models.drafter)
     return tuple(note for model in loaded if model is not None for note in model.notes)
+
+
+# -- the KV pools of a run: allocated once, at fixed addresses ------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RunPools:
+    """kv: the target's. kv_draft, kv_outline: of the drafters with a model, the second one that of
+    outlines. kv_prefix: under ``batching`` one more row for each of these pools, for prefixes that
+    stay for later requests.
+    """
+
+    kv: KVCache
+    kv_draft: KVCache | None
+    kv_outline: KVCache | None
+    kv_prefix: tuple[KVCache, ...]
+
+    @classmethod
+    def of(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
+        """The pools of a graph; raises GraphError if they take more memory than is free."""
+        graph = program.graph
+        layout = graph.layout
+        batches = layout.kind == "batching"
+        rows = layout.max_num_branches if batches else 1
+        block_size = 1 if layout.kind == "batching" else layout.block_size
+
+        def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
+            """With slots for the drafter's temporary rows."""
+            if block is None or drafter is None or not block.has_model:
+                return None
+            scratch = block.scratch * (layout.max_num_branches // rows)
+            return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size)
+
+        try:
+            kv = new_pool(models.target, layout.kv_slots, rows, models, block_size)
+            kv_draft = drafter_pool(graph.drafter, models.drafter)
+            kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
+            kv_prefix: list[KVCache] = []
+            if batches and not (graph.blend or graph.beam) and graph.scheduler.prefix_cache:
+                users = [(models.target, kv), (models.drafter, kv_draft)]
+                users.append((outline_drafter, kv_outline))
+                kv_prefix = [
+                    new_pool(user, pool.capacity, 1, models) for user, pool in users if pool
+                ]
+        except (MemoryError, OSError) as error:
+            at = ("layout", "kv_slots")
+            problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
+            raise GraphError([problem]) from None
+        return cls(kv, kv_draft, kv_outline, tuple(kv_prefix))
+
+
+def new_pool(
+    model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
+) -> KVCache:
+    """The KV pool of one model: `rows` rows of `capacity` slots, in blocks of `block_size` slots.
+
+    Raises:
+        MemoryError: it takes more memory than is free; with both numbers.
+    """
+    shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
+    needed = 2 * prod(shape) * models.dtype.itemsize
+    free = free_memory()
+    if models.device.type == "cpu" and free is not None and needed > free:
+        each = f"{rows} rows of {capacity}" if rows > 1 else str(capacity)
+        raise MemoryError(
+            f"keys and values of {each} slots take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
+        )
+    return KVCache(*shape, block_size=block_size, dtype=models.dtype, device=models.device)

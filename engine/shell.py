@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TextIO, TypeVar
+from typing import Any, ParamSpec, TextIO
 
 import typer
 
@@ -21,7 +21,6 @@ SIGNALS = {Code.INTERRUPTED: "interrupted", Code.TERMINATED: "terminated"}
 WIDTH = 90  # of a line of a file that is shown
 
 P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Writer:
@@ -72,30 +71,23 @@ def complain(message: str) -> None:
 
 
 def show_renamed_keys() -> None:
-    """Let the warnings about old names of keys be messages as all others."""
+    """Print the warnings about old names of keys as messages."""
     usual = warnings.showwarning
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, RenamedKeyWarning):
             complain(str(message))
         else:
-            usual(message, category, filename, lineno, file=file, line=line)
+            usual(message, category, *place, **more)
 
     warnings.showwarning = show
 
 
-def pointed(problem: Problem) -> str:
+def _pointed(problem: Problem) -> str:
     """The problem; on a terminal with its line and a mark below its column."""
     if not (problem.line and sys.stderr.isatty()):
         return str(problem)
-    package = Path(__file__).parents[1]  # files that ship are called by their place in it
+    package = Path(__file__).parents[1]  # the names of shipped files are relative to it
     files = [file for file in (Path(problem.file), package / problem.file) if file.is_file()]
     lines = files[0].read_text(encoding="utf-8", errors="replace").split("\n") if files else []
     if problem.line > len(lines):
@@ -109,7 +101,7 @@ def pointed(problem: Problem) -> str:
 
 def tell_problems(problems: Iterable[Problem]) -> None:
     """Print all problems on stderr, each with its line."""
-    Writer(sys.stderr)("".join(f"{pointed(problem)}\n" for problem in problems))
+    Writer(sys.stderr)("".join(f"{_pointed(problem)}\n" for problem in problems))
 
 
 def ended(error: BaseException) -> Code:
@@ -117,14 +109,27 @@ def ended(error: BaseException) -> Code:
     if not is_told(error):
         raise error
     if isinstance(error, GraphError):
-        complain("\n".join(map(pointed, error.problems)) + error.more)
+        complain("\n".join(map(_pointed, error.problems)) + error.more)
     else:
         complain(SIGNALS.get(code_of(error)) or message_of(error))
     return code_of(error)
 
 
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """End with one line and the exit code after a user's error, with 0 after a closed pipe."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `print`: `specsot schema | head`
+        _drop(sys.stdout)
+        raise typer.Exit from None
+    except (Exception, KeyboardInterrupt) as error:
+        raise typer.Exit(int(ended(error))) from None
+
+
 def exit_code(command: Callable[P, int]) -> Callable[P, int]:
-    """Let a command return its exit code also after a user's error, with one message."""
+    """Let a function return its exit code also after a user's error, with one message."""
 
     @wraps(command)
     def called(*args: P.args, **kwargs: P.kwargs) -> int:
@@ -168,31 +173,6 @@ def json_text(document: Mapping[str, Any]) -> str:
 def print_json(**parts: Any) -> None:
     """A document of these parts on stdout, in ASCII."""
     print(json.dumps({"schema_version": 1, **parts}, indent=2))
-
-
-@contextmanager
-def user_errors() -> Iterator[None]:
-    """A user's error ends a command with one line and its exit code."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        raise typer.Exit(int(ended(error))) from None
-
-
-def quiet_pipes(function: Callable[P, R]) -> Callable[P, R]:
-    """For commands that use print: `specsot schema | head` ends with 0."""
-
-    @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            result = function(*args, **kwargs)
-            sys.stdout.flush()
-            return result
-        except BrokenPipeError:
-            _drop(sys.stdout)
-            raise SystemExit(0) from None
-
-    return called
 
 
 @contextmanager

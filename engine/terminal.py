@@ -8,7 +8,6 @@ from time import monotonic
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from .shell import Writer
 
@@ -28,35 +27,24 @@ def working(text: str) -> Iterator[Callable[[str], None]]:
 
     Without a usable terminal: a new line from time to time.
     """
-    console = Console(stderr=True)
-    if not usable(console, dict(os.environ)):
-        yield _occasional_lines()
-        return
-    with console.status(Text(text), refresh_per_second=REFRESH) as status:
-        yield lambda text: status.update(Text(text))
+    with measuring(text, bar=False) as show:
+        yield lambda text: show(text, 0.0)
 
 
 @contextmanager
-def measuring(text: str) -> Iterator[Callable[[str, float], None]]:
+def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float], None]]:
     """The same with a progress bar."""
     console = Console(stderr=True)
     if not usable(console, dict(os.environ)):
         lines = _occasional_lines()
         yield lambda text, share: lines(text)
         return
-    columns = (
-        SpinnerColumn(),
-        BarColumn(bar_width=24),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )
-    with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as bar:
-        task = bar.add_task(text, total=None)
-
-        def show(text: str, share: float) -> None:
-            bar.update(task, description=text, total=1.0, completed=share)
-
-        yield show
+    description = TextColumn("{task.description}", markup=False)
+    share = (BarColumn(bar_width=24), TimeRemainingColumn()) if bar else ()
+    columns = (SpinnerColumn(), *share, description)
+    with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as live:
+        task = live.add_task(text, total=None)
+        yield lambda text, share: live.update(task, description=text, total=1.0, completed=share)
 
 
 def _occasional_lines() -> Callable[[str], None]:

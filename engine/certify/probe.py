@@ -19,8 +19,7 @@ from ...states.machine import Event, OpRan, Run
 from ...states.request import Branch, Finish, Request, Stage
 from ...states.text.outline import Outline, Point
 from ..bench.sides import Side
-from ..models import Models
-from ..pools import new_pool
+from ..models import Models, new_pool
 from ..prepare.inputs import Prompt
 from ..run.core import EngineCore
 from ..run.scoring import contexts, full_prefill
@@ -276,7 +275,7 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
     run = side.session.start(requests, sink)
     pools = run.manager.pools
     places = [pool.data.data_ptr() for pool in pools]
-    most = watch.compared + COMPARED if run.draft_kv is not None else 0
+    most = watch.compared + COMPARED if run.board["kv_draft"] is not None else 0
 
     def look() -> bool:
         if run.steps >= MOST_STEPS:
@@ -295,7 +294,7 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
         pass
     look()
     watch.runs += 1
-    watch.reads += run.host.reads
+    watch.reads += run.board["host"].reads
     watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
     if places != [pool.data.data_ptr() for pool in pools]:
         watch.wrong.setdefault("moved", "a pool was allocated anew during a run")

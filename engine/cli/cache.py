@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ...states.text.documents import CHUNK_TOKENS
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import UsageError
 from ..prepare.options import OptionText, RunOptions
-from ..shell import complain, print_json, user_errors
+from ..shell import complain, print_json
 from .options import Json, takes
 
 KEY_DIGITS = 12  # of a key in a table
@@ -21,13 +22,11 @@ cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args
 
 MODELS = ("profile", "model", "drafter_model", "device", "dtype", "weights", "threads", "sets")
 GRAPH = OptionText("The graph whose models read them [specsot.yaml's].")
-CacheDir = Annotated[
-    Path, typer.Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")
-]
-MAX_BYTES = typer.Option(
+CacheDir = Annotated[Path, Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")]
+MAX_BYTES = Option(
     min=1, envvar="SPECSOT_CACHE_BYTES", help="Beyond these, those used longest ago go."
 )
-CHUNK = typer.Option(min=1, help="Most tokens of a chunk.")
+CHUNK = Option(min=1, help="Most tokens of a chunk.")
 
 
 @cache.command()
@@ -35,17 +34,16 @@ CHUNK = typer.Option(min=1, help="Most tokens of a chunk.")
 def add(
     options: RunOptions,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Texts, or .jsonl of (title, text).")
+        list[Path], Argument(metavar="FILE...", help="Texts, or .jsonl of (title, text).")
     ],
     cache_dir: CacheDir = Path("chunks"),
     max_bytes: Annotated[int, MAX_BYTES] = 8 << 30,
     chunk_tokens: Annotated[int, CHUNK] = CHUNK_TOKENS,
 ) -> None:
     """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
-    with user_errors():
-        from ..run.api import add_documents
+    from ..run.api import add_documents
 
-        chunks = add_documents(files, options, cache_dir, max_bytes, chunk_tokens)
+    chunks = [*add_documents(files, options, cache_dir, max_bytes, chunk_tokens)]
     if options.as_json:
         print_json(chunks=[{**_plain(info), "made": is_new} for info, is_new in chunks])
     else:
@@ -56,8 +54,7 @@ def add(
 @cache.command("list")
 def list_chunks(cache_dir: CacheDir = Path("chunks"), as_json: Json = False) -> None:
     """The cached chunks, those used last at the end."""
-    with user_errors():
-        chunks, problems = ChunkFiles(cache_dir).list()
+    chunks, problems = ChunkFiles(cache_dir).list()
     for problem in problems:
         complain(f"warning: {problem}; it is ignored")
     if as_json:
@@ -71,20 +68,19 @@ def list_chunks(cache_dir: CacheDir = Path("chunks"), as_json: Json = False) -> 
 @cache.command()
 def drop(
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY...", help="Keys, or how they begin.")
+        list[str] | None, Argument(metavar="KEY...", help="Keys, or how they begin.")
     ] = None,
-    all_of_them: Annotated[bool, typer.Option("--all", help="Drop every chunk.")] = False,
+    all_of_them: Annotated[bool, Option("--all", help="Drop every chunk.")] = False,
     cache_dir: CacheDir = Path("chunks"),
     as_json: Json = False,
 ) -> None:
     """Drop cached chunks, damaged ones too."""
-    with user_errors():
-        if bool(keys) == all_of_them:
-            raise UsageError("give KEYs of `specsot cache list`, or --all")
-        files = ChunkFiles(cache_dir)
-        cached = files.digests()
-        digests = cached if all_of_them else [_digest(key, cached) for key in keys or ()]
-        dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
+    if bool(keys) == all_of_them:
+        raise UsageError("give KEYs of `specsot cache list`, or --all")
+    files = ChunkFiles(cache_dir)
+    cached = files.digests()
+    digests = cached if all_of_them else [_digest(key, cached) for key in keys or ()]
+    dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
     if as_json:
         print_json(dropped=dropped)
     else:

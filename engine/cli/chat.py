@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit
 
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError
@@ -18,7 +18,7 @@ from ..errors import Code
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import SESSION, RunOptions
-from ..shell import complain, exit_code, put
+from ..shell import complain, put
 from ..text_stream import printable
 from .completing import graph_names_of
 from .options import takes
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...states.phases.merge import Answer
     from ..run.engine import Engine, Handle
 
-GRAPH = typer.Argument(
+GRAPH = Argument(
     metavar="GRAPH",
     help="A shipped graph or a graph file [specsot.yaml's].",
     show_default=False,
@@ -46,10 +46,24 @@ def chat(options: RunOptions, graph: Annotated[str | None, GRAPH] = None) -> Non
     every line of standard input is a turn. Examples: `specsot chat`, `specsot chat eagle`,
     `specsot chat eagle --profile smollm2`.
     """
-    raise typer.Exit(chat_command(options, graph, lines()))
+    from ..run.engine import Engine
+    from ..run.session import load
+
+    job = prepare(replace(options, graph=graph) if graph is not None else options)
+    with Engine(load(job)) as engine:
+        session = ChatSession(engine)
+        for line in _lines():
+            text = line.strip()
+            if text in QUIT:
+                break
+            if text == NEW:
+                session.past.clear()
+            elif text:
+                session.turn(text)
+    raise Exit(Code.FAILED if session.failed else Code.OK)
 
 
-def lines() -> Iterator[str]:
+def _lines() -> Iterator[str]:
     """Lines typed at a prompt, or the lines of standard input."""
     if not sys.stdin.isatty():
         yield from sys.stdin
@@ -64,26 +78,6 @@ def lines() -> Iterator[str]:
             return
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /quit ends)", file=sys.stderr)
-
-
-@exit_code
-def chat_command(options: RunOptions, graph: str | None, lines: Iterator[str]) -> int:
-    """Answer turn after turn until the lines end; 1 if a turn failed."""
-    from ..run.engine import Engine
-    from ..run.session import load
-
-    job = prepare(replace(options, graph=graph) if graph is not None else options)
-    with Engine(load(job)) as engine:
-        session = ChatSession(engine)
-        for line in lines:
-            text = line.strip()
-            if text in QUIT:
-                break
-            if text == NEW:
-                session.past.clear()
-            elif text:
-                session.turn(text)
-    return Code.FAILED if session.failed else Code.OK
 
 
 @dataclass(slots=True)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ..errors import ClusterError
 from ..prepare.job import prepare, read_cluster
 from ..prepare.options import LOCAL, SESSION, OptionText, RunOptions
-from ..shell import complain, put, user_errors
+from ..shell import complain, put
 from ..workers.ray_cluster import (
     StandingCluster,
     end_cluster,
@@ -27,8 +28,7 @@ NONE = "no cluster is up on this machine: specsot cluster up starts one"
 NO_SERVER = "no server with --workers runs: specsot serve GRAPH --workers N"
 MODELS = tuple(name for name in ("graph", *SESSION) if name != "outline")
 Workers = Annotated[
-    int | None,
-    typer.Option("--workers", min=1, max=1024, help="How many [specsot.yaml's `cluster`]."),
+    int | None, Option("--workers", min=1, max=1024, help="How many [specsot.yaml's `cluster`].")
 ]
 
 
@@ -39,24 +39,23 @@ def up(options: RunOptions, workers: Workers = None) -> None:
 
     `specsot run GRAPH --workers N --cluster ADDRESS` decodes on them; the address is printed.
     """
-    with user_errors():
-        worker_options = replace(options, workers=workers)
-        job = prepare(worker_options)
-        block = read_cluster(worker_options)
-        job = divided(replace(job, options=replace(job.options, workers=block.workers)))
-        check_single(job)
-        check_groups(job, block)
-        set_up_ray(LOCAL)
-        head = start_head(block.workers, job.options.graph)
-        try:
-            set_up_ray(head.address)
-            from ..workers.ray_workers import load_workers
+    worker_options = replace(options, workers=workers)
+    job = prepare(worker_options)
+    block = read_cluster(worker_options)
+    job = divided(replace(job, options=replace(job.options, workers=block.workers)))
+    check_single(job)
+    check_groups(job, block)
+    set_up_ray(LOCAL)
+    head = start_head(block.workers, job.options.graph)
+    try:
+        set_up_ray(head.address)
+        from ..workers.ray_workers import load_workers
 
-            load_workers(job, block.model_copy(update={"address": head.address}))
-        except BaseException:
-            end_cluster(head)
-            raise
-        put(f"{head.address}\n")
+        load_workers(job, block.model_copy(update={"address": head.address}))
+    except BaseException:
+        end_cluster(head)
+        raise
+    put(f"{head.address}\n")
 
 
 @cluster.command("status", help="The cluster of this machine, its workers, and who serves on it.")
@@ -65,31 +64,29 @@ def status() -> None:
     --workers: their requests, and the tokens that they have yet to write. Exit code 1 if there is
     neither.
     """
-    with user_errors():
-        there = _alive()
-        fleet = ask_router("state", put)
-        if there is None and fleet is None:
-            raise ClusterError(NONE)
-        if there is not None:
-            _put_workers(there, serves=fleet is not None and fleet["address"] == there.address)
-        if fleet is not None:
-            _put_replicas(fleet)
+    there = _alive()
+    fleet = ask_router("state", put)
+    if there is None and fleet is None:
+        raise ClusterError(NONE)
+    if there is not None:
+        _put_workers(there, serves=fleet is not None and fleet["address"] == there.address)
+    if fleet is not None:
+        _put_replicas(fleet)
 
 
 @cluster.command("scale", help="Have so many replicas of a server with --workers.")
 def scale(
-    count: Annotated[int, typer.Argument(min=1, max=1024, help="How many there are to be.")],
+    count: Annotated[int, Argument(min=1, max=1024, help="How many there are to be.")],
 ) -> None:
     """Attach replicas to the running server of this machine, or detach some.
 
     New replicas get requests once their models are loaded. Surplus replicas get no new requests and
     end after their last answer. Exit code 1 if no server with --workers runs.
     """
-    with user_errors():
-        fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
-        if fleet is None:
-            raise ClusterError(NONE if _alive() is None else NO_SERVER)
-        _put_replicas(fleet)
+    fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
+    if fleet is None:
+        raise ClusterError(NONE if _alive() is None else NO_SERVER)
+    _put_replicas(fleet)
 
 
 @cluster.command("down", help="End the cluster of this machine, all of its processes.")
@@ -97,15 +94,14 @@ def down() -> None:
     """End the cluster of this machine with all of its processes, and a server with --workers that
     uses it. Exit code 1 if none is up.
     """
-    with user_errors():
-        there = standing_cluster()
-        if there is None:
-            raise ClusterError(NONE)
-        fleet = ask_router("state", put)
-        if fleet is not None and fleet["address"] == there.address:
-            ask_router("end", put)
-        end_cluster(there)
-        complain(f"{there.address} is down")
+    there = standing_cluster()
+    if there is None:
+        raise ClusterError(NONE)
+    fleet = ask_router("state", put)
+    if fleet is not None and fleet["address"] == there.address:
+        ask_router("end", put)
+    end_cluster(there)
+    complain(f"{there.address} is down")
 
 
 def _alive() -> StandingCluster | None:

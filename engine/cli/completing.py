@@ -6,22 +6,30 @@ called. An error yields no completions and no message.
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from functools import wraps
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import typer
 
 Offer = tuple[str, str]  # a completion and its description
-Offering = Callable[[typer.Context, str], Iterable[Offer]]
 Completion = Callable[[typer.Context, str], list[Offer]]
 
-BASH = "complete_bash"
+ACTION = "_SPECSOT_COMPLETE"
 WORDS = "COMP_WORDS"
 WORD = "COMP_CWORD"
 BEFORE = "_SPECSOT_BEFORE"  # the part of a word that bash splits off
 BREAKS = re.compile("[=@:]+")
+
+
+def is_completing() -> bool:
+    """Whether a shell asks for completions."""
+    return ACTION in os.environ
+
+
+def command_line() -> list[str]:
+    """The words to complete after the program; typer's context lacks an unfinished option."""
+    return os.environ.get(WORDS, os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
 
 
 def join_words(environ: MutableMapping[str, str]) -> None:
@@ -29,7 +37,7 @@ def join_words(environ: MutableMapping[str, str]) -> None:
 
     Bash replaces only the part of the last word that follows the last separator.
     """
-    if environ.get("_SPECSOT_COMPLETE") != BASH:
+    if environ.get(ACTION) != "complete_bash":
         return
     words = environ.get(WORDS, "").split("\n")
     at = int(environ.get(WORD, "0"))
@@ -43,42 +51,27 @@ def join_words(environ: MutableMapping[str, str]) -> None:
     ends = [0, *(separator.end() for separator in BREAKS.finditer(joined[-1]))]
     environ[BEFORE] = joined[-1][: ends[-1]]
     joined[-1] = joined[-1][ends[-1] :]
-    environ[WORDS], environ[WORD] = "\n".join(joined), str(len(joined) - 1)
+    environ[WORDS] = "\n".join(joined)
+    environ[WORD] = str(len(joined) - 1)
 
 
-def asked_for(environ: Mapping[str, str]) -> list[str]:
-    """The command whose words are completed; the others need not be imported."""
-    return [word for word in _words(environ) if not word.startswith("-")][:1]
+def _completion(offers: Callable[[str, typer.Context], Iterable[Offer]]) -> Completion:
+    """Of the offers those that start with the incomplete word; none after an error."""
 
-
-def _words(environ: Mapping[str, str]) -> list[str]:
-    """The command line as it is: an option that still lacks its value stops its parser."""
-    return environ.get(WORDS, environ.get("_TYPER_COMPLETE_ARGS", "")).split()[1:]
-
-
-def _offers(offering: Offering) -> Completion:
-    """Those offers that go on from what is there, and nothing if anything is wrong."""
-
-    @wraps(offering)
     def complete(ctx: typer.Context, incomplete: str) -> list[Offer]:
         before = os.environ.get(BEFORE, "")
         whole = before + incomplete
         try:
-            fitting = [offer for offer in offering(ctx, whole) if offer[0].startswith(whole)]
-        except Exception:  # a broken specsot.yaml, a folder that is not there
+            fitting = [offer for offer in offers(whole, ctx) if offer[0].startswith(whole)]
+        except Exception:  # a broken specsot.yaml, a folder that does not exist
             return []
         return [(text.removeprefix(before), description) for text, description in fitting]
 
     return complete
 
 
-@_offers
-def graph_names_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
-    """Shipped graphs, YAML files and folders; behind GRAPH@ settings of that graph."""
-    yield from _sides(incomplete)
-
-
 def _sides(incomplete: str) -> Iterator[Offer]:
+    """Shipped graphs, YAML files and folders; after GRAPH@ settings of that graph."""
     from ..prepare.files import graph_names, is_graph
 
     name, at, changes = incomplete.partition("@")
@@ -101,8 +94,13 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[Offer]:
             yield f"{head}{path.name}", "file"
 
 
-@_offers
-def benched_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def graph_names_of(incomplete: str, _: typer.Context) -> Iterable[Offer]:
+    return _sides(incomplete)
+
+
+@_completion
+def benched_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
     """Shipped experiments and peers, then graphs."""
     from ..bench.experiment import PEERS, experiment_names
 
@@ -111,27 +109,27 @@ def benched_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     yield from _sides(incomplete)
 
 
-@_offers
-def peers_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def peers_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
     """Several sides, the last of which is completed."""
     from ..bench.experiment import PEERS
     from ..prepare.files import graph_names
 
-    head, comma, _ = incomplete.rpartition(",")
+    head, comma, _last = incomplete.rpartition(",")
     yield from ((f"{head}{comma}{name}", "transformers") for name in PEERS)
     yield from ((f"{head}{comma}{name}", "shipped") for name in graph_names())
 
 
-@_offers
-def settings_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def settings_of(incomplete: str, _: typer.Context) -> Iterable[Offer]:
     """`path=value` for the graph that the command line names, else for the default one."""
-    words = _words(os.environ)
+    words = command_line()
     sets = [words[at] for at in range(1, len(words) - 1) if words[at - 1] == "--set"]
-    yield from _settings(_named_graph(), sets, incomplete)
+    return _settings(_named_graph(), sets, incomplete)
 
 
-@_offers
-def varied_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def varied_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
     """The same with several values, the last of which is completed."""
     path, equals, values = incomplete.partition("=")
     head, comma, last = values.rpartition(",")
@@ -145,29 +143,17 @@ def _named_graph() -> str:
     from ..prepare.job import read_config
     from ..prepare.options import RunOptions
 
-    names = (word.partition("@")[0] for word in _words(os.environ)[1:])
+    names = (word.partition("@")[0] for word in command_line()[1:])
     if (graph := next(filter(is_graph, names), None)) is not None:
         return graph
     return read_config(Path(), RunOptions())[0].graph
 
 
 def _settings(graph: str, sets: Iterable[str], incomplete: str) -> Iterator[Offer]:
-    """Every setting with its value as it is; of the one that is named, all that it may be."""
-    settings = {path: rest for path, *rest in _fields(graph, sets)}
-    path, equals, _ = incomplete.partition("=")
-    fitting = [path] if equals else [name for name in settings if name.startswith(path)]
-    if len(fitting) == 1:
-        (path,) = fitting
-        value, field, text = settings[path]
-        for choice in _choices(path, field) or (_word(value),):
-            yield f"{path}={choice}", text
-        return
-    for name, (value, _, text) in settings.items():
-        yield f"{name}={_word(value)}", text
+    """Every setting with its present value; all possible values of the setting that is named.
 
-
-def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Paths, values, pydantic fields and descriptions of a graph's settings, under `sets`."""
+    sets: changes of the graph, of which only those of kinds matter.
+    """
     from ...states.graph.graph import SETTING_BLOCKS, TOP_SETTINGS, Graph
     from ...states.graph.load import override, validate
     from ..prepare.files import open_source
@@ -175,18 +161,28 @@ def _fields(graph: str, sets: Iterable[str]) -> Iterator[tuple[str, Any, Any, st
     source = open_source(graph)
     override(source, [change for change in sets if ".kind=" in change])
     whole = validate(source)
+    settings: dict[str, tuple[Any, Any, str]] = {}
     for block in SETTING_BLOCKS:
         spec = getattr(whole, block)
-        texts = {} if spec is None else type(spec).descriptions()
-        for name, text in texts.items():
-            yield f"{block}.{name}", getattr(spec, name), type(spec).model_fields[name], text
+        for name, text in type(spec).descriptions().items() if spec is not None else ():
+            settings[f"{block}.{name}"] = getattr(spec, name), type(spec).model_fields[name], text
     for name in TOP_SETTINGS:
         text = Graph.descriptions()[name]
-        yield name, getattr(whole, name), Graph.model_fields[name], text
+        settings[name] = getattr(whole, name), Graph.model_fields[name], text
+    path, equals, _ = incomplete.partition("=")
+    fitting = [path] if equals else [name for name in settings if name.startswith(path)]
+    for name in fitting if len(fitting) == 1 else settings:
+        value, field, text = settings[name]
+        choices = _choices(name, field) if len(fitting) == 1 else []
+        for choice in choices or [value]:
+            if isinstance(choice, bool):
+                choice = str(choice).lower()
+            plain = isinstance(choice, int | float | str)  # the shell takes it as it is
+            yield f"{name}={choice if plain else ''}", text
 
 
-def _choices(path: str, field: Any) -> list[str]:
-    """All that a setting may be, where these are words."""
+def _choices(path: str, field: Any) -> list[Any]:
+    """All values of a setting with a few."""
     from ...states.graph.graph import KINDS
     from ...states.graph.plugins import installed_kinds
 
@@ -195,21 +191,12 @@ def _choices(path: str, field: Any) -> list[str]:
         return [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
     kinds = [field.annotation, *get_args(field.annotation)]
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    if bool in kinds:
-        words += ["true", "false"]
-    return [str(word) for word in words]
+    return [*words, True, False] if bool in kinds else words
 
 
-def _word(value: Any) -> str:
-    """A value that the shell takes as it is, else nothing."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float | str) else ""
-
-
-@_offers
-def runs_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
-    """Names of kept runs, the newest first, and run folders."""
+@_completion
+def runs_of(_: str, ctx: typer.Context) -> Iterator[Offer]:
+    """Names of kept runs, the newest first."""
     from ..record.run_folder import LATEST, saved_runs
 
     yield LATEST, "the newest run"
@@ -217,33 +204,33 @@ def runs_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
     yield from ((saved_run.path.name, "") for saved_run in reversed(saved_runs(folder)))
 
 
-@_offers
-def profiles_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def profiles_of(*_: object) -> Iterable[Offer]:
     """Profiles of specsot.yaml, each with its target."""
-    for name, profile in _profiles().items():
-        yield name, str(profile.get("model", ""))
+    return _profiles().items()
 
 
-@_offers
-def targets_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def targets_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
     """The embedded model, the profiles' targets, and folders."""
     yield "embedded", "comes with the package"
-    yield from ((str(profile.get("model", "")), name) for name, profile in _profiles().items())
+    yield from ((target, name) for name, target in _profiles().items())
     yield from _files(incomplete, (".gguf",))
 
 
-def _profiles() -> dict[str, dict[str, Any]]:
+def _profiles() -> dict[str, str]:
+    """The target of each profile."""
     from ..prepare.files import SHIPPED, read_source
     from ..prepare.job import CONFIG
     from ..prepare.options import KEY, merged
 
-    user_config = read_source(CONFIG).data if Path(CONFIG).exists() else {}
-    both = merged(read_source(str(SHIPPED.parent / CONFIG)).data[KEY], (user_config or {}).get(KEY))
-    return {name: profile for name, profile in both.items() if isinstance(profile, dict)}
+    user = (read_source(CONFIG).data or {}) if Path(CONFIG).exists() else {}
+    both = merged(read_source(str(SHIPPED.parent / CONFIG)).data[KEY], user.get(KEY))
+    return {name: str(p.get("model", "")) for name, p in both.items() if isinstance(p, dict)}
 
 
-@_offers
-def codes_of(ctx: typer.Context, incomplete: str) -> Iterator[Offer]:
+@_completion
+def codes_of(*_: object) -> Iterator[Offer]:
     """Codes that can be explained."""
     from ..prepare.explained import explanations
 

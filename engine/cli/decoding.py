@@ -1,81 +1,42 @@
-"""`specsot run | compare | sweep | certify`; their modules are imported on use."""
+"""`specsot compare | sweep | bench | certify | verify-run`; their modules are imported on use."""
 
 import sys
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
 from ..record.run_folder import LATEST
-from .completing import graph_names_of, varied_of
+from ..shell import print_json, put
+from .completing import benched_of, graph_names_of, peers_of, varied_of
 from .options import RUNS_DIR, Json, Runs, Which, takes
 
+WIDTH = 96  # of the list of experiments
 PROMPTS = replace(
     OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
 )
-Sides = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="GRAPH GRAPH...",
-        help="Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
-        autocompletion=graph_names_of,
-    ),
-]
-Graphs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="GRAPH...",
-        help="Shipped graphs or graph files.",
-        show_default=False,
-        autocompletion=graph_names_of,
-    ),
-]
-Quick = Annotated[
-    bool,
-    typer.Option("--quick", envvar="SPECSOT_QUICK", help="Fewer prompts, seeds and tokens."),
-]
-Every = Annotated[bool, typer.Option("--all", help="All shipped graphs.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="DIR", help="Write DIR/GRAPH.md and .json, print no page."),
-]
 TablesDir = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="Keep tables there, and go on where it was left."),
+    Option("--out", metavar="DIR", help="Keep tables there, and go on where it was left."),
 ]
-Varied = Annotated[
-    str,
-    typer.Argument(
-        metavar="GRAPH", help="A shipped graph or a graph file.", autocompletion=graph_names_of
-    ),
-]
-Vary = Annotated[
-    list[str],
-    typer.Option(
-        "--vary",
-        metavar="PATH=VALUE,...",
-        help="Values of a setting; may be repeated.",
-        autocompletion=varied_of,
-    ),
-]
-
-
-@takes(*OPTIONS)
-def run(options: RunOptions) -> None:
-    """Answer a prompt: outline, parallel branches, speculative decoding, live.
-
-    Examples: `specsot run`, `specsot run graphs/bim_eagle.yaml "How do bees make honey?"`,
-    `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`.
-    """
-    from .run_command import run_command
-
-    raise typer.Exit(run_command(replace(options, argv=tuple(sys.argv))))
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def compare(options: RunOptions, sides: Sides, out: TablesDir = None) -> None:
+def compare(
+    options: RunOptions,
+    sides: Annotated[
+        list[str],
+        Argument(
+            metavar="GRAPH GRAPH...",
+            help="Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
+            autocompletion=graph_names_of,
+        ),
+    ],
+    out: TablesDir = None,
+) -> None:
     """Compare graphs: whether their tokens are equal where they must be, and what each costs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
@@ -84,12 +45,28 @@ def compare(options: RunOptions, sides: Sides, out: TablesDir = None) -> None:
     """
     from ..bench.compare import compare_command
 
-    session_options = replace(options, argv=tuple(sys.argv))
-    raise typer.Exit(compare_command(tuple(sides), session_options, out))
+    raise Exit(compare_command(tuple(sides), replace(options, argv=tuple(sys.argv)), out))
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def sweep(options: RunOptions, graph: Varied, vary: Vary, out: TablesDir = None) -> None:
+def sweep(
+    options: RunOptions,
+    graph: Annotated[
+        str,
+        Argument(
+            metavar="GRAPH", help="A shipped graph or a graph file.", autocompletion=graph_names_of
+        ),
+    ],
+    vary: Annotated[
+        list[str],
+        Option(
+            metavar="PATH=VALUE,...",
+            help="Values of a setting; may be repeated.",
+            autocompletion=varied_of,
+        ),
+    ],
+    out: TablesDir = None,
+) -> None:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
 
     Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
@@ -98,16 +75,133 @@ def sweep(options: RunOptions, graph: Varied, vary: Vary, out: TablesDir = None)
     from ..bench.compare import sweep_command
 
     session_options = replace(options, argv=tuple(sys.argv))
-    raise typer.Exit(sweep_command(graph, tuple(vary), session_options, out))
+    raise Exit(sweep_command(graph, tuple(vary), session_options, out))
+
+
+@takes("as_json", *SESSION, prompts=PROMPTS)
+def bench(
+    options: RunOptions,
+    refs: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="EXPERIMENT | GRAPH...",
+            help="A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf,"
+            " hf-assisted.",
+            show_default=False,
+            autocompletion=benched_of,
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        Option(
+            metavar="SIDE,...",
+            help="Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the"
+            " first.",
+            autocompletion=peers_of,
+        ),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        Option(
+            metavar="PATH=VALUE,...",
+            help="Values of a setting; may be repeated. parts=1,2,4: parts of a given outline.",
+            autocompletion=varied_of,
+        ),
+    ] = None,
+    repeats: Annotated[int | None, Option(min=1, max=1000, help="Of every prompt [3].")] = None,
+    count: Annotated[
+        int | None, Option(min=1, max=1024, help="Only so many of the prompts.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Keep rounds, tables and pictures there.")
+    ] = None,
+    resume: Annotated[
+        Path | None, Option(metavar="DIR", help="Go on with what was kept there.")
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        Option(metavar="FILE", help="A kept result.json; exit 6 where a figure got worse."),
+    ] = None,
+    plot: Annotated[bool, Option("--plot", help="Pictures too, SVG and PNG, into --out.")] = False,
+    tune: Annotated[
+        bool,
+        Option(
+            "--tune",
+            help="Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
+            " print a profile (kept as profile.yaml in --out).",
+        ),
+    ] = False,
+    listed: Annotated[bool, Option("--list", help="Instead: the shipped experiments.")] = False,
+) -> None:
+    """Measure experiments: paired, repeated, with intervals, beside transformers.
+
+    Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
+    `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
+    `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
+    `specsot bench --tune bim_eagle --profile smollm2 --out tuned`.
+    """
+    if listed:
+        _list_experiments(options.as_json)
+        return
+    from ..bench.command import bench_command
+    from ..bench.experiment import BenchOptions
+    from ..bench.tune import tune_command
+
+    bench_options = BenchOptions(
+        refs=tuple(refs or ()),
+        against=against,
+        vary=tuple(vary or ()),
+        repeats=repeats,
+        count=count,
+        out=out,
+        baseline=baseline,
+        plot=plot,
+    )
+    options = replace(options, argv=tuple(sys.argv))
+    if tune:
+        raise Exit(tune_command(bench_options, options))
+    raise Exit(bench_command(bench_options, options, resume))
+
+
+def _list_experiments(as_json: bool) -> None:
+    """The shipped experiments: what each reproduces, and what the original reported."""
+    from ..bench.experiment import experiment_names, find_experiment, read_experiment
+
+    files = (find_experiment(name) for name in experiment_names())
+    experiments = [read_experiment(file)[0] for file in files if file is not None]
+    if as_json:
+        fields = {"doc", "reproduces", "reported", "sides", "against", "vary"}
+        print_json(experiments={one.name: one.model_dump(include=fields) for one in experiments})
+        return
+    for one in experiments:
+        notes = [f"reproduces: {one.reproduces}"] if one.reproduces else []
+        notes += [f"{each.source}: {each.says}" for each in one.reported]
+        put(f"{one.name}: {one.doc}\n")
+        for note in notes:
+            text = " ".join(note.split())
+            put(fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ") + "\n")
+        put("\n")
 
 
 @takes("as_json", *SESSION, "workers", "cluster", prompts=PROMPTS)
 def certify(
     options: RunOptions,
-    graphs: Graphs = None,
-    quick: Quick = False,
-    every: Every = False,
-    out: Out = None,
+    graphs: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="GRAPH...",
+            help="Shipped graphs or graph files.",
+            show_default=False,
+            autocompletion=graph_names_of,
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, Option("--quick", envvar="SPECSOT_QUICK", help="Fewer prompts, seeds and tokens.")
+    ] = False,
+    every: Annotated[bool, Option("--all", help="All shipped graphs.")] = False,
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Write DIR/GRAPH.md and .json, print no page.")
+    ] = None,
 ) -> None:
     """Certify graphs: whether their text is the target's own, compared with transformers.
 
@@ -118,7 +212,7 @@ def certify(
     from ..certify.certificate import certify_command
 
     names = tuple(graphs or ())
-    raise typer.Exit(certify_command(names, options, quick=quick, out=out, every=every))
+    raise Exit(certify_command(names, options, quick=quick, out=out, every=every))
 
 
 def verify_run(
@@ -126,7 +220,7 @@ def verify_run(
     runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
     threads: Annotated[
-        int | None, typer.Option(envvar="SPECSOT_THREADS", help="CPU threads [the run's].")
+        int | None, Option(envvar="SPECSOT_THREADS", help="CPU threads [the run's].")
     ] = None,
 ) -> None:
     """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
@@ -135,4 +229,4 @@ def verify_run(
     """
     from ..certify.verify_run import verify_command
 
-    raise typer.Exit(verify_command(run, runs_dir, as_json, threads))
+    raise Exit(verify_command(run, runs_dir, as_json, threads))

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Annotated, Any
 
-import typer
+from typer import Exit, Option
 
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
@@ -23,12 +23,11 @@ START_UPS = {
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
     threads: Annotated[
-        int | None,
-        typer.Option(envvar="SPECSOT_THREADS", help="CPU threads [1: the models are small]."),
+        int | None, Option(envvar="SPECSOT_THREADS", help="CPU threads [1: the models are small].")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds over which the overhead is measured.")] = 100,
+    rounds: Annotated[int, Option(help="Rounds over which the overhead is measured.")] = 100,
 ) -> None:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     say: Callable[[str], None] = (lambda line: None) if as_json else print
@@ -43,7 +42,7 @@ def doctor(
     for problem in report["problems"]:
         complain(problem)
     say("all good" if code == Code.OK else "not good")
-    raise typer.Exit(code)
+    raise Exit(code)
 
 
 def describe_environment() -> dict[str, Any]:

@@ -1,38 +1,42 @@
-"""`specsot check | show | list | schema`: everything about graphs that needs no model and no torch.
-
-The functions are typer commands; `main.py` mounts them. Output goes to stdout, problems to stderr.
-Exit codes: 0 good, 3 a graph has problems.
-"""
+"""`specsot check | show | list | schema | init | explain`: everything about graphs that needs no
+model and no torch. Output goes to stdout, problems to stderr."""
 
 import json
 from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated
+from textwrap import fill, indent
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, BadParameter, Exit, Option
 
 from ...states.graph.graph import json_schema
 from ...states.graph.load import op_table
 from ...states.graph.program import Program
-from ...states.yaml.source import GraphError, Problem
+from ...states.yaml.source import GraphError, Problem, hint
 from ..errors import Code, UsageError
 from ..prepare.environment import embedded_layers
+from ..prepare.explained import ExplainedExit, ExplainedProblem, explanations
 from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
 from ..prepare.job import CONFIG
 from ..prepare.repeat import graph_yaml
-from ..shell import print_json, tell_problems, user_errors
+from ..shell import print_json, put, tell_problems
 from ..view.diagram import describe_graph, describe_words, lifecycles, mermaid
-from .completing import graph_names_of
+from .completing import codes_of, graph_names_of
+from .options import Json as MirroredJson
 from .options import Sets
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
+Json = Annotated[bool, Option("--json", help="One JSON document instead of text.")]
+SCHEMA = "graph.schema.json"
+SCHEMAS = {FOLDER: SCHEMA, "machines": f"../{SCHEMA}"}  # by the folder of a graph
+WIDTH = 90  # of an explanation
 
 
 def check(
     graphs: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             help="Paths or shipped names; default: all shipped.", autocompletion=graph_names_of
         ),
     ] = None,
@@ -56,43 +60,38 @@ def check(
             ways = len(program.graph.transitions)
             typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
         tell_problems(problems)
-    raise typer.Exit(Code.GRAPH if problems else Code.OK)
+    raise Exit(Code.GRAPH if problems else Code.OK)
 
 
 def show(
     graph: Annotated[
-        str | None, typer.Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
+        str | None, Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Instead: the whole graph, with all that it extends.")
+        bool, Option("--full", help="Instead: the whole graph, with all that it extends.")
     ] = False,
     resolved: Annotated[
-        bool,
-        typer.Option("--resolved", help="Instead: what each op became, with its settings."),
+        bool, Option("--resolved", help="Instead: what each op became, with its settings.")
     ] = False,
-    draw: Annotated[
-        bool, typer.Option("--mermaid", help="Instead: a Mermaid state diagram.")
-    ] = False,
+    draw: Annotated[bool, Option("--mermaid", help="Instead: a Mermaid state diagram.")] = False,
     lives: Annotated[
-        bool, typer.Option("--lifecycle", help="Instead: the lives of requests and branches.")
+        bool, Option("--lifecycle", help="Instead: the lives of requests and branches.")
     ] = False,
     sets: Sets = None,
 ) -> None:
     """Print a graph: its file as it is, or what it means."""
     if lives:
         if graph is not None or full or resolved or draw or sets:
-            raise typer.BadParameter(
-                "--lifecycle is the same for all graphs and takes no other option"
-            )
+            raise BadParameter("--lifecycle is the same for all graphs and takes no other option")
         print(lifecycles())
         return
     if graph is None:
-        raise typer.BadParameter("Missing argument 'GRAPH'.")
+        raise BadParameter("Missing argument 'GRAPH'.")
     if full + resolved + draw > 1:
-        raise typer.BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
+        raise BadParameter("--full, --resolved and --mermaid are three ways to print a graph")
     if sets and not (full or resolved or draw):
-        raise typer.BadParameter("--set changes no file: with --full, --resolved or --mermaid")
-    program = _open(graph, sets)
+        raise BadParameter("--set changes no file: with --full, --resolved or --mermaid")
+    program = open_graph(graph, sets or ())
     if full:
         text = graph_yaml(program.graph)
     elif resolved:
@@ -104,7 +103,7 @@ def show(
 
 def list_graphs(
     ops: Annotated[
-        bool, typer.Option("--ops", help="Instead: the ops, guards and values a graph can use.")
+        bool, Option("--ops", help="Instead: the ops, guards and values a graph can use.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -127,21 +126,9 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-def _open(ref: str, sets: list[str] | None) -> Program:
-    try:
-        return open_graph(ref, sets or ())
-    except GraphError as error:
-        tell_problems(error.problems)
-        raise typer.Exit(Code.GRAPH) from None
-
-
-SCHEMA = "graph.schema.json"
-SCHEMAS = {FOLDER: SCHEMA, "machines": f"../{SCHEMA}"}  # by the folder of a graph
-
-
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Where to; made if it is not there.")
+        Path, Argument(metavar="DIR", help="Where to; made if it is not there.")
     ] = Path(),
 ) -> None:
     """Copy the shipped graphs, prompts and settings into a folder, to be changed.
@@ -150,27 +137,76 @@ def init(
     A graph or a specsot.yaml in the working directory replaces the shipped one. Existing files are
     not overwritten.
     """
-    with user_errors():
-        package = Path(str(files(PACKAGE)))
-        sources = sorted(
-            p for p in (package / FOLDER).rglob("*") if p.suffix in (".yaml", ".txt", ".jsonl")
-        )
-        targets = {
-            path: folder / path.relative_to(package) for path in (*sources, package / CONFIG)
-        }
-        schema = json.dumps(json_schema(), indent=2) + "\n"
-        there = [path for path in targets.values() if path.exists()]
-        if there:
-            raise UsageError(f"{there[0]}: is there already; nothing was written")
-        try:
-            for source, path in targets.items():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                text = source.read_text(encoding="utf-8")
-                if source.parent.name in SCHEMAS and source.suffix == ".yaml":
-                    text = f"# yaml-language-server: $schema={SCHEMAS[source.parent.name]}\n{text}"
-                path.write_text(text, encoding="utf-8")
-            (folder / FOLDER / SCHEMA).write_text(schema, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
+    package = Path(str(files(PACKAGE)))
+    sources = sorted(
+        p for p in (package / FOLDER).rglob("*") if p.suffix in (".yaml", ".txt", ".jsonl")
+    )
+    targets = {path: folder / path.relative_to(package) for path in (*sources, package / CONFIG)}
+    schema = json.dumps(json_schema(), indent=2) + "\n"
+    there = [path for path in targets.values() if path.exists()]
+    if there:
+        raise UsageError(f"{there[0]}: is there already; nothing was written")
+    try:
+        for source, path in targets.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = source.read_text(encoding="utf-8")
+            if source.parent.name in SCHEMAS and source.suffix == ".yaml":
+                text = f"# yaml-language-server: $schema={SCHEMAS[source.parent.name]}\n{text}"
+            path.write_text(text, encoding="utf-8")
+        (folder / FOLDER / SCHEMA).write_text(schema, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
     print(f"{len(targets)} files in {folder}: graphs, prompts, {CONFIG}")
     print("try: specsot run graphs/bim_eagle.yaml, then change a word of it")
+
+
+def explain(
+    code: Annotated[
+        str | None,
+        Argument(
+            metavar="CODE", help="G202, or an exit code; default: a list.", autocompletion=codes_of
+        ),
+    ] = None,
+    as_json: MirroredJson = False,
+) -> None:
+    """What a problem's code or an exit code means: why, a failing example, the mending.
+
+    Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`.
+    """
+    pages: dict[str, Any] = {str(key): page for key, page in explanations().problems.items()}
+    pages |= {str(key): page for key, page in explanations().exits.items()}
+    if code is None:
+        if as_json:
+            print_json(codes={key: page.title for key, page in pages.items()})
+        else:
+            put("".join(f"{key:4}  {page.title}\n" for key, page in pages.items()))
+        return
+    name = code.upper().strip("[]")
+    if name not in pages:
+        raise UsageError(f"no code {code!r}{hint(name, pages)}; `specsot explain` lists them")
+    page = pages[name]
+    if as_json:
+        print_json(code=name, **page.model_dump(mode="json", exclude_defaults=True))
+    else:
+        put(_page(name, page))
+
+
+def _page(code: str, page: ExplainedProblem | ExplainedExit) -> str:
+    parts = [f"{code}: {page.title}", fill(page.means, WIDTH)]
+    if isinstance(page, ExplainedExit):
+        parts += [f"For example:\n{_shown(page.command)}"] if page.command else []
+    else:
+        parts += [f"{page.place}, wrong:\n{_shown(page.wrong)}{_module(page.module)}"]
+        if page.right != page.wrong or page.module_right:
+            parts += [f"Right:\n{_shown(page.right)}{_module(page.module_right)}"]
+        if page.when == "run":
+            parts += ["`specsot check` does not see it: it shows when a run begins."]
+    return "\n\n".join([*parts, fill(page.mend, WIDTH)]) + "\n"
+
+
+def _shown(text: str) -> str:
+    return indent(text.rstrip("\n"), "    ")
+
+
+def _module(text: str) -> str:
+    return f"\n\nown_ops.py:\n{_shown(text)}" if text else ""

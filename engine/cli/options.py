@@ -7,10 +7,9 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, get_origin, get_type_hints
 
-import typer
+from typer import Argument, Option
 
 from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
-from ..shell import user_errors
 from .completing import BY_OPTION, runs_of
 
 FIELDS = {field.name: field for field in fields(RunOptions)}
@@ -29,15 +28,15 @@ def option(name: str, text: OptionText | None = None) -> Any:
     arguments["envvar"] = f"SPECSOT_{variable}" if text.mirrored else None
     arguments["autocompletion"] = BY_OPTION.get(name)
     if text.argument:
-        return typer.Argument(show_default=False, **arguments)
-    return typer.Option(*text.flags or (flag_of(name),), **arguments)
+        return Argument(show_default=False, **arguments)
+    return Option(*text.flags or (flag_of(name),), **arguments)
 
 
 Runs = Annotated[
-    Path, typer.Option("--runs-dir", envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")
+    Path, Option("--runs-dir", envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")
 ]
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
-Which = Annotated[str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)]
+Which = Annotated[str, Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)]
 RUNS_DIR = Path("runs")
 Json = Annotated[bool, option("as_json")]
 Sets = Annotated[list[str] | None, option("sets")]
@@ -84,12 +83,11 @@ def flat_options(action: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(action)
     def command(**values: Any) -> None:
-        with user_errors():
-            group = {
-                name: {parameter.name: values[parameter.name] for parameter in options[name]}
-                for name in kinds
-            }
-            action(**{name: kind(**group[name]) for name, kind in kinds.items()})
+        group = {
+            name: {parameter.name: values[parameter.name] for parameter in options[name]}
+            for name in kinds
+        }
+        action(**{name: kind(**group[name]) for name, kind in kinds.items()})
 
     parameters = [parameter for group in options.values() for parameter in group]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -1,38 +1,61 @@
-"""`specsot run`: check everything, load, perform, hand over. Imports torch only when it must."""
+"""`specsot run`: check everything, load, perform, print. Imports torch as late as possible."""
 
 import sys
 import traceback
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from dataclasses import replace
+
+from typer import Exit
 
 from ..errors import Code, fault_of, is_told, message_of
 from ..prepare.environment import redact
-from ..prepare.job import Job, prepare
-from ..prepare.options import RunOptions
+from ..prepare.job import prepare
+from ..prepare.options import OPTIONS, RunOptions
 from ..prepare.repeat import differences
 from ..record.run_folder import BestEffortRunFolder, RunFolder
 from ..shell import complain, ended
-
-if TYPE_CHECKING:
-    from ..run.session import Session
-    from .live_run import Starts
+from .options import takes
 
 FILE = "traceback.txt"
 
 
+@takes(*OPTIONS)
+def run(options: RunOptions) -> None:
+    """Answer a prompt: outline, parallel branches, speculative decoding, live.
+
+    Examples: `specsot run`, `specsot run graphs/bim_eagle.yaml "How do bees make honey?"`,
+    `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`.
+    """
+    raise Exit(run_command(replace(options, argv=tuple(sys.argv))))
+
+
 def run_command(options: RunOptions) -> int:
-    """Run and return the exit code; whatever goes wrong ends as one message."""
+    """Run and return the exit code; every error ends as one message."""
     folder: BestEffortRunFolder | None = None
     try:
         job = prepare(options)
         with ExitStack() as stack:
-            with _loading(job):
+            with ExitStack() as loading:
+                if not options.quiet and sys.stderr.isatty():
+                    from ..terminal import working
+
+                    text = f"loading {job.options.model} for {job.program.graph.name} ..."
+                    loading.enter_context(working(text))
                 # Imported late: errors in a graph are reported before torch is imported (seconds).
                 from ..models import notes_of
+                from ..run.runner import recorded
+                from ..run.session import load
                 from ..run.writer import made_with
-                from .live_run import exit_code, perform, print_result
+                from .live_run import Starts, exit_code, perform, print_result
 
-                job, session, starts = _open_session(job, stack)
+                if job.options.workers is None:
+                    session = load(job)
+                    starts: Starts = recorded
+                else:
+                    from ..workers.start import divided, on_workers
+
+                    job = divided(job)
+                    session, starts = stack.enter_context(on_workers(job))
                 provenance = made_with(job)
             sampling = job.program.graph.sampling
             lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
@@ -58,22 +81,6 @@ def run_command(options: RunOptions) -> int:
             complain(fault)
 
 
-def _open_session(job: Job, stack: ExitStack) -> tuple[Job, "Session", "Starts"]:
-    """The session of a job and the function that starts its runs, in this process or on workers.
-
-    The stack ends the workers.
-    """
-    if job.options.workers is not None:
-        from ..workers.start import divided, on_workers
-
-        job = divided(job)
-        return job, *stack.enter_context(on_workers(job))
-    from ..run.runner import recorded
-    from ..run.session import load
-
-    return job, load(job), recorded
-
-
 def _save_traceback(
     error: BaseException, options: RunOptions, folder: BestEffortRunFolder | None
 ) -> str:
@@ -86,12 +93,3 @@ def _save_traceback(
         return f"see {run_folder.path / FILE}"
     except (OSError, ValueError):
         return "its traceback could not be written"
-
-
-def _loading(job: Job) -> AbstractContextManager[object]:
-    """A spinner while models load, if stderr is a terminal."""
-    if job.options.quiet or not sys.stderr.isatty():
-        return nullcontext()
-    from ..terminal import working
-
-    return working(f"loading {job.options.model} for {job.program.graph.name} ...")

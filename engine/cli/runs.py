@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Exit, Option
 
 from ..errors import Code, UsageError
 from ..record.run_folder import (
@@ -22,7 +23,7 @@ from ..record.run_folder import (
     remove,
     saved_runs,
 )
-from ..shell import complain, print_json, put, user_errors
+from ..shell import complain, print_json, put
 from .completing import runs_of
 from .options import RUNS_DIR, WHICH, Json, Runs, Which
 
@@ -41,8 +42,7 @@ trace = typer.Typer(help="Traces of kept runs: export.", no_args_is_help=True)
 @runs.command("list")
 def list_runs(runs_dir: Runs = RUNS_DIR, as_json: Json = False) -> None:
     """The kept runs, the newest at the end."""
-    with user_errors():
-        rows = [run.row for run in saved_runs(runs_dir)]
+    rows = [run.row for run in saved_runs(runs_dir)]
     if as_json:
         print_json(folder=str(runs_dir), runs=rows)
         return
@@ -56,27 +56,25 @@ def list_runs(runs_dir: Runs = RUNS_DIR, as_json: Json = False) -> None:
 @runs.command()
 def show(run: Which = LATEST, runs_dir: Runs = RUNS_DIR) -> None:
     """The summary of a run: settings, figures, states, parts."""
-    with user_errors():
-        put(find_run(run, runs_dir).text("summary.md"))
+    put(find_run(run, runs_dir).text("summary.md"))
 
 
 @runs.command()
 def diff(
-    first: Annotated[str, typer.Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)],
+    first: Annotated[str, Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)],
     second: Annotated[
-        str, typer.Argument(metavar="RUN", help="Another.", autocompletion=runs_of)
+        str, Argument(metavar="RUN", help="Another.", autocompletion=runs_of)
     ] = LATEST,
     runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
 ) -> None:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
-    with user_errors():
-        result = difference(find_run(first, runs_dir), find_run(second, runs_dir))
+    result = difference(find_run(first, runs_dir), find_run(second, runs_dir))
     if as_json:
         print_json(**asdict(result))
     else:
         put("".join(f"{line}\n" for line in _difference_lines(result)))
-    raise typer.Exit(Code.OK if result.equal else Code.UNEQUAL)
+    raise Exit(Code.OK if result.equal else Code.UNEQUAL)
 
 
 def _difference_lines(result: RunDifference) -> list[str]:
@@ -110,22 +108,21 @@ def _number(value: Any) -> str:
 
 @runs.command()
 def clean(
-    keep: Annotated[int | None, typer.Option(min=0, help="Leave so many, the newest.")] = None,
+    keep: Annotated[int | None, Option(min=0, help="Leave so many, the newest.")] = None,
     older_than: Annotated[
-        float | None, typer.Option(min=0, metavar="DAYS", help="Only those that began before.")
+        float | None, Option(min=0, metavar="DAYS", help="Only those that began before.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say which.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Only say which.")] = False,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Delete kept runs; running ones, and everything that is not a run folder, stay."""
-    with user_errors():
-        if keep is None and older_than is None:
-            raise UsageError("say which: --keep N, --older-than DAYS, or both")
-        chosen = removable_runs(runs_dir, keep, older_than)
-        size = 0
-        for run in chosen:
-            print(run.path.name)
-            size += 0 if dry_run else remove(run)
+    if keep is None and older_than is None:
+        raise UsageError("say which: --keep N, --older-than DAYS, or both")
+    chosen = removable_runs(runs_dir, keep, older_than)
+    size = 0
+    for run in chosen:
+        print(run.path.name)
+        size += 0 if dry_run else remove(run)
     complain(f"{len(chosen)} runs {'would be ' if dry_run else ''}removed, {size / 1e6:.1f} MB")
 
 
@@ -133,10 +130,9 @@ def clean(
 def export(
     run: Which = LATEST,
     form: Annotated[
-        Literal["perfetto", "csv"],
-        typer.Option("--format", help="For ui.perfetto.dev, or a table."),
+        Literal["perfetto", "csv"], Option("--format", help="For ui.perfetto.dev, or a table.")
     ] = "perfetto",
-    out: Annotated[Path | None, typer.Option("--out", help="The file [standard output].")] = None,
+    out: Annotated[Path | None, Option("--out", help="The file [standard output].")] = None,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """A run's trace in another format.
@@ -145,14 +141,13 @@ def export(
     """
     from ..record.trace import as_csv, as_perfetto, records_of
 
-    with user_errors():
-        saved = find_run(run, runs_dir)
-        records = records_of(saved)
-        text = as_csv(records) if form == "csv" else as_perfetto(records, saved.path.name)
-        if out is None:
-            put(text)
-        else:
-            out.write_text(text, encoding="utf-8")
+    saved = find_run(run, runs_dir)
+    records = records_of(saved)
+    text = as_csv(records) if form == "csv" else as_perfetto(records, saved.path.name)
+    if out is None:
+        put(text)
+    else:
+        out.write_text(text, encoding="utf-8")
 
 
 # -- replay ---------------------------------------------------------------------------------------
@@ -160,17 +155,15 @@ def export(
 
 def replay(
     run: Which = LATEST,
-    speed: Annotated[
-        float, typer.Option(help="1 as fast as the run was, 0.1 ten times slower.")
-    ] = 1.0,
+    speed: Annotated[float, Option(help="1 as fast as the run was, 0.1 ten times slower.")] = 1.0,
     step: Annotated[
-        int | None, typer.Option(help="Print the picture after this transition (-1 the last).")
+        int | None, Option(help="Print the picture after this transition (-1 the last).")
     ] = None,
     size: Annotated[
-        str, typer.Option(metavar="COLUMNSxLINES", help="Of the picture that is printed.")
+        str, Option(metavar="COLUMNSxLINES", help="Of the picture that is printed.")
     ] = "100x30",
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write that picture as SVG, print nothing.")
+        Path | None, Option(metavar="FILE", help="Write that picture as SVG, print nothing.")
     ] = None,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
@@ -186,26 +179,25 @@ def replay(
     from ..view.player import MAX_SPEED, MIN_SPEED, Player, play, replay_lines
     from ..view.tui import Keys, frame
 
-    with user_errors():
-        if not MIN_SPEED <= speed <= MAX_SPEED:
-            raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")
-        replayed = Replay(find_run(run, runs_dir))
-        for missing in replayed.missing:
-            complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
-        if step is not None or svg is not None:
-            _print_picture(replayed, -1 if step is None else step, _size(size), svg)
-            return
-        console = Console()
-        if not usable(console, dict(os.environ)):
-            put("".join(f"{line}\n" for line in replay_lines(replayed)))
-            return
-        player = Player(replayed, speed)
-        with Keys(sys.stdin) as keys:
-            play(player, console, keys)
-        width = console.size.width
-        height = console.size.height - 1
-        snap = replayed.snapshot(player.frame)
-        console.print(frame(replayed.scene, snap, width, height), height=height)
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")
+    replayed = Replay(find_run(run, runs_dir))
+    for missing in replayed.missing:
+        complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
+    if step is not None or svg is not None:
+        _print_picture(replayed, -1 if step is None else step, _size(size), svg)
+        return
+    console = Console()
+    if not usable(console, dict(os.environ)):
+        put("".join(f"{line}\n" for line in replay_lines(replayed)))
+        return
+    player = Player(replayed, speed)
+    with Keys(sys.stdin) as keys:
+        play(player, console, keys)
+    width = console.size.width
+    height = console.size.height - 1
+    snap = replayed.snapshot(player.frame)
+    console.print(frame(replayed.scene, snap, width, height), height=height)
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -2,27 +2,22 @@
 `specsot view`: a kept run on that page, forwards and back, at any speed."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from ..errors import UsageError
-from ..prepare.job import Job, prepare_graphs, read_cluster
+from ..prepare.job import prepare_graphs, read_cluster
 from ..prepare.options import SESSION, OptionText, RunOptions
 from ..record.run_folder import LATEST, find_run
-from ..shell import user_errors
 from .completing import graph_names_of
 from .options import RUNS_DIR, Runs, Which, takes
 
-if TYPE_CHECKING:
-    from ..workers.protocol import Start
-    from ..workers.router import Router
-
-GRAPHS = typer.Argument(
+GRAPHS = Argument(
     metavar="[GRAPH...]",
     help="Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one.",
     show_default=False,
@@ -41,25 +36,24 @@ MODELS = tuple(name for name in SESSION if name != "outline")
 def serve(
     options: RunOptions,
     graphs: Annotated[list[str] | None, GRAPHS] = None,
-    host: Annotated[str, typer.Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1",
+    host: Annotated[str, Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(envvar="SPECSOT_PORT", min=0, max=65535, help="0: any free one.")
+        int, Option(envvar="SPECSOT_PORT", min=0, max=65535, help="0: any free one.")
     ] = 8000,
     api_key: Annotated[
-        list[str] | None,
-        typer.Option(envvar=KEY, help="Who knows it may ask; may be repeated."),
+        list[str] | None, Option(envvar=KEY, help="Who knows it may ask; may be repeated.")
     ] = None,
-    insecure: Annotated[bool, typer.Option(help="Let others in without a key.")] = False,
-    max_queue: Annotated[int, typer.Option(min=1, help="Requests that are open at once.")] = 256,
-    max_body: Annotated[int, typer.Option(min=1024, help="Bytes of a request.")] = 1 << 20,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds of a request.")] = 600.0,
-    stall: Annotated[float, typer.Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0,
+    insecure: Annotated[bool, Option(help="Let others in without a key.")] = False,
+    max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256,
+    max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0,
+    stall: Annotated[float, Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0,
     patience: Annotated[
-        float, typer.Option(min=0.1, help="Seconds a client has to send a request.")
+        float, Option(min=0.1, help="Seconds a client has to send a request.")
     ] = 20.0,
-    grace: Annotated[float, typer.Option(min=0.0, help="Seconds for open requests.")] = 30.0,
+    grace: Annotated[float, Option(min=0.0, help="Seconds for open requests.")] = 30.0,
     metrics_compat: Annotated[
-        str | None, typer.Option(metavar="vllm", help="Metrics under vLLM's names too.")
+        str | None, Option(metavar="vllm", help="Metrics under vLLM's names too.")
     ] = None,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
@@ -68,46 +62,39 @@ def serve(
     Examples: `specsot serve`, `specsot serve bim_dflash dflash autoregressive --port 8001`,
     `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md.
     """
-    with user_errors():
-        with _packages():
-            from ..serve.middleware import ServeOptions
-            from ..serve.server import serve as run
-            from ..workers.protocol import Start
-        if metrics_compat not in (None, "vllm"):
-            raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
-        names = graphs or []
-        listens = ServeOptions(
-            host=host,
-            port=port,
-            keys=tuple(api_key or ()),
-            insecure=insecure,
-            body=max_body,
-            queue=max_queue,
-            timeout=timeout,
-            stall=stall,
-            grace=grace,
-            vllm_names=metrics_compat == "vllm",
-            runs_dir=str(runs_dir),
-            patience=patience,
-        )
-        listens.check()
-        jobs = prepare_graphs(names, options)
-        start = Start(names, plain_options(options))
-        with _router(jobs, start, options) as router:
-            code = asyncio.run(run(router, listens))
-    raise typer.Exit(code)
-
-
-@contextmanager
-def _router(jobs: Sequence[Job], start: "Start", options: RunOptions) -> Iterator["Router"]:
-    """One engine in a process of its own, or several on a cluster."""
-    from ..workers.start import engine_router, replica_router
-
-    if options.workers is None and options.cluster is None:
-        yield engine_router(start)
-        return
-    with replica_router(jobs, start, read_cluster(options)) as router:
-        yield router
+    with _packages():
+        from ..serve.middleware import ServeOptions
+        from ..serve.server import serve as run
+        from ..workers.protocol import Start
+        from ..workers.start import engine_router, replica_router
+    if metrics_compat not in (None, "vllm"):
+        raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
+    listens = ServeOptions(
+        host=host,
+        port=port,
+        keys=tuple(api_key or ()),
+        insecure=insecure,
+        body=max_body,
+        queue=max_queue,
+        timeout=timeout,
+        stall=stall,
+        grace=grace,
+        vllm_names=metrics_compat == "vllm",
+        runs_dir=str(runs_dir),
+        patience=patience,
+    )
+    listens.check()
+    names = graphs or []
+    jobs = prepare_graphs(names, options)
+    start = Start(names, plain_options(options))
+    on_cluster = options.workers is not None or options.cluster is not None
+    with (
+        replica_router(jobs, start, read_cluster(options))
+        if on_cluster
+        else nullcontext(engine_router(start))
+    ) as router:
+        code = asyncio.run(run(router, listens))
+    raise Exit(code)
 
 
 @contextmanager
@@ -129,19 +116,18 @@ def plain_options(options: RunOptions) -> dict[str, Any]:
 
 def view(
     run: Which = LATEST,
-    host: Annotated[str, typer.Option(help="Address.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    host: Annotated[str, Option(help="Address.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0: any free one.")] = 8001,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Show a kept run in the browser: its branches side by side, its states, its memory.
 
     Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again.
     """
-    with user_errors():
-        with _packages():
-            from ..serve.middleware import ServeOptions
-            from ..serve.server import view as show
-        options = ServeOptions(host=host, port=port)
-        options.check()
-        code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
-    raise typer.Exit(code)
+    with _packages():
+        from ..serve.middleware import ServeOptions
+        from ..serve.server import view as show
+    options = ServeOptions(host=host, port=port)
+    options.check()
+    code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
+    raise Exit(code)

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from ...states.yaml.source import GraphError
-from ..errors import Code, UsageError
+from ..errors import UsageError
 from ..prepare.files import open_graph
 from ..record.run_folder import find_run
-from ..shell import complain, print_json, tell_problems, user_errors
+from ..shell import complain, print_json
 from .completing import graph_names_of
 from .options import RUNS_DIR, Runs, Sets
 
@@ -20,50 +19,48 @@ POLICIES = "fcfs,max_throughput,sot_priority"
 def simulate(
     graph: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="Whose scheduler and pool: a path or a shipped name, layout bim.",
             autocompletion=graph_names_of,
         ),
     ] = "bim_eagle",
     arrivals: Annotated[
-        str,
-        typer.Option(help="poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."),
+        str, Option(help="poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines.")
     ] = "poisson:4",
-    requests: Annotated[int, typer.Option(min=1, help="How many arrivals are made up.")] = 1000,
-    policies: Annotated[str, typer.Option(help="Which policies, with commas.")] = POLICIES,
+    requests: Annotated[int, Option(min=1, help="How many arrivals are made up.")] = 1000,
+    policies: Annotated[str, Option(help="Which policies, with commas.")] = POLICIES,
     costs: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Costs of steps, as --fit saves them.")
+        Path | None, Option(metavar="FILE", help="Costs of steps, as --fit saves them.")
     ] = None,
     fit: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Instead: fit costs to a kept run, save them in --costs."),
+        Option(metavar="RUN", help="Instead: fit costs to a kept run, save them in --costs."),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="Tokens of a prompt, from-to.")] = "20-120",
-    answer: Annotated[str, typer.Option(help="Tokens of an answer, or of a part.")] = "16-256",
-    outline: Annotated[str, typer.Option(help="Tokens of an outline.")] = "20-60",
-    parts: Annotated[str, typer.Option(help="Parts of an answer; 0-0: no outlines.")] = "0-0",
+    prompt: Annotated[str, Option(help="Tokens of a prompt, from-to.")] = "20-120",
+    answer: Annotated[str, Option(help="Tokens of an answer, or of a part.")] = "16-256",
+    outline: Annotated[str, Option(help="Tokens of an outline.")] = "20-60",
+    parts: Annotated[str, Option(help="Parts of an answer; 0-0: no outlines.")] = "0-0",
     shared: Annotated[
-        str, typer.Option(help="NxTOKENS: N beginnings that prompts share, of so many tokens.")
+        str, Option(help="NxTOKENS: N beginnings that prompts share, of so many tokens.")
     ] = "0x0",
     cluster: Annotated[
-        str | None, typer.Option(help="Workers of a cluster; several, with commas, are compared.")
+        str | None, Option(help="Workers of a cluster; several, with commas, are compared.")
     ] = None,
     tp: Annotated[
-        str, typer.Option(help="Of a cluster: workers that write an outline together, with commas.")
+        str, Option(help="Of a cluster: workers that write an outline together, with commas.")
     ] = "1",
     link: Annotated[
-        str,
-        typer.Option(help="Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas."),
+        str, Option(help="Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas.")
     ] = "nvlink",
     shape: Annotated[
-        str, typer.Option(help="Of a cluster's target: llama-8b, llama-70b, or a folder.")
+        str, Option(help="Of a cluster's target: llama-8b, llama-70b, or a folder.")
     ] = "llama-8b",
     together: Annotated[
-        bool, typer.Option("--together", help="In a cluster: parts stay with their outline.")
+        bool, Option("--together", help="In a cluster: parts stay with their outline.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals and lengths.")] = 0,
+    seed: Annotated[int, Option(help="Of arrivals and lengths.")] = 0,
     sets: Sets = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Serve arrivals with the real scheduler on a clock of its own, and compare policies.
@@ -72,53 +69,48 @@ def simulate(
     `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`,
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`.
     """
-    with user_errors():
-        from ..record.trace import records_of
-        from ..simulate.arrivals import Workload
-        from ..simulate.command import (
-            ClusterSettings,
-            SimulationSettings,
-            clusters_described,
-            described,
-            simulate_clusters,
-        )
-        from ..simulate.command import simulate as compare
-        from ..simulate.costs import StepCost
-        from ..simulate.costs import fit as fit_costs
+    from ..record.trace import records_of
+    from ..simulate.arrivals import Workload
+    from ..simulate.command import (
+        ClusterSettings,
+        SimulationSettings,
+        clusters_described,
+        described,
+        simulate_clusters,
+    )
+    from ..simulate.command import simulate as compare
+    from ..simulate.costs import StepCost
+    from ..simulate.costs import fit as fit_costs
 
-        if fit is not None:
-            if costs is None:
-                raise UsageError("--fit saves what it finds: where? --costs FILE")
-            fitted = fit_costs(records_of(find_run(fit, runs_dir)))
-            fitted.save(costs)
-            share = f"{100 * fitted.error:.0f} % off in the mean"
-            complain(f"{costs}: costs of steps, from {fitted.steps} of them, {share}")
-            return
-        stems, tokens = _numbers("--shared", shared, "x")
-        parts_of = _numbers("--parts", parts)
-        ranges = (_numbers("--prompt", prompt), _numbers("--answer", answer))
-        work = Workload(*ranges, _numbers("--outline", outline), parts_of, stems, tokens)
-        cost = StepCost() if costs is None else StepCost.load(costs)
-        try:
-            program = open_graph(graph, sets or ())
-        except GraphError as error:
-            tell_problems(error.problems)
-            raise typer.Exit(Code.GRAPH) from None
-        names = [name for name in policies.split(",") if name]
-        settings = SimulationSettings(arrivals, requests, work, names, seed)
-        if cluster is not None:
-            cluster_settings = ClusterSettings(cluster, tp, link, shape, together)
-            clusters = simulate_clusters(program.graph, cost, settings, cluster_settings)
-            if as_json:
-                print_json(clusters=clusters)
-            else:
-                print(clusters_described(clusters))
-            return
-        results = compare(program.graph, cost, settings)
+    if fit is not None:
+        if costs is None:
+            raise UsageError("--fit saves what it finds: where? --costs FILE")
+        fitted = fit_costs(records_of(find_run(fit, runs_dir)))
+        fitted.save(costs)
+        share = f"{100 * fitted.error:.0f} % off in the mean"
+        complain(f"{costs}: costs of steps, from {fitted.steps} of them, {share}")
+        return
+    stems, tokens = _numbers("--shared", shared, "x")
+    parts_of = _numbers("--parts", parts)
+    ranges = (_numbers("--prompt", prompt), _numbers("--answer", answer))
+    work = Workload(*ranges, _numbers("--outline", outline), parts_of, stems, tokens)
+    cost = StepCost() if costs is None else StepCost.load(costs)
+    program = open_graph(graph, sets or ())
+    names = [name for name in policies.split(",") if name]
+    settings = SimulationSettings(arrivals, requests, work, names, seed)
+    if cluster is not None:
+        cluster_settings = ClusterSettings(cluster, tp, link, shape, together)
+        clusters = simulate_clusters(program.graph, cost, settings, cluster_settings)
         if as_json:
-            print_json(policies=results)
+            print_json(clusters=clusters)
         else:
-            print(described(results))
+            print(clusters_described(clusters))
+        return
+    results = compare(program.graph, cost, settings)
+    if as_json:
+        print_json(policies=results)
+    else:
+        print(described(results))
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Option
 
 from ..prepare.options import RunOptions
-from ..shell import user_errors
 from ..train.settings import (
     ConversationFile,
     DFlashTraining,
@@ -31,17 +31,16 @@ train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
 def answers(
     options: RunOptions,
     prompts: Annotated[
-        Path, typer.Option(help="JSONL: {'prompt': ...} or {'messages': [...]} per line.")
+        Path, Option(help="JSONL: {'prompt': ...} or {'messages': [...]} per line.")
     ],
-    out: Annotated[Path, typer.Option(help="File of answers; what is in it is not asked again.")],
-    at_once: Annotated[int, typer.Option(min=1, help="Branches that are written together.")] = 32,
-    length: Annotated[int, typer.Option(min=16, help="Tokens of a whole conversation.")] = 768,
+    out: Annotated[Path, Option(help="File of answers; what is in it is not asked again.")],
+    at_once: Annotated[int, Option(min=1, help="Branches that are written together.")] = 32,
+    length: Annotated[int, Option(min=16, help="Tokens of a whole conversation.")] = 768,
 ) -> None:
     """Let a target answer prompts through a graph: texts that its drafters are trained on."""
     from ..train.answers import answer_file
 
-    with user_errors():
-        typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
+    typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
 
 
 @train.command()

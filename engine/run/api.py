@@ -1,6 +1,7 @@
 """The program from Python: sessions, engines, and answers in one line. README shows how."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ...states.phases.merge import Answer
 from ...states.prompt_builder import chunks_of
 from ...states.text.tokens import PromptTokens
 from ..chunks.files import ChunkFiles, ChunkInfo
-from ..chunks.store import ChunkMaker, ChunkStore, chunk_maker
+from ..chunks.store import ChunkStore, chunk_maker
 from ..errors import UsageError
 from ..events import (
     AnswerReady,
@@ -33,40 +34,15 @@ from .engine import Engine, EngineError, Handle
 from .runner import perform
 from .session import Session, load, open_session, opened, tie
 
-__all__ = [
-    "Answer",
-    "AnswerReady",
-    "BranchFinished",
-    "BranchOpened",
-    "Engine",
-    "EngineError",
-    "Generated",
-    "Handle",
-    "OutlineRead",
-    "Prompt",
-    "PromptReused",
-    "Recorder",
-    "Session",
-    "StreamEvent",
-    "TextWritten",
-    "autoregressive_generate",
-    "beam_search_generate",
-    "generate",
-    "load",
-    "notes_of",
-    "open_session",
-    "speculative_generate",
-    "tie",
-    "token_digest",
-]
+__all__ = ["Answer", "Generated", "Prompt", "Recorder", "Session", "generate", "open_session"]
+__all__ += ["BranchOpened", "Engine", "EngineError", "Handle", "OutlineRead", "StreamEvent"]
+__all__ += ["AnswerReady", "BranchFinished", "PromptReused", "TextWritten"]
+__all__ += ["autoregressive_generate", "beam_search_generate", "speculative_generate"]
+__all__ += ["load", "notes_of", "tie", "token_digest"]
 
 
 def generate(
-    source: Session | str,
-    prompt: str | None = None,
-    *,
-    graph: str | None = None,
-    **options: Any,
+    source: Session | str, prompt: str | None = None, *, graph: str | None = None, **options: Any
 ) -> Answer:
     """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``.
 
@@ -123,8 +99,8 @@ def autoregressive_generate(
         options: as for `open_session`.
     """
     sets = {"sampling.temperature": temperature}
-    session = _session("autoregressive", sets, max_gen_len, options)
-    return _generated(session, inputs, eos_tokens_id)
+    options["max_new_tokens"] = max_gen_len
+    return _generated("autoregressive", sets, options, inputs, stops=eos_tokens_id)
 
 
 def speculative_generate(
@@ -147,7 +123,7 @@ def speculative_generate(
         use_egag: draft lengths from the drafter's entropy, between gamma_min and gamma_max.
         skip_sample_adjustment: not lossless; for comparison only.
     """
-    sets = {
+    sets: dict[str, Any] = {
         "drafter.gamma": gamma,
         "drafter.gamma_policy": "egag" if use_egag else "fixed",
         "drafter.gamma_min": gamma_min,
@@ -157,8 +133,8 @@ def speculative_generate(
     }
     if gamma_max is not None:
         sets["drafter.gamma_max"] = gamma_max
-    session = _session("speculative", sets, max_gen_len, options)
-    return _generated(session, inputs, eos_tokens_id)
+    options["max_new_tokens"] = max_gen_len
+    return _generated("speculative", sets, options, inputs, stops=eos_tokens_id)
 
 
 def beam_search_generate(
@@ -177,27 +153,30 @@ def beam_search_generate(
         "beam.length_penalty": float(length_penalty),
         "beam.early_stopping": early_stopping,
     }
-    return _generated(_session("beam", sets, max_gen_len, options), inputs, eos_tokens_id)
-
-
-def _session(
-    graph: str, sets: Mapping[str, Any], max_gen_len: int, options: Mapping[str, Any]
-) -> Session:
-    settings = [f"{path}={_yaml(value)}" for path, value in sets.items()]
-    settings += options.get("sets", ())
-    return opened(graph, {**options, "sets": settings, "max_new_tokens": max_gen_len})
+    options["max_new_tokens"] = max_gen_len
+    return _generated("beam", sets, options, inputs, stops=eos_tokens_id)
 
 
 def _generated(
-    session: Session, inputs: str | Sequence[int], eos_tokens_id: int | Sequence[int] | None
+    graph: str,
+    sets: Mapping[str, Any],
+    options: Mapping[str, Any],
+    inputs: str | Sequence[int],
+    *,
+    stops: int | Sequence[int] | None,
 ) -> Generated:
-    """One run of its own."""
+    """One run of its own; sets: settings of the graph, before those of the options."""
+    settings = [
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+        for path, value in sets.items()
+    ]
+    session = opened(graph, {**options, "sets": [*settings, *options.get("sets", ())]})
     request = session.request(Prompt("1", inputs if isinstance(inputs, str) else "ids"))
     if not isinstance(inputs, str):
         request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(inputs)))
-    if eos_tokens_id is not None:
-        stops = (eos_tokens_id,) if isinstance(eos_tokens_id, int) else eos_tokens_id
-        request = replace(request, stop_ids=frozenset(stops))
+    if stops is not None:
+        stop_ids = frozenset((stops,) if isinstance(stops, int) else stops)
+        request = replace(request, stop_ids=stop_ids)
     core, recorder, _ = perform(session, [request])
     (branch,) = request.branches
     core.close()
@@ -209,20 +188,13 @@ def _generated(
     )
 
 
-def _yaml(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-# -- chunks of documents --------------------------------------------------------------------------
-
-
-AddedChunk = tuple[ChunkInfo, bool]  # a chunk in the folder, and whether it is new
-
-
 def add_documents(
     files: Iterable[Path], options: RunOptions, folder: Path, max_bytes: int, max_tokens: int
-) -> list[AddedChunk]:
+) -> Iterator[tuple[ChunkInfo, bool]]:
     """Compute the chunks, of at most `max_tokens` tokens, of all documents, and store them.
+
+    Yields:
+        Each chunk in the folder, and whether it is new.
 
     Raises:
         UsageError, PromptError, GraphError, ModelError: what cannot be used, and where.
@@ -230,23 +202,15 @@ def add_documents(
     documents = read_documents(files)
     job = prepare(options)
     session = load(job)
-    maker = chunk_maker(
-        ChunkStore(max_bytes, folder), session.models, model_hash(model_folders(job)[0])
-    )
-    return [
-        _add_chunk(folder, maker, name, ids)
-        for document in documents
-        for name, ids in chunks_of(document, session.prompts, max_tokens)
-    ]
-
-
-def _add_chunk(folder: Path, maker: ChunkMaker, name: str, ids: tuple[int, ...]) -> AddedChunk:
-    store = maker.store
-    chunk, is_new = maker.chunk(ids, name)
-    if chunk.bytes > store.max_bytes:
-        raise UsageError(f"--max-bytes {store.max_bytes}: {name} needs {chunk.bytes}")
-    try:
-        return ChunkFiles(folder).read_info(maker.key(ids).digest), is_new
-    except FileNotFoundError:
-        why = store.notes[-1] if store.notes else f"--max-bytes {store.max_bytes} is too little"
-        raise UsageError(f"{name} could not be kept: {why}") from None
+    store = ChunkStore(max_bytes, folder)
+    maker = chunk_maker(store, session.models, model_hash(model_folders(job)[0]))
+    for document in documents:
+        for name, ids in chunks_of(document, session.prompts, max_tokens):
+            chunk, is_new = maker.chunk(ids, name)
+            if chunk.bytes > max_bytes:
+                raise UsageError(f"--max-bytes {max_bytes}: {name} needs {chunk.bytes}")
+            try:
+                yield ChunkFiles(folder).read_info(maker.key(ids).digest), is_new
+            except FileNotFoundError:
+                why = store.notes[-1] if store.notes else f"--max-bytes {max_bytes} is too little"
+                raise UsageError(f"{name} could not be kept: {why}") from None

@@ -39,7 +39,7 @@ def probe_blends(core: EngineCore) -> ProbeFigures:
 
 def _compare(figures: ProbeFigures, core: EngineCore) -> None:
     rows = core.board["rows"]
-    kv = core.kv
+    kv = core.board["kv"]
     cached = _cached(rows)
     tips = _tips(rows, core.board["logits"])
     for owner, prefix, ids in _prompts(core.requests):

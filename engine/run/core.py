@@ -1,17 +1,12 @@
-"""The step loop: one machine of one graph over one set of pools, and its counters."""
+"""The step loop: one machine of one graph over one set of pools, and the counters of an engine."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from time import monotonic
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...ops.forward import HostReader
-from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import Run, Sink
 from ...states.manager import BranchStateManager
-from ...states.phases.merge import Answer
 from ...states.request import Branch, Request
 from ...states.round import RoundSummary
 
@@ -50,8 +45,6 @@ class EngineCore(Run):
                 return not self.finished
         return False
 
-    # -- the blackboard ---------------------------------------------------------------------------
-
     @property
     def manager(self) -> BranchStateManager:
         """Requests, branches and KV rows between two forwards."""
@@ -61,91 +54,44 @@ class EngineCore(Run):
     @property
     def requests(self) -> list[Request]:
         """All requests that the engine holds, in the order of their submission."""
-        requests: list[Request] = self.board["branches"].requests
-        return requests
+        return self.manager.requests
 
     @property
     def branches(self) -> list[Branch]:
         """The running branches, in the order of every [S, ...] tensor."""
-        branches: list[Branch] = self.board["branches"].active
-        return branches
-
-    @property
-    def answers(self) -> tuple[Answer, ...]:
-        """The answers of the last `merge`; empty before it."""
-        answers: tuple[Answer, ...] = self.board.get("answers", ())
-        return answers
-
-    @property
-    def kv(self) -> KVCache:
-        """The target's KV pool."""
-        kv: KVCache = self.board["kv"]
-        return kv
-
-    @property
-    def draft_kv(self) -> KVCache | None:
-        """The drafter's KV pool; None without one."""
-        kv: KVCache | None = self.board["kv_draft"]
-        return kv
-
-    @property
-    def host(self) -> HostReader:
-        """The counter of device-to-host reads."""
-        host: HostReader = self.board["host"]
-        return host
-
-    @property
-    def summary(self) -> RoundSummary | None:
-        """What the last forward committed; None before the first one."""
-        summary: RoundSummary | None = self.board.get("committed")
-        return summary
+        return self.manager.active
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EngineStats:
-    """An engine at one moment.
+    """Counters of an engine since its start, and its figures at one moment.
 
     submitted, ended: requests; ended by finish reason. waiting, running: requests not started, and
     started. branches: running. recovered: recomputations after an error of an op. preempted:
-    preemptions of branches and requests. steps, forwards, tokens, drafted, accepted: since the
-    start. slots, peak_slots: slots of the target's pool in use, now and at most, of `capacity`.
-    prefix_asked, prefix_reused: prompt tokens looked up in the prefix cache, and found there.
-    seconds: since the start.
+    preemptions of branches and requests. tokens, drafted, accepted: of all forwards. slots,
+    peak_slots: slots of the target's pool in use, now and at most, of `capacity`. prefix_asked,
+    prefix_reused: prompt tokens looked up in the prefix cache, and found there. seconds: since the
+    start.
     """
 
-    submitted: int
-    ended: Mapping[str, int]
-    waiting: int
-    running: int
-    branches: int
-    recovered: int
-    steps: int
-    forwards: int
-    tokens: int
-    drafted: int
-    accepted: int
-    slots: int
-    peak_slots: int
-    capacity: int
-    prefix_asked: int
-    prefix_reused: int
-    seconds: float
-    preempted: int = 0
-
-
-@dataclass(slots=True)
-class EngineCounters:
-    """Counters of an engine; their size does not grow with the requests served."""
-
     submitted: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
+    ended: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    running: int = 0
+    branches: int = 0
     recovered: int = 0
     steps: int = 0
     forwards: int = 0
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
-    start_time: float = field(default_factory=monotonic)
+    slots: int = 0
+    peak_slots: int = 0
+    capacity: int = 0
+    prefix_asked: int = 0
+    prefix_reused: int = 0
+    seconds: float = 0.0
+    preempted: int = 0
 
     def count(self, summary: RoundSummary) -> None:
         """Count one forward of the target; a summary without rows is not one."""
@@ -156,26 +102,21 @@ class EngineCounters:
         self.drafted += summary.drafted
         self.accepted += sum(max(count, 0) for count in summary.accepted)
 
-    def stats(self, manager: BranchStateManager) -> EngineStats:
+    def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
+        """A copy with the figures of this moment."""
         table = manager.table
         prefixes = manager.prefixes
-        return EngineStats(
-            submitted=self.submitted,
+        return replace(
+            self,
             ended=dict(self.ended),
             waiting=len(table.waiting),
             running=len(table.open),
             branches=len(table.active),
-            recovered=self.recovered,
-            steps=self.steps,
-            forwards=self.forwards,
-            tokens=self.tokens,
-            drafted=self.drafted,
-            accepted=self.accepted,
             slots=manager.kv.needed_length,
             peak_slots=manager.kv.peak_length,
             capacity=manager.kv.slots,
             prefix_asked=0 if prefixes is None else prefixes.figures.asked,
             prefix_reused=0 if prefixes is None else prefixes.figures.reused,
-            seconds=monotonic() - self.start_time,
+            seconds=seconds,
             preempted=manager.lifecycle.preemptions,
         )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
@@ -28,7 +28,7 @@ from ..events import (
 )
 from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
 from ..record.run_view import PoolView, pool_view
-from .core import EngineCore, EngineCounters, EngineStats
+from .core import EngineCore, EngineStats
 from .session import Session, opened
 
 
@@ -90,17 +90,14 @@ class Handle:
 
     def update(self, request: Request, manager: BranchStateManager, step: int) -> None:
         """Emit what is new in the request's branches."""
-        self._emit(list(self._events.new(request, step, manager.reused)))
-
-    def deliver(self, answer: AnswerReady) -> None:
-        self._emit([answer])
+        self.emit(list(self._events.new(request, step, manager.reused)))
 
     def fail(self, error: BaseException) -> None:
         """End without an answer."""
         self._error = error
-        self._emit(())
+        self.emit(())
 
-    def _emit(self, events: Iterable[TokenEvent]) -> None:
+    def emit(self, events: Iterable[TokenEvent]) -> None:
         with self._changed:
             before = len(self._emitted)
             self._emitted += events
@@ -164,7 +161,9 @@ class Handle:
         def wake() -> None:
             loop.call_soon_threadsafe(changed.set)
 
-        with self._woken(wake):
+        with self._changed:
+            self._wakers.add(wake)
+        try:
             while True:
                 changed.clear()
                 events = self._emitted[position:]
@@ -178,13 +177,6 @@ class Handle:
                 else:
                     self.engine.step()
                     await asyncio.sleep(0)
-
-    @contextmanager
-    def _woken(self, wake: Callable[[], None]) -> Iterator[None]:
-        with self._changed:
-            self._wakers.add(wake)
-        try:
-            yield
         finally:
             with self._changed:
                 self._wakers.discard(wake)
@@ -250,12 +242,13 @@ class Engine:
         self.manager = self.core.manager
         self._sink = sink
         self._rounds = rounds
-        self._last_stats: EngineStats | None = None
         self._handles: dict[Request, Handle] = {}
         self._lock = Lock()
         self._keys = count(1)
-        self._counters = EngineCounters()
+        self._stats = EngineStats()
+        self._start_time = monotonic()
         self._error: BaseException | None = None
+        self._closed = False
         self._thread: Thread | None = None
         if threaded:
             self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
@@ -307,7 +300,7 @@ class Engine:
             with self._lock:
                 self._handles.pop(request, None)
             raise EngineError("the engine takes no more requests") from self._error
-        self._counters.submitted += 1
+        self._stats.submitted += 1
         return handle
 
     def stream(self, handle: Handle) -> Iterator[StreamEvent]:
@@ -326,7 +319,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and current figures, in host integers."""
-        return self._last_stats or self._counters.stats(self.manager)
+        if self._closed:
+            return self._stats
+        return self._stats.at(self.manager, monotonic() - self._start_time)
 
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
@@ -367,8 +362,8 @@ class Engine:
         """
         if self.threaded:
             raise EngineError("this engine drives itself: threaded=False for steps by hand")
-        before = self._counters.steps
-        while self._counters.steps == before and not self.core.finished:
+        before = self._stats.steps
+        while self._stats.steps == before and not self.core.finished:
             if self._error is not None:
                 raise EngineError(f"the engine died: {reason_of(self._error)}") from self._error
             self._step()
@@ -386,8 +381,9 @@ class Engine:
             self._thread.join()
         if not self.threaded:
             self._run()
-        if self._last_stats is None:
-            self._last_stats = self.stats()
+        if not self._closed:
+            self._stats = self.stats()
+            self._closed = True
             del self.manager  # so that a handle does not keep the pools alive
         self.core.close()
 
@@ -415,11 +411,11 @@ class Engine:
     def _on_event(self, event: Event) -> None:
         if isinstance(event, OpRan):
             if "step" in event.results:
-                self._counters.steps += 1
+                self._stats.steps += 1
                 self._emit_tokens()
             if "committed" in event.results:
                 summary: RoundSummary = self.core.board["committed"]
-                self._counters.count(summary)
+                self._stats.count(summary)
                 if self._rounds is not None:
                     self._rounds(summary)
             if "answers" in event.results:
@@ -431,19 +427,20 @@ class Engine:
         """Emit what open requests have committed since the last step."""
         for request in self.manager.table.open.values():
             if handle := self._handles.get(request):
-                handle.update(request, self.manager, self._counters.steps)
+                handle.update(request, self.manager, self._stats.steps)
 
     def _deliver(self) -> None:
         """Deliver the answers of finished requests, and forget these."""
         finished = self.manager.table.forget_finished()
-        for request, answer in zip(finished, self.core.answers, strict=True):
+        for request, answer in zip(finished, self.core.board["answers"], strict=True):
             with self._lock:
                 handle = self._handles.pop(request, None)
-            self._counters.ended[finish_of(answer)] += 1
+            finish = finish_of(answer)
+            self._stats.ended[finish] = self._stats.ended.get(finish, 0) + 1
             if handle is not None:
-                handle.update(request, self.manager, self._counters.steps)
+                handle.update(request, self.manager, self._stats.steps)
                 handle.request = None
-                handle.deliver(answer_ready(answer, request))
+                handle.emit([answer_ready(answer, request)])
 
     # -- errors -----------------------------------------------------------------------------------
 
@@ -477,7 +474,7 @@ class Engine:
             self.manager.lifecycle.submit(again)
             if request.cancelled:
                 table.end(again, request.finish, request.why)
-        self._counters.recovered += 1
+        self._stats.recovered += 1
 
     def _stop(self, error: BaseException) -> None:
         """Stop after an error that no request has caused; every waiting handle fails with it."""

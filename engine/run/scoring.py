@@ -1,27 +1,32 @@
-"""Forwards of the target outside a run: logits and scores of given token ids in their own pool.
+"""Forwards outside a run, in pools of their own: logits and scores of given token ids, durations.
 
 A branch that combines parts in place (`merge: attend`) has a context of several texts that do not
 see each other. `ContextSegment`s list them in order, each with its position and the segments that
 it sees, so that the context can be computed again with a mask.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...models.files import ModelError
 from ...ops.attention.backends import AttentionPlan
+from ...ops.draft.sizes import Curve, RoundCosts
 from ...ops.forward import HostReader, TargetOutput
 from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Past, columns, process, take_in_
+from ...states.graph.drafter_settings import DrafterSettings
+from ...states.graph.plugins import drafter_class
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ...states.text.prompts import PromptBook
-from ..models import Models
+from ..models import Models, new_pool
 
 MAX_SCORED_ROWS = 256  # rows whose logits exist at once
 
@@ -148,16 +153,12 @@ def prefill(
         segments: visibility of a whole context (`start` is 0); by default causal.
     """
     device = kv.data.device
-    end = start + len(ids)
-    slots_1Q = torch.arange(start, end, device=device)[None]
-    slots_1K = torch.arange(end, device=device)[None]
+    slots_1Q, attention = _causal(start, len(ids), device)
     positions_1Q = slots_1Q
     if segments:
-        positions_Q, mask_QQ = visible(segments, end)
+        positions_Q, mask_QQ = visible(segments, start + len(ids))
         positions_1Q = positions_Q.to(device)[None]
         attention = AttentionPlan.dense(mask_QQ.to(device)[None], positions_1Q)
-    else:
-        attention = AttentionPlan.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
     with torch.inference_mode():
         output: TargetOutput = target.forward(
             torch.tensor([list(ids)], device=device),
@@ -170,6 +171,13 @@ def prefill(
             tuple(taps),
         )
     return output
+
+
+def _causal(start: int, count: int, device: torch.device) -> tuple[Tensor, AttentionPlan]:
+    """Slots int64 [1, Q] of `count` rows after `start` rows, and their attention."""
+    slots_1Q = torch.arange(start, start + count, device=device)[None]
+    slots_1K = torch.arange(start + count, device=device)[None]
+    return slots_1Q, AttentionPlan.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
 
 
 def full_prefill(
@@ -294,3 +302,75 @@ def _token_scores(logits_RV: Tensor, ids_R: Tensor, top: int) -> list[TokenScore
         pairs = zip(row[-best.indices.shape[1] :].tolist(), floats[1:], strict=True)
         scores.append(TokenScore(int(row[0]), floats[0], tuple(pairs)[:top]))
     return scores
+
+
+# -- durations ------------------------------------------------------------------------------------
+
+# Numbers of rows, in the order in which they are measured until the time is up.
+ROWS = (1, 16, 4, 64, 8, 2, 32, 3, 6, 12, 24, 48)
+MIN_POINTS = 2
+CONTEXT_ROWS = 64  # tokens before the measured rows
+MAX_SECONDS = 1.5  # for one model
+SECONDS_PER_POINT = MAX_SECONDS / 7
+REPEATS = 5  # of each point; the fastest counts, since noise only adds time
+
+
+def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts | None:
+    """The graph's figures, or measured ones; None for a drafter that does not choose by them.
+
+    Raises:
+        ModelError: several ranks would each measure, and decide differently.
+    """
+    if not block.chooses:
+        return None
+    costs = getattr(block, "costs", None)
+    if costs is not None:
+        return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)
+    target = models.target
+    if getattr(target, "ranks", None) is not None:
+        reason = "ranks that decode together cannot measure what forwards cost: give drafter.costs"
+        raise ModelError(target.config.path, reason)
+
+    def target_logits(kv: KVCache, start: int, count: int) -> Tensor:
+        return prefill(target, [1] * count, kv, start=start).logits_RV
+
+    def drafter_logits(kv: KVCache, start: int, count: int) -> Tensor:
+        slots_1Q, attention = _causal(start, count, kv.data.device)
+        logits: Tensor = kind.logits(drafter, torch.ones_like(slots_1Q), slots_1Q, attention, kv)
+        return logits
+
+    target_costs = _measured(models, target, target_logits)
+    if drafter is None or not block.has_model:
+        return RoundCosts(target_costs, Curve((), ()))
+    kind: Any = drafter_class(block.kind)
+    return RoundCosts(target_costs, _measured(models, drafter, drafter_logits))
+
+
+def _measured(models: Models, model: Any, logits: Callable[[KVCache, int, int], Tensor]) -> Curve:
+    """Milliseconds of forwards by their rows.
+
+    logits: of `count` rows after `start` rows of a pool.
+    """
+    kv = new_pool(model, CONTEXT_ROWS + max(ROWS), 1, models)
+
+    def duration(rows: int) -> float:
+        before = perf_counter()
+        logits(kv, CONTEXT_ROWS, rows).argmax(-1)
+        if models.device.type == "cuda":
+            torch.cuda.synchronize(models.device)
+        return 1e3 * (perf_counter() - before)
+
+    millis = dict[int, float]()
+    start = perf_counter()
+    with torch.inference_mode():
+        logits(kv, 0, CONTEXT_ROWS)
+        for rows in ROWS:
+            if len(millis) >= MIN_POINTS and perf_counter() - start > MAX_SECONDS:
+                break
+            duration(rows)  # the first one is not counted
+            first = perf_counter()
+            times = [duration(rows)]
+            while len(times) < REPEATS and perf_counter() - first < SECONDS_PER_POINT:
+                times.append(duration(rows))
+            millis[rows] = min(times)
+    return Curve.of(millis)

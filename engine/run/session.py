@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any, ParamSpec
 
@@ -25,7 +25,7 @@ from ...states.request import Request, limit_to_part_, resume_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
-from ...states.text.grammar import GrammarError, OutlineGrammar, OutlineMatcher, SchemaGrammar
+from ...states.text.grammar import GrammarError, OutlineGrammar, SchemaGrammar
 from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook
 from ...states.text.template import TemplateError, load_template
@@ -33,8 +33,7 @@ from ...states.text.tokens import PromptTokens
 from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for
 from ..errors import UsageError
-from ..models import Models, assumed, load_models, with_drafter
-from ..pools import RunPools
+from ..models import Models, RunPools, assumed, load_models, with_drafter
 from ..prepare.environment import (
     embedded_folder,
     model_folder,
@@ -46,7 +45,7 @@ from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
 from ..prepare.job import EMBEDDED, Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
 from .core import EngineCore
-from .round_costs import costs_of
+from .scoring import costs_of
 
 P = ParamSpec("P")
 
@@ -73,67 +72,63 @@ class Session:
         chunks: ChunkStore | None = None,
     ) -> None:
         graph = program.graph
+        skeleton = graph.skeleton
         if graph.drafter.has_model and models.drafter is None:
             reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
             raise ModelError(program.source.file, reason)
         self.program = program
         self.models = models
         self.seed = seed
-        self.outline_drafter = self._outline_drafter()
+        self.outline_drafter: Any = None  # loaded, if outlines have a drafter model of their own
+        if graph.outline_drafter is not None and graph.outline_drafter.has_model:
+            kind = graph.outline_drafter.kind
+            folder = model_folder(getattr(graph.outline_drafter, "model", None) or EMBEDDED, kind)
+            self.outline_drafter = with_drafter(models, folder, kind).drafter
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
         self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
-        self.new_matcher = self._grammar(graph)
+        self.new_matcher = self._outline_grammar()
         self._schemas: SchemaGrammar | None = None
-        self._measured: list[RoundCosts | None] = []
         self.maker = chunks_for(program, models, chunks)
-        documents = graph.skeleton.search_top_k if graph.skeleton is not None else 0
+        documents = skeleton.search_top_k if skeleton is not None else 0
         chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
-
-    def _outline_drafter(self) -> Any:
-        """The drafter of the outlines, loaded; None if they have no drafter of their own."""
-        skeleton = self.program.graph.skeleton
-        if skeleton is None or skeleton.drafter is None or not skeleton.drafter.has_model:
-            return None
-        kind = skeleton.drafter.kind
-        folder = model_folder(getattr(skeleton.drafter, "model", None) or EMBEDDED, kind)
-        return with_drafter(self.models, folder, kind).drafter
 
     def _sampling(self) -> SamplingRules:
         """The graph's sampling rules; raises GraphError for token ids outside the vocabulary."""
         sampling = self.program.graph.sampling
-        source = self.program.source
         size = self.models.target.vocab_size
-        unknown = [
-            (name, token)
+        wrong = [
+            self.program.source.problem(
+                ("sampling", name),
+                f"no token {token}: the model has {size} of them",
+                ProblemCode.NO_TOKEN,
+            )
             for name in ("logit_bias", "banned", "forced")
             for token in getattr(sampling, name)
             if token >= size
-        ]
-        reason = f"the model has {size} of them"
-        wrong = [
-            source.problem(("sampling", name), f"no token {token}: {reason}", ProblemCode.NO_TOKEN)
-            for name, token in unknown
         ]
         if wrong:
             raise GraphError(wrong)
         return sampling.rules()
 
-    def _grammar(self, graph: Graph) -> Callable[[str], Any] | None:
-        skeleton = graph.skeleton
+    def _outline_grammar(self) -> Callable[[str], Any] | None:
+        """By question, the matcher of its outline; None without a grammar."""
+        skeleton = self.program.graph.skeleton
         target = self.models.target
         if skeleton is None or not skeleton.grammar or self.outline is not None:
             return None
-        size = target.vocab_size
-        stops = self.prompts.stop_ids
         try:
-            tokenizer = self.models.tokenizer
-            most = skeleton.max_branches
-            form = self.prompts.form
-            return OutlineGrammar(tokenizer, size, stops, most, skeleton.tools, form).matcher
+            return OutlineGrammar(
+                self.models.tokenizer,
+                target.vocab_size,
+                self.prompts.stop_ids,
+                skeleton.max_branches,
+                tools=skeleton.tools,
+                form=self.prompts.form,
+            ).matcher
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
             raise ModelError(target.config.path.parent, str(error)) from None
 
@@ -165,52 +160,43 @@ class Session:
             prefix, tail = reading.skeleton(prompt.text, documents)
             opening = reading.opening(prompt.text, documents)
         outline = self.outline if skeleton is not None else None
-        attends = skeleton is not None and skeleton.merge == "attend"
+        matcher: Callable[[], Any] | None = None  # of the first branch's text
+        if settings.schema is not None:
+            if self._schemas is None:
+                size = self.models.target.vocab_size
+                self._schemas = SchemaGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
+            matcher = self._schemas.matchers(settings.schema)
+        elif not settings.plain and self.new_matcher is not None:
+            matcher = partial(self.new_matcher, prompt.text)
+        model_stops = self.prompts.stop_ids
         request = Request(
-            prompt.key,
-            derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
-            prompt.text,
-            prefix,
-            tail,
-            frozenset(self._stops(settings)),
-            prompt.max_new_tokens or self.budget,
-            skeleton.max_tokens if skeleton is not None else 0,
-            settings.sampling or self.sampling,
-            prompt.max_new_tokens or self.max_new_tokens,
+            key=prompt.key,
+            seed=derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
+            question=prompt.text,
+            prefix=prefix,
+            tail=tail,
+            stop_ids=frozenset((*(() if settings.ignore_eos else model_stops), *settings.stop_ids)),
+            budget=prompt.max_new_tokens or self.budget,
+            outline_budget=skeleton.max_tokens if skeleton is not None else 0,
+            sampling=settings.sampling or self.sampling,
+            requested_tokens=prompt.max_new_tokens or self.max_new_tokens,
             opening=opening,
             given_outline=outline,
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),
-            new_matcher=self._matcher(prompt, settings),
+            new_matcher=matcher,
             documents=prompt.documents if searched else (),
             cache_salt=prompt.cache_salt,
-            closing_ids=frozenset((*self.prompts.stop_ids, *settings.stop_ids)),
+            closing_ids=frozenset((*model_stops, *settings.stop_ids)),
             samples=self.program.graph.limits.n,
-            combine=self.prompts.combine() if attends else None,
             most_parts=skeleton.max_branches if skeleton is not None else 0,
         )
+        if skeleton is not None and skeleton.merge == "attend":
+            request.combine = self.prompts.combine()
         if settings.handed is not None:
             limit_to_part_(request, settings.handed)
         if settings.resumed:
             resume_(request, settings.resumed)
         return request
-
-    def _stops(self, settings: RequestSettings) -> Iterable[int]:
-        model_stops = () if settings.ignore_eos else self.prompts.stop_ids
-        return (*model_stops, *settings.stop_ids)
-
-    def _matcher(
-        self, prompt: Prompt, settings: RequestSettings
-    ) -> Callable[[], OutlineMatcher] | None:
-        """The grammar of the first branch's text, if it has one."""
-        if settings.schema is not None:
-            if self._schemas is None:
-                size = self.models.target.vocab_size
-                stops = self.prompts.stop_ids
-                self._schemas = SchemaGrammar(self.models.tokenizer, size, stops)
-            return self._schemas.matchers(settings.schema)
-        if settings.plain or self.new_matcher is None:
-            return None
-        return partial(self.new_matcher, prompt.text)
 
     def start(self, prompts: Iterable[Prompt | Request], sink: Sink) -> EngineCore:
         """An engine over a closed list of prompts or requests, before its first step."""
@@ -228,19 +214,21 @@ class Session:
             inbox: the source of requests while the engine runs; by default there is none.
         """
         graph = self.program.graph
+        skeleton = graph.skeleton
         models = self.models
+        target = models.target
         drafter = models.drafter if graph.drafter.has_model else None
         pools = RunPools.of(self.program, models, self.outline_drafter)
-        costs, outline_costs = self._costs()
+        costs, outline_costs = self.costs
         limits = RunLimits(
             graph.layout,
             graph.drafter,
-            graph.skeleton is None or graph.skeleton.share == "outline",
-            models.target.max_positions,
-            models.target.vocab_size,
+            skeleton is None or skeleton.share == "outline",
+            target.max_positions,
+            vocabulary=target.vocab_size,
             outline_drafter=graph.outline_drafter,
             scheduler=graph.scheduler,
-            holds_parts=graph.skeleton is not None and graph.skeleton.merge == "attend",
+            holds_parts=skeleton is not None and skeleton.merge == "attend",
             costs=costs,
             outline_costs=outline_costs,
             accept=graph.sampling.accept,
@@ -250,9 +238,10 @@ class Session:
             library = ChunkLibrary(self.maker, graph.blend.collect)
             blend = BlendState(graph.blend.settings, library)
         fold = None
-        if graph.skeleton is not None and graph.skeleton.merge in ("plain", "blend"):
-            blends = graph.skeleton.merge == "blend"
-            fold = FoldState(self.prompts, models.target.before_rope if blends else None)
+        if skeleton is not None and skeleton.merge in ("plain", "blend"):
+            fold = FoldState(
+                self.prompts, target.before_rope if skeleton.merge == "blend" else None
+            )
         branches = BranchStateManager(
             pools.kv,
             pools.kv_draft,
@@ -269,7 +258,7 @@ class Session:
             "branches": branches,
             "inbox": inbox or Inbox(),
             "drafter": branches.drafter,
-            "target": models.target,
+            "target": target,
             "kv": pools.kv,
             "kv_draft": pools.kv_draft,
             "host": HostReader(),
@@ -277,20 +266,14 @@ class Session:
             "taps": _taps(branches.drafter, models),
         }
 
-    def _costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
-        """What forwards cost, of each drafter that chooses by it; measured once."""
+    @cached_property
+    def costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
+        """Forward costs for the graph's drafter and for the outlines'; measured once."""
         graph = self.program.graph
-        sides = (
-            (graph.drafter, self.models.drafter),
-            (graph.outline_drafter, self.outline_drafter),
-        )
-        if not self._measured:
-            self._measured += [
-                None if block is None else costs_of(self.models, block, drafter)
-                for block, drafter in sides
-            ]
-        first, second = self._measured
-        return first, second
+        costs = costs_of(self.models, graph.drafter, self.models.drafter)
+        if graph.outline_drafter is None:
+            return costs, None
+        return costs, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:

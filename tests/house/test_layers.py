@@ -21,7 +21,7 @@ NO_TORCH = (
     "engine.cli.main",
     "engine.cli.start",
     "engine.cli.graphs",
-    "engine.cli.bench",
+    "engine.cli.decoding",
     "engine.bench.command",
     "engine.cli.train",
     "engine.prepare.job",

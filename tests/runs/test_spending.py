@@ -152,10 +152,10 @@ def test_costs_that_are_not_given_are_measured(kind: str, tiny: Make, graphs: Gr
     session = session_of(graphs, made, kind, *CHOOSING[kind][:-1])
     run, _, _ = rounds_of(session)
     check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
-    (costs, _) = session._costs()
+    (costs, _) = session.costs
     assert costs is not None and len(costs.target.rows) >= 2 and min(costs.target.ms) > 0
     assert bool(costs.drafter.rows) is (kind != "ngram")
-    assert session._costs()[0] is costs, "once for all runs of a session"
+    assert session.costs[0] is costs, "once for all runs of a session"
 
 
 def test_what_a_clock_decides_is_not_drawn(tiny: Make, graphs: Graphs) -> None:

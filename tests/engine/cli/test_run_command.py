@@ -319,7 +319,7 @@ def test_what_could_not_be_written_is_told_once(shell: Any) -> None:
 def test_a_pool_that_does_not_fit_is_refused_with_the_bytes(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specsot.engine.pools.free_memory", lambda: 1_000_000)
+    monkeypatch.setattr("specsot.engine.models.free_memory", lambda: 1_000_000)
     assert shell.run(sets=("layout.kv_slots=4000000",)) == Code.GRAPH
     assert "layout.kv_slots: keys and values of 4000000 slots take " in shell.err
     assert " GB, 0.0 are free" in shell.err and "fault of" not in shell.err
