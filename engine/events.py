@@ -277,9 +277,7 @@ class ReadingOrder:
     Branches write side by side: the text of the first unfinished one is released, the others'
     texts wait. Where the graph combines the parts, only the combined answer is released.
     The joined pieces are `Answer.text`; so blanks at the end of a part wait for the next text.
-
-    Args:
-        combines: the graph combines the parts into one answer. raw: keep all blanks.
+    combines: the graph combines the parts into one answer. raw: keep all blanks.
     """
 
     combines: bool = False

@@ -176,11 +176,8 @@ class RunPools:
 def new_pool(
     model: Target | Eagle3, capacity: int, rows: int, models: Models, block_size: int = 1
 ) -> KVCache:
-    """The KV pool of one model: `rows` rows of `capacity` slots, in blocks of `block_size` slots.
-
-    Raises:
-        MemoryError: it takes more memory than is free; with both numbers.
-    """
+    """The KV pool of one model: `rows` rows of `capacity` slots, in blocks of `block_size` slots;
+    raises MemoryError with both numbers if it takes more memory than is free."""
     shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
     needed = 2 * prod(shape) * models.dtype.itemsize
     free = free_memory()

@@ -150,12 +150,8 @@ def put(text: str) -> None:
 
 
 def deliver(text: str, place: str, what: str = "result") -> bool:
-    """Write a text to stdout; True if that works. Otherwise to stderr, unless a file holds it.
-
-    Args:
-        place: the file that holds it too, if any.
-        what: its name in the message.
-    """
+    """Write a text to stdout; True if that works. Otherwise to stderr, unless a file (`place`)
+    holds it. what: its name in the message."""
     out = Writer(sys.stdout)
     out(text)
     if out.fault is not None:

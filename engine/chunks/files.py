@@ -104,11 +104,7 @@ class ChunkFiles:
         return self.folder / f"{digest}{SUFFIX}"
 
     def new_part(self, digest: str) -> Path:
-        """A unique name for a part file, which readers ignore.
-
-        Raises:
-            UsageError: the folder cannot be made.
-        """
+        """A unique name for a part file, which readers ignore; makes the folder (UsageError)."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -136,12 +132,7 @@ class ChunkFiles:
         return chunks, problems
 
     def read_info(self, digest: str) -> ChunkInfo:
-        """The header of a chunk's file; the tensors are not read.
-
-        Raises:
-            FileNotFoundError: the file does not exist.
-            DamagedChunk: the file does not match its name.
-        """
+        """The header of a chunk's file, not the tensors; raises FileNotFoundError, DamagedChunk."""
         path = self.path(digest)
         try:
             with safe_open(path, framework="np") as file:
@@ -172,11 +163,8 @@ class ChunkFiles:
             os.utime(self.path(digest), ns=(time.time_ns(),) * 2)
 
     def drop(self, digest: str) -> bool:
-        """Remove a chunk's file; existing memory maps stay valid. False if it does not exist.
-
-        Raises:
-            UsageError: it cannot be removed.
-        """
+        """Remove a chunk's file; existing memory maps stay valid. False if it does not exist;
+        raises UsageError if it cannot be removed."""
         try:
             self.path(digest).unlink()
         except FileNotFoundError:

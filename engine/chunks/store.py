@@ -29,6 +29,11 @@ from ...states.yaml.source import GraphError, ProblemCode
 from ..errors import UsageError
 from .files import ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
 
+if TYPE_CHECKING:
+    from ..models import Models
+
+CHUNK_BYTES = 8 << 30  # default limit of chunks in memory and in a folder
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -52,14 +57,9 @@ class ChunkStore:
     miss, noted in `notes` and written again. That detects damage, not malice: write access to the
     folder can change answers. Not thread-safe.
 
-    Args:
-        max_bytes: of the tensors in memory, and of the files in the folder.
-        device: of the stored tensors.
-
-    Attributes:
-        hits, misses: look-ups by `get` with a chunk, and without.
-        bytes: of the chunks in memory.
-        notes: problems of files, a line each.
+    max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
+    tensors. hits, misses: look-ups by `get` with a chunk, and without. bytes: of the chunks in
+    memory. notes: problems of files, a line each.
     """
 
     def __init__(
@@ -75,11 +75,8 @@ class ChunkStore:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def get(self, key: ChunkKey) -> ChunkKV | None:
-        """The chunk of a key, now the most recently used one; None on a miss.
-
-        Raises:
-            RuntimeError: the chunk was written to.
-        """
+        """The chunk of a key, now the most recently used one; None on a miss. Raises RuntimeError
+        if the chunk was written to."""
         digest = key.digest
         entry = self._entries.get(digest) or self._load(key)
         if entry is None:
@@ -95,14 +92,8 @@ class ChunkStore:
         return entry.chunk
 
     def put(self, key: ChunkKey, chunk: ChunkKV, name: str = "") -> bool:
-        """Store a copy of a chunk; False if it is larger than the store.
-
-        Args:
-            name: in lists.
-
-        Raises:
-            ValueError: the chunk does not match the key.
-        """
+        """Store a copy of a chunk under a name for lists; False if it is larger than the store.
+        Raises ValueError if it does not match the key."""
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
@@ -147,11 +138,9 @@ class ChunkStore:
             _check(key, chunk)
         except FileNotFoundError:
             return None
-        except DamagedChunk as problem:
-            self.notes.append(str(problem))
-            return None
         except ValueError as error:
-            self.notes.append(f"{self.files.path(key.digest)}: {error}")
+            place = "" if isinstance(error, DamagedChunk) else f"{self.files.path(key.digest)}: "
+            self.notes.append(f"{place}{error}")
             return None
         chunk = _on(chunk, self.device)
         return None if chunk.bytes > self.max_bytes else _Entry(info, chunk, _versions(chunk))
@@ -220,12 +209,8 @@ def _versions(chunk: ChunkKV) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> ChunkKV:
-    """A chunk's tensors, mapped into memory.
-
-    Raises:
-        FileNotFoundError: the file does not exist.
-        DamagedChunk: it cannot be read, or its digest differs from its header.
-    """
+    """A chunk's tensors, mapped into memory; raises FileNotFoundError, or DamagedChunk if it cannot
+    be read or its digest differs from its header."""
     try:
         with torch.inference_mode(False), safe_open(path, framework="pt") as file:
             expected = (file.metadata() or {}).get("sha256")
@@ -252,12 +237,6 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-if TYPE_CHECKING:
-    from ..models import Models
-
-CHUNK_BYTES = 8 << 30  # default limit of chunks in memory and in a folder
-
-
 @dataclass(frozen=True, slots=True)
 class ChunkMaker:
     """Computes keys and chunks.
@@ -279,11 +258,8 @@ class ChunkMaker:
         return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
 
     def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:
-        """The read-only chunk of token ids, and whether it was computed by this call.
-
-        Raises:
-            ModelError: it is longer than the model's sequences.
-        """
+        """The read-only chunk of token ids, and whether it was computed by this call; raises
+        ModelError if it is longer than the model's sequences."""
         key = self.key(token_ids)
         if (chunk := self.store.get(key)) is not None:
             return chunk, False
@@ -328,9 +304,7 @@ class ChunkLibrary:
         start = time.perf_counter_ns()
         try:
             cached, is_new = self.maker.chunk(chunk.ids, chunk.name)
-        except (
-            ModelError
-        ):  # longer than the model's sequences; so is the prompt, which will be refused
+        except ModelError:  # longer than the model's sequences, as is the prompt: it is refused
             self.missed += 1
             return None
         self.hits += not is_new

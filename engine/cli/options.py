@@ -58,19 +58,21 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
 
         own_parameters = list(signature(function).parameters.values())[1:]
         parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own_parameters]
-        parameters += [_parameter(name, text) for name, text in offered.items()]
+        for name, text in offered.items():
+            field = FIELDS[name]
+            kind: Any = LISTS.get(field.type, field.type)
+            parameters.append(
+                Parameter(
+                    name,
+                    Parameter.KEYWORD_ONLY,
+                    default=field.default or None,  # None unless `RunOptions` has a true one
+                    annotation=Annotated[kind | None, option(name, text)],
+                )
+            )
         command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return command
 
     return decorate
-
-
-def _parameter(name: str, text: OptionText) -> Parameter:
-    """The parameter of an option; its default is None unless `RunOptions` has a true one."""
-    kind: Any = FIELDS[name].type
-    kind = Annotated[LISTS.get(kind, kind) | None, option(name, text)]
-    default = FIELDS[name].default or None
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def flat_options(action: Callable[..., None]) -> Callable[..., None]:

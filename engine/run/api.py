@@ -47,13 +47,8 @@ def generate(
     """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``.
 
     A run of its own, to its end or to `limits.max_rounds`. A prompt that does not fit is refused in
-    the answer: its sections have the finish reason.
-
-    Args:
-        graph, options: as for `open_session`; not with a session.
-
-    Raises:
-        PromptError: the text cannot be a prompt.
+    the answer: its sections have the finish reason. graph, options: as for `open_session`; not with
+    a session. Raises PromptError if the text cannot be a prompt.
     """
     if isinstance(source, Session):
         if prompt is None or graph is not None or options:
@@ -191,10 +186,7 @@ def _generated(
 def add_documents(
     files: Iterable[Path], options: RunOptions, folder: Path, max_bytes: int, max_tokens: int
 ) -> Iterator[tuple[ChunkInfo, bool]]:
-    """Compute the chunks, of at most `max_tokens` tokens, of all documents, and store them.
-
-    Yields:
-        Each chunk in the folder, and whether it is new.
+    """Store the chunks, of at most `max_tokens` tokens, of all documents: each, and if it is new.
 
     Raises:
         UsageError, PromptError, GraphError, ModelError: what cannot be used, and where.

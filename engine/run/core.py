@@ -12,30 +12,19 @@ from ...states.round import RoundSummary
 
 
 class EngineCore(Run):
-    """A graph's machine with its blackboard; every run, server, trainer and worker calls `step`.
-
-    Args:
-        program: a graph that passed its checks.
-        board: the blackboard, as `Session.board` makes it.
-        sink: is called with every event of the machine.
-    """
+    """A graph's machine with the blackboard of `Session.board`; every run, server, trainer and
+    worker calls `step`. Arguments as for `Run`."""
 
     def __init__(self, program: Program, board: Mapping[str, Any], sink: Sink) -> None:
         super().__init__(program, board, sink)
         self._initial = program.graph.initial
 
     def step(self, before_phase: Callable[[], bool] | None = None) -> bool:
-        """One pass from `schedule` to `schedule`: at most one forward of the target.
+        """One pass from `schedule` to `schedule`: at most one forward of the target; raises what
+        `advance` raises.
 
-        Args:
-            before_phase: is called before every transition; False ends the step there.
-
-        Returns:
-            False once the machine is in a final state, or `before_phase` has ended the step.
-
-        Raises:
-            RunError: no transition is open, or the run is over.
-            Exception: an error of an op or a guard, with its place in the graph.
+        before_phase: is called before every transition; False ends the step there.
+        Returns False once the machine is in a final state, or `before_phase` has ended the step.
         """
         while not self.finished:
             if before_phase is not None and not before_phase():

@@ -116,12 +116,8 @@ class Handle:
         return self._emitted[count:]
 
     def result(self, timeout: float | None = None) -> Answer:
-        """Wait for the answer.
-
-        Raises:
-            TimeoutError: no answer after `timeout` seconds; the request continues.
-            EngineError: the engine has stopped.
-        """
+        """Wait for the answer; raises TimeoutError after `timeout` seconds (the request continues),
+        EngineError if the engine has stopped."""
         until = None if timeout is None else monotonic() + timeout
         self._await(None, until)
         return self._answer()
@@ -355,11 +351,8 @@ class Engine:
     # -- the step loop ----------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """One step, from `schedule` to `schedule`; True while requests are open.
-
-        Raises:
-            EngineError: the engine is threaded, or has stopped.
-        """
+        """One step, from `schedule` to `schedule`; True while requests are open. Raises EngineError
+        if the engine is threaded, or has stopped."""
         if self.threaded:
             raise EngineError("this engine drives itself: threaded=False for steps by hand")
         before = self._stats.steps
@@ -446,11 +439,7 @@ class Engine:
 
     def _recover(self, error: Exception) -> None:
         """After an error of an op: compute the started requests again, each alone; a request that
-        was alone ends as failed.
-
-        Raises:
-            Exception: the error itself, if no request can be its cause.
-        """
+        was alone ends as failed. Raises the error itself if no request can be its cause."""
         table = self.manager.table
         lifecycle = self.manager.lifecycle
         started = [*table.open.values()]

@@ -53,11 +53,9 @@ P = ParamSpec("P")
 class Session:
     """A checked graph with its models: builds requests and engines.
 
-    Args:
-        outline: a given outline, instead of one that the model writes.
-        prompts: encodes questions; by default with the graph's template.
-        chunks: stores the document chunks that the graph's block `blend` reuses; by default in
-            memory, for all runs of this session.
+    outline: a given outline, instead of one that the model writes. prompts: encodes questions; by
+    default with the graph's template. chunks: stores the document chunks that the graph's block
+    `blend` reuses; by default in memory, for all runs of this session.
     """
 
     def __init__(
@@ -133,12 +131,8 @@ class Session:
             raise ModelError(target.config.path.parent, str(error)) from None
 
     def request(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Request:
-        """A request of this graph for one prompt.
-
-        Raises:
-            PromptError: the text cannot be a prompt, with the reason.
-            GrammarError: no answer can match the schema.
-        """
+        """A request of this graph for one prompt; raises PromptError with the reason if the text
+        cannot be one, GrammarError if no answer can match the schema."""
         skeleton = None if settings.plain else self.program.graph.skeleton
         reading = self.reading
         if prompt.past or prompt.rules:
@@ -323,14 +317,8 @@ def opened(graph: str | None, options: Mapping[str, Any]) -> Session:
 
 
 def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Session:
-    """Set torch up, load a job's models and tie them to its graph.
-
-    Args:
-        packed, part: as for `load_models`.
-
-    Raises:
-        UsageError, ModelError, GraphError: what cannot be used, and where.
-    """
+    """Set torch up, load a job's models (packed, part: as for `load_models`) and tie them to its
+    graph; raises UsageError, ModelError, GraphError: what cannot be used, and where."""
     options = job.options
     set_up_torch(threads_of(job), options.device)
     target, drafter = model_folders(job)

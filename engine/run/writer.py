@@ -8,7 +8,6 @@ from typing import Any
 
 from ...models.load.checkpoint import model_hash
 from ...states.phases.merge import Answer
-from ...states.request import Request
 from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.job import Job
 from ..prepare.repeat import (
@@ -142,9 +141,16 @@ class RunWriter:
             request.key: {branch.index: ids for branch, ids in contexts(request, prompts)}
             for request in core.requests
         }
-        segments = {request.key: _segments(request) for request in core.requests}
+        # In the format of outputs.jsonl, of branches that do not see their whole context.
+        segments = {
+            request.key: {
+                branch.index: [[s.tokens, s.position, list(s.sees)] for s in segments]
+                for branch in request.branches
+                if (segments := context_segments(branch))
+            }
+            for request in core.requests
+        }
         lines = outputs(answers, recorder.meter, context_ids, segments)
-        outcome = RunOutcome(status, answers, metrics, digest, lines)
         self.folder.write_lines(OUTPUTS, lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})
         self._manifest |= {"status": status, "ended": _now(), "digest": digest}
@@ -152,32 +158,21 @@ class RunWriter:
             self._manifest["error"] = redact(f"{type(error).__name__}: {error}")
         self._document["result"] = {"status": str(status), "digest": digest}
         self._write()
-        self.folder.write_text("summary.md", self._summary(outcome))
-        return outcome
-
-    def _summary(self, outcome: RunOutcome) -> str:
         graph = self.job.program.graph
         options = self.options
         facts = {
-            "status": str(outcome.status),
+            "status": str(status),
             "graph": f"{graph.name} (layout {graph.layout.kind}, drafter {graph.drafter.kind})",
             "model": options.model,
             "dtype, device, threads": f"{options.dtype}, {options.device}, {options.threads}",
             "seed": str(options.seed),
             "sampling": graph.sampling.words(),
-            "digest": outcome.digest,
+            "digest": digest,
         }
-        return summary_page(f"Run {graph.name}", outcome.answers, outcome.metrics, facts)
-
-
-def _segments(request: Request) -> dict[int, list[Any]]:
-    """Context segments by branch, in the format of outputs.jsonl, where a branch does not see its
-    whole context."""
-    return {
-        branch.index: [[s.tokens, s.position, list(s.sees)] for s in segments]
-        for branch in request.branches
-        if (segments := context_segments(branch))
-    }
+        self.folder.write_text(
+            "summary.md", summary_page(f"Run {graph.name}", answers, metrics, facts)
+        )
+        return RunOutcome(status, answers, metrics, digest, lines)
 
 
 def _now() -> str:

@@ -1,17 +1,21 @@
-"""Tiny models in files, and the command line inside this process."""
+"""Tiny models in files, sessions of the embedded models, and the command line in this process."""
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.embedded import Embedded
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
 
 import specsot
 from specsot.engine.cli.run_command import run_command
+from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.run.session import Session
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 OUTLINE = "PLAN\n1|60|-|-|First [bold]thing\n2|70|Search|1|Second\n3|70|-|-|Third\nEND\n"
@@ -36,6 +40,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Models that never stop by themselves."""
     return write_models(tmp_path_factory.mktemp("endless"), seed=14)
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Embedded:
+    return Embedded()
+
+
+@pytest.fixture(scope="session")
+def session(embedded: Embedded) -> Callable[..., Session]:
+    """session(graph, *sets, target=...): over the embedded models, which are loaded once."""
+
+    def make(
+        graph: str = "bim_eagle", *sets: str, budget: int | None = 12, **models: Any
+    ) -> Session:
+        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
+        return Session(program, replace(embedded.models, **models), max_new_tokens=budget)
+
+    return make
 
 
 @dataclass

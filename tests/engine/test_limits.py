@@ -1,11 +1,11 @@
-"""What a process may use: affinity, control groups of both versions, memory."""
+"""What a process may use: affinity, control groups of both versions, memory; and signs of life."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from specsot.engine import limits
+from specsot.engine import limits, terminal
 
 
 @pytest.fixture
@@ -65,3 +65,14 @@ def test_a_machine_that_others_use_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     assert 0.1 < share <= 0.4
     assert limits.disturbance(1.0) is None
     assert "others use this machine: a busy loop got 40% of a CPU" in str(limits.disturbance(0.4))
+
+
+def test_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 3.0, 11.0, 11.0, 12.0, 30.0, 30.0])
+    monkeypatch.setattr(terminal, "monotonic", lambda: next(clock))
+    with terminal.working("working ...") as tell:
+        for number in range(4):
+            tell(f"{number} of 4")
+    assert capsys.readouterr().err == "1 of 4\n3 of 4\n"

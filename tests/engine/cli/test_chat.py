@@ -1,18 +1,11 @@
 """`specsot chat`: turns behind each other, in the terminal and without one."""
 
 import io
-import os
-import pty
-import select
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.embedded import Embedded
 
 from specsot.engine.cli.chat import ChatSession
 from specsot.engine.cli.main import main
@@ -28,24 +21,10 @@ from specsot.engine.events import (
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine
-from specsot.engine.run.session import Session
 from specsot.states.text.prompts import PastTurn
 
-PROGRAM = "from specsot.engine.cli.main import main; main()"
-PATIENCE = 180.0
 SHARED = ("outline", "prompt")
 Printed = pytest.CaptureFixture[str]
-
-
-@pytest.fixture(scope="module")
-def session() -> Callable[..., Session]:
-    embedded = Embedded()
-
-    def make(graph: str = "eagle", *sets: str, budget: int = 12) -> Session:
-        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
-        return Session(program, embedded.models, max_new_tokens=budget)
-
-    return make
 
 
 def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> int:
@@ -77,7 +56,7 @@ def test_a_turn_that_cannot_be_asked_is_told_and_the_rest_goes_on(
 
 def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
     """The prompt of a turn begins with the prompt and the answer of the one before, id by id."""
-    made = session()
+    made = session("eagle")
     with Engine(made) as engine:
         talk = ChatSession(engine)
         talk.turn("How do I make tea?")
@@ -116,7 +95,7 @@ def test_the_past_stands_in_every_prompt_and_is_nothing_but_text(
 
 
 def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Printed) -> None:
-    made = session(budget=300)
+    made = session("eagle", budget=300)
     limit = made.models.target.max_positions
     with Engine(made) as engine:
         talk = ChatSession(engine)
@@ -177,69 +156,3 @@ def test_of_combined_parts_the_combined_answer_is_shown() -> None:
     assert told(*events, graph="bim_blend_merge") == ["both"]
     alone = (OutlineRead(("A",)), TextWritten(0, "a", 2))
     assert told(*alone, graph="bim_blend_merge") == ["1. A\n\na"]
-
-
-# -- in a terminal --------------------------------------------------------------------------------
-
-
-class Typed:
-    """A program on a pseudo terminal."""
-
-    def __init__(self, *words: str) -> None:
-        self.fd, child = pty.openpty()
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-        command = [sys.executable, "-c", PROGRAM, *words]
-        self.program = subprocess.Popen(
-            command, stdin=child, stdout=child, stderr=child, env=env, start_new_session=True,
-            preexec_fn=lambda: os.login_tty(child) if hasattr(os, "login_tty") else None,
-        )  # fmt: skip
-        os.close(child)
-        self.seen = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def interrupt(self, text: str) -> None:
-        """Ctrl-C at a prompt, again if it came just before readline began to wait: Python hears of
-        that one with the next key."""
-        at, end = len(self.seen), time.monotonic() + PATIENCE
-        while text not in self.seen[at:]:
-            assert time.monotonic() < end, f"{text!r} did not come: {self.seen}"
-            self.type("\x03")
-            until = time.monotonic() + 3.0
-            while text not in self.seen[at:] and time.monotonic() < until:
-                self.read(0.5)
-
-    def read(self, seconds: float) -> None:
-        """What comes in this time at most."""
-        if select.select([self.fd], [], [], seconds)[0]:
-            self.seen += os.read(self.fd, 4096).decode(errors="replace")
-
-    def until(self, text: str, after: int = 0) -> None:
-        end = time.monotonic() + PATIENCE
-        while text not in self.seen[after:]:
-            left = end - time.monotonic()
-            assert left > 0, f"{text!r} did not come: {self.seen}"
-            self.read(min(left, 1.0))
-
-
-@pytest.mark.skipif(not hasattr(os, "login_tty"), reason="a terminal of its own needs login_tty")
-def test_ctrl_c_stops_the_answer_and_ctrl_d_ends(tmp_path: Path) -> None:
-    program = Typed("chat", "autoregressive", "--max-new-tokens", "800",
-                    "--set", "sampling.temperature=5.0")  # fmt: skip
-    try:
-        program.until("> ")
-        program.type("How do bees make honey?\n")
-        program.until("\n")
-        time.sleep(1.0)
-        at = len(program.seen)
-        program.type("\x03")
-        program.until("stopped", at)
-        program.until("> ", program.seen.index("stopped", at))
-        program.interrupt("Ctrl-D or /quit ends")
-        program.until("> ", program.seen.rindex(" ends"))  # what is typed before is thrown away
-        program.type("\x04")
-        assert program.program.wait(60) == 0
-    finally:
-        program.program.kill()
-        os.close(program.fd)

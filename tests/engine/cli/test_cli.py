@@ -122,6 +122,30 @@ def python(code: str) -> tuple[str, float]:
     return found.stdout + found.stderr, used
 
 
+USELESS = ("torch._dynamo", "torch._inductor", "sympy", "torch.distributed.fsdp", "gguf")
+START = """
+import sys
+from specsot.engine.cli.main import main
+graphs, useless = (one.split() for one in sys.argv[1:])
+for graph in graphs:
+    try:
+        main(["run", graph, "Why?", "--max-new-tokens", "1", "--no-tui", "--quiet"])
+    except SystemExit as end:
+        assert not end.code, graph
+    print(graph, sorted(set(useless) & set(sys.modules)))
+"""
+GRAPHS = ("autoregressive", "eagle", "eagle2", "dflash", "speculative", "bim_eagle")
+
+
+def test_models_are_loaded_without_torchs_compiler(tmp_path: Path) -> None:
+    """Each of the useless modules costs a second of CPU time or more."""
+    words = [sys.executable, "-c", START, " ".join(GRAPHS), " ".join(USELESS)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith(GRAPHS)]
+    assert told == [f"{graph} []" for graph in GRAPHS]
+
+
 HEAVY = "torch transformers pydantic rich numpy transitions"
 
 
@@ -130,9 +154,12 @@ HEAVY = "torch transformers pydantic rich numpy transitions"
     [
         (["--help"], HEAVY),
         (["--version"], HEAVY),
-        (["check"], "torch transformers rich"),
+        (["check"], "torch transformers rich numpy transitions"),
         (["run", "bim_eagl"], "torch transformers rich"),
         (["run", "bim_eagle", "--prompts", "none.txt"], "torch transformers rich"),
+        (["list"], "torch transformers numpy transitions"),
+        (["schema"], "torch transformers numpy transitions"),
+        (["show", "eagle", "--full"], "torch transformers numpy transitions"),
     ],
 )
 def test_light_commands_import_little(words: list[str], heavy: str) -> None:

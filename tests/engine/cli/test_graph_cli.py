@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,17 +216,6 @@ def test_wrong_usage_is_exit_code_2(capsys: Printed) -> None:
     assert run("show", "eagle", "--set", "drafter.kind=none") == 2
     assert "--set changes no file" in capsys.readouterr().err
     assert run("check", "--nonsense") == 2
-
-
-@pytest.mark.parametrize("words", ["check", "list", "schema", "show eagle --full"])
-def test_no_torch_is_imported(words: str) -> None:
-    code = (
-        "import sys\nfrom specsot.engine.cli.main import main\n"
-        f"try: main({words.split()!r})\nexcept SystemExit as e: assert not e.code, e.code\n"
-        "slow = {'torch', 'transformers', 'numpy', 'transitions'} & set(sys.modules)\n"
-        "assert not slow, slow\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
 def test_on_a_terminal_the_place_is_shown(

@@ -66,11 +66,11 @@ class Terminal:
         )
         os.close(inner)
 
-    def screens(self) -> Iterator[str]:
+    def screens(self, seconds: float = PATIENCE) -> Iterator[str]:
         """What is on the screen after every piece of output."""
-        until = monotonic() + PATIENCE
+        until = monotonic() + seconds
         while monotonic() < until:
-            if not select.select([self.end], [], [], 1.0)[0]:
+            if not select.select([self.end], [], [], min(seconds, 1.0))[0]:
                 continue
             try:
                 piece = os.read(self.end, 65536)
@@ -81,6 +81,14 @@ class Terminal:
             self.raw += piece
             self.stream.feed(piece)
             yield "\n".join(self.screen.display)
+
+    def wait_for(self, text: bytes, after: int = 0, seconds: float = PATIENCE) -> int:
+        """Where a text ends in the output; -1 if it does not come."""
+        screens = self.screens(seconds)
+        while text not in self.raw[after:]:
+            if next(screens, None) is None:
+                return -1
+        return self.raw.index(text, after) + len(text)
 
     def type(self, text: str) -> None:
         os.write(self.end, text.encode())
@@ -235,3 +243,25 @@ def test_sigterm_keeps_what_was_made(endless: Any, place: Path) -> None:
             break
     assert process.wait(PATIENCE) == 143
     assert '"status": "terminated"' in (place / "runs" / "latest" / "manifest.json").read_text()
+
+
+def test_in_a_chat_ctrl_c_stops_the_answer_and_ctrl_d_ends(place: Path) -> None:
+    words = ["chat", "autoregressive", "--max-new-tokens", "800", "--set"]
+    terminal = Terminal([*PROGRAM, *words, "sampling.temperature=5.0"], 80, 24, TERM="dumb")
+    try:
+        at = terminal.wait_for(b"> ")
+        terminal.type("How do bees make honey?\n")
+        at = terminal.wait_for(b"\n", at)
+        terminal.wait_for(b"nothing", seconds=1.0)
+        terminal.type("\x03")
+        at = terminal.wait_for(b"> ", terminal.wait_for(b"stopped", at))
+        # Python sees a Ctrl-C that came just before readline waits only with the next key.
+        for _ in range(60):
+            terminal.type("\x03")
+            if (end := terminal.wait_for(b"Ctrl-D or /quit ends", at, seconds=3.0)) > 0:
+                break
+        terminal.wait_for(b"> ", terminal.raw.rindex(b" ends"))  # what is typed before is dropped
+        terminal.type("\x04")
+        assert end > 0 and terminal.process.wait(60) == 0
+    finally:
+        terminal.close()

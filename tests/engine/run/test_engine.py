@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from helpers.embedded import Embedded
 from helpers.many import sizes
 from helpers.support import tokens_of
 
@@ -22,7 +21,6 @@ from specsot.engine.events import (
     StreamEvent,
     TextWritten,
 )
-from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.report import output_digest
 from specsot.engine.run.engine import Engine, EngineError, Handle
@@ -34,25 +32,9 @@ BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is ra
 PATIENCE = 120.0
 
 
-@pytest.fixture(scope="module")
-def embedded() -> Embedded:
-    return Embedded()
-
-
-@pytest.fixture(scope="module")
-def session(embedded: Embedded) -> Callable[..., Session]:
-    """session(graph, *sets): over the embedded models, which are loaded once."""
-
-    def make(graph: str = "bim_eagle", *sets: str, budget: int | None = 16) -> Session:
-        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
-        return Session(program, embedded.models, max_new_tokens=budget)
-
-    return make
-
-
 @pytest.fixture
 def engine(session: Callable[..., Session]) -> Iterator[Engine]:
-    with Engine(session()) as made:
+    with Engine(session(budget=16)) as made:
         yield made
 
 

@@ -1,7 +1,5 @@
 """One request can only fail itself: the others' tokens stay as they are."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 import torch
 from helpers.embedded import Embedded
 
-from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
@@ -22,20 +19,6 @@ from specsot.states.text.grammar import OutlineMatcher
 BEES, TEA, RAIN = "Tell me about honey bees.", "How do I make tea?", "What is rain?"
 BAD = "How do bees make honey?"
 LAYOUTS = ("bim", "batching", "paged")
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Embedded:
-    return Embedded()
-
-
-@pytest.fixture(scope="module")
-def session(embedded: Embedded) -> Callable[..., Session]:
-    def make(graph: str = "bim_eagle", *sets: str, budget: int = 10, **models: Any) -> Session:
-        program = open_graph(graph, sets=sets, table=embedded.graphs.table)
-        return Session(program, replace(embedded.models, **models), max_new_tokens=budget)
-
-    return make
 
 
 def ids(handle: Handle) -> list[list[int]]:
