@@ -40,8 +40,8 @@ def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float],
         yield lambda text, share: lines(text)
         return
     description = TextColumn("{task.description}", markup=False)
-    share = (BarColumn(bar_width=24), TimeRemainingColumn()) if bar else ()
-    columns = (SpinnerColumn(), *share, description)
+    bars = (BarColumn(bar_width=24), TimeRemainingColumn()) if bar else ()
+    columns = (SpinnerColumn(), *bars, description)
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as live:
         task = live.add_task(text, total=None)
         yield lambda text, share: live.update(task, description=text, total=1.0, completed=share)
