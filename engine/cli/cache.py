@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
 
 from ...states.text.documents import CHUNK_TOKENS
 from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import UsageError
 from ..prepare.options import OptionText, RunOptions
 from ..shell import complain, print_json
-from .options import Json, takes
+from .options import Json, argument, option, takes
 
 KEY_DIGITS = 12  # of a key in a table
 MIN_KEY_DIGITS = 4  # of a key on the command line
@@ -22,20 +21,16 @@ cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args
 
 MODELS = ("profile", "model", "drafter_model", "device", "dtype", "weights", "threads", "sets")
 GRAPH = OptionText("The graph whose models read them [specsot.yaml's].")
-CacheDir = Annotated[Path, Option(envvar="SPECSOT_CACHE_DIR", help="The folder of cached chunks.")]
-MAX_BYTES = Option(
-    min=1, envvar="SPECSOT_CACHE_BYTES", help="Beyond these, those used longest ago go."
-)
-CHUNK = Option(min=1, help="Most tokens of a chunk.")
+CacheDir = Annotated[Path, option("The folder of cached chunks.", envvar="SPECSOT_CACHE_DIR")]
+MAX_BYTES = option("Beyond these, those used longest ago go.", min=1, envvar="SPECSOT_CACHE_BYTES")
+CHUNK = option("Most tokens of a chunk.", min=1)
 
 
 @cache.command()
 @takes(*MODELS, "as_json", graph=GRAPH)
 def add(
     options: RunOptions,
-    files: Annotated[
-        list[Path], Argument(metavar="FILE...", help="Texts, or .jsonl of (title, text).")
-    ],
+    files: Annotated[list[Path], argument("Texts, or .jsonl of (title, text).", metavar="FILE...")],
     cache_dir: CacheDir = Path("chunks"),
     max_bytes: Annotated[int, MAX_BYTES] = 8 << 30,
     chunk_tokens: Annotated[int, CHUNK] = CHUNK_TOKENS,
@@ -68,9 +63,9 @@ def list_chunks(cache_dir: CacheDir = Path("chunks"), as_json: Json = False) -> 
 @cache.command()
 def drop(
     keys: Annotated[
-        list[str] | None, Argument(metavar="KEY...", help="Keys, or how they begin.")
+        list[str] | None, argument("Keys, or how they begin.", metavar="KEY...")
     ] = None,
-    all_of_them: Annotated[bool, Option("--all", help="Drop every chunk.")] = False,
+    all_of_them: Annotated[bool, option("Drop every chunk.", "--all")] = False,
     cache_dir: CacheDir = Path("chunks"),
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Exit
+from typer import Exit
 
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError
@@ -21,15 +21,15 @@ from ..prepare.options import SESSION, RunOptions
 from ..shell import complain, put
 from ..text_stream import printable
 from .completing import graph_names_of
-from .options import takes
+from .options import argument, takes
 
 if TYPE_CHECKING:
     from ...states.phases.merge import Answer
     from ..run.engine import Engine, Handle
 
-GRAPH = Argument(
+GRAPH = argument(
+    "A shipped graph or a graph file [specsot.yaml's].",
     metavar="GRAPH",
-    help="A shipped graph or a graph file [specsot.yaml's].",
     show_default=False,
     autocompletion=graph_names_of,
 )

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, Option
 
 from ..errors import ClusterError
 from ..prepare.job import prepare, read_cluster
@@ -21,14 +20,14 @@ from ..workers.ray_cluster import (
 )
 from ..workers.router import ask_router
 from ..workers.start import check_groups, check_single, divided
-from .options import takes
+from .options import argument, option, takes
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 NONE = "no cluster is up on this machine: specsot cluster up starts one"
 NO_SERVER = "no server with --workers runs: specsot serve GRAPH --workers N"
 MODELS = tuple(name for name in ("graph", *SESSION) if name != "outline")
 Workers = Annotated[
-    int | None, Option("--workers", min=1, max=1024, help="How many [specsot.yaml's `cluster`].")
+    int | None, option("How many [specsot.yaml's `cluster`].", "--workers", min=1, max=1024)
 ]
 
 
@@ -75,9 +74,7 @@ def status() -> None:
 
 
 @cluster.command("scale", help="Have so many replicas of a server with --workers.")
-def scale(
-    count: Annotated[int, Argument(min=1, max=1024, help="How many there are to be.")],
-) -> None:
+def scale(count: Annotated[int, argument("How many there are to be.", min=1, max=1024)]) -> None:
     """Attach replicas to the running server of this machine, or detach some.
 
     New replicas get requests once their models are loaded. Surplus replicas get no new requests and

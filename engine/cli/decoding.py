@@ -6,21 +6,20 @@ from pathlib import Path
 from textwrap import fill
 from typing import Annotated
 
-from typer import Argument, Exit, Option
+from typer import Exit
 
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
 from ..record.run_folder import LATEST
 from ..shell import print_json, put
 from .completing import benched_of, graph_names_of, peers_of, varied_of
-from .options import RUNS_DIR, Json, Runs, Which, takes
+from .options import RUNS_DIR, Json, Runs, Which, argument, option, takes
 
 WIDTH = 96  # of the list of experiments
 PROMPTS = replace(
     OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
 )
 TablesDir = Annotated[
-    Path | None,
-    Option("--out", metavar="DIR", help="Keep tables there, and go on where it was left."),
+    Path | None, option("Keep tables there, and go on where it was left.", "--out", metavar="DIR")
 ]
 
 
@@ -29,9 +28,9 @@ def compare(
     options: RunOptions,
     sides: Annotated[
         list[str],
-        Argument(
+        argument(
+            "Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
             metavar="GRAPH GRAPH...",
-            help="Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
             autocompletion=graph_names_of,
         ),
     ],
@@ -53,15 +52,15 @@ def sweep(
     options: RunOptions,
     graph: Annotated[
         str,
-        Argument(
-            metavar="GRAPH", help="A shipped graph or a graph file.", autocompletion=graph_names_of
+        argument(
+            "A shipped graph or a graph file.", metavar="GRAPH", autocompletion=graph_names_of
         ),
     ],
     vary: Annotated[
         list[str],
-        Option(
+        option(
+            "Values of a setting; may be repeated.",
             metavar="PATH=VALUE,...",
-            help="Values of a setting; may be repeated.",
             autocompletion=varied_of,
         ),
     ],
@@ -83,55 +82,48 @@ def bench(
     options: RunOptions,
     refs: Annotated[
         list[str] | None,
-        Argument(
+        argument(
+            "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted.",
             metavar="EXPERIMENT | GRAPH...",
-            help="A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf,"
-            " hf-assisted.",
             show_default=False,
             autocompletion=benched_of,
         ),
     ] = None,
     against: Annotated[
         str | None,
-        Option(
+        option(
+            "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first.",
             metavar="SIDE,...",
-            help="Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the"
-            " first.",
             autocompletion=peers_of,
         ),
     ] = None,
     vary: Annotated[
         list[str] | None,
-        Option(
+        option(
+            "Values of a setting; may be repeated. parts=1,2,4: parts of a given outline.",
             metavar="PATH=VALUE,...",
-            help="Values of a setting; may be repeated. parts=1,2,4: parts of a given outline.",
             autocompletion=varied_of,
         ),
     ] = None,
-    repeats: Annotated[int | None, Option(min=1, max=1000, help="Of every prompt [3].")] = None,
-    count: Annotated[
-        int | None, Option(min=1, max=1024, help="Only so many of the prompts.")
-    ] = None,
+    repeats: Annotated[int | None, option("Of every prompt [3].", min=1, max=1000)] = None,
+    count: Annotated[int | None, option("Only so many of the prompts.", min=1, max=1024)] = None,
     out: Annotated[
-        Path | None, Option(metavar="DIR", help="Keep rounds, tables and pictures there.")
+        Path | None, option("Keep rounds, tables and pictures there.", metavar="DIR")
     ] = None,
-    resume: Annotated[
-        Path | None, Option(metavar="DIR", help="Go on with what was kept there.")
-    ] = None,
+    resume: Annotated[Path | None, option("Go on with what was kept there.", metavar="DIR")] = None,
     baseline: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="A kept result.json; exit 6 where a figure got worse."),
+        Path | None, option("A kept result.json; exit 6 where a figure got worse.", metavar="FILE")
     ] = None,
-    plot: Annotated[bool, Option("--plot", help="Pictures too, SVG and PNG, into --out.")] = False,
+    plot: Annotated[bool, option("Pictures too, SVG and PNG, into --out.", "--plot")] = False,
     tune: Annotated[
         bool,
-        Option(
-            "--tune",
-            help="Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
+        option(
+            "Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
             " print a profile (kept as profile.yaml in --out).",
+            "--tune",
         ),
     ] = False,
-    listed: Annotated[bool, Option("--list", help="Instead: the shipped experiments.")] = False,
+    listed: Annotated[bool, option("Instead: the shipped experiments.", "--list")] = False,
 ) -> None:
     """Measure experiments: paired, repeated, with intervals, beside transformers.
 
@@ -188,19 +180,19 @@ def certify(
     options: RunOptions,
     graphs: Annotated[
         list[str] | None,
-        Argument(
+        argument(
+            "Shipped graphs or graph files.",
             metavar="GRAPH...",
-            help="Shipped graphs or graph files.",
             show_default=False,
             autocompletion=graph_names_of,
         ),
     ] = None,
     quick: Annotated[
-        bool, Option("--quick", envvar="SPECSOT_QUICK", help="Fewer prompts, seeds and tokens.")
+        bool, option("Fewer prompts, seeds and tokens.", "--quick", envvar="SPECSOT_QUICK")
     ] = False,
-    every: Annotated[bool, Option("--all", help="All shipped graphs.")] = False,
+    every: Annotated[bool, option("All shipped graphs.", "--all")] = False,
     out: Annotated[
-        Path | None, Option(metavar="DIR", help="Write DIR/GRAPH.md and .json, print no page.")
+        Path | None, option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR")
     ] = None,
 ) -> None:
     """Certify graphs: whether their text is the target's own, compared with transformers.
@@ -220,7 +212,7 @@ def verify_run(
     runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
     threads: Annotated[
-        int | None, Option(envvar="SPECSOT_THREADS", help="CPU threads [the run's].")
+        int | None, option("CPU threads [the run's].", envvar="SPECSOT_THREADS")
     ] = None,
 ) -> None:
     """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.

@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from time import perf_counter
 from typing import Annotated, Any
 
-from typer import Exit, Option
+from typer import Exit
 
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
 from ..prepare.environment import embedded_folder, machine, versions
 from ..shell import complain, print_json
+from .options import option
 
 EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
 START_UPS = {
@@ -23,11 +24,11 @@ START_UPS = {
 
 
 def doctor(
-    as_json: Annotated[bool, Option("--json", help="One JSON document on stdout.")] = False,
+    as_json: Annotated[bool, option("One JSON document on stdout.", "--json")] = False,
     threads: Annotated[
-        int | None, Option(envvar="SPECSOT_THREADS", help="CPU threads [1: the models are small].")
+        int | None, option("CPU threads [1: the models are small].", envvar="SPECSOT_THREADS")
     ] = None,
-    rounds: Annotated[int, Option(help="Rounds over which the overhead is measured.")] = 100,
+    rounds: Annotated[int, option("Rounds over which the overhead is measured.")] = 100,
 ) -> None:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
     say: Callable[[str], None] = (lambda line: None) if as_json else print

@@ -9,7 +9,7 @@ from textwrap import fill, indent
 from typing import Annotated, Any
 
 import typer
-from typer import Argument, BadParameter, Exit, Option
+from typer import BadParameter, Exit
 
 from ...states.graph.graph import json_schema
 from ...states.graph.load import op_table
@@ -25,9 +25,9 @@ from ..shell import print_json, put, tell_problems
 from ..view.diagram import describe_graph, describe_words, lifecycles, mermaid
 from .completing import codes_of, graph_names_of
 from .options import Json as MirroredJson
-from .options import Sets
+from .options import Sets, argument, option
 
-Json = Annotated[bool, Option("--json", help="One JSON document instead of text.")]
+Json = Annotated[bool, option("One JSON document instead of text.", "--json")]
 SCHEMA = "graph.schema.json"
 SCHEMAS = {FOLDER: SCHEMA, "machines": f"../{SCHEMA}"}  # by the folder of a graph
 WIDTH = 90  # of an explanation
@@ -36,9 +36,7 @@ WIDTH = 90  # of an explanation
 def check(
     graphs: Annotated[
         list[str] | None,
-        Argument(
-            help="Paths or shipped names; default: all shipped.", autocompletion=graph_names_of
-        ),
+        argument("Paths or shipped names; default: all shipped.", autocompletion=graph_names_of),
     ] = None,
     sets: Sets = None,
     as_json: Json = False,
@@ -65,17 +63,17 @@ def check(
 
 def show(
     graph: Annotated[
-        str | None, Argument(help="A path or a shipped name.", autocompletion=graph_names_of)
+        str | None, argument("A path or a shipped name.", autocompletion=graph_names_of)
     ] = None,
     full: Annotated[
-        bool, Option("--full", help="Instead: the whole graph, with all that it extends.")
+        bool, option("Instead: the whole graph, with all that it extends.", "--full")
     ] = False,
     resolved: Annotated[
-        bool, Option("--resolved", help="Instead: what each op became, with its settings.")
+        bool, option("Instead: what each op became, with its settings.", "--resolved")
     ] = False,
-    draw: Annotated[bool, Option("--mermaid", help="Instead: a Mermaid state diagram.")] = False,
+    draw: Annotated[bool, option("Instead: a Mermaid state diagram.", "--mermaid")] = False,
     lives: Annotated[
-        bool, Option("--lifecycle", help="Instead: the lives of requests and branches.")
+        bool, option("Instead: the lives of requests and branches.", "--lifecycle")
     ] = False,
     sets: Sets = None,
 ) -> None:
@@ -103,7 +101,7 @@ def show(
 
 def list_graphs(
     ops: Annotated[
-        bool, Option("--ops", help="Instead: the ops, guards and values a graph can use.")
+        bool, option("Instead: the ops, guards and values a graph can use.", "--ops")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -127,9 +125,7 @@ def schema() -> None:
 
 
 def init(
-    folder: Annotated[
-        Path, Argument(metavar="DIR", help="Where to; made if it is not there.")
-    ] = Path(),
+    folder: Annotated[Path, argument("Where to; made if it is not there.", metavar="DIR")] = Path(),
 ) -> None:
     """Copy the shipped graphs, prompts and settings into a folder, to be changed.
 
@@ -163,8 +159,8 @@ def init(
 def explain(
     code: Annotated[
         str | None,
-        Argument(
-            metavar="CODE", help="G202, or an exit code; default: a list.", autocompletion=codes_of
+        argument(
+            "G202, or an exit code; default: a list.", metavar="CODE", autocompletion=codes_of
         ),
     ] = None,
     as_json: MirroredJson = False,

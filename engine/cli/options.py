@@ -20,7 +20,17 @@ LISTS: dict[Any, Any] = {  # as typer wants them
 }
 
 
-def option(name: str, text: OptionText | None = None) -> Any:
+def option(help: str, *flags: str, **more: Any) -> Any:
+    """An option of a command for `Annotated`; more: as for typer."""
+    return Option(*flags, help=help, **more)
+
+
+def argument(help: str, **more: Any) -> Any:
+    """An argument of a command for `Annotated`; more: as for typer."""
+    return Argument(help=help, **more)
+
+
+def run_option(name: str, text: OptionText | None = None) -> Any:
     """What typer needs to know of an option; text: instead of its own."""
     text = text or OPTIONS[name]
     variable = name.upper() if text.argument else flag_of(name)[2:].replace("-", "_").upper()
@@ -32,14 +42,12 @@ def option(name: str, text: OptionText | None = None) -> Any:
     return Option(*text.flags or (flag_of(name),), **arguments)
 
 
-Runs = Annotated[
-    Path, Option("--runs-dir", envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")
-]
+Runs = Annotated[Path, option("Where run folders are.", "--runs-dir", envvar="SPECSOT_RUNS_DIR")]
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
-Which = Annotated[str, Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)]
+Which = Annotated[str, argument(WHICH, metavar="RUN", autocompletion=runs_of)]
 RUNS_DIR = Path("runs")
-Json = Annotated[bool, option("as_json")]
-Sets = Annotated[list[str] | None, option("sets")]
+Json = Annotated[bool, run_option("as_json")]
+Sets = Annotated[list[str] | None, run_option("sets")]
 
 
 def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -66,7 +74,7 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
                     name,
                     Parameter.KEYWORD_ONLY,
                     default=field.default or None,  # None unless `RunOptions` has a true one
-                    annotation=Annotated[kind | None, option(name, text)],
+                    annotation=Annotated[kind | None, run_option(name, text)],
                 )
             )
         command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]

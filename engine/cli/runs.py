@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer import Argument, Exit, Option
+from typer import Exit
 
 from ..errors import Code, UsageError
 from ..record.run_folder import (
@@ -25,7 +25,7 @@ from ..record.run_folder import (
 )
 from ..shell import complain, print_json, put
 from .completing import runs_of
-from .options import RUNS_DIR, WHICH, Json, Runs, Which
+from .options import RUNS_DIR, WHICH, Json, Runs, Which, argument, option
 
 if TYPE_CHECKING:
     from ..record.replay import Replay
@@ -61,10 +61,8 @@ def show(run: Which = LATEST, runs_dir: Runs = RUNS_DIR) -> None:
 
 @runs.command()
 def diff(
-    first: Annotated[str, Argument(metavar="RUN", help=WHICH, autocompletion=runs_of)],
-    second: Annotated[
-        str, Argument(metavar="RUN", help="Another.", autocompletion=runs_of)
-    ] = LATEST,
+    first: Annotated[str, argument(WHICH, metavar="RUN", autocompletion=runs_of)],
+    second: Annotated[str, argument("Another.", metavar="RUN", autocompletion=runs_of)] = LATEST,
     runs_dir: Runs = RUNS_DIR,
     as_json: Json = False,
 ) -> None:
@@ -108,11 +106,11 @@ def _number(value: Any) -> str:
 
 @runs.command()
 def clean(
-    keep: Annotated[int | None, Option(min=0, help="Leave so many, the newest.")] = None,
+    keep: Annotated[int | None, option("Leave so many, the newest.", min=0)] = None,
     older_than: Annotated[
-        float | None, Option(min=0, metavar="DAYS", help="Only those that began before.")
+        float | None, option("Only those that began before.", min=0, metavar="DAYS")
     ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say which.")] = False,
+    dry_run: Annotated[bool, option("Only say which.", "--dry-run")] = False,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Delete kept runs; running ones, and everything that is not a run folder, stay."""
@@ -130,9 +128,9 @@ def clean(
 def export(
     run: Which = LATEST,
     form: Annotated[
-        Literal["perfetto", "csv"], Option("--format", help="For ui.perfetto.dev, or a table.")
+        Literal["perfetto", "csv"], option("For ui.perfetto.dev, or a table.", "--format")
     ] = "perfetto",
-    out: Annotated[Path | None, Option("--out", help="The file [standard output].")] = None,
+    out: Annotated[Path | None, option("The file [standard output].", "--out")] = None,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """A run's trace in another format.
@@ -155,15 +153,15 @@ def export(
 
 def replay(
     run: Which = LATEST,
-    speed: Annotated[float, Option(help="1 as fast as the run was, 0.1 ten times slower.")] = 1.0,
+    speed: Annotated[float, option("1 as fast as the run was, 0.1 ten times slower.")] = 1.0,
     step: Annotated[
-        int | None, Option(help="Print the picture after this transition (-1 the last).")
+        int | None, option("Print the picture after this transition (-1 the last).")
     ] = None,
     size: Annotated[
-        str, Option(metavar="COLUMNSxLINES", help="Of the picture that is printed.")
+        str, option("Of the picture that is printed.", metavar="COLUMNSxLINES")
     ] = "100x30",
     svg: Annotated[
-        Path | None, Option(metavar="FILE", help="Write that picture as SVG, print nothing.")
+        Path | None, option("Write that picture as SVG, print nothing.", metavar="FILE")
     ] = None,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:

@@ -8,18 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Exit, Option
+from typer import Exit
 
 from ..errors import UsageError
 from ..prepare.job import prepare_graphs, read_cluster
 from ..prepare.options import SESSION, OptionText, RunOptions
 from ..record.run_folder import LATEST, find_run
 from .completing import graph_names_of
-from .options import RUNS_DIR, Runs, Which, takes
+from .options import RUNS_DIR, Runs, Which, argument, option, takes
 
-GRAPHS = Argument(
+GRAPHS = argument(
+    "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one.",
     metavar="[GRAPH...]",
-    help="Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one.",
     show_default=False,
     autocompletion=graph_names_of,
 )
@@ -36,24 +36,22 @@ MODELS = tuple(name for name in SESSION if name != "outline")
 def serve(
     options: RunOptions,
     graphs: Annotated[list[str] | None, GRAPHS] = None,
-    host: Annotated[str, Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1",
+    host: Annotated[str, option("Address.", envvar="SPECSOT_HOST")] = "127.0.0.1",
     port: Annotated[
-        int, Option(envvar="SPECSOT_PORT", min=0, max=65535, help="0: any free one.")
+        int, option("0: any free one.", envvar="SPECSOT_PORT", min=0, max=65535)
     ] = 8000,
     api_key: Annotated[
-        list[str] | None, Option(envvar=KEY, help="Who knows it may ask; may be repeated.")
+        list[str] | None, option("Who knows it may ask; may be repeated.", envvar=KEY)
     ] = None,
-    insecure: Annotated[bool, Option(help="Let others in without a key.")] = False,
-    max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256,
-    max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20,
-    timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0,
-    stall: Annotated[float, Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0,
-    patience: Annotated[
-        float, Option(min=0.1, help="Seconds a client has to send a request.")
-    ] = 20.0,
-    grace: Annotated[float, Option(min=0.0, help="Seconds for open requests.")] = 30.0,
+    insecure: Annotated[bool, option("Let others in without a key.")] = False,
+    max_queue: Annotated[int, option("Requests that are open at once.", min=1)] = 256,
+    max_body: Annotated[int, option("Bytes of a request.", min=1024)] = 1 << 20,
+    timeout: Annotated[float, option("Seconds of a request.", min=0.1)] = 600.0,
+    stall: Annotated[float, option("Seconds a stream may be unread.", min=0.1)] = 30.0,
+    patience: Annotated[float, option("Seconds a client has to send a request.", min=0.1)] = 20.0,
+    grace: Annotated[float, option("Seconds for open requests.", min=0.0)] = 30.0,
     metrics_compat: Annotated[
-        str | None, Option(metavar="vllm", help="Metrics under vLLM's names too.")
+        str | None, option("Metrics under vLLM's names too.", metavar="vllm")
     ] = None,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
@@ -116,8 +114,8 @@ def plain_options(options: RunOptions) -> dict[str, Any]:
 
 def view(
     run: Which = LATEST,
-    host: Annotated[str, Option(help="Address.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="0: any free one.")] = 8001,
+    host: Annotated[str, option("Address.")] = "127.0.0.1",
+    port: Annotated[int, option("0: any free one.", min=0, max=65535)] = 8001,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Show a kept run in the browser: its branches side by side, its states, its memory.

@@ -4,14 +4,12 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
-
 from ..errors import UsageError
 from ..prepare.files import open_graph
 from ..record.run_folder import find_run
 from ..shell import complain, print_json
 from .completing import graph_names_of
-from .options import RUNS_DIR, Runs, Sets
+from .options import RUNS_DIR, Runs, Sets, argument, option
 
 POLICIES = "fcfs,max_throughput,sot_priority"
 
@@ -19,48 +17,47 @@ POLICIES = "fcfs,max_throughput,sot_priority"
 def simulate(
     graph: Annotated[
         str,
-        Argument(
-            help="Whose scheduler and pool: a path or a shipped name, layout bim.",
+        argument(
+            "Whose scheduler and pool: a path or a shipped name, layout bim.",
             autocompletion=graph_names_of,
         ),
     ] = "bim_eagle",
     arrivals: Annotated[
-        str, Option(help="poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines.")
+        str, option("poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines.")
     ] = "poisson:4",
-    requests: Annotated[int, Option(min=1, help="How many arrivals are made up.")] = 1000,
-    policies: Annotated[str, Option(help="Which policies, with commas.")] = POLICIES,
+    requests: Annotated[int, option("How many arrivals are made up.", min=1)] = 1000,
+    policies: Annotated[str, option("Which policies, with commas.")] = POLICIES,
     costs: Annotated[
-        Path | None, Option(metavar="FILE", help="Costs of steps, as --fit saves them.")
+        Path | None, option("Costs of steps, as --fit saves them.", metavar="FILE")
     ] = None,
     fit: Annotated[
-        str | None,
-        Option(metavar="RUN", help="Instead: fit costs to a kept run, save them in --costs."),
+        str | None, option("Instead: fit costs to a kept run, save them in --costs.", metavar="RUN")
     ] = None,
-    prompt: Annotated[str, Option(help="Tokens of a prompt, from-to.")] = "20-120",
-    answer: Annotated[str, Option(help="Tokens of an answer, or of a part.")] = "16-256",
-    outline: Annotated[str, Option(help="Tokens of an outline.")] = "20-60",
-    parts: Annotated[str, Option(help="Parts of an answer; 0-0: no outlines.")] = "0-0",
+    prompt: Annotated[str, option("Tokens of a prompt, from-to.")] = "20-120",
+    answer: Annotated[str, option("Tokens of an answer, or of a part.")] = "16-256",
+    outline: Annotated[str, option("Tokens of an outline.")] = "20-60",
+    parts: Annotated[str, option("Parts of an answer; 0-0: no outlines.")] = "0-0",
     shared: Annotated[
-        str, Option(help="NxTOKENS: N beginnings that prompts share, of so many tokens.")
+        str, option("NxTOKENS: N beginnings that prompts share, of so many tokens.")
     ] = "0x0",
     cluster: Annotated[
-        str | None, Option(help="Workers of a cluster; several, with commas, are compared.")
+        str | None, option("Workers of a cluster; several, with commas, are compared.")
     ] = None,
     tp: Annotated[
-        str, Option(help="Of a cluster: workers that write an outline together, with commas.")
+        str, option("Of a cluster: workers that write an outline together, with commas.")
     ] = "1",
     link: Annotated[
-        str, Option(help="Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas.")
+        str, option("Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas.")
     ] = "nvlink",
     shape: Annotated[
-        str, Option(help="Of a cluster's target: llama-8b, llama-70b, or a folder.")
+        str, option("Of a cluster's target: llama-8b, llama-70b, or a folder.")
     ] = "llama-8b",
     together: Annotated[
-        bool, Option("--together", help="In a cluster: parts stay with their outline.")
+        bool, option("In a cluster: parts stay with their outline.", "--together")
     ] = False,
-    seed: Annotated[int, Option(help="Of arrivals and lengths.")] = 0,
+    seed: Annotated[int, option("Of arrivals and lengths.")] = 0,
     sets: Sets = None,
-    as_json: Annotated[bool, Option("--json", help="One JSON document.")] = False,
+    as_json: Annotated[bool, option("One JSON document.", "--json")] = False,
     runs_dir: Runs = RUNS_DIR,
 ) -> None:
     """Serve arrivals with the real scheduler on a clock of its own, and compare policies.

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer import Option
 
 from ..prepare.options import RunOptions
 from ..train.settings import (
@@ -16,7 +15,7 @@ from ..train.settings import (
     Eagle3Training,
     VanillaTraining,
 )
-from .options import flat_options, takes
+from .options import flat_options, option, takes
 
 if TYPE_CHECKING:
     from ..train.loop import Trainer
@@ -30,12 +29,10 @@ train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
 )
 def answers(
     options: RunOptions,
-    prompts: Annotated[
-        Path, Option(help="JSONL: {'prompt': ...} or {'messages': [...]} per line.")
-    ],
-    out: Annotated[Path, Option(help="File of answers; what is in it is not asked again.")],
-    at_once: Annotated[int, Option(min=1, help="Branches that are written together.")] = 32,
-    length: Annotated[int, Option(min=16, help="Tokens of a whole conversation.")] = 768,
+    prompts: Annotated[Path, option("JSONL: {'prompt': ...} or {'messages': [...]} per line.")],
+    out: Annotated[Path, option("File of answers; what is in it is not asked again.")],
+    at_once: Annotated[int, option("Branches that are written together.", min=1)] = 32,
+    length: Annotated[int, option("Tokens of a whole conversation.", min=16)] = 768,
 ) -> None:
     """Let a target answer prompts through a graph: texts that its drafters are trained on."""
     from ..train.answers import answer_file
