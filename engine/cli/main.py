@@ -14,7 +14,6 @@ from typer.core import TyperGroup
 from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
 from ..signals import let_close, raise_them
 from .completing import command_line, is_completing, join_words
-from .options import option
 
 PROGRAM = "specsot"
 
@@ -105,7 +104,7 @@ def _version(show: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, option("Print the version.", "--version", callback=_version, is_eager=True)
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
