@@ -137,7 +137,6 @@ TokenEvent = (
     | BranchFinished
     | AnswerReady
 )
-NO_REUSE: "Mapping[int, Reused]" = {}
 
 
 @dataclass(slots=True)
@@ -156,7 +155,7 @@ class StreamEvents:
     outlined: bool = False
 
     def new(
-        self, request: Request, step: int, reused: "Mapping[int, Reused]" = NO_REUSE
+        self, request: Request, step: int, reused: "Mapping[int, Reused]"
     ) -> Iterator[TokenEvent]:
         """The events since the last call. reused: cached rows by owner."""
         if request.outline is not None and not self.outlined:

@@ -15,6 +15,7 @@ from typer import Exit
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError
 from ..errors import Code
+from ..events import text_pieces
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import SESSION, RunOptions
@@ -24,8 +25,7 @@ from .completing import graph_names_of
 from .options import argument, takes
 
 if TYPE_CHECKING:
-    from ...states.phases.merge import Answer
-    from ..run.engine import Engine, Handle
+    from ..run.engine import Engine
 
 GRAPH = argument(
     "A shipped graph or a graph file [specsot.yaml's].",
@@ -95,7 +95,7 @@ class ChatSession:
     turns: int = 0
 
     def turn(self, text: str) -> None:
-        """Submit a question, print the answer while it arrives, remember both."""
+        """Submit a question, print the answer while it arrives, remember both; Ctrl-C ends it."""
         self.turns += 1
         try:
             handle = self.engine.submit(self._prompt(text))
@@ -103,9 +103,22 @@ class ChatSession:
             complain(str(error))
             self.failed = True
             return
-        streamed = self._stream(handle)
+        streamed = False
+        try:
+            for piece in text_pieces(handle.stream(), self.engine.session.program.graph):
+                put(printable(piece))
+                streamed = True
+        except KeyboardInterrupt:
+            handle.cancel()
         answer = handle.result()
-        self._finish(handle, answer, streamed)
+        if answer.text.strip() and not streamed:
+            put(printable(answer.text))
+        put("\n\n")
+        notes = {section.note for section in answer.sections if section.note}
+        reasons = "; ".join(filter(None, (handle.finish, *notes)))
+        if reason := FINISH_NOTES.get(str(handle.finish), reasons):
+            complain(reason)
+        self.failed |= handle.finish in ("refused", "failed")
         if answer.text.strip():
             outlined = answer.outline is not None and bool(answer.outline.points)
             tokens = () if outlined else answer.sections[0].tokens
@@ -124,27 +137,3 @@ class ChatSession:
             turns = f"the first {self.dropped} turns" if self.dropped > 1 else "the first turn"
             complain(f"{turns} no longer fit and are left out")
         return prompt
-
-    def _stream(self, handle: "Handle") -> bool:
-        """Print text as it arrives; True if there was any. Ctrl-C cancels the request."""
-        from ..events import text_pieces
-
-        streamed = False
-        try:
-            for piece in text_pieces(handle.stream(), self.engine.session.program.graph):
-                put(printable(piece))
-                streamed = True
-        except KeyboardInterrupt:
-            handle.cancel()
-        return streamed
-
-    def _finish(self, handle: "Handle", answer: "Answer", streamed: bool) -> None:
-        """End the answer's text, and report a finish reason other than `stop`."""
-        if answer.text.strip() and not streamed:
-            put(printable(answer.text))
-        put("\n\n")
-        notes = {section.note for section in answer.sections if section.note}
-        reasons = "; ".join(filter(None, (handle.finish, *notes)))
-        if reason := FINISH_NOTES.get(str(handle.finish), reasons):
-            complain(reason)
-        self.failed |= handle.finish in ("refused", "failed")

@@ -31,13 +31,10 @@ Workers = Annotated[
 ]
 
 
-@cluster.command("up", help="Start Ray on this machine, and workers with their models loaded.")
+@cluster.command()
 @takes(*MODELS, graph=OptionText("What workers run [specsot.yaml's].", argument=True))
 def up(options: RunOptions, workers: Workers = None) -> None:
-    """Start Ray on this machine, and workers of one graph that stay until `specsot cluster down`.
-
-    `specsot run GRAPH --workers N --cluster ADDRESS` decodes on them; the address is printed.
-    """
+    """Start Ray on this machine, and workers with their models loaded."""
     worker_options = replace(options, workers=workers)
     job = prepare(worker_options)
     block = read_cluster(worker_options)
@@ -57,12 +54,9 @@ def up(options: RunOptions, workers: Workers = None) -> None:
     put(f"{head.address}\n")
 
 
-@cluster.command("status", help="The cluster of this machine, its workers, and who serves on it.")
+@cluster.command()
 def status() -> None:
-    """Where the cluster of this machine is, what its workers do, and the replicas of a server with
-    --workers: their requests, and the tokens that they have yet to write. Exit code 1 if there is
-    neither.
-    """
+    """The cluster of this machine, its workers, and who serves on it."""
     there = _alive()
     fleet = ask_router("state", put)
     if there is None and fleet is None:
@@ -73,24 +67,18 @@ def status() -> None:
         _put_replicas(fleet)
 
 
-@cluster.command("scale", help="Have so many replicas of a server with --workers.")
+@cluster.command()
 def scale(count: Annotated[int, argument("How many there are to be.", min=1, max=1024)]) -> None:
-    """Attach replicas to the running server of this machine, or detach some.
-
-    New replicas get requests once their models are loaded. Surplus replicas get no new requests and
-    end after their last answer. Exit code 1 if no server with --workers runs.
-    """
+    """Have so many replicas of a server with --workers."""
     fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
     if fleet is None:
         raise ClusterError(NONE if _alive() is None else NO_SERVER)
     _put_replicas(fleet)
 
 
-@cluster.command("down", help="End the cluster of this machine, all of its processes.")
+@cluster.command()
 def down() -> None:
-    """End the cluster of this machine with all of its processes, and a server with --workers that
-    uses it. Exit code 1 if none is up.
-    """
+    """End the cluster of this machine, all of its processes."""
     there = standing_cluster()
     if there is None:
         raise ClusterError(NONE)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands import call
 
 from specsot.engine.chunks.store import ChunkStore, chunk_maker
-from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
 from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
@@ -28,10 +28,9 @@ class Cache:
         self.out = self.err = ""
 
     def __call__(self, *words: str) -> int:
-        with pytest.raises(SystemExit) as caught:
-            main(["cache", *words])
+        code = call("cache", *words)
         self.out, self.err = self.capsys.readouterr()
-        return int(caught.value.code or 0)
+        return code
 
     def add(self, *words: str) -> int:
         return self("add", *words, "--graph", "bim_eagle", *self.models)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import call
 
 from specsot.engine.cli.chat import ChatSession
-from specsot.engine.cli.main import main
 from specsot.engine.events import (
     OUTLINE,
     BranchFinished,
@@ -29,9 +29,7 @@ Printed = pytest.CaptureFixture[str]
 
 def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-    with pytest.raises(SystemExit) as ended:
-        main(["chat", *words])
-    return int(ended.value.code or 0)
+    return call("chat", *words)
 
 
 def test_every_line_is_a_turn_and_quit_ends(

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import call
 
-from specsot.engine.cli.main import main
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.view.diagram import mermaid
 from specsot.states.graph.graph import Graph
@@ -17,14 +17,8 @@ ROOT = Path(__file__).parents[3]
 Printed = pytest.CaptureFixture[str]
 
 
-def run(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    return int(caught.value.code or 0)
-
-
 def test_check_without_arguments_checks_what_ships(capsys: Printed) -> None:
-    assert run("check") == 0
+    assert call("check") == 0
     lines = capsys.readouterr().out.split("\n")
     assert [line.split(":")[0] for line in lines[:-1]] == [
         f"graphs/{name}.yaml" for name in graph_names()
@@ -35,7 +29,7 @@ def test_check_without_arguments_checks_what_ships(capsys: Printed) -> None:
 def test_check_tells_good_and_bad_apart(capsys: Printed, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("version: 1\n")
-    assert run("check", "eagle", str(bad), "nothing") == 3
+    assert call("check", "eagle", str(bad), "nothing") == 3
     out, err = capsys.readouterr()
     assert re.fullmatch(r"graphs/eagle.yaml: good \(\d+ states, \d+ transitions\)\n", out)
     assert f"{bad}:1:1: graph: the key 'name' is missing" in err
@@ -43,20 +37,20 @@ def test_check_tells_good_and_bad_apart(capsys: Printed, tmp_path: Path) -> None
 
 
 def test_check_takes_changes(capsys: Printed) -> None:
-    assert run("check", "eagle", "--set", "drafter.kind=none") == 0
-    assert run("check", "eagle", "--set", "drafter.kin=none") == 3
+    assert call("check", "eagle", "--set", "drafter.kind=none") == 0
+    assert call("check", "eagle", "--set", "drafter.kin=none") == 3
     assert "--set drafter.kin=none: drafter.kin: unknown key 'kin'" in capsys.readouterr().err
 
 
 def test_check_as_json(capsys: Printed) -> None:
-    assert run("check", "eagle", "nothing", "--json") == 3
+    assert call("check", "eagle", "nothing", "--json") == 3
     document = json.loads(capsys.readouterr().out)
     assert document["schema_version"] == 1 and document["graphs"] == ["graphs/eagle.yaml"]
     assert [p["file"] for p in document["problems"]] == ["nothing"]
 
 
 def test_show_prints_the_file_as_it_is(capsys: Printed) -> None:
-    assert run("show", "bim_eagle") == 0
+    assert call("show", "bim_eagle") == 0
     text = capsys.readouterr().out
     assert text == (ROOT / "graphs/bim_eagle.yaml").read_text(encoding="utf-8")
     assert "extends: machines/skeleton.yaml" in text and "\nstates:" not in text
@@ -66,10 +60,10 @@ def test_show_prints_the_file_as_it_is(capsys: Printed) -> None:
 def test_show_full_prints_a_graph_of_one_file(
     sets: tuple[str, ...], capsys: Printed, tmp_path: Path
 ) -> None:
-    assert run("show", "bim_blend_merge", "--full", *sets) == 0
+    assert call("show", "bim_blend_merge", "--full", *sets) == 0
     file = tmp_path / "whole.yaml"
     file.write_text(capsys.readouterr().out)
-    assert run("check", str(file)) == 0
+    assert call("check", str(file)) == 0
     assert open_graph(str(file)).graph == open_graph("bim_blend_merge", sets[1::2]).graph
     text = file.read_text()
     assert "extends" not in text and "    ops: [draft.grow_tree_, outline.force]\n" in text
@@ -77,7 +71,7 @@ def test_show_full_prints_a_graph_of_one_file(
 
 
 def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
-    assert run("show", "bim_eagle", "--resolved") == 0
+    assert call("show", "bim_eagle", "--resolved") == 0
     text = capsys.readouterr().out
     graph = open_graph("bim_eagle").graph
     assert all(f"\n  {name}" in text for name in graph.states)
@@ -86,7 +80,7 @@ def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
 
 
 def test_show_resolved_names_the_functions(capsys: Printed) -> None:
-    assert run("show", "bim_eagle", "--resolved", "--set", "drafter.kind=eagle3") == 0
+    assert call("show", "bim_eagle", "--resolved", "--set", "drafter.kind=eagle3") == 0
     text = capsys.readouterr().out
     assert "states.phases.grow_tree.grow_tree_()" in text
     assert "states.phases.expand_root.intake_(attention=auto)" in text
@@ -94,7 +88,7 @@ def test_show_resolved_names_the_functions(capsys: Printed) -> None:
 
 def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:
     change = "drafter.kind=eagle1"
-    assert run("show", "eagle", "--resolved", "--set", change) == 0
+    assert call("show", "eagle", "--resolved", "--set", change) == 0
     text = capsys.readouterr().out
     tree = open_graph("eagle", [change]).graph.model_dump()["drafter"]["tree"]
     assert len(tree) == 25 and text.count("[0,0,0,0,1]") == 1
@@ -103,18 +97,18 @@ def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> 
     written = Source(f"tree: {shown}", "shown").data["tree"]  # YAML as it stands
     assert written == [list(path) for path in tree]
     tools = ", ".join(f"Tool{number}" for number in range(25))
-    assert run("show", "bim_plain", "--resolved", "--set", f"skeleton.tools=[{tools}]") == 0
+    assert call("show", "bim_plain", "--resolved", "--set", f"skeleton.tools=[{tools}]") == 0
     text = capsys.readouterr().out
     assert text.count("Tool24") == 1 and "tools=[25 of them]" in text
 
 
 def test_show_a_bad_graph(capsys: Printed) -> None:
-    assert run("show", "egle") == 3
+    assert call("show", "egle") == 3
     assert "did you mean 'eagle'?" in capsys.readouterr().err
 
 
 def test_mermaid(capsys: Printed) -> None:
-    assert run("show", "eagle", "--mermaid") == 0
+    assert call("show", "eagle", "--mermaid") == 0
     lines = capsys.readouterr().out.split("\n")
     assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> schedule"
     assert "  schedule --> merge: answers_ready" in lines and "  done --> [*]" in lines
@@ -136,17 +130,17 @@ def test_mermaid_keeps_its_own_words_apart() -> None:
 
 
 def test_list(capsys: Printed) -> None:
-    assert run("list") == 0
+    assert call("list") == 0
     lines = capsys.readouterr().out.strip().split("\n")
     docs = {name: open_graph(name).graph.doc for name in graph_names()}
     assert [tuple(line.split(maxsplit=1)) for line in lines] == list(docs.items())
     assert max(map(len, lines)) <= 100
-    assert run("list", "--json") == 0
+    assert call("list", "--json") == 0
     assert json.loads(capsys.readouterr().out)["graphs"] == docs
 
 
 def test_list_ops_is_the_vocabulary_for_writers(capsys: Printed) -> None:
-    assert run("list", "--ops") == 0
+    assert call("list", "--ops") == 0
     text = capsys.readouterr().out
     for word in (
         "branch.commit_",
@@ -161,7 +155,7 @@ def test_list_ops_is_the_vocabulary_for_writers(capsys: Printed) -> None:
 def validator(capsys: Printed) -> Any:
     """A validator of what `specsot schema` prints."""
     kind = pytest.importorskip("jsonschema").Draft202012Validator
-    assert run("schema") == 0
+    assert call("schema") == 0
     schema = json.loads(capsys.readouterr().out)
     kind.check_schema(schema)
     return kind(schema)
@@ -211,11 +205,11 @@ def test_the_schema_misses_what_check_misses(key: str, capsys: Printed) -> None:
 
 
 def test_wrong_usage_is_exit_code_2(capsys: Printed) -> None:
-    assert run("show") == 2
-    assert run("show", "eagle", "--full", "--mermaid") == 2
-    assert run("show", "eagle", "--set", "drafter.kind=none") == 2
+    assert call("show") == 2
+    assert call("show", "eagle", "--full", "--mermaid") == 2
+    assert call("show", "eagle", "--set", "drafter.kind=none") == 2
     assert "--set changes no file" in capsys.readouterr().err
-    assert run("check", "--nonsense") == 2
+    assert call("check", "--nonsense") == 2
 
 
 def test_on_a_terminal_the_place_is_shown(
@@ -223,12 +217,12 @@ def test_on_a_terminal_the_place_is_shown(
 ) -> None:
     file = tmp_path / "g.yaml"
     file.write_text("extends: bim_eagle\nversion: 1\nname: g\ndoc: d\nlayout: {kind: bimm}\n")
-    assert run("check", str(file)) == 3
+    assert call("check", str(file)) == 3
     plain = capsys.readouterr().err
     assert plain.count("\n") == 1
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     for command in ("check", "show", "run"):
-        assert run(command, str(file), *(["--full"] if command == "show" else [])) == 3
+        assert call(command, str(file), *(["--full"] if command == "show" else [])) == 3
         said = capsys.readouterr().err
         *_, line, mark, _ = said.split("\n")
         assert plain.strip() in said
@@ -238,7 +232,7 @@ def test_on_a_terminal_the_place_is_shown(
 def test_graphs_of_ones_own_to_begin_with(
     tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert run("init", str(tmp_path / "mine")) == 0
+    assert call("init", str(tmp_path / "mine")) == 0
     monkeypatch.chdir(tmp_path / "mine")
     for file in (p for p in Path("graphs").rglob("*.yaml") if p.parent.name != "experiments"):
         first = file.read_text().split("\n", 1)[0]
@@ -247,10 +241,10 @@ def test_graphs_of_ones_own_to_begin_with(
     graph = Path("graphs/bim_eagle.yaml")
     graph.write_text(graph.read_text().replace("num_draft_tokens: 4", "num_draft_tokens: 7"))
     capsys.readouterr()
-    assert run("check", *(str(p) for p in sorted(Path("graphs").glob("*.yaml")))) == 0
+    assert call("check", *(str(p) for p in sorted(Path("graphs").glob("*.yaml")))) == 0
     assert open_graph("graphs/bim_eagle.yaml").graph.drafter.offered == 7
     assert Path("specsot.yaml").is_file() and Path("graphs/prompts/documents.jsonl").is_file()
-    assert run("init") == 2
+    assert call("init") == 2
     assert "is there already" in capsys.readouterr().err
     assert "num_draft_tokens: 7" in graph.read_text()
 
@@ -260,5 +254,5 @@ def test_on_a_terminal_an_option_has_no_line(
 ) -> None:
     """However long it is: it is no file's name."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert run("run", "bim_eagle", "--set", f"drafter.num_draft_tokens={'x' * 400}") == 3
+    assert call("run", "bim_eagle", "--set", f"drafter.num_draft_tokens={'x' * 400}") == 3
     assert "drafter.num_draft_tokens: must be" in capsys.readouterr().err

@@ -29,9 +29,6 @@ def test_the_answer_is_all_of_stdout(shell: Any) -> None:
     assert f"digest {shell.digest}" in shell.err
     assert "tau_step" in shell.err and "outline: 3 parts" in shell.err
     assert " tokens/s, 1 thread\n" in shell.err
-
-
-def test_quiet_says_nothing_else(shell: Any) -> None:
     assert shell.run(quiet=True) == Code.OK
     assert shell.out and not shell.err
 
@@ -308,10 +305,6 @@ def test_a_folder_that_cannot_be_written(shell: Any) -> None:
     Path("file").write_text("")
     assert shell.run(runs_dir=Path("file"), quiet=True) == Code.FAILED
     assert "see --runs-dir" in shell.err and "2. Second" in shell.out, "the answer comes first"
-
-
-def test_what_could_not_be_written_is_told_once(shell: Any) -> None:
-    Path("file").write_text("")
     assert shell.run(runs_dir=Path("file"), expect_digest="0" * 12) == Code.UNEQUAL
     assert shell.err.count("see --runs-dir") == 1 and "expected was" in shell.err
 

@@ -63,16 +63,24 @@ def check(made: Session, wanted: Wanted, why: str, *, recovered: int = 0) -> Han
 # -- NaN in the model's scores --------------------------------------------------------------------
 
 
-class Poisoned:
+class Wrapped:
+    """A model or a builder of prompts with a fault."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+class Poisoned(Wrapped):
     """A target that writes NaN into the cache once a request's text is there: from then on its
     scores are no numbers, and whatever reads its rows would be poisoned too."""
 
     def __init__(self, model: Any, late: int) -> None:
-        self.model, self.late = model, late
+        super().__init__(model)
+        self.late = late
         self.book: Any = None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
     def forward(self, tokens_BQ: Any, positions_BQ: Any, slots_BQ: Any, *others: Any) -> Any:
         kv = next(one for one in others if isinstance(one, KVCache))
@@ -81,7 +89,7 @@ class Poisoned:
                 for branch in request.all_branches():
                     if branch.stage is Stage.RUNNING and len(branch.tokens) >= self.late:
                         kv.data[:, :, :, np.flatnonzero(kv.owner == branch.owner)] = torch.nan
-        return self.model.forward(tokens_BQ, positions_BQ, slots_BQ, *others)
+        return self.own.forward(tokens_BQ, positions_BQ, slots_BQ, *others)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -157,14 +165,8 @@ def broken_after(own: Any) -> Any:
 # -- an op that raises ----------------------------------------------------------------------------
 
 
-class Reading:
+class Reading(Wrapped):
     """A builder of prompts that fails for the parts of one request."""
-
-    def __init__(self, own: Any) -> None:
-        self.own = own
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.own, name)
 
     def branch(self, one: Any) -> Any:
         if one.request.question == BAD:
@@ -196,24 +198,20 @@ def question_ids(made: Session) -> list[int]:
     return list(plain[first : first + 4])
 
 
-class Raising:
+class Raising(Wrapped):
     """A target that raises while a certain text is in the forward, as a kernel might: nobody can
     tell from the error for whom."""
 
     def __init__(self, model: Any, rows: list[int]) -> None:
-        self.model, self.rows = model, rows
-        self.calls = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
+        super().__init__(model)
+        self.rows = rows
 
     def forward(self, tokens_BQ: Any, *others: Any) -> Any:
         flat = tokens_BQ.flatten().tolist()
         size = len(self.rows)
-        self.calls += 1
         if any(flat[at : at + size] == self.rows for at in range(len(flat) - size + 1)):
             raise RuntimeError("a kernel failed\nwith many lines")
-        return self.model.forward(tokens_BQ, *others)
+        return self.own.forward(tokens_BQ, *others)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
