@@ -64,7 +64,12 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """Every command ends with one message and an exit code after an error of the user."""
+    """Every command ends with one message and an exit code after an error of the user; click would
+    end an interruption without a word."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        with user_errors():
+            return super().make_context(*args, **more)
 
     def invoke(self, ctx: Any) -> Any:
         with user_errors():

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_origin, get_type_hints
 from typer import Argument, Option
 
 from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
+from ..shell import user_errors
 from .completing import BY_OPTION, runs_of
 
 FIELDS = {field.name: field for field in fields(RunOptions)}
@@ -93,11 +94,12 @@ def flat_options(action: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(action)
     def command(**values: Any) -> None:
-        group = {
-            name: {parameter.name: values[parameter.name] for parameter in options[name]}
-            for name in kinds
-        }
-        action(**{name: kind(**group[name]) for name, kind in kinds.items()})
+        with user_errors():
+            groups = {
+                name: kind(**{one.name: values[one.name] for one in options[name]})
+                for name, kind in kinds.items()
+            }
+            action(**groups)
 
     parameters = [parameter for group in options.values() for parameter in group]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
