@@ -106,9 +106,16 @@ class Blender(LayerHook):
             self._write_cached_(index)
         k_Ngd = qk_Nhd[:, -v_Ngd.shape[1] :]
         if keep_all:
-            self._write_(index, inputs.slots_N, (inputs.cos_N1d, inputs.sin_N1d), (k_Ngd, v_Ngd))
+            turned_Ngd = rotate(k_Ngd, inputs.cos_N1d, inputs.sin_N1d)
+            self.kv.write_(index, inputs.slots_N, turned_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
         number = len(self.picked)
-        picked_R = self._pick(k_Ngd, v_Ngd, index, number)
+        cached = blend.cached  # rows are picked only among those computed now
+        at_R, dropped_R1 = self.live_rows(blend.index_R)
+        dropped_R = dropped_R1[:, 0]
+        at_R = at_R.where(~dropped_R, 0)
+        old = cached.keys_LRgd[index], cached.values_LRgd[index]
+        deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
+        picked_R = pick(deviation_R.masked_fill(dropped_R, -1), blend, number)
         quota = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
         count = blend.count(RowRole.SUFFIX) + quota
@@ -153,9 +160,8 @@ class Blender(LayerHook):
     def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
         """Only the rows of `keep_M` stay -> their indices among the live rows before (int64 [N]).
 
-        Args:
-            check: number of the check layer that kept them, None for the suffix alone.
-            count: kept rows over all.
+        check: number of the check layer that kept them, None for the suffix alone.
+        count: kept rows over all.
         """
         live = self.live
         rows: list[Tensor] = []
@@ -187,7 +193,10 @@ class Blender(LayerHook):
         for group, query_GW in zip(self.attention.groups, queries, strict=True):
             mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
             if self.blend.settings.mask == "bottom_right":
-                mask_GWK = self._bottom_right(query_GW.shape[1])
+                # row i of n sees all that the last row sees, up to n-1-i positions before it
+                back_W1 = torch.arange(1 - query_GW.shape[1], 1, device=row_N.device)[:, None]
+                limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
+                mask_GWK = group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
             rows_GW = torch.arange(first, first + query_GW.numel(), device=row_N.device)
             first = first + query_GW.numel()
             group_rows = None if len(queries) == 1 else rows_GW.view(query_GW.shape)
@@ -196,42 +205,12 @@ class Blender(LayerHook):
         attention = replace(self.attention, groups=tuple(groups))
         return self.model.attention_inputs(self.positions_N[row_N], slots_N, attention)
 
-    def _bottom_right(self, width: int) -> Tensor:
-        """bool [1, W, K]: row i of n sees all that the last row of the sequence sees, up to n-1-i
-        positions before it."""
-        (group,) = self.attention.groups
-        back_W1 = torch.arange(1 - width, 1, device=self.positions_N.device)[:, None]
-        limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
-        return group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
-
     def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
         cached = self.blend.cached
-        rows = (cached.keys_LRgd[layer], cached.values_LRgd[layer])
-        self._write_(layer, self.slots_R, self.angles_R, rows)
-
-    def _write_(
-        self,
-        layer: int,
-        slots_R: Tensor,
-        angles: tuple[Tensor, Tensor],
-        rows_Rgd: tuple[Tensor, Tensor],
-    ) -> None:
-        """Keys before RoPE, and values, [R, kv_heads, head_dim], into the pool."""
-        keys_Rgd, values_Rgd = rows_Rgd
-        turned_Rgd = rotate(keys_Rgd, *angles)
-        self.kv.write_(layer, slots_R, turned_Rgd.transpose(0, 1), values_Rgd.transpose(0, 1))
-
-    def _pick(self, k_Ngd: Tensor, v_Ngd: Tensor, index: int, number: int) -> Tensor:
-        """bool [R], the cached rows that are computed further; only among those computed now."""
-        blend = self.blend
-        cached = self.blend.cached
-        at_R, dropped_R1 = self.live_rows(blend.index_R)
-        dropped_R = dropped_R1[:, 0]
-        at_R = at_R.where(~dropped_R, 0)
-        old = cached.keys_LRgd[index], cached.values_LRgd[index]
-        deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
-        return pick(deviation_R.masked_fill(dropped_R, -1), blend, number)
+        turned_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
+        values_gRd = cached.values_LRgd[layer].transpose(0, 1)
+        self.kv.write_(layer, self.slots_R, turned_Rgd.transpose(0, 1), values_gRd)
 
 
 def check_blend(

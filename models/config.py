@@ -10,6 +10,12 @@ from .files import Fields, ModelError
 TRAINED = "max_position_embeddings"
 LAYER_TYPES = ("full_attention", "sliding_attention")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
+ROPE_NUMBERS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 RENAMED = ("rope_type", "type", "rope_theta")  # keys with a field of their own in RopeConfig
 ORIGINAL = "original_max_position_embeddings"
 PARTIAL = "partial_rotary_factor"
@@ -117,40 +123,8 @@ class DecoderConfig(DecoderShape):
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
     """The fields of a `DecoderShape` without its biases and norms; ModelError names a wrong key.
 
-    Args:
-        trained: positions, and head_dim: of a head (0: hidden size / heads), where the file is
-            silent.
+    trained: positions, and head_dim: of a head (0: hidden size / heads), where the file is silent.
     """
-    heads, kv_heads, head_dim = head_shape(fields, head_dim)
-    return {
-        "path": fields.path,
-        "vocab_size": fields.integer("vocab_size"),
-        "hidden_size": fields.integer("hidden_size"),
-        "intermediate_size": fields.integer("intermediate_size"),
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "eps": fields.number("rms_norm_eps", 1e-6),
-        "rope": rope_config(fields, fields.integer(TRAINED, trained), head_dim),
-    }
-
-
-def check_supported(fields: Fields, layer: Fields, activation: str = "silu") -> None:
-    """Raise ModelError for quantised weights and for another activation of the MLP.
-
-    Args:
-        layer: the part of the file that describes its layers.
-    """
-    quantised = fields.get("quantization_config") or fields.get("compression_config")
-    if quantised:
-        kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
-        raise fields.wrong(f"quantised checkpoints are not supported ({kind or quantised!r})")
-    if layer.get("hidden_act") not in (None, activation):
-        raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
-
-
-def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
-    """Attention heads, KV heads and head_dim (absent: `default_dim`, or hidden size / heads)."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -158,14 +132,37 @@ def head_shape(fields: Fields, default_dim: int = 0) -> tuple[int, int, int]:
         raise fields.wrong(
             f"`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}",
         )
-    if fields.get("head_dim") is None and not default_dim and hidden % heads:
+    if fields.get("head_dim") is None and not head_dim and hidden % heads:
         raise fields.wrong(
             f"`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}"
         )
-    head_dim = fields.integer("head_dim", default_dim or hidden // heads)
+    head_dim = fields.integer("head_dim", head_dim or hidden // heads)
     if head_dim % 2:
         raise fields.wrong(f"head_dim {head_dim} is odd; RoPE needs pairs")
-    return heads, kv_heads, head_dim
+    return {
+        "path": fields.path,
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": fields.integer("intermediate_size"),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "eps": fields.number("rms_norm_eps", 1e-6),
+        "rope": _rope(fields, fields.integer(TRAINED, trained), head_dim),
+    }
+
+
+def check_supported(fields: Fields, layer: Fields, activation: str = "silu") -> None:
+    """Raise ModelError for quantised weights and for another activation of the MLP.
+
+    layer: the part of the file that describes its layers.
+    """
+    quantised = fields.get("quantization_config") or fields.get("compression_config")
+    if quantised:
+        kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
+        raise fields.wrong(f"quantised checkpoints are not supported ({kind or quantised!r})")
+    if layer.get("hidden_act") not in (None, activation):
+        raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
 
 
 def window_size(fields: Fields) -> int:
@@ -184,18 +181,15 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise fields.wrong(f"`max_window_layers` must be an integer, not {first!r}")
         return tuple(i >= first for i in range(layers))
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(t in LAYER_TYPES for t in types)
-    ):
+    named = isinstance(types, list) and len(types) == layers
+    if not named or not all(t in LAYER_TYPES for t in types):
         raise fields.wrong(
             f"`layer_types` must name {layers} layers, each one of {', '.join(LAYER_TYPES)}"
         )
     return tuple(t == "sliding_attention" for t in types)
 
 
-def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
+def _rope(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
     """Both spellings: `rope_theta` with `rope_scaling`, and transformers 5's `rope_parameters`."""
     inner = _inner(fields)
     kind = str(inner.get("rope_type") or inner.get("type") or "default")
@@ -206,24 +200,17 @@ def rope_config(fields: Fields, trained: int, head_dim: int) -> RopeConfig:
     theta = inner.number("rope_theta", fields.number("rope_theta", THETA))
     settings = {k: v for k, v in inner.values.items() if k not in RENAMED}
     if kind in ("llama3", "yarn", "longrope"):
-        fallback = inner.integer(ORIGINAL, trained)
-        settings[ORIGINAL] = fields.integer(ORIGINAL, fallback)
+        settings[ORIGINAL] = fields.integer(ORIGINAL, inner.integer(ORIGINAL, trained))
     if fields.number(PARTIAL, 1.0) != 1.0 or inner.number(PARTIAL, 1.0) != 1.0:
         raise fields.wrong(f"`{PARTIAL}` other than 1 is not supported")
-    _check_rope(Fields(fields.path, settings), kind, head_dim)
-    return RopeConfig(kind, theta, settings, trained)
-
-
-def _check_rope(settings: Fields, kind: str, head_dim: int) -> None:
-    required = {"linear": ["factor"], "dynamic": ["factor"], "yarn": ["factor"]}
-    required["llama3"] = ["factor", "low_freq_factor", "high_freq_factor"]
-    for key in required.get(kind, []):
-        if settings.number(key, 0.0) == 0.0:
-            raise settings.wrong(f"rope type {kind!r} needs `{key}`")
+    for key in ROPE_NUMBERS.get(kind, ()):
+        if inner.number(key, 0.0) == 0.0:
+            raise inner.wrong(f"rope type {kind!r} needs `{key}`")
     for key in ("short_factor", "long_factor") if kind == "longrope" else ():
-        value = settings.get(key)
+        value = inner.get(key)
         if not isinstance(value, list) or len(value) != head_dim // 2:
-            raise settings.wrong(f"`{key}` must hold {head_dim // 2} numbers")
+            raise inner.wrong(f"`{key}` must hold {head_dim // 2} numbers")
+    return RopeConfig(kind, theta, settings, trained)
 
 
 def _inner(fields: Fields) -> Fields:
@@ -234,8 +221,7 @@ def _inner(fields: Fields) -> Fields:
 def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
     """What is assumed of the angles where the file is silent or gives two bases.
 
-    Args:
-        trained: positions where the file is silent.
+    trained: positions where the file is silent.
     """
     outer = fields.get("rope_theta")
     inner = _inner(fields).get("rope_theta")

@@ -64,24 +64,16 @@ class Share(NamedTuple):
             return None
         return Share(*(range(a.start - b.start, a.stop - b.start) for a, b in pairs))
 
-    def narrowed(self, config: DecoderConfig) -> DecoderConfig:
-        """A decoder's shape with the layers of this share."""
-        heads = len(self.kv_heads)
-        queries = heads * (config.heads // config.kv_heads)
-        columns = len(self.columns)
-        return replace(config, heads=queries, kv_heads=heads, intermediate_size=columns)
-
 
 class Decoder(PoolModel):
     """Implements `Target`. Build it with `load.weights.load_target`; it is never trained here.
 
-    Attributes:
-        config: what config.json said.
-        share: which of the parameters are here; embedding and norms always are.
-        whole: whether all of them are here.
-        max_positions: rows one sequence may have.
-        known_tokens: ids from here on are rows of the head without a token.
-        weights: how they are stored, see `quantise.Weights`.
+    config: what config.json said.
+    share: which of the parameters are here; embedding and norms always are.
+    whole: whether all of them are here.
+    max_positions: rows one sequence may have.
+    known_tokens: ids from here on are rows of the head without a token.
+    weights: how they are stored, see `quantise.Weights`.
     """
 
     weights = "full"
@@ -97,7 +89,12 @@ class Decoder(PoolModel):
         self.whole = self.share == Share.of(config)
         self.kv_heads = len(self.share.kv_heads)
         self.known_tokens = config.vocab_size
-        shape = self.share.narrowed(config)
+        shape = replace(
+            config,
+            heads=self.kv_heads * self.groups,
+            kv_heads=self.kv_heads,
+            intermediate_size=len(self.share.columns),
+        )
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.eps)
@@ -213,13 +210,10 @@ class Decoder(PoolModel):
 
         The chunk's later place does not matter: keys are kept before RoPE, which is relative.
 
-        Args:
-            bos: the token in front, an attention sink whose row is not kept; None for models
-                without one, and for a prompt's prefix, whose ids begin with it.
-            taps: as in `Target.forward`.
-
-        Raises:
-            ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
+        bos: the token in front, an attention sink whose row is not kept; None for models without
+            one, and for a prompt's prefix, whose ids begin with it.
+        taps: as in `Target.forward`.
+        Raises ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
         """
         if not token_ids:
             raise ValueError("a chunk needs at least one token, not 0")
@@ -243,8 +237,7 @@ class Decoder(PoolModel):
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys from a pool, [layers, R, kv_heads, head_dim], as they were before RoPE.
 
-        Args:
-            positions_R: int64, of each row. Narrow dtypes are computed in float32.
+        positions_R: int64, of each row. Narrow dtypes are computed in float32.
         """
         wide = torch.promote_types(self.dtype, torch.float32)
         cos, sin = (angle.to(wide) for angle in self.angles(positions_R))

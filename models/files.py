@@ -121,20 +121,18 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _instead(folder: Path) -> str:
-    """What a folder without config.json is, if it is something that people take for a model."""
-    if (folder / "adapter_config.json").exists():
-        return ": it is a LoRA adapter; merge it into its base model and give that"
-    others = sorted(p.name for p in folder.iterdir() if p.suffix in (".gguf", ".onnx", ".nemo"))
-    which = "give that file itself" if others[:1] and others[0].endswith(".gguf") else "not read"
-    return f", but {others[0]}: {which}" if others else ""
-
-
 def read_fields(folder: Path) -> Fields:
     """config.json of a checkpoint folder."""
     if not folder.is_dir():
         raise ModelError(folder, "is not a folder")
     if not (folder / "config.json").is_file():
-        raise ModelError(folder, f"holds no config.json{_instead(folder)}")
+        reason = "holds no config.json"
+        others = sorted(p.name for p in folder.iterdir() if p.suffix in (".gguf", ".onnx", ".nemo"))
+        if (folder / "adapter_config.json").exists():
+            reason += ": it is a LoRA adapter; merge it into its base model and give that"
+        elif others:
+            which = "give that file itself" if others[0].endswith(".gguf") else "not read"
+            reason += f", but {others[0]}: {which}"
+        raise ModelError(folder, reason)
     path = inside(folder, "config.json")
     return Fields(path, read_json(path))

@@ -22,8 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32 for narrower dtypes as
     in transformers; on a CPU by one kernel for the sum of squares, where the usual way takes three.
 
-    Args:
-        weight: [D], or [heads, D] for x [N, heads, D].
+    weight: [D], or [heads, D] for x [N, heads, D].
     """
     dtype = x.dtype
     if x.is_cpu and dtype != torch.float64:
@@ -123,9 +122,8 @@ class LayerHook:
     ) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
         """The arguments as the layer shall use them.
 
-        Args:
-            x_NH: the layer's input. qk_Nhd: queries and keys before RoPE [N, heads + kv_heads, d].
-            v_Ngd: values [N, kv_heads, d].
+        x_NH: the layer's input. qk_Nhd: queries and keys before RoPE [N, heads + kv_heads, d].
+        v_Ngd: values [N, kv_heads, d].
         """
         raise NotImplementedError
 
@@ -324,11 +322,10 @@ class DrafterLayer(nn.Module):
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
 
-    Attributes:
-        groups: query heads of a key head.
-        kinds: the kind of each layer: layers of one kind see the same part of the masks.
-        narrows: what each kind of layer leaves of the masks; None: everything.
-        notes: what the loader assumed or ignored, e.g. unexpected tensors.
+    groups: query heads of a key head.
+    kinds: the kind of each layer: layers of one kind see the same part of the masks.
+    narrows: what each kind of layer leaves of the masks; None: everything.
+    notes: what the loader assumed or ignored, e.g. unexpected tensors.
     """
 
     frequencies: Tensor

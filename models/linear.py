@@ -145,8 +145,7 @@ def pack_(model: nn.Module, borrowed: Iterable[Tensor] = ()) -> None:
     The plain weights are freed unless they are referenced elsewhere; of small models in float32 a
     copy stays for single rows, for which oneDNN takes longer to start than to multiply.
 
-    Args:
-        borrowed: weights of another model, which uses them unpacked.
+    borrowed: weights of another model, which uses them unpacked.
     """
     unpacked = {weight.data_ptr() for weight in borrowed if not weight.is_mkldnn}
     joints = [part.join_() for part in fused(model)]

@@ -149,8 +149,7 @@ def quantise_(model: nn.Module, kind: str) -> dict[str, Int8 | Int4]:
 def multiply_(model: nn.Module, codes: Mapping[str, Int8 | Int4], rows: int | None) -> None:
     """Let a packed model in bfloat16 multiply few rows with its codes.
 
-    Args:
-        rows: the most rows; None to measure.
+    rows: the most rows; None to measure.
     """
     supported: list[Linear] = []
     for name, layer in layers_of(model):

@@ -9,7 +9,7 @@ All ranks must make the same forwards in the same order. They can: logits and ta
 on each, and so is every decision that follows from them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -20,8 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..ops.blend import Blend
-from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import Ints
 from ..ops.layer_plan import LayerPlan
 from .decoder import Decoder, Share, part
 from .files import ModelError
@@ -29,7 +27,6 @@ from .layers import DecoderLayer
 from .linear import Linear, replace_
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-CAUSE = "regroup"  # in the ledgers of both pools
 
 
 class Place(NamedTuple):
@@ -44,8 +41,7 @@ def place(rank: int, ranks: int, tp: int) -> Place:
     """The place of a rank in groups of every (ranks / tp)-th rank: its part of a group of all ranks
     is inside its part of any smaller group, so that regrouping moves no weight.
 
-    Raises:
-        ValueError: `tp` does not divide the number of ranks, or there is no such rank.
+    Raises ValueError: `tp` does not divide the number of ranks, or there is no such rank.
     """
     if tp < 1 or ranks % tp or not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks} in groups of {tp}: the groups must come out even")
@@ -57,8 +53,7 @@ def peers(rank: int, ranks: int, before: int, tp: int) -> range:
     """The ranks that compute, in groups of `before`, a part of what this rank computes in groups of
     `tp`, in the order of the parts: they exchange their rows when groups become smaller.
 
-    Raises:
-        ValueError: such groups are not parts of each other.
+    Raises ValueError: such groups are not parts of each other.
     """
     here = place(rank, ranks, before)
     there = place(rank, ranks, tp)
@@ -97,57 +92,44 @@ class Ranks:
     def sum_(self, x: Tensor) -> Tensor:
         """Sum over all ranks, in place; the same bits everywhere. Raises RankLost."""
         self.sums += 1
-        self._counted(x)
-        try:
-            self._members.allreduce([x]).wait()
-        except RuntimeError as error:
-            raise self._is_lost("all_reduce", error) from error
+        self._run("all_reduce", x, lambda members: members.allreduce([x]))
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         """[...] of each rank, of one shape -> [count, ...], everywhere. Raises RankLost."""
         self.gathers += 1
-        self._counted(x)
         parts = x.new_empty(self.count, *x.shape)
-        try:
-            self._members.allgather([list(parts.unbind())], [x.contiguous()]).wait()
-        except RuntimeError as error:
-            raise self._is_lost("all_gather", error) from error
+        into = [list(parts.unbind())]
+        self._run("all_gather", x, lambda members: members.allgather(into, [x.contiguous()]))
         return parts
 
     def first(self, number: int, device: torch.device) -> int:
         """The first rank's number. Raises RankLost.
 
-        Args:
-            device: of the group's tensors.
+        device: of the group's tensors.
         """
-        numbers: list[int] = self.gather(torch.tensor(number, device=device)).tolist()
-        return numbers[0]
+        return int(self.gather(torch.tensor(number, device=device))[0])
 
     def check_alike(self, numbers: Sequence[int], device: torch.device) -> None:
         """Raise ValueError, on every rank, if their numbers differ.
 
-        Args:
-            device: of the group's tensors.
+        device: of the group's tensors.
         """
         all_RN = self.gather(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
         if any(rank_N != all_RN[0] for rank_N in all_RN):
             raise ValueError(f"the ranks are not alike: {all_RN}")
 
-    @property
-    def _members(self) -> Any:
-        return dist.group.WORLD if self.group is None else self.group
-
-    def _counted(self, x: Tensor) -> None:
+    def _run(self, what: str, x: Tensor, collective: Callable[[Any], Any]) -> None:
+        """Send x in a collective; once one has failed, every later one fails at once."""
         if self.lost:
             raise RankLost(self.lost)
         self.sent += x.numel() * x.element_size()
-
-    def _is_lost(self, what: str, error: RuntimeError) -> RankLost:
-        """Every later collective of this group fails at once."""
-        reason = str(error).splitlines()[0]
-        self.lost = f"rank {self.index} of {self.count}: {what} failed: {reason}"
-        return RankLost(self.lost)
+        try:
+            collective(dist.group.WORLD if self.group is None else self.group).wait()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            self.lost = f"rank {self.index} of {self.count}: {what} failed: {reason}"
+            raise RankLost(self.lost) from error
 
 
 def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]:
@@ -155,58 +137,30 @@ def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]
     group of its `peers`, with which it exchanges the rows of groups of `before` (0: of all ranks).
     Every rank must call it at the same time.
 
-    Args:
-        seconds: after which a collective of these groups is an error.
-
-    Raises:
-        ValueError: the groups do not come out even.
+    seconds: after which a collective of these groups is an error.
+    Raises ValueError: the groups do not come out even.
     """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
-    groups = [place(i, ranks, tp).members for i in range(ranks)]
-    peer_groups = [peers(i, ranks, before or ranks, tp) for i in range(ranks)]
-    limit = timedelta(seconds=seconds)
-    return _new_group(groups, rank, limit), _new_group(peer_groups, rank, limit)
 
+    def new_group(groups: Sequence[range]) -> Ranks:
+        """Create every group, also those without this rank, as torch requires."""
+        limit = timedelta(seconds=seconds)
+        created = {
+            group: dist.new_group(list(group), timeout=limit) for group in dict.fromkeys(groups)
+        }
+        members = groups[rank]
+        return Ranks(created[members], members.index(rank), len(members))
 
-def _new_group(groups: Sequence[range], rank: int, limit: timedelta) -> Ranks:
-    """Create every group, also those without this rank, as torch requires; `groups` by rank."""
-    created = {group: dist.new_group(list(group), timeout=limit) for group in dict.fromkeys(groups)}
-    members = groups[rank]
-    return Ranks(created[members], members.index(rank), len(members))
-
-
-def gather_kv_(
-    source: KVCache, slots: Ints, whole: KVCache, *, into: Ints, peers: Ranks, heads: Sequence[int]
-) -> None:
-    """Rows of every peer's pool, each with other heads, into a pool with the heads of all: in one
-    collective over all layers. Every peer gives the same rows in the same order.
-
-    Both ledgers count them, `source` with its heads and `whole` with all: over all peers `source`
-    adds up to `regroup_bytes`. Where peers have different numbers of heads, all send as many as the
-    one with the most.
-
-    Args:
-        slots, into: of the rows in `source` and in `whole`, where the caller sets the owners.
-        heads: how many KV heads each peer has, in the order of the peers.
-
-    Raises:
-        RankLost: a peer is missing.
-    """
-    rows_L2hRd = source.take_out(slots, CAUSE)
-    index_R = torch.as_tensor(into, dtype=torch.int64, device=whole.data.device)
-    whole.data.index_copy_(3, index_R, gather_heads(rows_L2hRd, peers, heads))
-    whole.ledger.add(CAUSE, len(index_R) * whole.slot_bytes)
+    own = new_group([place(i, ranks, tp).members for i in range(ranks)])
+    return own, new_group([peers(i, ranks, before or ranks, tp) for i in range(ranks)])
 
 
 def gather_heads(rows_L2hRd: Tensor, peers: Ranks, heads: Sequence[int]) -> Tensor:
     """The same rows of every peer, each with other heads -> [L, 2, all their heads, R, head_dim].
 
-    Args:
-        heads: how many KV heads each peer has, in the order of the peers.
-
-    Raises:
-        RankLost: a peer is missing.
+    heads: how many KV heads each peer has, in the order of the peers.
+    Raises RankLost: a peer is missing.
     """
     rows_hL2Rd = rows_L2hRd.permute(2, 0, 1, 3, 4)
     padded = rows_hL2Rd.new_zeros(max(heads), *rows_hL2Rd.shape[1:])
@@ -229,13 +183,10 @@ def regroup_bytes(layers: int, kv_heads: int, head_dim: int, rows: int, itemsize
 def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:
     """The decoder of one rank of a group that computes a target together.
 
-    Args:
-        target: a whole replica, or a share of one that holds what this rank needs.
-        group: of torch.distributed, with a timeout; rank, ranks: the place in it.
-
-    Raises:
-        ModelError: the weights are packed or in codes, or this rank's share is not among them.
-        ValueError: the ranks have different models, dtypes or numbers of threads.
+    target: a whole replica, or a share of one that holds what this rank needs.
+    group: of torch.distributed, with a timeout; rank, ranks: the place in it.
+    Raises ModelError: the weights are packed or in codes, or this rank's share is not among them.
+    Raises ValueError: the ranks have different models, dtypes or numbers of threads.
     """
     return target if ranks == 1 else ShardedDecoder(target, Ranks(group, rank, ranks))
 
@@ -291,35 +242,40 @@ def _share_(
 ) -> None:
     """Give a layer of this rank its views of a layer that holds more.
 
-    Args:
-        share: the rank's share, counted from the start of the layer's. groups: query heads of a key
-            head.
+    share: the rank's share, counted from the start of the layer's. groups: query heads of a key
+        head.
     """
     heads = share.kv_heads
     dim = layer.head_dim
-    queries = range(heads.start * groups, heads.stop * groups)
-    fused = (0, queries), (layer.heads, heads), (layer.heads + layer.kv_heads, heads)
+    queries = range(heads.start * groups * dim, heads.stop * groups * dim)
     columns = share.columns
+    first_key = layer.heads
+    first_value = layer.heads + layer.kv_heads
+    keys = range((first_key + heads.start) * dim, (first_key + heads.stop) * dim)
+    values = range((first_value + heads.start) * dim, (first_value + heads.stop) * dim)
+    up = range(layer.inner + columns.start, layer.inner + columns.stop)
     rank_layer.input_norm = layer.input_norm
     rank_layer.post_norm = layer.post_norm
     rank_layer.qk_norm = layer.qk_norm
-    rank_layer.qkv = _rows(layer.qkv, (_moved(span, first, dim) for first, span in fused))
-    rank_layer.gate_up = _rows(layer.gate_up, (columns, _moved(columns, layer.inner)))
-    rank_layer.o = _Summed(layer.o, _moved(queries, 0, dim), ranks)
+    rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
+    rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
+    rank_layer.o = _Summed(layer.o, queries, ranks)
     rank_layer.down = _Summed(layer.down, columns, ranks)
 
 
-def _moved(span: range, first: int, times: int = 1) -> range:
-    """The rows of a span of items of `times` rows each, counted from item `first`."""
-    return range((first + span.start) * times, (first + span.stop) * times)
+class _PartLinear(Linear):
+    """Parts of a matrix, as views; no parameters of its own."""
 
-
-class _Rows(Linear):
-    """Several ranges of a matrix's rows: their products, side by side."""
-
-    def __init__(self, parts: Sequence[Linear]) -> None:
+    def __init__(self) -> None:
         nn.Module.__init__(self)
         self.register_parameter("bias", None)
+
+
+class _Rows(_PartLinear):
+    """Several ranges of a matrix's rows: their products, next to each other."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        super().__init__()
         self.parts = parts
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -327,12 +283,11 @@ class _Rows(Linear):
         return torch.cat([layer.forward(x) for layer in self.parts], -1)
 
 
-class _Summed(Linear):
+class _Summed(_PartLinear):
     """Some columns of a matrix: the ranks' products are added up."""
 
     def __init__(self, whole: Linear, columns: range, ranks: Ranks) -> None:
-        nn.Module.__init__(self)
-        self.register_parameter("bias", None)
+        super().__init__()
         self.ranks = ranks
         self.part = _view(whole, range(whole.out_features), columns, bias=not ranks.index)
 
@@ -341,12 +296,11 @@ class _Summed(Linear):
         return self.ranks.sum_(self.part.forward(x, None if self.ranks.index else residual))
 
 
-class _Gathered(Linear):
+class _Gathered(_PartLinear):
     """Some rows of the head: every rank gets the logits of all."""
 
     def __init__(self, whole: Linear, rows: range, ranks: Ranks, vocabulary: int) -> None:
-        nn.Module.__init__(self)
-        self.register_parameter("bias", None)
+        super().__init__()
         self.ranks = ranks
         self.part = _view(whole, rows, range(whole.in_features))
         self.sizes = [len(part(vocabulary, i, ranks.count)) for i in range(ranks.count)]
@@ -375,8 +329,7 @@ def _rows(whole: Linear, ranges: Iterable[range]) -> Linear:
 def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Linear:
     """A part of a matrix, as a view.
 
-    Raises:
-        ValueError: the matrix has a layout without parts.
+    Raises ValueError: the matrix has a layout without parts.
     """
     view = Linear(len(columns), len(rows), False, "meta")
     weight = whole.weight.detach()

@@ -86,25 +86,30 @@ def select(
 
     There are enough candidates for W live beams even if all stop ids are among them.
 
-    Args:
-        logits: [R, V], a row for each live beam, then one for each new search.
+    logits: [R, V], a row for each live beam, then one for each new search.
     """
     beams = searches.beams
     width = num_beams
-    sums_SWV = _by_beam(rows, logits, width) + beams.running_SW[:, :, None]
+    vocab = logits.shape[1]
+    log_RV = logits.float().log_softmax(-1)
+    trees_SWV = log_RV[: rows.tree_rows].view(rows.trees, width, vocab)
+    first_SWV = log_RV[rows.tree_rows :, None].expand(-1, width, -1)  # they all see the prompt
+    sums_SWV = torch.cat([trees_SWV, first_SWV]) + beams.running_SW[:, :, None]
     best = sums_SWV.flatten(1).topk(max(2, 1 + searches.stops_SE.shape[1]) * width)
-    parent_SC = best.indices // logits.shape[1]
-    token_SC = best.indices % logits.shape[1]
+    parent_SC = best.indices // vocab
+    token_SC = best.indices % vocab
     stops_SC = (token_SC[:, :, None] == searches.stops_SE[:, None]).any(-1)
     stops_SC = stops_SC | (searches.length_S1 >= searches.budget_S1)
     running_SC = best.values + stops_SC.float() * NONE
     on_SW = running_SC.topk(width).indices
-    after, origin_SW = _keep(
-        beams,
-        running_SC.gather(1, on_SW),
-        best.values / _power(searches.length_S1, length_penalty),
-        stops_SC,
-    )
+    # only the first W candidates can finish; the others are possible continuations
+    ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < width)
+    scores_SC = best.values / _power(searches.length_S1, length_penalty)
+    scores_SC = torch.cat([beams.kept_SW, scores_SC.masked_fill(~ended_SC, -inf)], dim=1)
+    finished = scores_SC.topk(width)
+    origin_SW = finished.indices
+    ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, origin_SW)
+    after = Beams(running_SC.gather(1, on_SW), finished.values, ended_SW)
     longest_S1 = searches.length_S1
     if early_stopping == "never" and length_penalty > 0.0:
         longest_S1 = searches.budget_S1  # with more tokens a live beam may still get better
@@ -112,33 +117,16 @@ def select(
     if early_stopping is not True and width > 1:  # one beam is greedy decoding
         reachable_S = after.running_SW[:, 0] / _power(longest_S1, length_penalty)[:, 0]
         enough_S = enough_S & (reachable_S <= after.kept_SW[:, -1])
-    origins = (parent_SC.gather(1, on_SW), token_SC.gather(1, on_SW))
-    return Chosen(*origins, origin_SW, parent_SC, token_SC, after, enough_S | stops_SC.all(1))
-
-
-def _by_beam(rows: Rows, logits: Tensor, num_beams: int) -> Tensor:
-    """float32 [S, W, V] log-probabilities; every beam of a new search sees the prompt."""
-    log_RV = logits.float().log_softmax(-1)
-    vocab = logits.shape[1]
-    trees_SWV = log_RV[: rows.tree_rows].view(rows.trees, num_beams, vocab)
-    first_SWV = log_RV[rows.tree_rows :, None].expand(-1, num_beams, vocab)
-    return torch.cat([trees_SWV, first_SWV])
+    return Chosen(
+        parent_SW=parent_SC.gather(1, on_SW),
+        token_SW=token_SC.gather(1, on_SW),
+        origin_SW=origin_SW,
+        parent_SC=parent_SC,
+        token_SC=token_SC,
+        beams=after,
+        over_S=enough_S | stops_SC.all(1),
+    )
 
 
 def _power(length_S1: Tensor, length_penalty: float) -> Tensor:
     return length_S1.double().pow(length_penalty).float()
-
-
-def _keep(
-    beams: Beams, running_SW: Tensor, scores_SC: Tensor, stops_SC: Tensor
-) -> tuple[Beams, Tensor]:
-    """The state after a step, and origin_SW: the best of the finished hypotheses, old and new.
-
-    Only the first W candidates can finish; the others are possible continuations.
-    """
-    width = running_SW.shape[1]
-    ended_SC = stops_SC & (torch.arange(stops_SC.shape[1], device=stops_SC.device) < width)
-    scores_SC = scores_SC.masked_fill(~ended_SC, -inf)
-    best = torch.cat([beams.kept_SW, scores_SC], dim=1).topk(width)
-    ended_SW = torch.cat([beams.ended_SW, ended_SC], dim=1).gather(1, best.indices)
-    return Beams(running_SW, best.values, ended_SW), best.indices

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .layer_plan import BlendSettings, Budget, LayerPlan, Metric
+from .layer_plan import BlendSettings, LayerPlan, Metric
 
 Ints = npt.NDArray[np.int32]
 Pair = tuple[Tensor, Tensor]  # K before RoPE and V of one layer, each [rows, kv_heads, head_dim]
@@ -77,32 +77,6 @@ class BlendRows:
     branch_BQ: Ints
     chunk_BQ: Ints
 
-    def check(self) -> None:
-        """Raise ValueError unless something is cached and every prompt has a suffix."""
-        if not np.isin(self.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)).any():
-            raise ValueError("nothing to blend: 0 of the forward's rows are cached")
-        used = np.unique(self.prompt_BQ[self.role_BQ != RowRole.PADDING])
-        ends = np.unique(self.prompt_BQ[self.role_BQ == RowRole.SUFFIX])
-        for prompt in np.setdiff1d(used, ends):
-            raise ValueError(
-                f"the suffix of prompt {prompt} has 0 rows, but its last row must be computed"
-            )
-
-    def groups(self, budget: Budget) -> tuple[Ints, int]:
-        """int32 [B, Q], the budget of each reused row, -1 for other rows; and the number of
-        budgets."""
-        keys = {
-            "per_prompt": (self.prompt_BQ,),
-            "per_branch": (self.prompt_BQ, self.branch_BQ),
-            "per_chunk": (self.prompt_BQ, self.branch_BQ, self.chunk_BQ),
-        }[budget]
-        reused_BQ = self.role_BQ == RowRole.REUSED
-        group_BQ = np.full(self.role_BQ.shape, -1, np.int32)
-        key_XR = np.stack([key[reused_BQ] for key in keys])
-        budgets, inverse = np.unique(key_XR, axis=1, return_inverse=True)
-        group_BQ[reused_BQ] = inverse.reshape(-1)
-        return group_BQ, budgets.shape[1]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blend:
@@ -134,17 +108,32 @@ class Blend:
 
         Of a budget of n rows a check layer picks int(ratio * n), computed in float64.
 
-        Raises:
-            ValueError: nothing is cached, a prompt has no suffix, or the numbers of cached rows
-                differ.
+        Raises ValueError: nothing is cached, a prompt has no suffix, or the numbers of cached rows
+            differ.
         """
-        rows.check()
-        is_cached_BQ = np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED))
-        index_R = np.flatnonzero(is_cached_BQ)
+        index_R = np.flatnonzero(np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)))
+        if not index_R.size:
+            raise ValueError("nothing to blend: 0 of the forward's rows are cached")
+        used = np.unique(rows.prompt_BQ[rows.role_BQ != RowRole.PADDING])
+        ends = np.unique(rows.prompt_BQ[rows.role_BQ == RowRole.SUFFIX])
+        for prompt in np.setdiff1d(used, ends):
+            raise ValueError(
+                f"the suffix of prompt {prompt} has 0 rows, but its last row must be computed"
+            )
         if index_R.size != cached.rows:
             raise ValueError(f"{index_R.size} rows are cached, but the cache holds {cached.rows}")
-        group_BQ, groups = rows.groups(settings.budget)
-        group_R = group_BQ.reshape(-1)[index_R]
+        keys = {
+            "per_prompt": (rows.prompt_BQ,),
+            "per_branch": (rows.prompt_BQ, rows.branch_BQ),
+            "per_chunk": (rows.prompt_BQ, rows.branch_BQ, rows.chunk_BQ),
+        }[settings.budget]
+        is_reused_BQ = rows.role_BQ == RowRole.REUSED
+        budget_BQ = np.full(rows.role_BQ.shape, -1, np.int32)
+        key_XR = np.stack([key[is_reused_BQ] for key in keys])
+        budgets, inverse = np.unique(key_XR, axis=1, return_inverse=True)
+        budget_BQ[is_reused_BQ] = inverse.reshape(-1)
+        groups = budgets.shape[1]
+        group_R = budget_BQ.reshape(-1)[index_R]
         group_R = np.where(group_R < 0, groups, group_R)
         sizes_G = np.bincount(group_R, minlength=groups + 1)
         counts_CG = tuple(
@@ -162,7 +151,7 @@ class Blend:
             torch.tensor(counts_CG, dtype=torch.int64, device=device),
             torch.tensor(np.cumsum(sizes_G) - sizes_G, device=device),
             torch.tensor(suffix_BQ.reshape(-1), device=device),
-            group_BQ.reshape(-1),
+            budget_BQ.reshape(-1),
         )
 
     def width(self, rows_Gq: npt.NDArray[np.int64], check: int | None) -> int:
@@ -221,8 +210,7 @@ def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
 def pick(deviation_R: Tensor, blend: Blend, check: int) -> Tensor:
     """bool [R], the rows that deviate most in each budget; of equals the one with the lower index.
 
-    Args:
-        check: the number of the check layer (0 for the first).
+    check: the number of the check layer (0 for the first).
     """
     order_R = deviation_R.sort(descending=True, stable=True).indices
     order_R = order_R[blend.group_R[order_R].sort(stable=True).indices]

@@ -31,7 +31,8 @@ class HostReader:
     def read(self, values: Tensor) -> npt.NDArray[np.int64]:
         """A device tensor of integers as a host array (one synchronisation)."""
         self.reads += 1
-        return _to_host(values)
+        host: npt.NDArray[np.int64] = values.cpu().numpy()
+        return host
 
     def read_all(self, values: Iterable[Tensor]) -> list[npt.NDArray[np.int64]]:
         """The integers of several device tensors as host arrays of their shapes, in one read."""
@@ -48,12 +49,8 @@ class HostReader:
     def read_order(self, scores_V: Tensor) -> npt.NDArray[np.int64]:
         """All token ids of one score row, best first: only when a grammar forbids the best ones."""
         self.full_reads += 1
-        return _to_host(scores_V.argsort(descending=True, stable=True))
-
-
-def _to_host(values: Tensor) -> npt.NDArray[np.int64]:
-    host: npt.NDArray[np.int64] = values.cpu().numpy()
-    return host
+        host: npt.NDArray[np.int64] = scores_V.argsort(descending=True, stable=True).cpu().numpy()
+        return host
 
 
 class TargetOutput(NamedTuple):
@@ -99,25 +96,32 @@ class Target(Pooled, Protocol):
         Each layer writes its rows first and attends to the pool afterwards, so that the rows of
         one forward see each other through the pool.
 
-        Args:
-            logit_rows_R: flat row indices (b * Q + q) that need logits.
-            taps: Hugging Face `hidden_states` indices whose values are joined, in increasing
-                order, into taps_QF [B * Q, len(taps) * H]; empty for None.
-            blend: cached rows; `plan` must be the one compiled from its settings. Rows that a
-                layer does not compute get their cached K, turned to their position, and V.
-                Their logits are NaN, their taps those of the cache.
+        logit_rows_R: flat row indices (b * Q + q) that need logits.
+        taps: Hugging Face `hidden_states` indices whose values are joined, in increasing order,
+            into taps_QF [B * Q, len(taps) * H]; empty for None.
+        blend: cached rows; `plan` must be the one compiled from its settings. Rows that a layer
+            does not compute get their cached K, turned to their position, and V. Their logits are
+            NaN, their taps those of the cache.
         """
         ...
 
 
-class HiddenDrafter(Pooled, Protocol):
-    """A drafter that continues on its own hidden states: the EAGLE family."""
+class FeatureDrafter(Pooled, Protocol):
+    """A drafter that reads the target's hidden states `tap_ids`, joined."""
 
     tap_ids: tuple[int, ...]
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
-        """True target features [R, F] -> the hidden states [R, H] that `forward` takes."""
+        """True target features [R, F] -> the hidden states [R, H] that the drafter takes."""
         ...
+
+    def logits(self, hidden_RH: Tensor) -> Tensor:
+        """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
+        ...
+
+
+class HiddenDrafter(FeatureDrafter, Protocol):
+    """A drafter that continues on its own hidden states: the EAGLE family."""
 
     def forward(
         self,
@@ -131,30 +135,21 @@ class HiddenDrafter(Pooled, Protocol):
         """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
         ...
 
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[R, H] -> float32 [R, draft vocabulary]."""
-        ...
-
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, same shape."""
         ...
 
 
-class BlockDrafter(Pooled, Protocol):
+class BlockDrafter(FeatureDrafter, Protocol):
     """A drafter that fills a whole block of masks in one forward: DFlash.
 
     A block is [anchor, mask, mask, ...]: the root token at its position and `mask_token_id` at the
     following ones. Output row k is the drafter's guess of the token at its own position (no
-    shift); row 0, the anchor's, is not used.
+    shift); row 0, the anchor's, is not used. Its vocabulary is the target's.
     """
 
-    tap_ids: tuple[int, ...]
     block_size: int
     mask_token_id: int
-
-    def fuse(self, taps_RF: Tensor) -> Tensor:
-        """True target features [R, F] -> the context [R, H] that `write_context_` takes."""
-        ...
 
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
@@ -175,15 +170,10 @@ class BlockDrafter(Pooled, Protocol):
     ) -> Tensor:
         """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
 
-        Args:
-            attention: a row sees its branch's context and its whole block, in both directions;
-                layers that are causal or have a window hide more of it. `positions_GK` must hold
-                the true positions of the block's own slots too.
+        attention: a row sees its branch's context and its whole block, in both directions; layers
+            that are causal or have a window hide more of it. `positions_GK` must hold the true
+            positions of the block's own slots too.
         """
-        ...
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """[R, H] -> float32 [R, V], over the target's vocabulary."""
         ...
 
 
@@ -191,8 +181,7 @@ class BlockDrafter(Pooled, Protocol):
 def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionPlan:
     """Plan the attention of a forward: groups of rows, the slots that each sees, and masks.
 
-    Args:
-        attention: name of the backend.
+    attention: name of the backend.
     """
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
@@ -250,13 +239,13 @@ def forward_(
 ) -> tuple[Tensor, Tensor | None, BlendReport | None]:
     """All rows through the target once; K and V go into the pool.
 
-    Returns:
-        logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None without
-        a drafter that reads features); the report on cached rows.
+    Returns logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None
+        without.
+    Returns a drafter that reads features); the report on cached rows.
     """
     if not rows.tokens_BQ.numel():  # every request was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
-    some = rows.live if rows.packed_trees is None else rows.packed_trees
+    some = rows.packed_trees or rows.live
     node_rows = rows.nodes_ST.view(-1) if some is None else some.rows
     output = target.forward(
         rows.tokens_BQ,

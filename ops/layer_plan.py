@@ -16,11 +16,10 @@ from typing import Literal
 class LayerStatus(IntEnum):
     """The work of one decoder layer in a forward.
 
-    DECODE: computes all rows of a forward that verifies trees. FULL: computes all rows. CHECK:
-        computes
-    K and V of all live rows, and keeps those live that deviate most. AFTER_CHECK: computes the live
-    rows, takes the others from the cache. REUSE: the same with the suffix alone, from the first
-    layer on.
+    DECODE: computes all rows of a forward that verifies trees. FULL: computes all rows.
+    CHECK: computes K and V of all live rows, and keeps those live that deviate most.
+    AFTER_CHECK: computes the live rows, takes the others from the cache. REUSE: the same with the
+    suffix alone, from the first layer on.
     """
 
     DECODE = -1
@@ -44,20 +43,19 @@ OnMiss = Literal["full"]
 class BlendSettings:
     """How a prefill uses cached rows; graphs are checked for conflicting values.
 
-    Attributes:
-        plan: `plain` computes everything, `reuse` nothing that is cached, `blend` computes the
-            cached rows that deviate most.
-        check_layers: layers (from 0) where rows are picked, increasing, never the first.
-        ratios: for each check layer the share of a budget's rows that is picked, never growing: a
-            later layer picks among the rows of the one before.
-        metric: the deviation: squared distance of V, of K, or of both.
-        check_update: `full` keeps all K and V that a check layer computes; `partial` keeps those of
-            the rows that it picks.
-        mask: `exact` hides later positions; `bottom_right` is the original code's mask for one
-            sequence, by which picked rows see later ones; for comparisons only.
-        budget: the rows that a share refers to: those of a branch, a prompt, or each chunk.
-        min_tokens: with fewer cached rows, nothing is reused.
-        on_miss: the treatment of a chunk that is not in the store: `full` computes it.
+    plan: `plain` computes everything, `reuse` nothing that is cached, `blend` computes the cached
+        rows that deviate most.
+    check_layers: layers (from 0) where rows are picked, increasing, never the first.
+    ratios: for each check layer the share of a budget's rows that is picked, never growing: a later
+        layer picks among the rows of the one before.
+    metric: the deviation: squared distance of V, of K, or of both.
+    check_update: `full` keeps all K and V that a check layer computes; `partial` keeps those of the
+        rows that it picks.
+    mask: `exact` hides later positions; `bottom_right` is the original code's mask for one
+        sequence, by which picked rows see later ones; for comparisons only.
+    budget: the rows that a share refers to: those of a branch, a prompt, or each chunk.
+    min_tokens: with fewer cached rows, nothing is reused.
+    on_miss: the treatment of a chunk that is not in the store: `full` computes it.
     """
 
     plan: PlanKind = "plain"
@@ -84,8 +82,7 @@ def decode_plan(num_layers: int) -> LayerPlan:
 def compile_layer_plan(settings: BlendSettings, num_layers: int) -> LayerPlan:
     """One status per layer of a prefill.
 
-    Raises:
-        ValueError: a check layer does not exist in a model of `num_layers` layers.
+    Raises ValueError: a check layer does not exist in a model of `num_layers` layers.
     """
     if settings.plan != "blend":
         status = LayerStatus.FULL if settings.plan == "plain" else LayerStatus.REUSE
@@ -95,13 +92,11 @@ def compile_layer_plan(settings: BlendSettings, num_layers: int) -> LayerPlan:
         raise ValueError(
             f"`check_layers` holds {last}, but the model's layers are 0 to {num_layers - 1}"
         )
-    return tuple(_status(layer, settings.check_layers) for layer in range(num_layers))
-
-
-def _status(layer: int, check_layers: tuple[int, ...]) -> LayerStatus:
-    if layer in check_layers:
-        return LayerStatus.CHECK
-    return LayerStatus.AFTER_CHECK if layer > check_layers[0] else LayerStatus.FULL
+    first = settings.check_layers[0]
+    plan = [LayerStatus.FULL] * first + [LayerStatus.AFTER_CHECK] * (num_layers - first)
+    for layer in settings.check_layers:
+        plan[layer] = LayerStatus.CHECK
+    return tuple(plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +109,6 @@ class LayerShape:
     kv_heads: int
     head_dim: int
 
-    def project(self, rows: float) -> float:
-        """Queries, keys and values of some rows."""
-        return 2 * rows * self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
-
-    def attend(self, pairs: float) -> float:
-        """Scores and weighted sums of some pairs of a query and a key."""
-        return 4 * pairs * self.heads * self.head_dim
-
-    def finish(self, rows: float) -> float:
-        """Output projection and MLP of some rows."""
-        return 2 * rows * self.hidden * (self.heads * self.head_dim + 3 * self.inner)
-
 
 def prefill_flops(shape: LayerShape, layers: int, rows: int) -> float:
     """Operations of a prefill of `rows` rows that computes everything."""
@@ -137,17 +120,19 @@ def blend_flops(
 ) -> float:
     """Operations of a prefill of `context` cached rows and then `suffix` rows.
 
-    Raises:
-        ValueError: the settings do not fit a model of this many layers.
+    Raises ValueError: the settings do not fit a model of this many layers.
     """
     plan = compile_layer_plan(settings, layers)
     shares = iter(settings.ratios)
     alive = 0 if plan[0] is LayerStatus.REUSE else context
+    width = shape.heads * shape.head_dim
+    kv_width = shape.kv_heads * shape.head_dim
     total = 0.0
     for status in plan:
-        total += shape.project(alive + suffix)
+        total += 2 * (alive + suffix) * shape.hidden * (width + 2 * kv_width)  # q, k and v
         if status is LayerStatus.CHECK:
             alive = int(next(shares) * context)
         pairs = alive * (context + 1) / 2 + suffix * context + suffix * (suffix + 1) / 2
-        total += shape.attend(pairs) + shape.finish(alive + suffix)
+        total += 4 * pairs * width  # scores and weighted sums
+        total += 2 * (alive + suffix) * shape.hidden * (width + 3 * shape.inner)  # output, MLP
     return total

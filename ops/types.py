@@ -1,29 +1,237 @@
-"""Data that packages hand to each other: rows of a forward, token trees, draft rows."""
+"""Data that packages hand to each other: rows of a forward, token trees, draft rows.
 
-from collections.abc import Iterable
+Queries are at the right end of their tensor row. Padding exists on the query axis only: it has the
+pool's scratch slot, sees nothing, and its output is not read.
+
+If the host knows the sizes of unequal trees, every tree has rows of its own (`LiveNodes`). Else the
+rows are packed (`PackedTrees`): the roots come first, then the drafted nodes that have a row, tree
+by tree. The host knows their number; only the device knows which nodes they are, until the round is
+read.
+
+Further shape letters: R the rows of all trees, M those of drafted nodes (R = S + M).
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from .attention.metadata import QuerySequence, Visibility
 from .blend import Blend
-from .kv.slots import NOBODY, Ints
-from .row_layout import (
-    AlignmentState,
-    ContinuousDecodingState,
-    LiveNodes,
-    PackedTrees,
-    PaddedLayout,
-)
+from .kv.pool import NOBODY, Ints
 from .sampling.processors import Sampler
 
+Bools = npt.NDArray[np.bool_]
 
-def _no_nodes() -> Ints:
-    return np.zeros((0, 1), np.int32)
+
+@dataclass(frozen=True, slots=True)
+class AlignmentState:
+    """One forward's padding.
+
+    padding_lengths, valid_lengths: number of padding and of valid queries of each tensor row.
+    padding_mask: bool [B, Q], True for valid queries.
+    position_offsets: what columns are lowered by: the position of the valid column c of a row with
+        n cached positions is n + c - offset.
+    """
+
+    padding_lengths: tuple[int, ...]
+    valid_lengths: tuple[int, ...]
+    padding_mask: Bools = field(compare=False)
+    position_offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuousDecodingState:
+    """A forward with the prompts of new branches and the trees of running ones.
+
+    cache_length: positions of the longest row afterwards; valid_lengths: of each row.
+    input_lengths: valid queries of each row; is_prefill: whether the row is a prompt's.
+    padding_mask: bool [B, Q]; position_ids: int64 [B, Q] on the device (padding: 0).
+    """
+
+    cache_length: int
+    valid_lengths: tuple[int, ...]
+    input_lengths: tuple[int, ...]
+    is_prefill: tuple[bool, ...]
+    padding_mask: Bools = field(compare=False)
+    position_ids: Tensor = field(compare=False)
+
+
+class AlignmentManager:
+    """Aligns rows after unequal acceptance, and prompts with running branches."""
+
+    @staticmethod
+    def align_for_decode(lengths: Sequence[int]) -> AlignmentState:
+        """Padding that makes rows of these lengths equally long."""
+        most = max(lengths, default=0)
+        padding = tuple(most - length for length in lengths)
+        is_valid_BQ = np.arange(most) >= np.array(padding, np.int64)[:, None]
+        return AlignmentState(padding, tuple(lengths), is_valid_BQ, padding)
+
+    @staticmethod
+    def align_continuous_decode(
+        aligned: AlignmentState,
+        cache_lengths: Sequence[int],
+        is_prefill: Sequence[bool],
+        position_ids: Tensor,
+    ) -> ContinuousDecodingState:
+        """The padding of a forward with prompts and running branches.
+
+        cache_lengths: positions in each row before this forward.
+        """
+        pairs = zip(cache_lengths, aligned.valid_lengths, strict=True)
+        valid = tuple(cached + new for cached, new in pairs)
+        return ContinuousDecodingState(
+            max(valid, default=0),
+            valid,
+            aligned.valid_lengths,
+            tuple(is_prefill),
+            aligned.padding_mask,
+            position_ids,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedLayout:
+    """Conversion between [S, ...], by branch, and [B, Q, ...], as a drafter's forward takes it.
+
+    rows_S: the pool's row of each branch (host ints). With `packed`, all branches share row 0, one
+    after another (``bim``); else each has a tensor row of its own, and rows in between may be empty
+    (``batching``). place_S: int64 on the host, the flat index of each branch in a forward with one
+    row per branch; index_S: the same on the device. places: rows of such a forward, empty ones
+    included. is_whole: whether none is empty and branches are in order.
+    """
+
+    rows_S: tuple[int, ...]
+    packed: bool
+    place_S: npt.NDArray[np.int64]
+    index_S: Tensor
+    places: int
+    is_whole: bool
+
+    @classmethod
+    def of(cls, rows_S: tuple[int, ...], packed: bool, device: torch.device) -> "PaddedLayout":
+        """The layout of branches in these rows of the pool."""
+        first_row = min(rows_S, default=0)
+        place_S = np.arange(len(rows_S)) if packed else np.array(rows_S, np.int64) - first_row
+        places = int(place_S.max(initial=0)) + 1
+        return cls(
+            rows_S=rows_S,
+            packed=packed,
+            place_S=place_S,
+            index_S=torch.from_numpy(place_S).to(device),
+            places=places,
+            is_whole=np.array_equal(place_S, np.arange(places)),
+        )
+
+    def spread(self, value_SK: Tensor, empty: float = 0) -> Tensor:
+        """[S, K, ...] -> [B, Q, ...]; rows without a branch hold `empty`."""
+        if self.packed:
+            return value_SK.flatten(0, 1)[None]
+        if self.is_whole:
+            return value_SK
+        out = value_SK.new_full((self.places, *value_SK.shape[1:]), empty)
+        return out.index_copy_(0, self.index_S, value_SK)
+
+    def collect(self, value_BQ: Tensor) -> Tensor:
+        """[B, Q, ...] -> [S, K, ...]: the inverse of `spread`."""
+        if self.packed:
+            return value_BQ.view(len(self.rows_S), -1, *value_BQ.shape[2:])
+        return value_BQ.index_select(0, self.index_S)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRows:
+    """Trees of which not every node has a row.
+
+    rows: int64 [R], the flat indices of the trees' rows. nodes_ST: int64, for every node which of
+    the R rows it is; a node without a row has its root's.
+    """
+
+    rows: Tensor
+    nodes_ST: Tensor
+
+    def spread(self, value_RV: Tensor) -> Tensor:
+        """[R + X, V], by row -> [S * T + X, V], by node; the last X rows are not of trees."""
+        others = torch.arange(len(self.rows), len(value_RV), device=value_RV.device)
+        return value_RV.index_select(0, torch.cat([self.nodes_ST.reshape(-1), others]))
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTrees(NodeRows):
+    """The nodes of trees in the first R rows of a forward.
+
+    tree_R, node_R: int64, the tree and the node (0 the root) of each row; -1 for unused rows.
+    """
+
+    tree_R: Tensor
+    node_R: Tensor
+
+    @classmethod
+    def of(cls, valid_SN: Tensor, shared: int) -> "PackedTrees":
+        """Give every valid node a row, without reading values on the host.
+
+        shared: M, at least the number of valid nodes; further rows are unused.
+        """
+        trees, drafted = valid_SN.shape
+        device = valid_SN.device
+        count_X = valid_SN.reshape(-1).cumsum(0)
+        root_S1 = torch.arange(trees, device=device)[:, None]
+        row_SN = (count_X.view(trees, drafted) - 1 + trees).where(valid_SN, root_S1)
+        index_M = torch.searchsorted(count_X, torch.arange(1, shared + 1, device=device))
+        unused_M = index_M >= trees * drafted
+        tree_M = (index_M // max(drafted, 1)).masked_fill(unused_M, -1)
+        node_M = (index_M % max(drafted, 1) + 1).masked_fill(unused_M, -1)
+        return cls(
+            rows=torch.arange(trees + shared, device=device),
+            nodes_ST=torch.cat([root_S1, row_SN], dim=1),
+            tree_R=torch.cat([root_S1[:, 0], tree_M]),
+            node_R=torch.cat([torch.zeros_like(root_S1[:, 0]), node_M]),
+        )
+
+    def pick(self, value_ST: Tensor, empty: int) -> Tensor:
+        """[S, T], by node -> [R], by row; unused rows hold `empty`."""
+        value_R = value_ST[self.tree_R.clamp(min=0), self.node_R.clamp(min=0)]
+        return value_R.where(self.tree_R >= 0, empty)
+
+    def visible(self, ancestors_STT: Tensor) -> Tensor:
+        """bool [R, R]: each row sees itself and the rows of its ancestors in its own tree."""
+        tree_R = self.tree_R.clamp(min=0)
+        node_R = self.node_R.clamp(min=0)
+        above_RR = ancestors_STT[tree_R[:, None], node_R[:, None], node_R]
+        same_tree_RR = (self.tree_R[:, None] == self.tree_R) & (self.tree_R >= 0)
+        self_RR = torch.eye(len(tree_R), dtype=torch.bool, device=tree_R.device)
+        return (above_RR & same_tree_RR) | self_RR
+
+
+class LiveNodes(NodeRows):
+    """The rows of trees that differ in size, where the host knows the sizes; tree by tree."""
+
+    @classmethod
+    def of(
+        cls, rows_ST: npt.NDArray[np.integer[Any]], sizes: Sequence[int], device: torch.device
+    ) -> "LiveNodes":
+        """The first 1 + sizes[s] nodes of each tree, the root counted."""
+        counts_S = np.asarray(sizes, np.int64) + 1
+        node_T = np.arange(rows_ST.shape[1])
+        is_live_ST = node_T < counts_S[:, None]
+        first_S1 = (np.cumsum(counts_S) - counts_S)[:, None]
+        index_ST = first_S1 + np.where(is_live_ST, node_T, 0)
+        rows_R = rows_ST[is_live_ST].astype(np.int64)
+        return cls(torch.from_numpy(rows_R).to(device), torch.from_numpy(index_ST).to(device))
+
+
+def packed_places(has_ST: Bools) -> npt.NDArray[np.int64]:
+    """`PackedTrees.nodes_ST` on the host, from which nodes have a row (the roots always do)."""
+    trees = len(has_ST)
+    row_SN = trees - 1 + np.cumsum(has_ST[:, 1:]).reshape(trees, -1)
+    root_S1 = np.arange(trees)[:, None]
+    return np.concatenate([root_S1, np.where(has_ST[:, 1:], row_SN, root_S1)], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +275,8 @@ class Rows:
     nodes_ST: Tensor
     ancestors_STT: Tensor
     tips_R: Tensor
-    node_rows_ST: Ints = field(default_factory=_no_nodes)
-    node_slots_ST: Ints = field(default_factory=_no_nodes)
+    node_rows_ST: Ints = field(default_factory=lambda: np.zeros((0, 1), np.int32))
+    node_slots_ST: Ints = field(default_factory=lambda: np.zeros((0, 1), np.int32))
     bound_trees: tuple[int, ...] = ()
     bound_tips: tuple[int, ...] = ()
     alignment: AlignmentState | ContinuousDecodingState | None = None
@@ -220,10 +428,10 @@ class DraftRows:
         return DraftWork(1, count, count - len(self.index_N))
 
 
-@cache  # tensors without elements can be shared
+@cache  # tensors without elements can be shared; training may ask for the same ones
 def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
     """nodes_ST and ancestors_STT of a forward without trees."""
-    with torch.inference_mode(False):  # training may ask for the same ones
+    with torch.inference_mode(False):
         ancestors_STT = torch.zeros(0, 1, 1, dtype=torch.bool, device=device)
         return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT
 
@@ -232,16 +440,13 @@ def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
 def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
     """bool [S, T, T]: which nodes (columns) are ancestors-or-self of which (rows).
 
-    Args:
-        parents_SN: int64, -1 for children of the root; node n of the tree is column n + 1.
-        levels: upper bound of the trees' depth.
+    parents_SN: int64, -1 for children of the root; node n of the tree is column n + 1.
+    levels: upper bound of the trees' depth.
     """
-    trees, drafted = parents_SN.shape
-    nodes = drafted + 1
-    root_S1 = parents_SN.new_zeros(trees, 1)
-    parent_ST = torch.cat([root_S1, parents_SN + 1], dim=1)
-    own_TT = torch.eye(nodes, dtype=torch.bool, device=parents_SN.device)
-    seen_STT = own_TT.expand(trees, -1, -1).clone(memory_format=torch.contiguous_format)
+    trees = parents_SN.shape[0]
+    parent_ST = torch.cat([parents_SN.new_zeros(trees, 1), parents_SN + 1], dim=1)
+    self_TT = torch.eye(parent_ST.shape[1], dtype=torch.bool, device=parents_SN.device)
+    seen_STT = self_TT.expand(trees, -1, -1).clone(memory_format=torch.contiguous_format)
     above_ST = parent_ST
     for _ in range(levels):
         seen_STT.scatter_(2, above_ST[:, :, None], True)
@@ -264,13 +469,7 @@ class Candidates(NamedTuple):
     @classmethod
     def joined(cls, parts: Iterable["Candidates"]) -> "Candidates":
         """All nodes of some levels, one level after another."""
-        tokens, parents, depths, scores = zip(*parts, strict=True)
-        return cls(
-            tokens_SC=torch.cat(tokens, dim=1),
-            parents_SC=torch.cat(parents, dim=1),
-            depths_SC=torch.cat(depths, dim=1),
-            scores_SC=torch.cat(scores, dim=1),
-        )
+        return cls(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
 
     def pick(self, pick_SN: Tensor) -> "Candidates":
         """These nodes, in this order. The parent of a node without its parent is undefined."""
@@ -286,14 +485,9 @@ class Candidates(NamedTuple):
 
     def proposal(self, levels: int) -> Proposal:
         """Trees of all these nodes, none of them padding."""
-        return Proposal(
-            self.tokens_SC,
-            self.parents_SC,
-            self.depths_SC,
-            torch.ones_like(self.tokens_SC, dtype=torch.bool),
-            self.scores_SC,
-            levels,
-        )
+        valid_SC = torch.ones_like(self.tokens_SC, dtype=torch.bool)
+        nodes = (self.tokens_SC, self.parents_SC, self.depths_SC, valid_SC, self.scores_SC)
+        return Proposal(*nodes, levels)
 
 
 def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from ..ops.beam import Beams, Chosen, Searches, first_beams
 from ..ops.forward import HostReader
-from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import NOBODY, Ints
+from ..ops.kv.pool import NOBODY, Ints, KVCache
 from ..ops.types import Proposal
 from .request import Branch, Finish
 from .request_table import RequestTable

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from ..ops.blend import BlendReport
 from ..ops.forward import HostReader
-from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import Ints
-from ..ops.row_layout import packed_places
+from ..ops.kv.pool import Ints, KVCache
+from ..ops.types import packed_places
 from ..ops.verify.verify import BROKEN, Accepted, FirstTokens, GrammarRows
 from .blend import BlendState
 from .drafter import Drafter

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..ops.blend import ChunkKV
-from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import Ints
+from ..ops.kv.pool import Ints, KVCache
 from .drafter import committed_features
 from .request import Branch, Finish, Request
 from .round import CommittedRows

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import NOBODY, Ints
+from ..ops.kv.pool import NOBODY, Ints, KVCache
 from .beam import BeamState
 from .blend import BlendState
 from .drafter import Drafter

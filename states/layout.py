@@ -17,17 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..ops.attention.metadata import QuerySequence, tensor
-from ..ops.kv.pool import KVCache
-from ..ops.kv.slots import UNKNOWN, Ints
-from ..ops.row_layout import (
+from ..ops.kv.pool import UNKNOWN, Ints, KVCache
+from ..ops.types import (
     AlignmentManager,
     AlignmentState,
     ContinuousDecodingState,
+    DraftRows,
     LiveNodes,
+    PackedTrees,
     PaddedLayout,
-    pack_trees,
+    Rows,
+    ancestors,
+    no_trees,
 )
-from ..ops.types import DraftRows, Rows, ancestors, no_trees
 from .request_table import SegmentTree
 from .round import PendingRows, PlacedRows, Span, SpanSlots, Trees
 
@@ -163,8 +165,6 @@ class Layout:
     ) -> AlignmentState | ContinuousDecodingState | None:
         """The padding of a forward with trees; None without padding."""
         return None
-
-    # -- rows of the target ------------------------------------------------------------------------
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
         """Allocate slots for all rows of a forward and lay the rows out, trees first."""
@@ -353,7 +353,7 @@ class Layout:
             bound_trees=trees.bound,
         )
         if shared:  # the device assigns each row to a node
-            packed_trees = pack_trees(proposal.valid_SN, shared)
+            packed_trees = PackedTrees.of(proposal.valid_SN, shared)
             part = slice(len(packed_trees.tree_R))
             ids = rows.visibility.ids_S.tolist()
             number_S = self._ids([ids.index(owner) for owner in trees.owners])

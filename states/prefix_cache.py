@@ -16,8 +16,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ..ops.kv.pool import SlotTable
-from ..ops.kv.slots import NOBODY, Ints
+from ..ops.kv.pool import NOBODY, Ints, SlotTable
 from .request_table import SegmentTree
 
 # Minimal tokens of a match. Attention gathers rows that are not contiguous in every forward; fewer

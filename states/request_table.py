@@ -17,7 +17,7 @@ import numpy as np
 
 from ..ops.attention.metadata import Visibility
 from ..ops.draft.sizes import RoundCosts
-from ..ops.kv.slots import NOBODY
+from ..ops.kv.pool import NOBODY
 from .graph.drafter_settings import DrafterSettings, nodes_for
 from .graph.graph import AnyLayout, SchedulerBlock
 from .request import ENDING_OF, Branch, Finish, Request, move

@@ -10,9 +10,16 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ..ops.draft.gamma import GammaRecord
-from ..ops.kv.slots import Ints
-from ..ops.row_layout import AlignmentState, ContinuousDecodingState
-from ..ops.types import NO_WORK, DraftSize, DraftWork, Proposal, Rows
+from ..ops.kv.pool import Ints
+from ..ops.types import (
+    NO_WORK,
+    AlignmentState,
+    ContinuousDecodingState,
+    DraftSize,
+    DraftWork,
+    Proposal,
+    Rows,
+)
 from ..ops.verify.verify import DraftFigures, TreeFigures, unpacked
 from .request import Branch, Request
 from .text.tokens import Chunk

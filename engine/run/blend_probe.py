@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ...ops.blend import RowRole
-from ...ops.kv.pool import KVCache
-from ...ops.kv.slots import Ints
+from ...ops.kv.pool import Ints, KVCache
 from ...ops.types import Rows
 from ...states.machine import Event, OpRan
 from ...states.request import Request

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...ops.kv.pool import KVCache
-from ...ops.kv.slots import CopyLedger, PoolFullError, Region
+from ...ops.kv.pool import CopyLedger, KVCache, PoolFullError, Region
 from ...states.graph.graph import Graph
 from ...states.manager import BranchStateManager
 from ...states.phases.schedule import plan_

@@ -16,8 +16,8 @@ from rich.layout import Layout
 from rich.panel import Panel
 from rich.text import Text
 
+from ...ops.attention.metadata import SlotRun
 from ...ops.kv.pool import KVCache
-from ...ops.kv.slots import SlotRun
 from ...states.graph.program import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager

@@ -74,8 +74,7 @@ class EagleConfig(DecoderShape):
 def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
     """config.json of a drafter folder, checked against its target.
 
-    Raises:
-        ModelError: not an EAGLE-1 or EAGLE-2 drafter, or one that belongs to another target.
+    Raises ModelError: not an EAGLE-1 or EAGLE-2 drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
     for key in ("speculators_model_type", "draft_vocab_size"):
@@ -139,8 +138,10 @@ def default_taps(layers: int) -> tuple[int, ...]:
 def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     """config.json of a drafter folder, checked against its target.
 
-    Raises:
-        ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
+    EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
+    and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
+
+    Raises ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
     layer, speculators = _layer_section(fields, "eagle3")
@@ -150,46 +151,15 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     layer_notes = _layer_notes(fields, layer, "EAGLE-3", EAGLE_POSITIONS)
     shape = shape_fields(layer, EAGLE_POSITIONS)
     bias = speculators and layer.flag("attention_bias")
-    taps, notes = _tap_ids(fields, target)
-    switches, switch_notes = _switches(fields, speculators)
-    config = Eagle3Config(
-        **shape,
-        draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
-        target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
-        taps=taps,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=speculators and layer.flag("mlp_bias"),
-        qk_norm=speculators and family == "qwen3",
-        speculators=speculators,
-        notes=notes + switch_notes + layer_notes,
-        **switches,
-    )
-    check_target(config, target, ("target features of width", config.target_hidden_size))
-    if config.draft_vocab_size > config.vocab_size:
-        what = f"`draft_vocab_size` {config.draft_vocab_size} exceeds the vocabulary"
-        raise fields.wrong(f"{what} of {config.vocab_size}")
-    return config
-
-
-def _tap_ids(fields: Fields, target: DecoderConfig) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The taps, and notes about them.
-
-    EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
-    and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
-    """
+    notes: list[str] = []
     rule = default_taps(target.num_layers)
-    outer = fields.ids(TAPS_KEY)
     inner = tuple(i + 1 for i in fields.section("eagle_config").ids(TAPS_KEY))
-    taps = tuple(sorted(set(outer or inner or rule)))
+    taps = tuple(sorted(set(fields.ids(TAPS_KEY) or inner or rule)))
     if not 0 <= taps[0] <= taps[-1] <= target.num_layers:
         raise fields.wrong(f"taps {taps} of a target with {target.num_layers} layers")
-    return taps, () if taps == rule else (f"taps {taps}; EAGLE-3's rule would be {rule}",)
-
-
-def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    switches = {name: fields.flag(name) for name in SWITCHES}
-    notes: list[str] = []
+    if taps != rule:
+        notes.append(f"taps {taps}; EAGLE-3's rule would be {rule}")
+    switches: dict[str, Any] = {name: fields.flag(name) for name in SWITCHES}
     if speculators and fields.get("norm_before_residual") is None:
         # As vLLM does, which runs such files.
         switches["norm_before_residual"] = True
@@ -200,14 +170,30 @@ def _switches(fields: Fields, speculators: bool) -> tuple[dict[str, Any], tuple[
         notes.append("norm_output read as in SpecForge: features are not normalised")
     if switches["norm_before_fc"] and switches["fc_norm"]:
         raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
-    return switches, tuple(notes)
+    config = Eagle3Config(
+        **shape,
+        draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
+        target_hidden_size=fields.integer("target_hidden_size", shape["hidden_size"]),
+        taps=taps,
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=speculators and layer.flag("mlp_bias"),
+        qk_norm=speculators and family == "qwen3",
+        speculators=speculators,
+        notes=(*notes, *layer_notes),
+        **switches,
+    )
+    check_target(config, target, ("target features of width", config.target_hidden_size))
+    if config.draft_vocab_size > config.vocab_size:
+        what = f"`draft_vocab_size` {config.draft_vocab_size} exceeds the vocabulary"
+        raise fields.wrong(f"{what} of {config.vocab_size}")
+    return config
 
 
 def _layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
     """The fields of a drafter's layers, and whether the file has speculators' layout.
 
-    Raises:
-        ModelError: speculators' layout of another kind of drafter.
+    Raises ModelError: speculators' layout of another kind of drafter.
     """
     published = fields.get("speculators_model_type")
     if published is None:
@@ -237,9 +223,8 @@ def check_target(
 ) -> None:
     """Raise ModelError for a drafter of another target, as far as the sizes show it.
 
-    Args:
-        features: the name of the width of the target's features, and the drafter's value.
-        layers: of the target, where the drafter's file gives them.
+    features: the name of the width of the target's features, and the drafter's value.
+    layers: of the target, where the drafter's file gives them.
     """
     pairs = [
         ("a vocabulary of", config.vocab_size, target.vocab_size),
@@ -333,43 +318,12 @@ def default_layer_ids(target_layers: int, layers: int) -> tuple[int, ...]:
 def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     """config.json of a drafter folder, checked against its target.
 
-    Raises:
-        ModelError: not a DFlash drafter, or one that belongs to another target.
+    Raises ModelError: not a DFlash drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
     layer, speculators = _layer_section(fields, "dflash")
     # Block size and mask id are at the top of the file, or inside the section.
     inner = Fields(fields.path, {**fields.values, **fields.section(DFLASH_SECTION).values})
-    _check_kind(fields, inner, layer)
-    shape = shape_fields(layer, DFLASH_POSITIONS, 128)
-    layers = layer.integer("num_hidden_layers")
-    target_layers = fields.integer("num_target_layers", target.num_layers)
-    reaches, notes = _reaches(layer, _causal_switch(inner, speculators), layers)
-    architectures = fields.get("architectures")
-    if not speculators and architectures != [DFLASH_ARCHITECTURE]:
-        reading = f"read as {DFLASH_ARCHITECTURE}, as its tensors are"
-        notes += (f"`architectures` is {architectures!r}: {reading}",)
-    if speculators and inner.get("block_size") is None:
-        notes += (f"`block_size` is not given: {BLOCK_SIZE} assumed, as speculators does",)
-    bias = layer.flag("attention_bias")
-    config = DFlashConfig(
-        **shape,
-        reaches=reaches,
-        layer_ids=_layer_ids(inner, speculators, target_layers, layers),
-        block_size=inner.integer("block_size", BLOCK_SIZE if speculators else None),
-        mask_token_id=_mask_id(inner),
-        target_layers=target_layers,
-        qkv_bias=bias,
-        o_bias=bias,
-        speculators=speculators,
-        notes=(*rope_notes(layer, DFLASH_POSITIONS), *notes),
-    )
-    _check_block(config, fields)
-    _check_dflash_target(config, target, fields)
-    return config
-
-
-def _check_kind(fields: Fields, inner: Fields, layer: Fields) -> None:
     if later := next((key for key in LATER_KEYS if inner.get(key)), None):
         raise fields.wrong(f"is a later kind of drafter than DFlash: `{later}` is not supported")
     whole = layer.integer("vocab_size")
@@ -377,75 +331,77 @@ def _check_kind(fields: Fields, inner: Fields, layer: Fields) -> None:
     if drafted not in (None, whole):
         raise fields.wrong(f"drafts {drafted} of {whole} tokens, which is not supported")
     check_supported(fields, layer)
-
-
-def _mask_id(inner: Fields) -> int:
-    ids = inner.ids(MASK_KEY)
-    if len(ids) != 1:
+    shape = shape_fields(layer, DFLASH_POSITIONS, 128)
+    layers = layer.integer("num_hidden_layers")
+    target_layers = fields.integer("num_target_layers", target.num_layers)
+    reaches = _reaches(layer, inner, speculators, layers)
+    notes = list(rope_notes(layer, DFLASH_POSITIONS))
+    sliding = [reach for reach in reaches if reach.window is not None]
+    if sliding:
+        how = "causal" if sliding[0].causal else "bidirectional"
+        window = f"{sliding[0].window} positions back"
+        notes.append(f"sliding layers: {how} inside a block, {window}")
+    architectures = fields.get("architectures")
+    if not speculators and architectures != [DFLASH_ARCHITECTURE]:
+        reading = f"read as {DFLASH_ARCHITECTURE}, as its tensors are"
+        notes.append(f"`architectures` is {architectures!r}: {reading}")
+    if speculators and inner.get("block_size") is None:
+        notes.append(f"`block_size` is not given: {BLOCK_SIZE} assumed, as speculators does")
+    if speculators:  # counts `hidden_states`, whose entry 0 is the embedding: one more
+        states = inner.ids(STATES_KEY) or (2, target_layers // 2, target_layers - 3)
+        layer_ids = tuple(state - 1 for state in states)
+    else:
+        layer_ids = inner.ids(LAYERS_KEY) or default_layer_ids(target_layers, layers)
+    size = inner.integer("block_size", BLOCK_SIZE if speculators else None)
+    masks = inner.ids(MASK_KEY)
+    if len(masks) != 1:
         raise inner.wrong(f"`{DFLASH_SECTION}.{MASK_KEY}` must be one token id")
-    return ids[0]
+    bias = layer.flag("attention_bias")
+    config = DFlashConfig(
+        **shape,
+        reaches=reaches,
+        layer_ids=layer_ids,
+        block_size=size,
+        mask_token_id=masks[0],
+        target_layers=target_layers,
+        qkv_bias=bias,
+        o_bias=bias,
+        speculators=speculators,
+        notes=tuple(notes),
+    )
+    if size < 2:
+        raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
+    if any(reach.window < size for reach in sliding if reach.window is not None):
+        raise fields.wrong(
+            f"`sliding_window` {sliding[0].window} is shorter than a block of {size}"
+        )
+    features = "hidden states of width", config.hidden_size
+    check_target(config, target, features, target_layers)
+    if not 0 <= min(layer_ids) <= max(layer_ids) < target.num_layers:
+        raise fields.wrong(
+            f"`{LAYERS_KEY}` {layer_ids} of a target with {target.num_layers} layers"
+        )
+    if masks[0] >= target.vocab_size:
+        raise fields.wrong(f"`{MASK_KEY}` is {masks[0]}, the vocabulary has {target.vocab_size}")
+    return config
 
 
-def _layer_ids(
-    inner: Fields, speculators: bool, target_layers: int, layers: int
-) -> tuple[int, ...]:
-    """speculators counts `hidden_states`, whose entry 0 is the embedding: one more."""
-    if not speculators:
-        return inner.ids(LAYERS_KEY) or default_layer_ids(target_layers, layers)
-    states = inner.ids(STATES_KEY) or (2, target_layers // 2, target_layers - 3)
-    return tuple(state - 1 for state in states)
-
-
-def _causal_switch(inner: Fields, speculators: bool) -> bool | None:
-    """How the file says that its layers read a block; None where it is silent."""
-    if speculators:
-        return False if inner.flag("sliding_window_non_causal") else None
-    key = "is_causal" if inner.get("causal") is None else "causal"
-    return None if inner.get(key) is None else inner.flag(key)
-
-
-def _reaches(
-    layer: Fields, causal: bool | None, layers: int
-) -> tuple[tuple[Reach, ...], tuple[str, ...]]:
+def _reaches(layer: Fields, inner: Fields, speculators: bool, layers: int) -> tuple[Reach, ...]:
     """Implementations disagree on sliding layers; this is z-lab's rule: causal unless the file
-    says otherwise, for all layers at once, and a full layer sees its whole block."""
-    sliding = _sliding(layer, layers)
+    says otherwise, for all layers at once, and a full layer sees its whole block.
+
+    Sliding layers are named, else by Qwen3's rule; a window of null means none.
+    """
+    if speculators:
+        causal = False if inner.flag("sliding_window_non_causal") else None
+    else:
+        key = "is_causal" if inner.get("causal") is None else "causal"
+        causal = None if inner.get(key) is None else inner.flag(key)
+    unnamed = layer.get("layer_types") is None
+    off = not layer.flag("use_sliding_window") or layer.get("sliding_window") is None
+    sliding = (False,) * layers if unnamed and off else layer_types(layer, layers)
     window = layer.integer("sliding_window") if any(sliding) else None
-    reaches = tuple(
+    return tuple(
         Reach(window if slides else None, slides if causal is None else causal)
         for slides in sliding
     )
-    if window is None:
-        return reaches, ()
-    how = "causal" if reaches[sliding.index(True)].causal else "bidirectional"
-    return reaches, (f"sliding layers: {how} inside a block, {window} positions back",)
-
-
-def _sliding(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Named for each layer, else Qwen3's rule; a window of null means none."""
-    unnamed = fields.get("layer_types") is None
-    off = not fields.flag("use_sliding_window") or fields.get("sliding_window") is None
-    return (False,) * layers if unnamed and off else layer_types(fields, layers)
-
-
-def _check_block(config: DFlashConfig, fields: Fields) -> None:
-    """Raise ModelError for sizes that make no block."""
-    size = config.block_size
-    windows = [r.window for r in config.reaches if r.window is not None]
-    if size < 2:
-        raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
-    if windows and min(windows) < size:
-        raise fields.wrong(f"`sliding_window` {min(windows)} is shorter than a block of {size}")
-
-
-def _check_dflash_target(config: DFlashConfig, target: DecoderConfig, fields: Fields) -> None:
-    features = "hidden states of width", config.hidden_size
-    check_target(config, target, features, config.target_layers)
-    ids = config.layer_ids
-    layers = target.num_layers
-    if not 0 <= min(ids) <= max(ids) < layers:
-        raise fields.wrong(f"`{LAYERS_KEY}` {ids} of a target with {layers} layers")
-    mask = config.mask_token_id
-    size = target.vocab_size
-    if mask >= size:
-        raise fields.wrong(f"`{MASK_KEY}` is {mask}, the vocabulary has {size}")

@@ -32,8 +32,7 @@ class TargetEnds:
 class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file.
 
-    Attributes:
-        ends: the target's embedding and head; no parameters of this module.
+    ends: the target's embedding and head; no parameters of this module.
     """
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:

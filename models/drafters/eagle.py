@@ -25,11 +25,10 @@ LM_HEAD = "lm_head.weight"
 class EagleHead(PoolModel):
     """What all drafters of the family share; with its subclasses it implements `HiddenDrafter`.
 
-    Attributes:
-        tap_ids: the target's hidden states that `fc` reads.
-        layer: the one layer, under whatever published name.
-        ends: the parameters that are the target's, unless the drafter brings its own.
-        owned: which of them came with the drafter; the others are the target's own memory.
+    tap_ids: the target's hidden states that `fc` reads.
+    layer: the one layer, under whatever published name.
+    ends: the parameters that are the target's, unless the drafter brings its own.
+    owned: which of them came with the drafter; the others are the target's own memory.
     """
 
     ends: ClassVar[frozenset[str]]
@@ -125,9 +124,8 @@ class Eagle(EagleHead):
 class Eagle3(EagleHead):
     """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
 
-    Attributes:
-        d2t: int64 [draft vocabulary], offset from a draft id to its target id.
-        t2d: bool [vocabulary], True for target ids in the draft vocabulary.
+    d2t: int64 [draft vocabulary], offset from a draft id to its target id.
+    t2d: bool [vocabulary], True for target ids in the draft vocabulary.
     """
 
     ends = frozenset((EMBEDDING,))

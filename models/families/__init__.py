@@ -64,6 +64,11 @@ class Family:
         window, sliding = self.windows(fields, layers)
         if window >= shape["rope"].limit:  # reaches back over every possible sequence
             sliding = (False,) * layers
+        # `dtype` in files of transformers 5, `torch_dtype` before
+        key = "torch_dtype" if fields.get("dtype") is None else "dtype"
+        dtype = str(fields.get(key) or "").removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise fields.wrong(f"`{key}` {dtype!r} is not supported ({', '.join(DTYPES[1:])})")
         return DecoderConfig(
             **shape,
             qkv_bias=biases.qkv,
@@ -79,7 +84,7 @@ class Family:
             eos_ids=_stop_ids(fields, shape["vocab_size"]),
             pad_ids=_other_ids(fields, "pad_token_id"),
             bos_ids=_other_ids(fields, "bos_token_id"),
-            dtype=_dtype(fields),
+            dtype=dtype,
             notes=rope_notes(fields, self.max_positions),
         )
 
@@ -122,12 +127,3 @@ def _stop_ids(fields: Fields, size: int) -> tuple[int, ...]:
 def _other_ids(fields: Fields, key: str) -> tuple[int, ...]:
     """Ids that do not end decoding; old files write -1 for none."""
     return () if fields.get(key) == -1 else fields.ids(key)
-
-
-def _dtype(fields: Fields) -> str:
-    """`dtype` in files of transformers 5, `torch_dtype` before."""
-    key = "torch_dtype" if fields.get("dtype") is None else "dtype"
-    name = str(fields.get(key) or "").removeprefix("torch.")
-    if name not in DTYPES:
-        raise fields.wrong(f"`{key}` {name!r} is not supported ({', '.join(DTYPES[1:])})")
-    return name

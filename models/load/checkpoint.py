@@ -57,8 +57,7 @@ Stored = Mapping[str, StoredTensor]
 def resolve(model: str | Path, patterns: Sequence[str] = MODEL_FILES) -> Path:
     """A local folder as it is; `org/name` through the Hub's cache or a download of these files.
 
-    Raises:
-        ModelError: neither exists, or the Hub cannot be reached.
+    Raises ModelError: neither exists, or the Hub cannot be reached.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -105,34 +104,29 @@ def _index(folder: Path) -> dict[str, str]:
 def entries(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint; only headers are read.
 
-    Raises:
-        ModelError: a file is missing, truncated or no safetensors, or contradicts the index.
+    Raises ModelError: a file is missing, truncated or no safetensors, or contradicts the index.
     """
     stored: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
-        for name, entry in _header(path).items():
-            if name in stored:
-                raise ModelError(path, f"holds `{name}`, and so does {stored[name].path.name}")
-            stored[name] = entry
+        if not path.is_file():
+            raise ModelError(path, "is missing")
+        header: dict[str, StoredTensor] = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    part = file.get_slice(name)
+                    header[name] = StoredTensor(path, part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(path, f"is not a valid safetensors file: {error}") from None
+        if again := sorted(header.keys() & stored.keys()):
+            here = stored[again[0]].path.name
+            raise ModelError(path, f"holds `{again[0]}`, and so does {here}")
+        stored |= header
     for name, file in _index(folder).items() if files[0].name != SINGLE else ():
         if name not in stored or stored[name].path.name != file:
             raise ModelError(folder / INDEX, f"puts `{name}` into {file}, which does not hold it")
     return stored
-
-
-def _header(path: Path) -> dict[str, StoredTensor]:
-    if not path.is_file():
-        raise ModelError(path, "is missing")
-    try:
-        with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: StoredTensor(path, s.get_dtype(), tuple(s.get_shape()))
-                for name, s in slices.items()
-            }
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ModelError(path, f"is not a valid safetensors file: {error}") from None
 
 
 def read_tensor(path: Path, name: str) -> Tensor:
@@ -184,22 +178,16 @@ def window(name: str, config: DecoderConfig, share: Share) -> Window:
     layer = words[-2]
     kind = words[-1]
     width = dim * (config.heads // config.kv_heads)
-    rows = {
-        "q_proj": _times(heads, width),
-        "k_proj": _times(heads, dim),
-        "v_proj": _times(heads, dim),
-        "gate_proj": _times(share.columns),
-        "up_proj": _times(share.columns),
-        "lm_head": _times(share.vocabulary),
-    }
-    columns = {"o_proj": _times(heads, width), "down_proj": _times(share.columns)}
+    keys = slice(heads.start * dim, heads.stop * dim)
+    queries = slice(heads.start * width, heads.stop * width)
+    inner = slice(share.columns.start, share.columns.stop)
+    head = slice(share.vocabulary.start, share.vocabulary.stop)
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": head}
+    rows |= {"gate_proj": inner, "up_proj": inner}
+    columns = {"o_proj": queries, "down_proj": inner}
     if layer in columns and kind == "weight":
         return EVERYTHING, columns[layer]
     return (rows.get(layer, EVERYTHING),)
-
-
-def _times(span: range, each: int = 1) -> slice:
-    return slice(span.start * each, span.stop * each)
 
 
 def on_meta(path: Path, build: Callable[[], Built]) -> Built:
@@ -249,15 +237,11 @@ def fill(
     """Copy the stored tensors into the views, a few rows at a time, so that nothing is in memory
     twice.
 
-    Args:
-        scan: raise ModelError for NaN and infinity in the dtype of the views.
-        windows: the parts of the tensors to copy; of tensors not named, everything.
+    scan: raise ModelError for NaN and infinity in the dtype of the views.
+    windows: the parts of the tensors to copy; of tensors not named, everything.
     """
-
-    def where(name: str) -> tuple[Path, str]:
-        return stored[name].path, name
-
-    for path, names in groupby(sorted(views, key=where), lambda name: where(name)[0]):
+    ordered = sorted(views, key=lambda name: (stored[name].path, name))
+    for path, names in groupby(ordered, lambda name: stored[name].path):
         try:
             with safe_open(path, framework="pt") as file, torch.no_grad():
                 for name in names:

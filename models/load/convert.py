@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from ..drafters.config import (
 from ..drafters.eagle import EMBEDDING, LM_HEAD
 from ..families import decoder_config
 from ..files import Fields, ModelError, inside, read_fields
-from .checkpoint import INDEX, KINDS, PICKLES, SINGLE, Stored, entries, kind_of, listed, read_tensor
+from .checkpoint import INDEX, KINDS, PICKLES, SINGLE, entries, kind_of, listed, read_tensor
 from .weights import LOADERS, load_target
 
 SPECULATORS = "speculators"
@@ -73,8 +73,7 @@ def convert_pickles(folder: Path, out: Path) -> None:
 
     Objects other than tensors are refused, as loading them would run code.
 
-    Raises:
-        ModelError: there are none, or a file cannot be read so.
+    Raises ModelError: there are none, or a file cannot be read so.
     """
     read_fields(folder)
     names = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
@@ -106,13 +105,10 @@ def convert_layout(
 ) -> None:
     """Write a drafter into the folder ``out``, in another layout.
 
-    Args:
-        target_folder: its target, with which it is checked.
-        layout: ``speculators``, or one of AUTHORS_LAYOUT.
-        verifier: what speculators' file calls the target.
-
-    Raises:
-        ModelError: it cannot be used, has that layout already, or cannot be written in it.
+    target_folder: its target, with which it is checked.
+    layout: ``speculators``, or one of AUTHORS_LAYOUT.
+    verifier: what speculators' file calls the target.
+    Raises ModelError: it cannot be used, has that layout already, or cannot be written in it.
     """
     stored = entries(folder)
     kind = kind_of(stored)
@@ -125,33 +121,29 @@ def convert_layout(
     wrap = layout == SPECULATORS
     if config.speculators == wrap:
         raise ModelError(folder, f"has the layout {layout!r} already")
-    if lost := _lost(config):
+    lost = []  # settings that the other layout cannot express
+    if isinstance(config, Eagle3Config):
+        lost = [name for name in UNSUPPORTED if config.speculators and getattr(config, name)]
+    else:
+        reaches = config.reaches
+        if not config.speculators and any(r.causal and r.window is None for r in reaches):
+            lost.append("full layers that are causal")
+        if len({r.causal for r in reaches if r.window is not None}) > 1:
+            lost.append("sliding layers of two kinds")
+    if lost:
         raise ModelError(folder, f"cannot be written in the layout {layout!r}: {', '.join(lost)}")
     tensors = {n: read_tensor(stored[n].path, n) for n in stored if n in drafter.published()}
     if kind == "eagle3":
         old, new = LAYER[::-1] if wrap else LAYER
         tensors = {name.replace(old, new): value for name, value in tensors.items()}
-    elif wrap:
-        tensors |= _ends(entries(target_folder))
+    elif wrap:  # with copies of the target's embedding and head
+        ends = entries(target_folder)
+        table = f"model.{EMBEDDING}"
+        for copy, name in ((EMBEDDING, table), (LM_HEAD, LM_HEAD if LM_HEAD in ends else table)):
+            tensors[copy] = read_tensor(ends[name].path, name)
     save_file(tensors, out / SINGLE, metadata={"format": "pt"})
     raw = _speculators_json(config, target, verifier) if wrap else config.to_json()
     (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
-
-
-def _lost(config: Eagle3Config | DFlashConfig) -> list[str]:
-    """The settings that the other layout cannot express."""
-    if isinstance(config, Eagle3Config):
-        return [name for name in UNSUPPORTED if config.speculators and getattr(config, name)]
-    causal = not config.speculators and any(r.causal and r.window is None for r in config.reaches)
-    mixed = len({r.causal for r in config.reaches if r.window is not None}) > 1
-    return ["full layers that are causal"] * causal + ["sliding layers of two kinds"] * mixed
-
-
-def _ends(stored: Stored) -> dict[str, Any]:
-    """The target's embedding and head, under the names of a drafter's copies."""
-    table = f"model.{EMBEDDING}"
-    names = {EMBEDDING: table, LM_HEAD: LM_HEAD if LM_HEAD in stored else table}
-    return {copy: read_tensor(stored[name].path, name) for copy, name in names.items()}
 
 
 def _speculators_json(
@@ -227,12 +219,9 @@ def convert_gguf(
 ) -> None:
     """Write a file's weights, config and tokenizer into the folder ``out``, which exists.
 
-    Args:
-        dtype: of the weights; float32 loses nothing.
-        report: takes lines of progress.
-
-    Raises:
-        ModelError: it is damaged, of another family, or its weights or tokenizer cannot be read.
+    dtype: of the weights; float32 loses nothing.
+    report: takes lines of progress.
+    Raises ModelError: it is damaged, of another family, or its weights or tokenizer cannot be read.
     """
     try:
         reader = _Reader(file)
@@ -241,18 +230,35 @@ def convert_gguf(
     except FAULTS as error:
         raise ModelError(file, f"is not a valid GGUF file: {error}") from None
     config = _config(file, reader, plain)
-    names = {t.name: name for t in reader.tensors if (name := _name_of(t.name))}
+    names = {}  # published ones
+    for tensor in reader.tensors:
+        match = PART.fullmatch(tensor.name)
+        if match is not None and match[2] in PARTS:
+            names[tensor.name] = f"model.layers.{int(match[1])}.{PARTS[match[2]]}.{match[3]}"
+        elif tensor.name in ENDS:
+            names[tensor.name] = ENDS[tensor.name]
     strange = [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]
     if strange:
         raise ModelError(file, f"unexpected tensors: {listed(strange)}")
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     decoder_config(out)
-    _save_tokenizer(file, out)
-    weights = [t for t in reader.tensors if t.name in names]
-    shards = list(_shards(weights, dtype.itemsize))
-    files = (
-        [SINGLE] if len(shards) == 1 else [f"model-{i:05}.safetensors" for i in range(len(shards))]
-    )
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer.save_pretrained(out)
+    except Exception as error:  # the file may contain anything
+        cause = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(file, f"no usable tokenizer ({cause})") from None
+    shards: list[list[ReaderTensor]] = [[]]
+    for tensor in reader.tensors:
+        if tensor.name in names:
+            size = sum(t.n_elements for t in [*shards[-1], tensor]) * dtype.itemsize
+            if shards[-1] and size > SHARD_BYTES:
+                shards.append([])
+            shards[-1].append(tensor)
+    files = [f"model-{i:05}.safetensors" for i in range(len(shards))]
+    files = [SINGLE] if len(shards) == 1 else files
     for shard, name in zip(shards, files, strict=True):
         report(f"dequantising {name} ({len(shard)} tensors)")
         tensors = {names[t.name]: _tensor(file, t, config).to(dtype) for t in shard}
@@ -261,24 +267,6 @@ def convert_gguf(
         pairs = zip(shards, files, strict=True)
         places = {names[t.name]: name for shard, name in pairs for t in shard}
         (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2))
-
-
-def _name_of(name: str) -> str | None:
-    """A tensor's published name."""
-    match = PART.fullmatch(name)
-    if match is None or match[2] not in PARTS:
-        return ENDS.get(name)
-    return f"model.layers.{int(match[1])}.{PARTS[match[2]]}.{match[3]}"
-
-
-def _shards(tensors: list[ReaderTensor], width: int) -> Iterator[list[ReaderTensor]]:
-    shard: list[ReaderTensor] = []
-    for tensor in tensors:
-        if shard and sum(t.n_elements for t in [*shard, tensor]) * width > SHARD_BYTES:
-            yield shard
-            shard = []
-        shard.append(tensor)
-    yield shard
 
 
 def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
@@ -384,14 +372,3 @@ def _llama3(fields: Fields, factors: Any, theta: float, head_dim: int) -> dict[s
         raise fields.wrong(f"`{LLAMA3_FREQS}` holds factors that are not Llama 3's")
     settings = {"low_freq_factor": low, "high_freq_factor": high, ORIGINAL: original}
     return {"rope_type": "llama3", "factor": factor, **settings}
-
-
-def _save_tokenizer(file: Path, out: Path) -> None:
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer.save_pretrained(out)
-    except Exception as error:  # the file may contain anything
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ModelError(file, f"no usable tokenizer ({cause})") from None

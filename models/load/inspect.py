@@ -4,14 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from ..config import DecoderConfig, shape_fields
 from ..decoder import Decoder
 from ..drafters.config import STATES_KEY, TAPS_KEY
 from ..families import decoder_config
-from ..files import Fields, ModelError, read_fields
-from .checkpoint import KINDS, Stored, entries, kind_of, on_meta
+from ..files import ModelError, read_fields
+from .checkpoint import KINDS, entries, kind_of, on_meta
 from .tokenizer import cause_of, has_tokenizer, load_tokenizer, stop_ids
 from .weights import LOADERS, load_target
 
@@ -83,7 +82,8 @@ class _Inspector:
         size = sum(prod(e.shape) * WIDTHS.get(e.dtype, 1) for e in stored.values())
         self.facts["is"] = KINDS.get(self.tensors_kind, "unknown by its tensors")
         self.facts["parameters"] = f"{values / 1e6:,.1f} M in {len(stored)} tensors"
-        self.facts["size"] = f"{size / 1e6:,.1f} MB in {_files(stored)}"
+        files = len({entry.path for entry in stored.values()})
+        self.facts["size"] = f"{size / 1e6:,.1f} MB in {files} file{'s' if files > 1 else ''}"
         self.facts["stored as"] = ", ".join(sorted({entry.dtype for entry in stored.values()}))
 
     def target(self) -> None:
@@ -131,9 +131,13 @@ class _Inspector:
         fields = read_fields(self.path)
         section = fields.section("transformer_layer_config")
         dflash = self.tensors_kind == "dflash"
-        layer = section if section.values else fields
         layout = "z-lab" if dflash else "SafeAILab"
-        layers, named = _target_layers(fields)
+        sections = (fields, fields.section("eagle_config"), fields.section("dflash_config"))
+        keys = (TAPS_KEY, STATES_KEY, "target_layer_ids")
+        named = [i for part in sections for key in keys for i in part.ids(key)]
+        layers = fields.integer("num_target_layers", max(named) + 3 if named else DEFAULT_LAYERS)
+        layers = min(layers, MAX_LAYERS)
+        layer = section if section.values else fields
         shape = shape_fields(layer, DEFAULT_LAYERS, 128 if dflash else 0)
         hidden = shape["hidden_size"]
         vocabulary = shape["vocab_size"]
@@ -143,7 +147,20 @@ class _Inspector:
             "hidden size": f"{hidden}, the target's {shape['hidden_size']}",
             "vocabulary": f"{fields.integer('draft_vocab_size', vocabulary)} of {vocabulary}",
         }
-        drafter = LOADERS[self.tensors_kind](self.path, _any_target(shape, layers), device="meta")
+        config = DecoderConfig(
+            **shape,
+            family="llama",
+            num_layers=layers,
+            tied=False,
+            window=0,
+            sliding=(False,) * layers,
+            eos_ids=(),
+            pad_ids=(),
+            bos_ids=(),
+            dtype="",
+        )
+        target = on_meta(config.path, lambda: Decoder(config))
+        drafter = LOADERS[self.tensors_kind](self.path, target, device="meta")
         self.assumed = tuple(note for note in drafter.notes if not note.startswith("taps "))
         if dflash:
             self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"
@@ -154,25 +171,3 @@ class _Inspector:
             self.assumed += (
                 "which states of the target it reads is not given: by its kind's rule",
             )
-
-
-def _any_target(shape: dict[str, Any], layers: int) -> Decoder:
-    """A target without memory with these sizes."""
-    rest: dict[str, Any] = dict.fromkeys(("eos_ids", "pad_ids", "bos_ids"), ())
-    rest |= {"family": "llama", "num_layers": layers, "tied": False, "window": 0, "dtype": ""}
-    config = DecoderConfig(**shape, **rest | {"sliding": (False,) * layers})
-    return on_meta(config.path, lambda: Decoder(config))
-
-
-def _files(stored: Stored) -> str:
-    count = len({entry.path for entry in stored.values()})
-    return f"{count} file{'s' if count > 1 else ''}"
-
-
-def _target_layers(fields: Fields) -> tuple[int, bool]:
-    """Layers of a drafter's target, and whether the drafter's file names those that it reads."""
-    sections = (fields, fields.section("eagle_config"), fields.section("dflash_config"))
-    keys = (TAPS_KEY, STATES_KEY, "target_layer_ids")
-    ids = [i for section in sections for key in keys for i in section.ids(key)]
-    layers = fields.integer("num_target_layers", max(ids) + 3 if ids else DEFAULT_LAYERS)
-    return min(layers, MAX_LAYERS), bool(ids)

@@ -36,8 +36,7 @@ def has_tokenizer(folder: Path) -> bool:
 def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
     """The tokenizer of a target's folder, its chat template tried.
 
-    Raises:
-        ModelError: there is none, it cannot be used, or it does not fit the target.
+    Raises ModelError: there is none, it cannot be used, or it does not fit the target.
     """
     if not has_tokenizer(folder):
         raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
@@ -45,7 +44,17 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
         if path.suffix in SUFFIXES or path.name == TEMPLATES:
             inside(path.parent, path.name)
     if (folder / SETTINGS).exists():
-        _check_settings(Fields(folder / SETTINGS, read_json(folder / SETTINGS)))
+        settings = Fields(folder / SETTINGS, read_json(folder / SETTINGS))
+        if settings.get("auto_map"):
+            raise settings.wrong("`auto_map` is not supported; remote code is never executed")
+        name = settings.get("tokenizer_class")
+        if name is not None and not isinstance(name, str):
+            raise settings.wrong(f"`tokenizer_class` must be a name, not {name!r}")
+        others = settings.get("fast_tokenizer_files") or []
+        if not isinstance(others, list):
+            raise settings.wrong(f"`fast_tokenizer_files` must be a list, not {others!r}")
+        for other in others:
+            inside(folder, str(other))
     from transformers import AutoTokenizer
 
     try:
@@ -63,19 +72,6 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
 def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end an answer: those that the model's files name, and the tokenizer's own."""
     return tuple(sorted({*config.eos_ids, tokenizer.eos_token_id} - {None}))
-
-
-def _check_settings(settings: Fields) -> None:
-    if settings.get("auto_map"):
-        raise settings.wrong("`auto_map` is not supported; remote code is never executed")
-    name = settings.get("tokenizer_class")
-    if name is not None and not isinstance(name, str):
-        raise settings.wrong(f"`tokenizer_class` must be a name, not {name!r}")
-    others = settings.get("fast_tokenizer_files") or []
-    if not isinstance(others, list):
-        raise settings.wrong(f"`fast_tokenizer_files` must be a list, not {others!r}")
-    for other in others:
-        inside(settings.path.parent, str(other))
 
 
 def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
@@ -135,8 +131,7 @@ def check_same_tokens(
     The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
     both folders have one (a drafter may come without).
 
-    Args:
-        extra_tokens: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
+    extra_tokens: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
     """
     problems: list[str] = []
     same_size = drafter.vocab_size == target.vocab_size
@@ -144,31 +139,24 @@ def check_same_tokens(
         problems.append(f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}")
     file = inside(drafter.path.parent, TOKENIZER)
     target_file = inside(target.path.parent, TOKENIZER)
-    if file.is_file() and target_file.is_file():
-        problems += _differences(file, target_file, extra_tokens)
+    both = file.is_file() and target_file.is_file()
+    if both and file.read_bytes() != target_file.read_bytes():
+        ids = _ids(file)
+        target_ids = _ids(target_file)
+        compared = ids.keys() | target_ids.keys()
+        if extra_tokens and len(ids.keys() ^ target_ids.keys()) <= MAX_EXTRA:
+            compared = ids.keys() & target_ids.keys()
+        unlike = [token for token in compared if ids.get(token) != target_ids.get(token)]
+        if unlike:  # the token with the lowest id is named
+            first = min(unlike, key=lambda token: (ids.get(token, target_ids.get(token, 0)), token))
+            here, there = (
+                f"has id {table[first]}" if first in table else "does not exist"
+                for table in (ids, target_ids)
+            )
+            more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
+            problems.append(f"token {first!r} {here}, in the target's tokenizer it {there}{more}")
     if problems:
         raise ModelError(file if same_size else drafter.path, "; ".join(problems))
-
-
-def _differences(drafter: Path, target: Path, extra_tokens: bool) -> list[str]:
-    """The token with the lowest id that has another id, or none, in the other tokenizer."""
-    if drafter.read_bytes() == target.read_bytes():
-        return []
-    ids = _ids(drafter)
-    target_ids = _ids(target)
-    compared = ids.keys() | target_ids.keys()
-    if extra_tokens and len(ids.keys() ^ target_ids.keys()) <= MAX_EXTRA:
-        compared = ids.keys() & target_ids.keys()
-    unlike = [token for token in compared if ids.get(token) != target_ids.get(token)]
-    if not unlike:
-        return []
-    first = min(unlike, key=lambda token: (ids.get(token, target_ids.get(token, 0)), token))
-    here, there = (
-        f"has id {table[first]}" if first in table else "does not exist"
-        for table in (ids, target_ids)
-    )
-    more = f" ({len(unlike)} tokens differ)" if len(unlike) > 1 else ""
-    return [f"token {first!r} {here}, in the target's tokenizer it {there}{more}"]
 
 
 def _ids(path: Path) -> Mapping[str, int]:

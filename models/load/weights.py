@@ -23,7 +23,6 @@ from .checkpoint import (
     KINDS,
     MAPS,
     Stored,
-    StoredTensor,
     compare,
     entries,
     fill,
@@ -55,15 +54,12 @@ def load_target(
 
     `Decoder.notes` names unexpected tensors. On the device `meta` everything but values is checked.
 
-    Args:
-        part: index and count: the part of as many ranks that `sharded` needs on one of them;
-            nothing else is read. Embedding and norms are whole, and so is a tied head.
-        scan: refuse values that are not finite.
-        whole_head: the head is whole, for a drafter that may borrow it.
-
-    Raises:
-        ModelError: the checkpoint is refused; the message names the file and the reason.
-        ValueError: the index of the part is out of range.
+    part: index and count: the part of as many ranks that `sharded` needs on one of them; nothing
+        else is read. Embedding and norms are whole, and so is a tied head.
+    scan: refuse values that are not finite.
+    whole_head: the head is whole, for a drafter that may borrow it.
+    Raises ModelError: the checkpoint is refused; the message names the file and the reason.
+    Raises ValueError: the index of the part is out of range.
     """
     index, count = part
     config = decoder_config(folder)
@@ -94,8 +90,7 @@ def load_eagle3(
     """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target, whose embedding it uses
     unless the file has its own.
 
-    Raises:
-        ModelError: the checkpoint is refused, or belongs to another target.
+    Raises ModelError: the checkpoint is refused, or belongs to another target.
     """
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
@@ -106,8 +101,18 @@ def load_eagle3(
     same_vocabulary = config.draft_vocab_size == config.vocab_size
     absent = tuple(MAPS) if same_vocabulary and "d2t" not in stored else ()
     _complete_(drafter, folder, stored, (dtype, device), absent)
-    if not absent:
-        _check_maps(stored["d2t"].path, drafter)
+    if absent or drafter.d2t.is_meta:
+        return drafter
+    # d2t leads into the target's vocabulary, and t2d is its image
+    path = stored["d2t"].path
+    targets = drafter.to_target(torch.arange(config.draft_vocab_size, device=drafter.d2t.device))
+    outside = targets[(targets < 0) | (targets >= config.vocab_size)].tolist()
+    if outside:
+        reason = f"`d2t` leads to target id {outside[0]}"
+        raise ModelError(path, f"{reason}; the vocabulary has {config.vocab_size}")
+    image = torch.zeros_like(drafter.t2d).index_fill_(0, targets, True)
+    if int(image.sum()) != config.draft_vocab_size or not torch.equal(image, drafter.t2d):
+        raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
     return drafter
 
 
@@ -117,8 +122,7 @@ def load_eagle(
     """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target, whose embedding and
     head it uses unless the file has its own.
 
-    Raises:
-        ModelError: the checkpoint is refused, or belongs to another target.
+    Raises ModelError: the checkpoint is refused, or belongs to another target.
     """
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
@@ -133,8 +137,7 @@ def load_vanilla(
 ) -> Decoder:
     """A small language model that drafts for a target: any decoder with the same tokens.
 
-    Raises:
-        ModelError: the checkpoint is refused, or its tokens are not the target's.
+    Raises ModelError: the checkpoint is refused, or its tokens are not the target's.
     """
     check_same_tokens(decoder_config(folder), target.config)
     return load_target(folder, dtype, device)
@@ -147,15 +150,24 @@ def load_dflash(
 
     The target's embedding and head are used; copies of them in the file must be equal to them.
 
-    Raises:
-        ModelError: the checkpoint is refused, or belongs to another target.
+    Raises ModelError: the checkpoint is refused, or belongs to another target.
     """
     stored = dict(_read(folder, "dflash"))
     config = dflash_config(folder, target.config)
     check_same_tokens(config, target.config, extra_tokens=True)
     if config.speculators:
         for name, original in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
-            _check_copy(name, stored.pop(name, None), original)
+            entry = stored.pop(name, None)
+            if entry is None:
+                continue
+            shape = list(original.shape)
+            if list(entry.shape) != shape:
+                reason = f"`{name}` has shape {list(entry.shape)}, the target's is {shape}"
+                raise ModelError(entry.path, reason)
+            copy = read_tensor(entry.path, name)
+            original = original.to_dense() if original.is_mkldnn else original
+            if not original.is_meta and not torch.equal(copy, original.to(copy.device, copy.dtype)):
+                raise ModelError(entry.path, f"`{name}` is not the target's")
     _check_layers(config.path, config.num_layers, stored)
     _check_width(stored, config.layer_ids, config.hidden_size)
     if len(target.share.vocabulary) < target.vocab_size:
@@ -222,20 +234,6 @@ def _read(folder: Path, kind: str) -> Stored:
     return stored
 
 
-def _check_copy(name: str, entry: StoredTensor | None, original: Tensor) -> None:
-    """Raise ModelError if a copy of a target's tensor differs from it."""
-    if entry is None:
-        return
-    shape = list(original.shape)
-    if list(entry.shape) != shape:
-        reason = f"`{name}` has shape {list(entry.shape)}, the target's is {shape}"
-        raise ModelError(entry.path, reason)
-    copy = read_tensor(entry.path, name)
-    original = original.to_dense() if original.is_mkldnn else original
-    if not original.is_meta and not torch.equal(copy, original.to(copy.device, copy.dtype)):
-        raise ModelError(entry.path, f"`{name}` is not the target's")
-
-
 def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
     """Compare the number of taps with the width of `fc`, the only trace of it in the weights."""
     entry = stored.get("fc.weight")
@@ -243,21 +241,6 @@ def _check_width(stored: Stored, taps: tuple[int, ...], hidden: int) -> None:
         return
     reason = f"`fc.weight` takes {entry.shape[1]} features, and the {len(taps)} taps {taps} of a"
     raise ModelError(entry.path, f"{reason} target of width {hidden} are {len(taps) * hidden}")
-
-
-def _check_maps(path: Path, drafter: Eagle3) -> None:
-    """Raise ModelError unless d2t leads into the target's vocabulary and t2d is its image."""
-    config = drafter.config
-    if drafter.d2t.is_meta:
-        return
-    targets = drafter.to_target(torch.arange(config.draft_vocab_size, device=drafter.d2t.device))
-    outside = targets[(targets < 0) | (targets >= config.vocab_size)].tolist()
-    if outside:
-        reason = f"`d2t` leads to target id {outside[0]}"
-        raise ModelError(path, f"{reason}; the vocabulary has {config.vocab_size}")
-    image = torch.zeros_like(drafter.t2d).index_fill_(0, targets, True)
-    if int(image.sum()) != config.draft_vocab_size or not torch.equal(image, drafter.t2d):
-        raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
 
 
 def _check_layers(path: Path, count: int, stored: Stored) -> None:

@@ -11,7 +11,7 @@ views of the pool: [B, kv_heads, G * Q, d] against [B, kv_heads, K, d].
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kv.slots import SlotRun
+from ..kv.pool import Ints
 from .metadata import (
     AttentionBatch,
     AttentionGroup,
     AttentionMetadata,
-    Bools,
     Keys,
     QuerySequence,
+    SlotRun,
     tensor,
 )
 
@@ -99,8 +99,7 @@ class AttentionPlan:
     ) -> LayerAttention:
         """The plan for layers with this many query heads for each key head.
 
-        Args:
-            narrow: what layers with a window leave of the masks; None leaves everything.
+        narrow: what layers with a window leave of the masks; None leaves everything.
         """
         groups = []
         for group in self.groups:
@@ -134,23 +133,21 @@ class AttentionPlan:
             if parts[-1] and sum(g.host_rows_Gq.size for g in (*parts[-1], piece)) > max_rows:
                 parts.append([])
             parts[-1].append(piece)
-        return [self._part(part) for part in parts]
-
-    def _part(self, groups: Sequence[AttentionGroup]) -> tuple[Tensor, "AttentionPlan"]:
-        """These groups as a forward, their rows one after another."""
-        rows_M = torch.cat(
-            [group.rows_Gq.flatten() for group in groups if group.rows_Gq is not None]
-        )
-        first = 0
-        moved = []
-        for group in groups:
-            shape = group.host_rows_Gq.shape
-            last = first + group.host_rows_Gq.size
-            host_Gq = np.arange(first, last).reshape(shape)
-            rows_Gq = None if len(groups) == 1 else tensor(host_Gq, rows_M.device)
-            moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
-            first = last
-        return rows_M, replace(self, groups=tuple(moved))
+        plans: list[tuple[Tensor | None, AttentionPlan]] = []
+        for part in parts:  # its rows one after another
+            rows_M = torch.cat(
+                [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
+            )
+            first = 0
+            moved = []
+            for group in part:
+                last = first + group.host_rows_Gq.size
+                host_Gq = np.arange(first, last).reshape(group.host_rows_Gq.shape)
+                rows_Gq = None if len(part) == 1 else tensor(host_Gq, rows_M.device)
+                moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
+                first = last
+            plans.append((rows_M, replace(self, groups=tuple(moved))))
+        return plans
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -252,15 +249,17 @@ class AttentionBackend:
         Softmax over all slots of a row that is in several groups is the mean of the groups'
         results, weighted by the sums of their exponentials; these are at least float32.
 
-        Args:
-            keys_hKd, values_hKd: those of the layer, [kv_heads, slots + 1, d].
+        keys_hKd, values_hKd: those of the layer, [kv_heads, slots + 1, d].
         """
         rows, heads, dim = q_Nhd.shape
         kv_heads = keys_hKd.shape[0]
-        merging = None
+        merged = plan.merged
         out_NI = q_Nhd
-        if plan.merged:
-            merging = _Merging(q_Nhd)
+        sums_Nh = q_Nhd  # of a merged plan, the log-sum-exps of the groups so far
+        if merged:
+            wide = torch.promote_types(q_Nhd.dtype, torch.float32)
+            out_NI = q_Nhd.new_zeros(rows, heads * dim, dtype=wide)
+            sums_Nh = out_NI.new_full((rows, heads), torch.finfo(wide).min)
         elif len(plan.groups) != 1 or plan.groups[0].rows_M is not None:
             out_NI = q_Nhd.new_zeros(rows, heads * dim)
         for group in plan.groups:
@@ -270,38 +269,27 @@ class AttentionBackend:
             q_Gqghd = q_Mhd.view(sequences, -1, kv_heads, heads // kv_heads, dim)
             queries = q_Gqghd.shape[1]
             folded = q_Gqghd.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
-            if merging is None:
-                out = self.attend(folded, keys_GhKd, values_GhKd, attn_mask=group.bias_G1qK)
-            else:
+            if merged:
                 out, sums = with_sums(folded, keys_GhKd, values_GhKd, group.bias_G1qK)
+            else:
+                out = self.attend(folded, keys_GhKd, values_GhKd, attn_mask=group.bias_G1qK)
             unfolded = out.view(sequences, kv_heads, -1, queries, dim).permute(0, 3, 1, 2, 4)
             out_MI = unfolded.reshape(-1, heads * dim)
-            if merging is not None:
+            if merged:
+                index = slice(None) if group.rows_M is None else group.rows_M
                 sums_Gqh = sums.view(sequences, kv_heads, -1, queries).permute(0, 3, 1, 2)
-                merging.add_(group.rows_M, out_MI, sums_Gqh.reshape(-1, heads))
+                sums_Mh = sums_Gqh.reshape(-1, heads)
+                old_Mh = sums_Nh[index]
+                both_Mh = torch.logaddexp(old_Mh, sums_Mh)
+                out_Mhd = out_NI[index].view(-1, heads, dim) * (old_Mh - both_Mh).exp()[..., None]
+                out_Mhd += out_MI.view_as(out_Mhd) * (sums_Mh - both_Mh).exp()[..., None]
+                out_NI[index] = out_Mhd.flatten(1)
+                sums_Nh[index] = both_Mh
             elif group.rows_M is None:
                 return out_MI
             else:
                 out_NI.index_copy_(0, group.rows_M, out_MI)
-        return out_NI if merging is None else merging.out_Nhd.flatten(1).to(q_Nhd.dtype)
-
-
-class _Merging:
-    """The merged result of groups, and the log-sum-exps of the scores in them."""
-
-    def __init__(self, q_Nhd: Tensor) -> None:
-        wide = torch.promote_types(q_Nhd.dtype, torch.float32)
-        self.out_Nhd = torch.zeros_like(q_Nhd, dtype=wide)
-        self.sums_Nh = self.out_Nhd.new_full(q_Nhd.shape[:2], torch.finfo(wide).min)
-
-    def add_(self, rows_M: Tensor | None, out_MI: Tensor, sums_Mh: Tensor) -> None:
-        rows = slice(None) if rows_M is None else rows_M
-        old_Mh = self.sums_Nh[rows]
-        both_Mh = torch.logaddexp(old_Mh, sums_Mh)
-        merged_Mhd = self.out_Nhd[rows] * (old_Mh - both_Mh).exp()[..., None]
-        merged_Mhd += out_MI.view_as(merged_Mhd) * (sums_Mh - both_Mh).exp()[..., None]
-        self.out_Nhd[rows] = merged_Mhd
-        self.sums_Nh[rows] = both_Mh
+        return out_NI.to(q_Nhd.dtype)
 
 
 class GroupedBackend(AttentionBackend, name="grouped"):
@@ -378,25 +366,20 @@ class AutoBackend(CascadeBackend, name="auto"):
         return total - shared >= MIN_SLOTS_SAVED
 
 
-def _subclasses(cls: type[AttentionBackend]) -> Iterator[type[AttentionBackend]]:
-    for subclass in cls.__subclasses__():
-        yield subclass
-        yield from _subclasses(subclass)
-
-
 @cache
 def backend(name: str) -> AttentionBackend:
     """The backend of this name, of this package or of an installed one.
 
-    Raises:
-        ValueError: there is none.
+    Raises ValueError: there is none.
     """
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{package}.{module.name}")
-    for subclass in _subclasses(AttentionBackend):
-        if subclass.name == name:
-            return subclass()
+    classes = AttentionBackend.__subclasses__()
+    for cls in classes:  # which get longer on the way
+        if cls.name == name:
+            return cls()
+        classes += cls.__subclasses__()
     for point in entry_points(group="specsot.attention", name=name):
         loaded: type[AttentionBackend] = point.load()
         return loaded()
@@ -406,59 +389,19 @@ def backend(name: str) -> AttentionBackend:
 # -- batches --------------------------------------------------------------------------------------
 
 
-class _Candidate:
-    """Sequences that are computed side by side; runs in the order of their first slots.
-
-    last: the first slot of the latest sequence's run; None of a list of slots.
-    """
-
-    def __init__(self, index: int, first: int | None, queries: int, length: int) -> None:
-        self.indices = [index]
-        self.queries = queries
-        self.length = length
-        self.entries = queries * length
-        self.last = first
-        self.stride = 0
-
-    def add(self, index: int, first: int | None, queries: int, keys: int, slots: int) -> bool:
-        """Add a sequence if its slots have the same distance as those before (or are a list, too),
-        and if that costs little more than a batch of its own."""
-        count = len(self.indices) + 1
-        stride = 0
-        max_queries = max(self.queries, queries)
-        max_keys = max(self.length, keys)
-        entries = self.entries + queries * keys
-        if first is not None and self.last is not None:
-            stride = first - self.last
-            if (count > 2 and stride != self.stride) or first + max_keys > slots:
-                return False
-        elif first is not self.last:
-            return False
-        if count * max_queries * max_keys > MAX_WASTE * entries + MAX_WASTED_ENTRIES:
-            return False
-        self.indices.append(index)
-        self.queries = max_queries
-        self.length = max_keys
-        self.entries = entries
-        self.last = first
-        self.stride = stride
-        return True
-
-
 def arranged(
     metadata: AttentionMetadata, sequences: Sequence[QuerySequence], keys: Sequence[Keys]
 ) -> list[AttentionBatch]:
     """Sequences with these slots as batches.
 
-    Sequences of one shape are side by side if their slots have equal distances or are the same, or
-    if their slots are lists, which a table holds.
+    Sequences of one shape are computed side by side if their slots have equal distances or are the
+    same, or if their slots are lists, which a table holds; and if that costs little more than a
+    batch for each.
     """
     if len(sequences) == 1 and not sequences[0].owners and isinstance(keys[0], tuple):
         run = SlotRun(*keys[0])  # the usual case
         return [AttentionBatch(sequences[0].rows[None], run, run.slots_GK)] if run.length else []
     isolated = min(metadata.isolated, len(sequences))
-    indices = [[index] for index in range(isolated)]
-    candidates: list[_Candidate] = []
     order = []
     for index in range(isolated, len(sequences)):
         first, length = _extent(keys[index])
@@ -467,16 +410,40 @@ def arranged(
             # lists by their entries, then runs by their first slots
             place = (0, queries, length) if first is None else (1, first, 0)
             order.append((place, index, first, queries, length))
+    batches = [[index] for index in range(isolated)]
+    batch: list[int] = []  # the latest one, of sequences with at most these queries and slots
+    most_queries = most_slots = entries = stride = 0
+    last: int | None = None  # the first slot of its latest sequence's run; None of a list
     for _, index, first, queries, length in sorted(order, key=itemgetter(0)):
-        fits = False
-        if candidates and (queries == candidates[-1].queries or not metadata.equal_lengths):
-            fits = candidates[-1].add(index, first, queries, length, metadata.kv.slots)
+        count = len(batch) + 1
+        all_queries = max(most_queries, queries)
+        all_slots = max(most_slots, length)
+        all_entries = entries + queries * length
+        distance = first - last if first is not None and last is not None else 0
+        fits = (
+            count > 1
+            and (first is None) == (last is None)
+            and (queries == most_queries or not metadata.equal_lengths)
+            and (first is None or count == 2 or distance == stride)
+            and (first is None or first + all_slots <= metadata.kv.slots)
+            and count * all_queries * all_slots <= MAX_WASTE * all_entries + MAX_WASTED_ENTRIES
+        )
         if not fits:
-            candidates.append(_Candidate(index, first, queries, length))
-    indices += [candidate.indices for candidate in candidates]
+            batch = []
+            batches.append(batch)
+            all_queries = queries
+            all_slots = length
+            all_entries = queries * length
+            distance = 0
+        batch.append(index)
+        most_queries = all_queries
+        most_slots = all_slots
+        entries = all_entries
+        stride = distance
+        last = first
     return [
         _batch(metadata, [sequences[index] for index in batch], [keys[index] for index in batch])
-        for batch in indices
+        for batch in batches
     ]
 
 
@@ -506,21 +473,23 @@ def _batch(
 ) -> AttentionBatch:
     rows_Gq = _padded([sequence.rows for sequence in sequences], np.int64)
     lists = [slots for slots in keys if isinstance(slots, np.ndarray)]
+    slots: SlotRun | Ints
     if lists:
-        slots_GK = _padded(lists, np.int32)
-        valid_GK = _valid(metadata, sequences, slots_GK)
-        lengths_G = np.array([len(slots) for slots in lists])
-        if (lengths_G < slots_GK.shape[1]).any():
-            real_GK = np.arange(slots_GK.shape[1]) < lengths_G[:, None]
-            valid_GK = real_GK if valid_GK is None else valid_GK & real_GK
-        return AttentionBatch(rows_Gq, slots_GK, slots_GK, valid_GK)
-    first = int(keys[0][0])
-    length = max([int(run[1]) for run in keys])
-    stride = int(keys[1][0]) - first if len(keys) > 1 else 0
-    run = SlotRun(first, length, stride, len(keys))
-    slots_GK = run.slots_GK
-    valid_GK = _valid(metadata, sequences, slots_GK) if sequences[0].owners else None
-    return AttentionBatch(rows_Gq, run, slots_GK, valid_GK)
+        slots_GK = slots = _padded(lists, np.int32)
+    else:
+        first = int(keys[0][0])
+        stride = int(keys[1][0]) - first if len(keys) > 1 else 0
+        slots = SlotRun(first, max(int(run[1]) for run in keys), stride, len(keys))
+        slots_GK = slots.slots_GK
+    valid_GK = None
+    if sequences[0].owners:  # the slots that belong to the segments that each sequence sees
+        pairs = zip(metadata.kv.owner[slots_GK], sequences, strict=True)
+        valid_GK = np.stack([np.isin(owner_K, sequence.owners) for owner_K, sequence in pairs])
+    lengths_G = np.array([len(slots) for slots in lists])
+    if (lengths_G < slots_GK.shape[1]).any():
+        is_real_GK = np.arange(slots_GK.shape[1]) < lengths_G[:, None]
+        valid_GK = is_real_GK if valid_GK is None else valid_GK & is_real_GK
+    return AttentionBatch(rows_Gq, slots, slots_GK, valid_GK)
 
 
 def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
@@ -532,17 +501,6 @@ def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
         row[: len(values)] = values
         row[len(values) :] = values[-1]
     return table
-
-
-def _valid(
-    metadata: AttentionMetadata, sequences: Sequence[QuerySequence], slots_GK: np.ndarray
-) -> Bools | None:
-    """The slots that belong to the segments that each sequence sees; None for all."""
-    if not sequences[0].owners:
-        return None
-    owner_GK = metadata.kv.owner[slots_GK]
-    pairs = zip(owner_GK, sequences, strict=True)
-    return np.stack([np.isin(owner_K, sequence.owners) for owner_K, sequence in pairs])
 
 
 def shared_parts(

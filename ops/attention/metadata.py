@@ -20,13 +20,29 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kv.pool import SlotTable
-from ..kv.slots import Ints, SlotRun
+from ..kv.pool import Ints, SlotTable
 
 Keys = tuple[int, int] | Ints
 """A run of slots (the first one, their number), or a list of slots."""
 Bools = npt.NDArray[np.bool_]
 PADDED = -9  # never the owner of a slot
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRun:
+    """`runs` runs of `length` adjacent slots each; run g begins at slot `first + g * stride`."""
+
+    first: int
+    length: int
+    stride: int = 0
+    runs: int = 1
+
+    @property
+    def slots_GK(self) -> Ints:
+        """int32 [runs, length]."""
+        starts_G: Ints = self.first + self.stride * np.arange(self.runs, dtype=np.int32)
+        steps_K: Ints = np.arange(self.length, dtype=np.int32)
+        return starts_G[:, None] + steps_K
 
 
 def tensor(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
@@ -164,10 +180,9 @@ class AttentionGroup:
     ) -> "AttentionGroup":
         """The group of W fresh rows of each of its rows, which are branches.
 
-        Args:
-            seen_SWM: bool, the fresh slots that each fresh row sees, besides its branch's history.
-            position_SM: int64, positions of the fresh slots.
-            first_S: flat index of each branch's first row in the forward, which has `rows` rows.
+        seen_SWM: bool, the fresh slots that each fresh row sees, besides its branch's history.
+        position_SM: int64, positions of the fresh slots.
+        first_S: flat index of each branch's first row in the forward, which has `rows` rows.
         """
         width, fresh = seen_SWM.shape[1:]
         mask_GqWK = self.mask_GqK[:, :, None].expand(-1, -1, width, -1)
@@ -223,22 +238,17 @@ class TreeMask(NamedTuple):
         if not sequence_E.size:
             return
         tree_E, node_E = np.divmod(node_Gq[sequence_E, query_E], self.rows_ST.shape[1])
-        here_E = batch.holds(self.slots_ST[tree_E, 0], sequence_E)
-        if not here_E.all():
-            sequence_E = sequence_E[here_E]
-            query_E = query_E[here_E]
-            tree_E = tree_E[here_E]
-            node_E = node_E[here_E]
         place_ET = batch.places(self.slots_ST[tree_E], sequence_E)
         index_EX = np.column_stack((sequence_E, query_E, tree_E, node_E, place_ET))
-        index = tensor(index_EX, device)
+        here_E = batch.holds(self.slots_ST[tree_E, 0], sequence_E)
+        index = tensor(index_EX[here_E], device)
         sequence_E1 = index[:, :1]
         tree = index[:, 2]
         place = index[:, 4:]
         seen_ET = self.visible_STT[tree, index[:, 3]]
         if self.roots_shared:  # all nodes see the root
             at_root_ST = self.slots_ST == self.slots_ST[:, :1]
-            seen_ET = seen_ET | tensor(at_root_ST[tree_E], device)
+            seen_ET = seen_ET | tensor(at_root_ST[tree_E[here_E]], device)
         mask_GqK[sequence_E1, index[:, 1:2], place] = seen_ET
         positions_GK[sequence_E1, place] = self.positions_ST[tree]
 
@@ -341,16 +351,12 @@ class AttentionMetadata:
         mask_GqK &= visible if index_Gq is None else visible[index_Gq]
         if tree is not None:
             tree.mark_(batch, mask_GqK, positions_GK, rows)
+        fresh_GqM = None
+        if self.fresh_SM is not None:
+            sequence_X = np.repeat(np.arange(len(batch.rows_Gq)), batch.rows_Gq.shape[1])
+            slots_XM = self.fresh_SM[batch.rows_Gq.reshape(-1)]
+            if slots_XM.size and batch.holds(slots_XM[:, 0], sequence_X).all():
+                place_XM = batch.places(slots_XM, sequence_X)
+                fresh_GqM = tensor(place_XM.reshape(*batch.rows_Gq.shape, -1), device)
         keys = batch.keys if isinstance(batch.keys, SlotRun) else tensor(batch.keys, device)
-        fresh_GqM = None if self.fresh_SM is None else self._fresh(batch, self.fresh_SM)
         return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, batch.rows_Gq, fresh_GqM)
-
-    def _fresh(self, batch: AttentionBatch, fresh_SM: Ints) -> Tensor | None:
-        """`AttentionGroup.fresh_GqM`."""
-        rows_Gq = batch.rows_Gq
-        sequence_X = np.repeat(np.arange(len(rows_Gq)), rows_Gq.shape[1])
-        slots_XM = fresh_SM[rows_Gq.reshape(-1)]
-        if not (slots_XM.size and batch.holds(slots_XM[:, 0], sequence_X).all()):
-            return None
-        place_XM = batch.places(slots_XM, sequence_X)
-        return tensor(place_XM.reshape(*rows_Gq.shape, -1), self.positions_N.device)

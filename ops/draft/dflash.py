@@ -13,14 +13,13 @@ Further shape letters: W prefixes kept at a level, E extensions of them, C all k
 """
 
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..forward import BlockDrafter
 from ..kv.pool import KVCache
-from ..types import Candidates, DraftRows, DraftWork, Proposal, single_path
+from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank, single_path
 from .drawing import Drawing
 from .eagle import Workspace
 
@@ -43,8 +42,7 @@ def draft_tree_(
 ) -> Proposal:
     """The `nodes` most probable prefixes of each branch's block (DDTree).
 
-    Args:
-        size: rows of a block, the root's included.
+    size: rows of a block, the root's included.
     """
     logits_SDV, work = _block(drafter, draft_rows, kv_draft, size)
     return replace(tree(logits_SDV.log_softmax(-1), nodes), work=work)
@@ -64,26 +62,19 @@ def draft_chain_(
     log_probs_SDV = logits_SDV.log_softmax(-1)
     drawing = Drawing.of(draft_rows, draws, accept)
     if drawing is None:
-        drafted = chain(log_probs_SDV, log_probs_SDV.argmax(-1))
-    else:
-        drafted = _drawn_chain(drawing, logits_SDV, log_probs_SDV)
-    return replace(drafted, work=work)
-
-
-def _drawn_chain(drawing: Drawing, logits_SDV: Tensor, log_probs_SDV: Tensor) -> Proposal:
-    """A token of every position, drawn from the block's distribution there."""
+        return replace(chain(log_probs_SDV, log_probs_SDV.argmax(-1)), work=work)
     trees, levels, _ = logits_SDV.shape
     index_R = torch.arange(trees * levels, device=logits_SDV.device)
     branch_R = index_R // levels
-    depth_R = index_R % levels + 1
     behind_R1 = drawing.root_S[branch_R][:, None]
     scores_RV = drawing.scores(logits_SDV.flatten(0, 1), branch_R, behind_R1)
-    tokens_SN = drawing.draw(scores_RV, branch_R, depth_R).view(trees, levels)
-    drafted = chain(log_probs_SDV, tokens_SN)
-    if not drawing.shows_probs:
-        return drafted
-    probs_SDV = drawing.probabilities(scores_RV, branch_R).view_as(logits_SDV)
-    return replace(drafted, draft_probs_STV=torch.cat([probs_SDV, probs_SDV[:, -1:]], 1))
+    tokens_R = drawing.draw(scores_RV, branch_R, index_R % levels + 1)
+    probs_STV = None
+    if drawing.shows_probs:
+        probs_SDV = drawing.probabilities(scores_RV, branch_R).view_as(logits_SDV)
+        probs_STV = torch.cat([probs_SDV, probs_SDV[:, -1:]], 1)
+    drafted = chain(log_probs_SDV, tokens_R.view(trees, levels))
+    return replace(drafted, draft_probs_STV=probs_STV, work=work)
 
 
 def _block(
@@ -91,28 +82,25 @@ def _block(
 ) -> tuple[Tensor, DraftWork]:
     """logits_SDV of the positions behind each root, in one forward."""
     work = Workspace(kv, frontier, size)
+    frame = work.frame
     device = frontier.root_S.device
     trees = len(frontier.root_S)
     tokens_SQ = torch.full((trees, size), drafter.mask_token_id, device=device)
     tokens_SQ[:, 0] = frontier.root_S
     position_SQ = frontier.position_S[:, None] + torch.arange(size, device=device)
     seen_SQQ = torch.ones(trees, size, size, dtype=torch.bool, device=device)
-    hidden_BQH = drafter.forward(
-        work.frame.spread(tokens_SQ),
-        *work.fresh(seen_SQQ, position_SQ),
-        kv,
-    )
+    inputs = work.fresh(seen_SQQ, position_SQ)
+    hidden_BQH = drafter.forward(frame.spread(tokens_SQ), *inputs, kv)
     work.close_()
-    hidden_SDH = work.frame.collect(hidden_BQH)[:, 1:]
+    hidden_SDH = frame.collect(hidden_BQH)[:, 1:]
     return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1), work.spent
 
 
 def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
     """One path per branch, with these tokens; as published, DFlash takes every position's best.
 
-    Args:
-        log_probs_SDV: log-probabilities of the drafted positions (a block without its anchor).
-        tokens_SN: int64, one token for each of them.
+    log_probs_SDV: log-probabilities of the drafted positions (a block without its anchor).
+    tokens_SN: int64, one token for each of them.
     """
     log_probs_SN = log_probs_SDV.gather(-1, tokens_SN[..., None]).squeeze(-1).float()
     return single_path(tokens_SN, log_probs_SN)
@@ -125,75 +113,47 @@ def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     first, then the one whose parent does, then the one whose token has the smaller id. Where the
     positions have fewer prefixes than `nodes`, all of them are taken.
 
-    Args:
-        log_probs_SDV: log-probabilities of the drafted positions, none above zero.
+    log_probs_SDV: log-probabilities of the drafted positions, none above zero.
     """
     trees, levels, _ = log_probs_SDV.shape
     if nodes < 1 or levels < 1:
         return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())
-    top_SDK, ids_SDK = _top_tokens(log_probs_SDV, nodes)
+    # `topk` leaves the order of equals open, and differently on every device. Its keys are unique:
+    # the bits of a float, read as an integer that rises with it, and below them the id.
+    all_SDV = log_probs_SDV.float() + 0.0  # -0.0 has other bits than 0.0
+    vocabulary = all_SDV.shape[-1]
+    bits_SDV = all_SDV.view(torch.int32)
+    rising_SDV = bits_SDV ^ ((bits_SDV >> 31) & 0x7FFFFFFF)
+    keys_SDV = (rising_SDV.long() << 32) - torch.arange(vocabulary, device=all_SDV.device)
+    ids_SDK = keys_SDV.topk(min(nodes, vocabulary), dim=-1).indices
+    top_SDK = all_SDV.gather(-1, ids_SDK)
     scores_SW = top_SDK.new_zeros(trees, 1)
-    first = -1
+    first = -1  # creation index of the first of the prefixes
     created = []
     for level in range(levels):
-        choice = _Choice(top_SDK[:, level], ids_SDK[:, level], level + 1)
-        created.append(_extend(scores_SW, first, choice, nodes))
-        first += scores_SW.shape[1]
-        scores_SW = created[-1].scores_SC
+        # The prefix of rank j with the token of rank r is beaten by every prefix up to j with every
+        # token up to r, so only (j + 1) * (r + 1) <= nodes can matter: about nodes * log(nodes).
+        width = scores_SW.shape[1]
+        tokens = top_SDK.shape[2]
+        total = sum(min(tokens, nodes // (prefix + 1)) for prefix in range(width))
+        index_W = torch.arange(width, device=scores_SW.device)
+        count_W = (nodes // (index_W + 1)).clamp(max=tokens)
+        prefix_E = index_W.repeat_interleave(count_W, output_size=total)
+        start_W = count_W.cumsum(0) - count_W
+        rank_E = torch.arange(total, device=scores_SW.device) - start_W[prefix_E]
+        scores_SE = scores_SW[:, prefix_E] + top_SDK[:, level, rank_E]
+        best = scores_SE.sort(dim=1, descending=True, stable=True)
+        pick_SC = best.indices[:, :nodes]
+        longer = Candidates(
+            ids_SDK[:, level].gather(1, rank_E[pick_SC]),
+            prefix_E[pick_SC] + first,
+            torch.full_like(pick_SC, level + 1),
+            best.values[:, :nodes],
+        )
+        created.append(longer)
+        first += width
+        scores_SW = longer.scores_SC
     # No child scores above its parent and the sort is stable, so a parent comes before its children
     # and is never cut off without them.
-    candidates = Candidates.joined(created)
-    order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
-    best = candidates.pick(order_SC[:, :nodes])
-    return best.proposal(min(levels, best.tokens_SC.shape[1]))
-
-
-class _Choice(NamedTuple):
-    """The tokens of one position: log-probabilities and ids, best first."""
-
-    top_SK: Tensor
-    ids_SK: Tensor
-    depth: int
-
-
-def _top_tokens(log_probs_SDV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(log-probabilities float32, ids), each [S, D, min(count, V)], best first.
-
-    `topk` leaves the order of equals open, and differently on every device. Its keys are made
-    unique: the bits of a float, read as an integer that rises with it, and below them the id.
-    """
-    scores_SDV = log_probs_SDV.float() + 0.0  # -0.0 has other bits than 0.0
-    size = scores_SDV.shape[-1]
-    bits_SDV = scores_SDV.view(torch.int32)
-    rising_SDV = bits_SDV ^ ((bits_SDV >> 31) & 0x7FFFFFFF)
-    keys_SDV = (rising_SDV.long() << 32) - torch.arange(size, device=scores_SDV.device)
-    ids_SDK = keys_SDV.topk(min(count, size), dim=-1).indices
-    return scores_SDV.gather(-1, ids_SDK), ids_SDK
-
-
-def _extend(scores_SW: Tensor, first: int, choice: _Choice, nodes: int) -> Candidates:
-    """The `nodes` best prefixes that are one token longer, best first.
-
-    The prefix of rank j with the token of rank r is beaten by every prefix up to j with every
-    token up to r, so only (j + 1) * (r + 1) <= nodes can matter: about nodes * log(nodes) of all.
-
-    Args:
-        first: creation index of the first of the prefixes.
-    """
-    width = scores_SW.shape[1]
-    tokens = choice.top_SK.shape[1]
-    total = sum(min(tokens, nodes // (prefix + 1)) for prefix in range(width))
-    index_W = torch.arange(width, device=scores_SW.device)
-    count_W = (nodes // (index_W + 1)).clamp(max=tokens)
-    prefix_E = index_W.repeat_interleave(count_W, output_size=total)
-    start_W = count_W.cumsum(0) - count_W
-    rank_E = torch.arange(total, device=scores_SW.device) - start_W[prefix_E]
-    scores_SE = scores_SW[:, prefix_E] + choice.top_SK[:, rank_E]
-    best = scores_SE.sort(dim=1, descending=True, stable=True)
-    pick_SC = best.indices[:, :nodes]
-    return Candidates(
-        choice.ids_SK.gather(1, rank_E[pick_SC]),
-        prefix_E[pick_SC] + first,
-        torch.full_like(pick_SC, choice.depth),
-        best.values[:, :nodes],
-    )
+    chosen = rerank(Candidates.joined(created), nodes, ranked=True)
+    return chosen.proposal(min(levels, chosen.tokens_SC.shape[1]))

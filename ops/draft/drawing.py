@@ -33,9 +33,7 @@ class Drawing:
         """None where the drafts are the drafter's best tokens."""
         if draft_rows.sampler is None or draws == Draws.BEST:
             return None
-        position_S = draft_rows.position_S
-        root_S = draft_rows.root_S
-        return cls(draft_rows.sampler, Accept(accept), position_S, root_S)
+        return cls(draft_rows.sampler, Accept(accept), draft_rows.position_S, draft_rows.root_S)
 
     @property
     def shows_probs(self) -> bool:
@@ -45,8 +43,7 @@ class Drawing:
     def scores(self, logits_RV: Tensor, branch_R: Tensor, behind_RC: Tensor) -> Tensor:
         """The drafter's logits through the branches' own processors, [R, V].
 
-        Args:
-            behind_RC: int64, the root and the drafts that lead to each row.
+        behind_RC: int64, the root and the drafts that lead to each row.
         """
         past = self.sampler.past(behind_RC, torch.ones_like(behind_RC, dtype=torch.bool))
         return process(logits_RV, self.sampler.rules, branch_R, past)
@@ -61,9 +58,8 @@ class Drawing:
     ) -> Tensor:
         """int64 [R, count]: the children of each row in the order they are tried; -1 for none.
 
-        Args:
-            draws: SAMPLED for independent draws, DISTINCT for draws without their earlier
-                siblings. With the target's coins there are no two independent ones.
+        draws: SAMPLED for independent draws, DISTINCT for draws without their earlier siblings.
+            With the target's coins there are no two independent ones.
         """
         rules = self.sampler.rules
         rank_R = torch.zeros_like(depth_R)

@@ -2,7 +2,7 @@
 
 A length follows from earlier rounds, so it is known on the host before the drafter runs: the
 drafter takes as many steps as the longest chain has drafts, and the target gets rows for these
-drafts alone. No policy changes the text. No torch here: graphs are checked with these settings.
+drafts alone. No policy changes the text. No torch: graphs are checked with it.
 
 ==========  =====================================================================================
 fixed       `gamma` tokens
@@ -47,15 +47,14 @@ THRESHOLD_DECAY = 0.9
 class GammaSettings:
     """Settings of a policy, as in a graph's block `drafter`; ValueError for bounds that cross.
 
-    Attributes:
-        gamma: drafts per round; of an adaptive policy the first round's.
-        gamma_min, gamma_max: bounds of the adaptive policies; None for `gamma`, but at least 1.
-        gamma_limit: threshold of `svip`, `confidence` and (at the start) `adaedl`; None for the
-            published one (`LIMITS`).
-        egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max), which reaches
-            gamma_max at entropy 0 only.
-        egag_ema_beta: weight of the past in the moving average; 0 for none.
-        egag_h_ref: entropy in nats that counts as no confidence at all; None for ln V.
+    gamma: drafts per round; of an adaptive policy the first round's.
+    gamma_min, gamma_max: bounds of the adaptive policies; None for `gamma`, but at least 1.
+    gamma_limit: threshold of `svip`, `confidence` and (at the start) `adaedl`; None for the
+        published one (`LIMITS`).
+    egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max), which reaches
+        gamma_max at entropy 0 only.
+    egag_ema_beta: weight of the past in the moving average; 0 for none.
+    egag_h_ref: entropy in nats that counts as no confidence at all; None for ln V.
     """
 
     gamma: int = 5
@@ -153,8 +152,7 @@ def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
 def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int) -> Length:
     """A chain's length, before anything is drafted.
 
-    Args:
-        remaining: tokens that the branch may still emit, the target's own included.
+    remaining: tokens that the branch may still emit, the target's own included.
     """
     h = nan
     h_norm = nan
@@ -176,14 +174,8 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
     gamma = floor((raw if isnan(ema) else ema) + 0.5)
     if policy != "fixed":
         gamma = min(max(gamma, low), high)
-    return Length(
-        h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=cut(gamma, remaining)
-    )
-
-
-def cut(gamma: int, remaining: int) -> int:
-    """A length, at most what an answer still needs: the target adds one token itself."""
-    return max(min(gamma, remaining - 1), 0)
+    needed = max(min(gamma, remaining - 1), 0)  # the target adds one token itself
+    return Length(h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=needed)
 
 
 def first_state(settings: GammaSettings) -> GammaState:
@@ -235,12 +227,10 @@ def next_state(
     reached = max(2 * drafted, 1) if stop is None else stop
     gamma = min(LENGTH_DECAY * state.gamma + (1 - LENGTH_DECAY) * reached, settings.longest)
     state = replace(state, gamma=gamma)
-    adapts = policy == "adaedl" and drafted
-    return _adapted(state, accepted / drafted) if adapts else state
-
-
-def _adapted(state: GammaState, acceptance: float) -> GammaState:
-    """A higher threshold, so shorter chains, after many rejections; else a lower one."""
+    if policy != "adaedl" or not drafted:
+        return state
+    # a higher threshold, so shorter chains, after many rejections; else a lower one
+    acceptance = accepted / drafted
     if not isnan(state.acceptance):
         acceptance = ACCEPTANCE_DECAY * state.acceptance + (1 - ACCEPTANCE_DECAY) * acceptance
     step = THRESHOLD_STEP if acceptance <= TARGET_ACCEPTANCE else -THRESHOLD_STEP

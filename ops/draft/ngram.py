@@ -6,8 +6,7 @@ several a tree. NASD (Ou et al., "Lossless acceleration of large language model 
 parallel decoding", NAACL 2024 industry, 2404.08698) drafts by counts of n-grams in committed
 tokens, with back-off to shorter contexts and filler tokens.
 
-Token ids are Python ints. Appending or counting a token costs the same for any length of the
-context and any size of a table.
+Appending or counting a token costs the same for any length of the context and any size of a table.
 """
 
 from collections.abc import Collection, Sequence
@@ -71,47 +70,29 @@ def lookup_tree(
     a stop token nor anything behind one is drafted.
     """
     places = index.matches(matches) if nodes > 0 and levels > 0 else []
-    trie = _Trie()
+    children: dict[tuple[int, int], int] = {}  # (parent, token) -> node, in order of creation
+    depths: list[int] = []
+    counts: list[int] = []
     for place in places:
-        following = index.ids[place : place + levels]
-        ends = (at for at, token in enumerate(following) if token in stop_ids)
-        trie.add_(following[: next(ends, len(following))])
-    return trie.best(nodes, len(places))
-
-
-class _Trie:
-    """Continuations merged at their common beginnings; nodes in order of creation."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self.counts: list[int] = []
-        self.children: dict[tuple[int, int], int] = {}
-
-    def add_(self, path: Sequence[int]) -> None:
         node = -1
-        for depth, token in enumerate(path, 1):
-            child = self.children.setdefault((node, token), len(self.tokens))
-            if child == len(self.tokens):
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.depths.append(depth)
-                self.counts.append(0)
-            self.counts[child] += 1
-            node = child
-
-    def best(self, nodes: int, total: int) -> HostTree:
-        """The best nodes in order of creation: a parent counts at least as much as its child."""
-        ranked = sorted(range(len(self.tokens)), key=lambda node: -self.counts[node])
-        best = sorted(ranked[:nodes])
-        place = {node: at for at, node in enumerate(best)} | {-1: -1}
-        return HostTree(
-            tuple(self.tokens[node] for node in best),
-            tuple(place[self.parents[node]] for node in best),
-            tuple(self.depths[node] for node in best),
-            tuple(log(self.counts[node] / total) for node in best),
-        )
+        for depth, token in enumerate(index.ids[place : place + levels], 1):
+            if token in stop_ids:
+                break
+            node = children.setdefault((node, token), len(counts))
+            if node == len(counts):
+                depths.append(depth)
+                counts.append(0)
+            counts[node] += 1
+    edges = list(children)
+    ranked = sorted(range(len(counts)), key=lambda node: -counts[node])
+    best = sorted(ranked[:nodes])  # a parent counts at least as much as its child
+    number = {node: at for at, node in enumerate(best)} | {-1: -1}
+    return HostTree(
+        tuple(edges[node][1] for node in best),
+        tuple(number[edges[node][0]] for node in best),
+        tuple(depths[node] for node in best),
+        tuple(log(counts[node] / len(places)) for node in best),
+    )
 
 
 # -- count tables ---------------------------------------------------------------------------------
@@ -150,10 +131,9 @@ class Followers:
 class CountTable:
     """Counts of n-grams: contexts of `min_context` to `order` - 1 tokens and what followed them.
 
-    Args:
-        order: longest n-gram, its last token counted (at least 2).
-        min_context: shortest context; `order` - 1 for a table of one level.
-        width: tokens per context that can be drafted side by side.
+    order: longest n-gram, its last token counted (at least 2).
+    min_context: shortest context; `order` - 1 for a table of one level.
+    width: tokens per context that can be drafted side by side.
     """
 
     def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
@@ -176,14 +156,12 @@ class CountTable:
     ) -> None:
         """Count ids[start:], each token after the ids before it.
 
-        Args:
-            fillers: for each of these tokens what else the target found likely in its place
-                (`filler_ids`); negative ids are none. Only committed positions are learnt from.
+        fillers: for each of these tokens what else the target found likely in its place
+            (`filler_ids`); negative ids are none. Only committed positions are learnt from.
         """
         for end in range(start, len(ids)):
-            self.update_(ids, end, ids[end : end + 1])
-            if fillers:
-                self.update_(ids, end, [token for token in fillers[end - start] if token >= 0])
+            others = fillers[end - start] if fillers else ()
+            self.update_(ids, end, [ids[end], *(token for token in others if token >= 0)])
 
 
 def longest_match(
@@ -197,17 +175,14 @@ def longest_match(
     for size in range(min(longest, len(context)), 0, -1):
         key = tuple(context[-size:])
         parts = [table.followers[key] for table in tables if key in table.followers]
+        if len(parts) == 1:
+            return size, parts[0]
         if parts:
-            return size, _merged(parts)
+            ranked = dict.fromkeys(token for part in parts for token in part.ranked)
+            sums = {t: sum(part.counts.get(t, 0) for part in parts) for t in ranked}
+            order = sorted(sums, key=lambda token: -sums[token])
+            return size, Followers(sums, order, sum(part.total for part in parts))
     return None
-
-
-def _merged(parts: Sequence[Followers]) -> Followers:
-    if len(parts) == 1:
-        return parts[0]
-    sums = {t: sum(part.counts.get(t, 0) for part in parts) for each in parts for t in each.ranked}
-    ranked = sorted(sums, key=lambda token: -sums[token])
-    return Followers(sums, ranked, sum(part.total for part in parts))
 
 
 def count_tree(
@@ -222,12 +197,10 @@ def count_tree(
     """The `nodes` most probable continuations under the counts; a chain for width 1.
 
     Nodes are taken best first by the product of their relative frequencies, of equals the one
-    that was found first. A node whose context is unknown has no children. Neither a stop token
-    nor anything behind one is drafted.
+    that was found first. Neither a stop token nor anything behind one is drafted.
 
-    Args:
-        context: the branch's last tokens, the pending one included; order - 1 of them suffice.
-        width: children per node at most.
+    context: the branch's last tokens, the pending one included; order - 1 of them suffice.
+    width: children per node at most.
     """
     if nodes < 1 or levels < 1:
         return HostTree()

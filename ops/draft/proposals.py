@@ -55,9 +55,8 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:
     """The proposals of several drafters as one, smaller trees padded with invalid nodes.
 
-    Args:
-        proposals: None for a drafter without branches in this round.
-        places: for each drafter the indices of its trees among the S trees (host ints).
+    proposals: None for a drafter without branches in this round.
+    places: for each drafter the indices of its trees among the S trees (host ints).
     """
     trees = [part for part in proposals if part is not None]
     if len(trees) == 1:
@@ -72,10 +71,11 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
         wide = [F.pad(value, (0, most - value.shape[1]), value=empty) for value in values]
         return torch.cat(wide)[order_S.to(wide[0].device)]
 
+    sides = [part.side_outputs_SC for part in trees]
     side_SC = joined(
         [
-            part.tokens_SN[:, :0] if part.side_outputs_SC is None else part.side_outputs_SC
-            for part in trees
+            part.tokens_SN[:, :0] if side is None else side
+            for part, side in zip(trees, sides, strict=True)
         ]
     )
     return Proposal(
@@ -99,9 +99,8 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
     then the earlier node. No child scores above its parent and none comes before it, so the kept
     nodes of a tree are a tree. They move to its front in their order; the rest is padding.
 
-    Raises:
-        ValueError: the drafts were drawn, and a selection by probability changes their
-            distribution.
+    Raises ValueError: the drafts were drawn, and a selection by probability changes their
+        distribution.
     """
     if rows_per_round is None:
         return proposal
@@ -109,7 +108,11 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
         raise ValueError("drawn drafts are not ranked by their probability")
     nodes = proposal.tokens_SN.shape[1]
     shared = min(rows_per_round, sum(proposal.laid_out))
-    keep_SN = _best(proposal.scores_SN, proposal.valid_SN, shared)
+    lowest = torch.finfo(proposal.scores_SN.dtype).min  # probability 0 still precedes padding
+    scores_SN = proposal.scores_SN.clamp(min=lowest).where(proposal.valid_SN, -torch.inf)
+    order_X = scores_SN.reshape(-1).sort(descending=True, stable=True).indices
+    keep_X = torch.zeros_like(order_X, dtype=torch.bool).index_fill_(0, order_X[:shared], True)
+    keep_SN = keep_X.view_as(scores_SN) & proposal.valid_SN
     pick_SN = (~keep_SN).sort(dim=1, stable=True).indices[:, : min(nodes, shared)]
     valid_SN = keep_SN.gather(1, pick_SN)
     nodes_SN = (proposal.tokens_SN, proposal.parents_SN, proposal.depths_SN, proposal.scores_SN)
@@ -124,12 +127,3 @@ def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
         shared=shared,
         sizes=None,
     )
-
-
-def _best(scores_SN: Tensor, valid_SN: Tensor, count: int) -> Tensor:
-    """bool [S, N]: the `count` best valid nodes, or all of them if there are fewer."""
-    lowest = torch.finfo(scores_SN.dtype).min  # a node of probability 0 still precedes padding
-    scores_SN = scores_SN.clamp(min=lowest).where(valid_SN, -torch.inf)
-    order_X = scores_SN.reshape(-1).sort(descending=True, stable=True).indices
-    keep_X = torch.zeros_like(order_X, dtype=torch.bool).index_fill_(0, order_X[:count], True)
-    return keep_X.view_as(valid_SN) & valid_SN

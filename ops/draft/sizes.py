@@ -10,7 +10,7 @@ Shape letters: G lengths of a chain (0 is none), C sizes of a tree, D depths.
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 from time import perf_counter
@@ -54,17 +54,12 @@ class Curve:
         counts_X = np.asarray(rows_X, np.float64)
         if not self.rows:
             return np.zeros_like(counts_X)
-        inside_X = np.interp(counts_X, self.rows, self.ms)
+        slope = self.ms[-1] / self.rows[-1]
+        if len(self.rows) > 1:
+            slope = max((self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2]), 0.0)
         beyond_X = np.maximum(counts_X - self.rows[-1], 0)
-        ms_X: Floats = inside_X + beyond_X * self._slope
+        ms_X: Floats = np.interp(counts_X, self.rows, self.ms) + beyond_X * slope
         return ms_X
-
-    @property
-    def _slope(self) -> float:
-        """Milliseconds of each row beyond the last point, at least 0."""
-        if len(self.rows) < 2:
-            return self.ms[-1] / self.rows[-1]
-        return max((self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2]), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +78,48 @@ class RoundCosts:
         return float(first_ms - usual_ms)
 
 
-@dataclass(eq=False, slots=True)
-class Clock:
-    """Per-round overhead outside the forwards, tracked separately with and without drafts.
+class Chooser:
+    """The size of each round's drafts, by measured costs and counted acceptance.
 
-    It is the median of the last rounds. For trees it scales with the number of forwards, since each
-    level is laid out, masked and ranked; a further draft of a chain costs little besides its
-    forward.
-
-    start, expected, share: of the current round: its time in seconds, the milliseconds that its
-        forwards should take, and its overhead relative to the smallest tree; 0 without drafts.
+    choice: the size of the current round.
+    plain, drafted: milliseconds outside the forwards of the last rounds without drafts and with
+        them. For trees they scale with the number of forwards, since each level is laid out, masked
+        and ranked; a further draft of a chain costs little besides its forward.
     """
 
-    costs: RoundCosts
-    now: Callable[[], float] = perf_counter
-    start: float | None = None
-    expected: float = 0.0
-    share: float = 1.0
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=OVERHEAD_ROUNDS))
-    drafted: deque[float] = field(default_factory=lambda: deque(maxlen=OVERHEAD_ROUNDS))
+    def __init__(self, costs: RoundCosts, now: Callable[[], float]) -> None:
+        self.costs = costs
+        self.now = now
+        self.choice = DraftSize(0, 0, 0.0, 0.0)
+        self.plain: deque[float] = deque(maxlen=OVERHEAD_ROUNDS)
+        self.drafted: deque[float] = deque(maxlen=OVERHEAD_ROUNDS)
+        self._forward_ms: dict[int, Floats] = {}  # by the number of branches
+        self._start: float | None = None  # of the current round, in seconds
+        self._expected = 0.0  # milliseconds that its forwards should take
+        self._share = 1.0  # its overhead relative to the smallest tree's; 0 without drafts
+        self._without = 0  # rounds without drafts in the current pause
+        self._pause = 0
+
+    def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
+        """The size for the round that starts.
+
+        limits: for each branch the most drafts that it can use. Trees ignore it: few rows are
+            beyond the end of an answer.
+        unread: rows that the drafter has not read yet, of prompts or of rounds without drafts.
+            Reading them is due once, so it does not affect the choice.
+        """
+        raise NotImplementedError
+
+    def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """The outcome of the round; paths: the accepted nodes of each branch, the root first."""
+        raise NotImplementedError
+
+    def forget_(self, owners: Sequence[int]) -> None:
+        """Drop the counts of ended branches."""
 
     @property
     def overhead(self) -> float:
-        """Milliseconds of a round without drafts."""
+        """Milliseconds of a round without drafts outside its forwards: the median."""
         return self._median(self.plain or self.drafted)
 
     @property
@@ -118,39 +132,29 @@ class Clock:
             return self.costs.overhead
         return max(median(samples), 0.0) if samples else 0.0
 
-    def round_(self, expected: float, share: float = 1.0) -> None:
+    def _start_round_(self, expected: float, share: float) -> None:
         """Start a round whose forwards should take `expected` milliseconds; ends the last one."""
         now = self.now()
-        if self.start is not None:
-            samples = self.drafted if self.share else self.plain
-            samples.append((1e3 * (now - self.start) - self.expected) / (self.share or 1.0))
-        self.start = now
-        self.expected = expected
-        self.share = share
+        if self._start is not None:
+            samples = self.drafted if self._share else self.plain
+            samples.append((1e3 * (now - self._start) - self._expected) / (self._share or 1.0))
+        self._start = now
+        self._expected = expected
+        self._share = share
 
-
-@dataclass(eq=False, slots=True)
-class Pauses:
-    """When to draft as a trial although it does not seem to pay: acceptance is unknown before the
-    first drafts and may change. Each pause between unsuccessful trials is longer.
-
-    rounds: without drafts; until: the length of the current pause.
-    """
-
-    rounds: int = 0
-    until: int = 0
-
-    def over_(self, *, pays: bool) -> bool:
-        """Start a round; whether it must draft as a trial."""
+    def _is_trial_(self, *, pays: bool) -> bool:
+        """Whether the round must draft as a trial although that does not seem to pay: acceptance is
+        unknown before the first drafts and may change. Each pause between unsuccessful trials is
+        longer."""
         if pays:
-            self.rounds = 0
-            self.until = MIN_PAUSE
+            self._without = 0
+            self._pause = MIN_PAUSE
             return False
-        self.rounds += 1
-        if self.rounds <= self.until:
+        self._without += 1
+        if self._without <= self._pause:
             return False
-        self.rounds = 0
-        self.until = min(max(2 * self.until, MIN_PAUSE), MAX_PAUSE)
+        self._without = 0
+        self._pause = min(max(2 * self._pause, MIN_PAUSE), MAX_PAUSE)
         return True
 
 
@@ -164,71 +168,57 @@ SHRINKAGE = 4.0  # drafts after which a depth's, or a branch's, own acceptance w
 MAX_CHANCE = 0.99
 
 
-class ChainChooser:
+class ChainChooser(Chooser):
     """Lengths of chains.
 
     One length is chosen for all branches. A branch with a lower acceptance gets fewer drafts: each
     must be worth the row that it takes, at the rate of the whole round.
 
-    Args:
-        longest: most drafts of a chain.
+    longest: most drafts of a chain.
     """
 
     def __init__(
         self, costs: RoundCosts, longest: int, now: Callable[[], float] = perf_counter
     ) -> None:
-        self.costs = costs
+        super().__init__(costs, now)
         self.longest = longest
-        self.clock = Clock(costs, now)
-        self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._hits_D = np.zeros(longest)
         self._tries_D = np.zeros(longest)
         self._by_owner: dict[int, tuple[float, float]] = {}  # hits and tries
-        self._forward_ms: dict[int, Floats] = {}  # by the number of branches
-        self._pauses = Pauses()
 
     def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
-        """The lengths for the round that starts.
-
-        Args:
-            limits: for each branch the most drafts that it can use.
-            unread: rows that the drafter has not read yet, of prompts or of rounds without drafts.
-                Reading them is due once, so it does not affect the choice.
-        """
+        branches = len(owners)
         limit_S1 = np.asarray(limits)[:, None]
         survives_SD = self._survival(owners) * (np.arange(self.longest) < limit_S1)
-        tokens_G = len(owners) + np.append(0.0, survives_SD.sum(0).cumsum())
-        forwards_G = self._forwards(len(owners))
-        ms_G = forwards_G + self.clock.overhead_drafted
-        ms_G[0] = forwards_G[0] + self.clock.overhead
+        tokens_G = branches + np.append(0.0, survives_SD.sum(0).cumsum())
+        forwards_G = self._forwards(branches)
+        ms_G = forwards_G + self.overhead_drafted
+        ms_G[0] = forwards_G[0] + self.overhead
         rate_G = tokens_G / np.maximum(ms_G, 1e-9)
         best = int(rate_G.argmax())
-        if self._pauses.over_(pays=best > 0) and self.longest:
+        if self._is_trial_(pays=best > 0) and self.longest:
             best = 1 + int(rate_G[1:].argmax())
-        lengths = self._lengths(survives_SD[:, :best], float(rate_G[best]), len(owners))
+        first_ms, last_ms = self.costs.target.at([branches, branches * (best + 1)])
+        row_ms = max(last_ms - first_ms, 0.0) / max(branches * best, 1)
+        drafts_SD = survives_SD[:, :best]
+        pays_SD = (drafts_SD > 0) & (drafts_SD >= float(rate_G[best]) * row_ms)
+        lengths = tuple(int(count) for count in pays_SD.sum(1))
         best = max(lengths, default=0)
-        extra_ms = self.costs.catching_up(unread, len(owners)) if best else 0.0
-        self.clock.round_(float(forwards_G[best]) + extra_ms, float(best > 0))
+        extra_ms = self.costs.catching_up(unread, branches) if best else 0.0
+        self._start_round_(float(forwards_G[best]) + extra_ms, float(best > 0))
         self.choice = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
         return self.choice
 
     def _forwards(self, branches: int) -> Floats:
         """Milliseconds by length: one forward of the target, one of the drafter that reads the
         committed rows and drafts the first token, and one for each further draft."""
-        if branches in self._forward_ms:
-            return self._forward_ms[branches]
-        length_G = np.arange(self.longest + 1)
-        first, step = self.costs.drafter.at([USUAL_ROWS * branches, branches])
-        drafting_G = np.where(length_G > 0, first + (length_G - 1) * step, 0.0)
-        self._forward_ms[branches] = drafting_G + self.costs.target.at(branches * (length_G + 1))
+        if branches not in self._forward_ms:
+            length_G = np.arange(self.longest + 1)
+            first, step = self.costs.drafter.at([USUAL_ROWS * branches, branches])
+            drafting_G = np.where(length_G > 0, first + (length_G - 1) * step, 0.0)
+            target_G = self.costs.target.at(branches * (length_G + 1))
+            self._forward_ms[branches] = drafting_G + target_G
         return self._forward_ms[branches]
-
-    def _lengths(self, survives_SD: Floats, rate: float, branches: int) -> tuple[int, ...]:
-        rows = branches * (survives_SD.shape[1] + 1)
-        first, last = self.costs.target.at([branches, rows])
-        row_ms = max(last - first, 0.0) / max(rows - branches, 1)
-        pays_SD = (survives_SD > 0) & (survives_SD >= rate * row_ms)
-        return tuple(int(count) for count in pays_SD.sum(1))
 
     def _survival(self, owners: Sequence[int]) -> Floats:
         """[S, D]: the probability that a branch's drafts down to a depth are all accepted."""
@@ -244,7 +234,6 @@ class ChainChooser:
         return survives_SD
 
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """The outcome of the round; paths: the accepted nodes of each branch, the root first."""
         if not self.choice.size:
             return
         self._hits_D *= DECAY
@@ -258,7 +247,6 @@ class ChainChooser:
             self._by_owner[owner] = DECAY * hits + accepted, DECAY * tries + tried
 
     def forget_(self, owners: Sequence[int]) -> None:
-        """Drop the counts of ended branches."""
         for owner in owners:
             self._by_owner.pop(owner, None)
 
@@ -275,14 +263,13 @@ DEPTH_SHARE = 0.7  # the same for a level
 TRIAL_ROUNDS = 16  # every so many rounds the tree is one size larger, as a trial
 
 
-class TreeChooser:
+class TreeChooser(Chooser):
     """Nodes and levels of trees, the same for all branches; no drafts where that is faster.
 
     The drafter ranks the nodes, so that a smaller tree is the first part of a larger one. Counted
     are accepted nodes by rank and by depth.
 
-    Args:
-        nodes, levels: most of a tree.
+    nodes, levels: most of a tree.
     """
 
     def __init__(
@@ -293,36 +280,31 @@ class TreeChooser:
         forward_rows: ForwardRows,
         now: Callable[[], float] = perf_counter,
     ) -> None:
-        self.costs = costs
+        super().__init__(costs, now)
         self.forward_rows = forward_rows
-        self.clock = Clock(costs, now)
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
-        self.choice = DraftSize(0, 0, 0.0, 0.0)
         self._hits_C = np.zeros(len(self.sizes_C))
         self._tries_C = np.zeros(len(self.sizes_C))
         self._hits_D = np.zeros(levels)
         self._tries_D = np.zeros(levels)
-        self._forward_ms: dict[int, Floats] = {}  # by the number of branches
         counts = [
             [1 + len(forward_rows(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C
         ]
         self._shares_CD = np.asarray(counts) / np.min(counts)  # of forwards, to the smallest tree
         self._rounds = 0
-        self._pauses = Pauses()
 
     def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
-        """As for chains; `limits` has no effect: few rows are beyond the end of an answer."""
         branches = len(owners)
         tokens_CD = branches * (1 + self._gains())
         forwards_CD = self._forwards(branches)
-        ms_CD = forwards_CD + self.clock.overhead_drafted * self._shares_CD
+        ms_CD = forwards_CD + self.overhead_drafted * self._shares_CD
         rate_CD = (tokens_CD / np.maximum(ms_CD, 1e-9)) * (self.sizes_C[:, None] >= self.depths_D)
         plain_ms = float(self.costs.target.at(branches))
-        plain_rate = branches / max(plain_ms + self.clock.overhead, 1e-9)
+        plain_rate = branches / max(plain_ms + self.overhead, 1e-9)
         pays = rate_CD.max() > plain_rate
-        if not self._pauses.over_(pays=pays) and not pays:
-            self.clock.round_(plain_ms, 0.0)
+        if not self._is_trial_(pays=pays) and not pays:
+            self._start_round_(plain_ms, 0.0)
             self.choice = DraftSize(0, 0, float(branches), branches / plain_rate)
             return self.choice
         size, level = (int(index) for index in np.unravel_index(rate_CD.argmax(), rate_CD.shape))
@@ -332,7 +314,7 @@ class TreeChooser:
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
         extra_ms = self.costs.catching_up(unread, branches)
-        self.clock.round_(float(forwards_CD[at]) + extra_ms, float(self._shares_CD[at]))
+        self._start_round_(float(forwards_CD[at]) + extra_ms, float(self._shares_CD[at]))
         nodes = int(self.sizes_C[size])
         levels = int(self.depths_D[level])
         self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
@@ -342,16 +324,14 @@ class TreeChooser:
         """[C, D]: milliseconds of all forwards of a round."""
         if branches in self._forward_ms:
             return self._forward_ms[branches]
-        drafting_CD = [
-            [self._drafting(int(n), int(d), branches) for d in self.depths_D] for n in self.sizes_C
-        ]
-        target_C = self.costs.target.at(branches * (1 + self.sizes_C))
-        self._forward_ms[branches] = np.asarray(drafting_CD) + target_C[:, None]
-        return self._forward_ms[branches]
-
-    def _drafting(self, nodes: int, levels: int, branches: int) -> float:
-        rows = np.asarray(self.forward_rows(nodes, levels), np.int64)
-        return float(self.costs.drafter.at(branches * rows).sum())
+        ms_CD = np.empty((len(self.sizes_C), len(self.depths_D)))
+        for size, nodes in enumerate(self.sizes_C.tolist()):
+            for depth, levels in enumerate(self.depths_D.tolist()):
+                rows = np.asarray(self.forward_rows(nodes, levels), np.int64)
+                ms_CD[size, depth] = self.costs.drafter.at(branches * rows).sum()
+        ms_CD += self.costs.target.at(branches * (1 + self.sizes_C))[:, None]
+        self._forward_ms[branches] = ms_CD
+        return ms_CD
 
     def _gains(self) -> Floats:
         """[C, D]: expected accepted drafts of a tree in a round."""
@@ -365,8 +345,6 @@ class TreeChooser:
         return gains_CD
 
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """The outcome of the round; paths: the accepted nodes of each branch, the root first. Nodes
-        are numbered by rank."""
         if not self.choice.size:
             return
         for counts in (self._hits_C, self._tries_C, self._hits_D, self._tries_D):
@@ -380,9 +358,6 @@ class TreeChooser:
             np.add.at(self._hits_C, np.searchsorted(self.sizes_C, ranks), 1)
             self._hits_D[: min(len(path) - 1, len(self._hits_D))] += 1
 
-    def forget_(self, owners: Sequence[int]) -> None:
-        """Nothing is counted by branch."""
-
 
 def _acceptance(hits_X: Floats, tries_X: Floats, share: float) -> Floats:
     """Accepted per try; with few tries close to `share` times the value before."""
@@ -392,6 +367,3 @@ def _acceptance(hits_X: Floats, tries_X: Floats, share: float) -> Floats:
         before = (hits + NODE_TRIES * share * before) / (tries + NODE_TRIES)
         rates.append(before)
     return np.asarray(rates)
-
-
-Chooser = ChainChooser | TreeChooser

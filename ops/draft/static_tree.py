@@ -21,12 +21,11 @@ MC_SIM_7B_63: tuple[Node, ...] = (
 class Level:
     """The nodes of one depth, in order.
 
-    depth: 1 for the root's children.
     above: for each node its parent, counted among the nodes of the level above that have children.
     ranks: for each node which of its parent's children it is.
-    inner: those with children, which the drafter has to forward.
-    inner_depths: depths of all inner nodes down to this level.
-    ancestors: for each inner node of this level, which of those are its ancestors or itself.
+    inner: those with children, which the drafter has to forward; inner_depths: depths of all of
+        them down to this level; ancestors: for each of this level, which of those are its ancestors
+        or itself.
     """
 
     depth: int
@@ -81,22 +80,23 @@ def lay_out(tree: tuple[Node, ...]) -> StaticTree:
     place = {node: index for index, node in enumerate(nodes)} | {(): -1}
     parents = {node[:-1] for node in nodes}
     inner = [node for node in nodes if node in parents]
-    levels = tuple(_level(nodes, inner, depth) for depth in range(1, len(nodes[-1]) + 1))
+    levels = []
+    for depth in range(1, len(nodes[-1]) + 1):
+        here = [node for node in nodes if len(node) == depth]
+        above = [node for node in ((), *inner) if len(node) == depth - 1]
+        known = [node for node in inner if len(node) <= depth]
+        forwarded = [node for node in known if len(node) == depth]
+        level = Level(
+            depth=depth,
+            above=tuple(above.index(node[:-1]) for node in here),
+            ranks=tuple(node[-1] for node in here),
+            inner=tuple(here.index(node) for node in forwarded),
+            inner_depths=tuple(len(node) for node in known),
+            ancestors=tuple(
+                tuple(node[: len(other)] == other for other in known) for node in forwarded
+            ),
+        )
+        levels.append(level)
     return StaticTree(
-        tuple(place[node[:-1]] for node in nodes), tuple(len(node) for node in nodes), levels
-    )
-
-
-def _level(nodes: list[Node], inner: list[Node], depth: int) -> Level:
-    mine = [node for node in nodes if len(node) == depth]
-    above = [node for node in ((), *inner) if len(node) == depth - 1]
-    known = [node for node in inner if len(node) <= depth]
-    forwarded = [node for node in known if len(node) == depth]
-    return Level(
-        depth,
-        tuple(above.index(node[:-1]) for node in mine),
-        tuple(node[-1] for node in mine),
-        tuple(mine.index(node) for node in forwarded),
-        tuple(len(node) for node in known),
-        tuple(tuple(node[: len(other)] == other for other in known) for node in forwarded),
+        tuple(place[node[:-1]] for node in nodes), tuple(map(len, nodes)), tuple(levels)
     )

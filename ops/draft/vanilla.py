@@ -34,10 +34,6 @@ class ChainStart:
     looks: bool
     draft_rows: DraftRows
 
-    @property
-    def most(self) -> int:
-        return max(self.lengths, default=0)
-
 
 def logits_of(
     drafter: Target,
@@ -60,8 +56,7 @@ def catch_up_(
 ) -> ChainStart:
     """Read the committed rows of all branches in one forward.
 
-    Args:
-        lengths: drafts of each branch (host ints).
+    lengths: drafts of each branch (host ints).
     """
     rows = draft_rows.rows
     attention = plan_attention(rows, kv, attention=draft_rows.attention)
@@ -78,101 +73,64 @@ def write_chain_(
 
     With `start.looks` the side outputs are `packed` figures of as many drafts, at least one.
 
-    Args:
-        drawing: None for the best token of every step.
+    drawing: None for the best token of every step.
     """
-    growth = _Growth(drafter, start, kv, drawing)
-    for step in range(1, start.most + 1):
-        growth.draft_(step)
-    if growth.work is not None:
-        growth.work.close_()
-    return growth.proposal()
-
-
-class _Growth:
-    """The drafts so far of all branches, lists by step: [S, 1] each, distributions [S, V]."""
-
-    def __init__(
-        self, drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None
-    ) -> None:
-        self.drafter = drafter
-        self.start = start
-        self.drawing = drawing
-        self.work = Workspace(kv, start.draft_rows, start.most - 1) if start.most > 1 else None
-        self.logits_SV = start.logits_SV
-        self.branch_S = torch.arange(len(start.lengths), device=start.logits_SV.device)
-        none_S0 = self.branch_S[:, None][:, :0]
-        self.tokens = [none_S0]
-        self.scores = [none_S0.float()]
-        self.entropies: list[Tensor] = []
-        self.draft_probs: list[Tensor] = []
-
-    def draft_(self, step: int) -> None:
-        """Choose the next draft of every branch and, unless it is the last one, forward it."""
-        token_S1 = self._choose_(step)[:, None]
-        self.tokens.append(token_S1)
-        self.scores.append(self.logits_SV.log_softmax(-1).gather(1, token_S1).float())
-        if self.start.looks:
-            self.entropies.append(entropy(self.logits_SV)[:, None])
-        if step < self.start.most:
-            self.logits_SV = self._forward(step)
-
-    def _choose_(self, step: int) -> Tensor:
-        """int64 [S], the drafts."""
-        if self.drawing is None:
-            return self.logits_SV.argmax(-1)
-        behind_SC = torch.cat([self.drawing.root_S[:, None], *self.tokens], 1)
-        scores_SV = self.drawing.scores(self.logits_SV, self.branch_S, behind_SC)
-        if self.drawing.shows_probs:
-            self.draft_probs.append(self.drawing.probabilities(scores_SV, self.branch_S))
-        return self.drawing.draw(scores_SV, self.branch_S, torch.full_like(self.branch_S, step))
-
-    def _forward(self, step: int) -> Tensor:
-        """logits_SV behind draft number `step`, which is written as a fresh row."""
-        assert self.work is not None
-        frame = self.work.frame
-        device = self.logits_SV.device
-        step_M = torch.arange(1, step + 1, device=device)
-        seen_S1M = torch.ones(len(self.branch_S), 1, step, dtype=torch.bool, device=device)
-        tokens_BQ = frame.spread(self.tokens[-1])
-        position_SM = self.start.draft_rows.position_S[:, None] + step_M
-        positions_BQ, slots_BQ, attention = self.work.fresh(seen_S1M, position_SM)
-        kv = self.work.kv
-        return logits_of(
-            self.drafter, tokens_BQ, positions_BQ, slots_BQ, attention, kv, frame.index_S
-        )
-
-    def proposal(self) -> Proposal:
-        start = self.start
-        scores_SN = torch.cat(self.scores, 1)
-        lengths_S1 = torch.tensor(start.lengths, device=scores_SN.device)[:, None]
-        step_N = torch.arange(start.most, device=scores_SN.device)
-        draft_probs_STV = None
-        if self.draft_probs:
-            draft_probs_STV = torch.stack([*self.draft_probs, self.draft_probs[-1]], 1)
-        return replace(
-            single_path(torch.cat(self.tokens, 1), scores_SN),
-            valid_SN=step_N < lengths_S1,
-            side_outputs_SC=self._side_outputs(scores_SN) if start.looks else None,
-            draft_probs_STV=draft_probs_STV,
-            sizes=start.lengths,
-            work=self._spent(),
-        )
-
-    def _side_outputs(self, scores_SN: Tensor) -> Tensor:
-        if not self.entropies:  # without drafts, the distribution of the first one is known
-            h_S1 = entropy(self.logits_SV)[:, None]
-            return packed(h_S1, torch.full_like(h_S1, torch.nan))
-        return packed(torch.cat(self.entropies, 1), scores_SN.exp())
-
-    def _spent(self) -> DraftWork:
-        """The forwards' rows; a finished chain's rows in the forwards of others are padding."""
-        caught_up = self.start.draft_rows.work
-        most = self.start.most
-        if self.work is None:
-            return caught_up
-        idle = sum(max(most - 1 - max(length - 1, 0), 0) for length in self.start.lengths)
-        return caught_up.plus(self.work.spent).plus(DraftWork(padding=idle))
+    logits_SV = start.logits_SV
+    lengths = start.lengths
+    most = max(lengths, default=0)
+    draft_rows = start.draft_rows
+    frame = draft_rows.frame
+    device = logits_SV.device
+    branch_S = torch.arange(len(lengths), device=device)
+    none_S0 = branch_S[:, None][:, :0]
+    tokens = [none_S0]
+    scores = [none_S0.float()]
+    entropies: list[Tensor] = []
+    probs: list[Tensor] = []
+    spent = draft_rows.work
+    work = Workspace(kv, draft_rows, most - 1) if most > 1 else None
+    for step in range(1, most + 1):
+        if drawing is None:
+            token_S = logits_SV.argmax(-1)
+        else:
+            behind_SC = torch.cat([drawing.root_S[:, None], *tokens], 1)
+            scores_SV = drawing.scores(logits_SV, branch_S, behind_SC)
+            token_S = drawing.draw(scores_SV, branch_S, torch.full_like(branch_S, step))
+            if drawing.shows_probs:
+                probs.append(drawing.probabilities(scores_SV, branch_S))
+        tokens.append(token_S[:, None])
+        scores.append(logits_SV.log_softmax(-1).gather(1, token_S[:, None]).float())
+        if start.looks:
+            entropies.append(entropy(logits_SV)[:, None])
+        if work is not None and step < most:
+            position_SM = draft_rows.position_S[:, None] + torch.arange(1, step + 1, device=device)
+            seen_S1M = torch.ones(len(lengths), 1, step, dtype=torch.bool, device=device)
+            tokens_BQ = frame.spread(tokens[-1])
+            positions_BQ, slots_BQ, attention = work.fresh(seen_S1M, position_SM)
+            logits_SV = logits_of(
+                drafter, tokens_BQ, positions_BQ, slots_BQ, attention, kv, frame.index_S
+            )
+    if work is not None:
+        work.close_()
+        # rows of finished chains in the forwards of longer ones are padding
+        idle = sum(most - max(length, 1) for length in lengths)
+        spent = spent.plus(work.spent).plus(DraftWork(padding=idle))
+    scores_SN = torch.cat(scores, 1)
+    side_outputs_SC = None
+    if entropies:
+        side_outputs_SC = packed(torch.cat(entropies, 1), scores_SN.exp())
+    elif start.looks:  # without drafts, the distribution of the first one is known
+        h_S1 = entropy(logits_SV)[:, None]
+        side_outputs_SC = packed(h_S1, torch.full_like(h_S1, torch.nan))
+    lengths_S1 = torch.tensor(lengths, device=device)[:, None]
+    return replace(
+        single_path(torch.cat(tokens, 1), scores_SN),
+        valid_SN=torch.arange(most, device=device) < lengths_S1,
+        side_outputs_SC=side_outputs_SC,
+        draft_probs_STV=torch.stack([*probs, probs[-1]], 1) if probs else None,
+        sizes=lengths,
+        work=spent,
+    )
 
 
 def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:

@@ -1,15 +1,22 @@
 """The KV pool of one model: preallocated once, addressed through slots, never reallocated.
 
-`SlotTable` labels the slots, on the host alone. `KVCache` adds the keys and values.
-
 A pool is one sequence (the layouts ``bim`` and ``paged``) or several rows of equal capacity
-(``batching``); a slot is a flat index over all rows. Forwards get the table as small tensors; ops
-never write it. The order of slots in a row has no meaning, so a segment's slots may be anywhere in
-it; committed rows are never moved. Segments take whole blocks (`block_manager.py`), those of one
-home near each other, so that a forward reads one run.
+(``batching``); a slot is a flat index over all rows. `SlotTable` labels the slots, on the host
+alone; `KVCache` adds the keys and values. Forwards get the table as small tensors; ops never write
+it. The order of slots in a row has no meaning, so a segment's slots may be anywhere in it;
+committed rows are never moved.
+
+A pool is cut into blocks of equally many slots. A segment has a table of the blocks in which it has
+slots; a block is free if no table names it. A writer takes free slots of its blocks before it takes
+another block, and the blocks of one home are near each other, so that a forward reads one run.
+Shared rows are never written: a block whose rows became another segment's is sealed, and its writer
+takes a new one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
 from math import prod
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any
@@ -19,37 +26,179 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .slots import (
-    FREE,
-    NOBODY,
-    BlockManager,
-    CopyLedger,
-    Ints,
-    PoolFullError,
-    Region,
-    check_positions,
-    check_regions,
-    each,
-)
-
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int32]
 Row = int | Ints
+
+FREE = -1  # owner of a free slot
+NOBODY = -2  # no segment
+UNKNOWN = -4  # owner of a fresh slot whose segment only the device knows
+LABEL_OFFSET = 16  # labels that are not segments are above its negative
 SPREAD = 64  # other homes' slots that a run may hold, besides as many as its own
+
+
+class PoolFullError(RuntimeError):
+    """A forward needs more slots than are free: admission failed, never the input."""
+
+
+@dataclass(slots=True)
+class CopyLedger:
+    """Every KV byte moved inside the pool, by cause."""
+
+    bytes: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)
+
+    def add(self, cause: str, count: int) -> None:
+        self.bytes[cause] += count
+        self.moves[cause] += 1
+
+
+@dataclass(slots=True)
+class Region:
+    """The slots of a home: `size` slots from `first` on are reserved for it; the slots that it
+    uses are from `low` to before `high`."""
+
+    first: int = 0
+    size: int = 0
+    low: int = 1 << 31
+    high: int = 0
+
+    @classmethod
+    def between(cls, others: Iterable["Region"], size: int, limit: int) -> "Region":
+        """The first gap of `size` slots between other regions and below `limit`; without one, a
+        region that reserves nothing."""
+        first = 0
+        for other in sorted(others, key=lambda region: region.first):
+            if other.size and other.first - first >= size:
+                break
+            first = max(first, other.first + other.size)
+        return cls(first, size) if first + size <= limit else cls()
+
+    def include_(self, first: int, last: int) -> None:
+        """Extend it to the slots from `first` to `last`."""
+        self.low = min(self.low, first)
+        self.high = max(self.high, last + 1)
+
+
+class BlockManager:
+    """Tables of blocks, counted by slots.
+
+    size: slots of a block (the last one of a pool may have fewer).
+    tables: for each segment its blocks, and the number of its slots in each.
+    references: int32 [blocks], how many tables name a block. writer: int32 [blocks], the segment
+        that may take its free slots, NOBODY for none.
+    in_use: blocks that are named; high_water, most_wasted: the maxima of that and of `wasted`.
+    """
+
+    def __init__(self, slots: int, size: int) -> None:
+        self.slots = slots
+        self.size = size
+        self.tables: dict[int, dict[int, int]] = {}
+        self.references: Ints = np.zeros(-(-slots // size), np.int32)
+        self.writer: Ints = np.full(len(self.references), NOBODY, np.int32)
+        self.in_use = self.high_water = self.most_wasted = 0
+
+    def __len__(self) -> int:
+        return len(self.references)
+
+    def table(self, segment: int) -> list[int]:
+        """The blocks of a segment, in the order of the pool."""
+        return sorted(self.tables.get(segment, ()))
+
+    def whole(self, slots: int, *, up: bool = False) -> int:
+        """A number of slots rounded down to whole blocks, at least one; up with `up`. 0 stays 0."""
+        return max((slots + up * (self.size - 1)) // self.size, 1) * self.size if slots else 0
+
+    def is_open(self, segment: int, first: int, last: int) -> Bools:
+        """bool [last - first]: whether a segment may take these slots, where they are free."""
+        blocks = slice(first // self.size, -(-last // self.size))
+        writer_b = self.writer[blocks]
+        is_free_b: Bools = (writer_b == NOBODY) & (self.references[blocks] == 0)
+        open_b: Bools = is_free_b | (writer_b == segment)
+        start = blocks.start * self.size
+        return np.repeat(open_b, self.size)[first - start : last - start]
+
+    def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]) -> None:
+        """Free slots become these segments'.
+
+        A segment whose slots are the first ones of a block becomes its writer, if it has none.
+        """
+        for segment, block, count in self._pairs(owner_Q, slots_Q):
+            table = self.tables.setdefault(segment, {})
+            if block not in table:
+                table[block] = 0
+                if not self.references[block]:
+                    self.in_use += 1
+                    if self.writer[block] == NOBODY:
+                        self.writer[block] = segment
+                self.references[block] += 1
+            table[block] += count
+        self.high_water = max(self.high_water, self.in_use)
+
+    def leave_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
+        """These slots no longer belong to these segments."""
+        for segment, block, count in self._pairs(owner_Q, slots_Q):
+            table = self.tables[segment]
+            table[block] -= count
+            if not table[block]:
+                del table[block]
+                self.references[block] -= 1
+                if not self.references[block]:
+                    self.writer[block] = NOBODY
+                    self.in_use -= 1
+            if not table:
+                del self.tables[segment]
+
+    def wasted(self, used: int) -> int:
+        """Slots of the blocks in use that no segment owns; `used` slots are owned."""
+        missing = len(self) * self.size - self.slots
+        is_short = bool(missing) and self.references[-1] > 0
+        return self.in_use * self.size - is_short * missing - used
+
+    def _pairs(
+        self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]
+    ) -> Iterator[tuple[int, int, int]]:
+        """(segment, block, number of its slots there)."""
+        if self.size == 1:  # every slot is a block by itself
+            ones = repeat(1, owner_Q.size)
+            return zip(owner_Q.tolist(), slots_Q.tolist(), ones, strict=True)
+        keys_Q = (owner_Q.astype(np.int64) + LABEL_OFFSET) * len(
+            self.references
+        ) + slots_Q // self.size
+        keys, counts = np.unique(keys_Q, return_counts=True)
+        segments, blocks = np.divmod(keys, len(self))
+        segments -= LABEL_OFFSET
+        return zip(segments.tolist(), blocks.tolist(), counts.tolist(), strict=True)
+
+    def check_integrity(self, owner: Ints) -> None:
+        """Raise AssertionError unless tables agree with `owner` [slots], and every block is free or
+        referenced as often as tables name it."""
+        used = np.flatnonzero(owner != FREE)
+        tables: dict[int, dict[int, int]] = {}
+        for segment, block, count in self._pairs(owner[used], used):
+            tables.setdefault(segment, {})[block] = count
+        assert tables == self.tables, "block tables disagree with the owners of slots"
+        named = np.zeros_like(self.references)
+        for table in self.tables.values():
+            named[list(table)] += 1
+        assert np.array_equal(named, self.references), "block references are counted wrongly"
+        assert self.in_use == np.count_nonzero(named), "blocks in use are counted wrongly"
+        assert (self.writer[named == 0] == NOBODY).all(), "a free block has a writer"
 
 
 class SlotTable:
     """Labels of the slots of a pool.
 
-    Attributes:
-        capacity: slots of each row; `slots` = rows x capacity.
-        owner: int32 [slots], FREE or the id of the slot's segment; home: int32 [slots], the home
-            of that segment.
-        position: int32 [slots], RoPE position of the slot's token.
-        committed: bool [slots]; False for fresh slots (a tree under verification, draft levels),
-            which only their own tree sees.
-        blocks: the blocks in which each segment has slots; under ``batching`` a row is a block.
-        regions: for each home, where its slots are.
-        current_length: slots in use; idle_length: those of them that no request needs;
-            peak_length: the maximum that requests needed.
+    capacity: slots of each row; `slots` = rows x capacity.
+    owner: int32 [slots], FREE or the id of the slot's segment; home: int32 [slots], the home of
+        that segment.
+    position: int32 [slots], RoPE position of the slot's token.
+    committed: bool [slots]; False for fresh slots (a tree under verification, draft levels), which
+        only their own tree sees.
+    blocks: the blocks in which each segment has slots; under ``batching`` a row is a block.
+    regions: for each home, where its slots are.
+    current_length: slots in use; idle_length: those of them that no request needs; peak_length: the
+        maximum that requests needed.
     """
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
@@ -71,8 +220,8 @@ class SlotTable:
         return self.current_length - self.idle_length
 
     def open_(self, home: int, size: int, least: int | None = None) -> None:
-        """Reserve a region for a home: `size` adjacent slots; if no gap has that many, `least` of
-        them in place of idle regions; else none. Pools of several rows reserve nothing."""
+        """Reserve a region for a home: `size` adjacent slots; if no gap has that many, `least` in
+        place of idle regions; else none. Pools of several rows reserve nothing."""
         limit = self.capacity if self.rows == 1 else 0
         size = self.blocks.whole(size)
         region = Region.between(self.regions.values(), size, limit)
@@ -106,12 +255,12 @@ class SlotTable:
 
     def keys_of_segments(self, owners: Sequence[int]) -> tuple[int, int] | Ints:
         """The slots of some segments, as `keys_of` gives them."""
-        slots = np.sort(np.concatenate([self.slots_owned(owner) for owner in owners])).astype(
-            np.int32
-        )
-        if not slots.size or slots[-1] - slots[0] < 2 * slots.size + SPREAD:
-            return (int(slots[0]), int(slots[-1] - slots[0]) + 1) if slots.size else (0, 0)
-        return slots
+        owned = [self.slots_owned(owner) for owner in owners]
+        slots = np.sort(np.concatenate(owned)).astype(np.int32)
+        if not slots.size:
+            return 0, 0
+        length = int(slots[-1] - slots[0]) + 1
+        return (int(slots[0]), length) if length <= 2 * slots.size + SPREAD else slots
 
     def extents(self) -> list[int]:
         """For every row of the pool the end of its slots in use, from the row's first slot."""
@@ -128,15 +277,12 @@ class SlotTable:
     ) -> Ints:
         """Label free slots as fresh and return them, in the order of `owner`.
 
-        Args:
-            owner: int, segments; position: int, one for all or one for each slot.
-            row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
-
-        Raises:
-            PoolFullError: there are fewer free slots.
+        owner: int, segments; position: int, one for all or one for each slot.
+        row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
+        Raises PoolFullError: there are fewer free slots.
         """
         owner_Q = np.asarray(owner, np.int32)
-        home_Q = each(home, owner_Q.size)
+        home_Q = np.full(owner_Q.size, home, np.int32)
         if self.rows == 1:
             slots = self._take_(owner_Q, home_Q)
         else:
@@ -156,7 +302,7 @@ class SlotTable:
             return
         slots = slots_Q.astype(np.int64)
         old_Q = self.owner[slots_Q]
-        new_Q = each(owner, slots.size)
+        new_Q = np.full(slots.size, owner, np.int32)
         is_added = new_Q != FREE
         is_removed = old_Q != FREE
         if more := int(np.count_nonzero(is_added)):
@@ -176,8 +322,7 @@ class SlotTable:
     def _take_(self, owner_Q: Ints, home_Q: Ints) -> Ints:
         """Free slots of the only row, for each owner in its own blocks near its home.
 
-        Raises:
-            PoolFullError: there are fewer.
+        Raises PoolFullError: there are fewer.
         """
         if (free := int(np.count_nonzero(self.owner == FREE))) < owner_Q.size:
             raise PoolFullError(f"{owner_Q.size} slots requested, {free} free")
@@ -191,8 +336,9 @@ class SlotTable:
             region = self.regions.setdefault(home, Region())
             slots[mine] = lowest = self._lowest(owner, region, slots[mine].size)
             self.owner[lowest] = owner_Q[mine]
-            if shares:
-                self.blocks.begin_(owner, lowest)
+            if shares:  # it becomes the writer of blocks that are free
+                blocks = lowest // self.blocks.size
+                self.blocks.writer[blocks[self.blocks.references[blocks] == 0]] = owner
             region.include_(int(lowest[0]), int(lowest[-1]))
         return slots
 
@@ -214,10 +360,9 @@ class SlotTable:
     def lowest_free(self, count: int, row: Row) -> Ints:
         """Free slots of one row, or of a row for each slot.
 
-        Raises:
-            PoolFullError: a row has fewer.
+        Raises PoolFullError: a row has fewer.
         """
-        row_Q = each(row, count)
+        row_Q = np.full(count, row, np.int32)
         slots = np.empty(count, np.int32)
         for number, needed in zip(*np.unique(row_Q, return_counts=True), strict=True):
             first = int(number) * self.capacity
@@ -236,9 +381,8 @@ class SlotTable:
     ) -> None:
         """Make fresh slots part of their owner's history, in place.
 
-        Args:
-            position: their positions; those of tree nodes are known on the host only now.
-            owner, home: new labels; None to keep the labels.
+        position: their positions; those of tree nodes are known on the host only now.
+        owner, home: new labels; None to keep the labels.
         """
         index = np.asarray(slots, np.int64)
         if owner is not None and (self.owner[index] != owner).any():
@@ -269,7 +413,9 @@ class SlotTable:
         """int64: all slots of an owner, increasing."""
         if self.blocks.size == 1:  # the labels say the same, in fewer steps
             return np.flatnonzero(self.owner == owner)
-        slots = self.blocks.slots_in(self.blocks.table(owner))
+        blocks = np.array(self.blocks.table(owner), np.int64)[:, None]
+        slots = (blocks * self.blocks.size + np.arange(self.blocks.size)).reshape(-1)
+        slots = slots[slots < self.slots]
         owned: npt.NDArray[np.int64] = slots[self.owner[slots] == owner]
         return owned
 
@@ -277,7 +423,7 @@ class SlotTable:
         """Give all rows and blocks of one owner to another one and its home; moves 0 bytes."""
         slots = self.slots_owned(old)
         self._label_(slots, new)
-        self.blocks.hand_over_(old, new)
+        self.blocks.writer[self.blocks.writer == old] = new
         self.home[slots] = home
         self._include_(home, slots)
 
@@ -288,7 +434,7 @@ class SlotTable:
         slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:
             self._label_(slots, first)
-            self.blocks.seal_(first)
+            self.blocks.writer[self.blocks.table(first)] = NOBODY
             self.home[slots], region = first, self._include_(first, slots)
             region.first = region.low // self.blocks.size * self.blocks.size
             region.size = self.blocks.whole(region.high - region.first, up=True)
@@ -302,9 +448,8 @@ class SlotTable:
 
     def _note_peak(self) -> None:
         self.peak_length = max(self.peak_length, self.current_length - self.idle_length)
-        self.blocks.most_wasted = max(
-            self.blocks.most_wasted, self.blocks.wasted(self.current_length)
-        )
+        wasted = self.blocks.wasted(self.current_length)
+        self.blocks.most_wasted = max(self.blocks.most_wasted, wasted)
 
     def span_of(self, owner: int) -> tuple[int, int]:
         """The positions of an owner's committed rows: the first one, and the last one plus one."""
@@ -320,10 +465,9 @@ class SlotTable:
     def slots_of(self, owner: int, row: int = 0) -> Ints:
         """The owner's committed slots in one row, by position."""
         slots_R = self.slots_owned(owner)
-        slots = slots_R[self.committed[slots_R] & (slots_R // self.capacity == row)].astype(
-            np.int32
-        )
-        by_position: Ints = slots[np.argsort(self.position[slots], kind="stable")]
+        slots = slots_R[self.committed[slots_R] & (slots_R // self.capacity == row)]
+        order = np.argsort(self.position[slots], kind="stable")
+        by_position: Ints = slots[order].astype(np.int32)
         return by_position
 
     def check_integrity(self) -> None:
@@ -332,20 +476,31 @@ class SlotTable:
         assert not self.committed[~used].any(), "a free slot is committed"
         assert self.current_length == used.sum(), "slots in use are counted wrongly"
         self.blocks.check_integrity(self.owner)
-        if self.rows == 1:
-            check_regions(self.regions, self.home, used)
+        if self.rows == 1:  # every home's slots are inside its region
+            slots = np.flatnonzero(used)
+            for home in np.unique(self.home[slots]).tolist():
+                region = self.regions[home]
+                mine = slots[self.home[slots] == home]
+                is_inside = region.low <= mine[0] and mine[-1] < region.high
+                assert is_inside, f"slots outside region {home}"
+        # every owner's committed positions in a row are consecutive and unique
         slots = np.flatnonzero(self.committed)
-        rows = (slots // self.capacity).astype(np.int32)
-        check_positions(rows, self.owner[slots], self.position[slots])
+        slots = slots[np.lexsort((self.position[slots], self.owner[slots], slots // self.capacity))]
+        row = slots // self.capacity
+        owner = self.owner[slots]
+        same = (row[1:] == row[:-1]) & (owner[1:] == owner[:-1])
+        steps = np.diff(self.position[slots])[same]
+        assert (steps != 0).all(), "a position is held twice"
+        gaps = owner[1:][same][steps != 1]
+        assert not gaps.size, f"owner {gaps[0]} has a gap in its positions"
 
 
 class KVCache(SlotTable):
     """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim]; the last slot is scratch.
 
-    Attributes:
-        scratch: the slot that padding writes to; no row sees it.
-        layers: the keys and the values of each layer, views [kv_heads, slots + 1, head_dim].
-        ledger: every byte that was moved, by cause.
+    scratch: the slot that padding writes to; no row sees it.
+    layers: the keys and the values of each layer, views [kv_heads, slots + 1, head_dim].
+    ledger: every byte that was moved, by cause.
     """
 
     def __init__(
@@ -363,7 +518,11 @@ class KVCache(SlotTable):
         super().__init__(capacity, rows, block_size)
         self.scratch = self.slots
         size = (layers, 2, kv_heads, self.slots + 1, head_dim)
-        self.data = zeros(size, dtype, torch.device(device))
+        if torch.device(device).type != "cpu" or not prod(size):
+            self.data = torch.zeros(size, dtype=dtype, device=device)
+        else:  # mapped: pools come and go, and the heap of malloc would keep holes of their size
+            pages = mmap(-1, prod(size) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+            self.data = torch.frombuffer(pages, dtype=dtype).view(size)
         self.layers: list[tuple[Tensor, Tensor]] = [(kv[0], kv[1]) for kv in self.data.unbind()]
         self.ledger = CopyLedger()
 
@@ -411,8 +570,7 @@ class KVCache(SlotTable):
     def put_in_(self, rows_LtgRd: Tensor, position: npt.ArrayLike, owner: int, cause: str) -> None:
         """Write rows from outside the pool as this owner's, adjacent if a gap has room; counted.
 
-        Args:
-            rows_LtgRd: as `take_out` returns them. position: of each row.
+        rows_LtgRd: as `take_out` returns them. position: of each row.
         """
         position_R = np.asarray(position, np.int32)
         self.open_(owner, position_R.size)
@@ -427,12 +585,3 @@ class KVCache(SlotTable):
         keys, values = self.layers[layer]
         keys.index_copy_(1, slots_Q, keys_hQd)
         values.index_copy_(1, slots_Q, values_hQd)
-
-
-def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A pool's memory. On a CPU it is mapped from the system: pools come and go with runs, and the
-    heap of malloc would keep holes of their size."""
-    if device.type != "cpu" or not prod(size):
-        return torch.zeros(size, dtype=dtype, device=device)
-    pages = mmap(-1, prod(size) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(size)

@@ -1,5 +1,4 @@
-"""Coins: random numbers that are functions of keys alone, independent of when and where they are
-    drawn.
+"""Coins: random numbers that are functions of keys alone, not of when and where they are drawn.
 
 A key is one int64 that stands for a request's seed and a branch, folded with a position or with a
 place in a tree. A coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform
@@ -52,10 +51,9 @@ def round_keys(
 ) -> Tensor:
     """int64 keys of one role's coins in one round of rejection sampling.
 
-    Args:
-        key_R: keys of the branches.
-        root_R: position of the round's root token; it grows from round to round.
-        depth_R, rank_R: the node's depth and its rank among its siblings.
+    key_R: keys of the branches.
+    root_R: position of the round's root token; it grows from round to round.
+    depth_R, rank_R: the node's depth and its rank among its siblings.
     """
     key_R = fold(fold(fold(key_R, root_R), depth_R), rank_R)
     return fold(key_R, torch.full_like(key_R, int(role)))
@@ -98,9 +96,8 @@ def ln(x: Tensor) -> Tensor:
 def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
     """The token of each row, int64 [R]: argmax of score + Gumbel noise.
 
-    Args:
-        scores_RV: log-probabilities up to a constant per row, -inf for filtered ids.
-        most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
+    scores_RV: log-probabilities up to a constant per row, -inf for filtered ids.
+    most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
     """
     return ranked(scores_RV, key_R, most, 1).squeeze(1)
 
@@ -114,7 +111,10 @@ def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
     Noise is computed roughly for all kept ids, and to the last bit for those that can be among the
     first; so the order is that of `perturbed`, and of equals the lowest id comes first.
     """
-    ids_RK = _kept_ids(scores_RV, most)
+    if most < scores_RV.shape[1]:
+        ids_RK = scores_RV.topk(most).indices.sort(dim=-1).values
+    else:
+        ids_RK = torch.arange(scores_RV.shape[1], device=scores_RV.device).expand_as(scores_RV)
     kept_RK = scores_RV.gather(1, ids_RK).double()
     noise_RK = -(-uniforms(fold(key_R[:, None], ids_RK)).log()).log()
     last = min(count + SPARE, ids_RK.shape[1])
@@ -130,14 +130,6 @@ def perturbed(scores_RV: Tensor, key_R: Tensor) -> Tensor:
     """float64 [R, V]: score + Gumbel noise of every id, for the rare row that is read whole."""
     ids_V = torch.arange(scores_RV.shape[1], device=scores_RV.device)
     return scores_RV.double() + gumbel(key_R, ids_V.expand(scores_RV.shape[0], -1))
-
-
-def _kept_ids(scores_RV: Tensor, most: int) -> Tensor:
-    """int64 [R, min(most, V)]: ids of the highest scores, in ascending order."""
-    rows, size = scores_RV.shape
-    if most >= size:
-        return torch.arange(size, device=scores_RV.device).expand(rows, -1)
-    return scores_RV.topk(most).indices.sort(dim=-1).values
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -29,9 +29,8 @@ class SamplingColumns:
     with -1.
 
     Host values, the same for all rows: depth, the number of best scores that the filters read (0
-        for no
-    filter); most_kept, the maximum number of ids that a drawn row keeps; the settings that occur at
-    all. A row's result does not depend on other rows.
+    for no filter); most_kept, the maximum number of ids that a drawn row keeps; the settings that
+    occur at all. A row's result does not depend on other rows.
     """
 
     greedy_S: Tensor
@@ -76,38 +75,50 @@ def columns(
 ) -> SamplingColumns:
     """The columns of these branches; built when the set of active branches changes.
 
-    Args:
-        stop_ids: of each branch, withheld by `min_new_tokens`.
+    stop_ids: of each branch, withheld by `min_new_tokens`.
     """
     drawn = [rule for rule in rules if not rule.greedy]
-
-    def floats(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64).to(device)
-
+    # Top p alone needs the whole vocabulary in order; after top k only the kept ids.
+    kept = [min(r.top_k + TIES, vocabulary) if r.top_k else vocabulary for r in drawn]
+    filters = [0 < rule.top_k < vocabulary or rule.top_p < 1 for rule in drawn]
     stops = [[(stop, -torch.inf) for stop in sorted(some)] for some in stop_ids]
-    bias_ids_SC, biases_SC = _pairs([rule.biases for rule in rules])
-    stop_ids_SC, stop_biases_SC = _pairs(stops)
     scales = [
         1.0 if r.greedy or r.filter_order == "filters_first" else r.temperature for r in rules
     ]
+
+    def floats(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)
+
+    def table(rows: Sequence[Sequence[float]], empty: float, dtype: torch.dtype) -> Tensor:
+        most = max((len(row) for row in rows), default=0)
+        full = [[*row, *[empty] * (most - len(row))] for row in rows]
+        return torch.tensor(full, dtype=dtype).view(len(rows), most).to(device)
+
+    def pairs(rows: Sequence[Sequence[tuple[int, float]]]) -> tuple[Tensor, Tensor]:
+        ids = [[token for token, _ in row] for row in rows]
+        values = [[value for _, value in row] for row in rows]
+        return table(ids, 0, torch.int64), table(values, 0.0, torch.float64)
+
+    bias_ids_SC, biases_SC = pairs([rule.biases for rule in rules])
+    stop_ids_SC, stop_biases_SC = pairs(stops)
     return SamplingColumns(
-        greedy_S=torch.tensor([rule.greedy for rule in rules]).to(device),
+        greedy_S=torch.tensor([rule.greedy for rule in rules], device=device),
         temperature_S=floats([rule.temperature or 1.0 for rule in rules]),
         scale_S=floats(scales),
-        top_k_S=torch.tensor([rule.top_k for rule in rules]).to(device),
+        top_k_S=torch.tensor([rule.top_k for rule in rules], device=device),
         top_p_S=floats([rule.top_p for rule in rules]),
         min_p_S=floats([rule.min_p for rule in rules]),
         repetition_S=floats([rule.repetition_penalty for rule in rules]),
         presence_S=floats([rule.presence_penalty for rule in rules]),
         frequency_S=floats([rule.frequency_penalty for rule in rules]),
-        bias_ids_SC=bias_ids_SC.to(device),
-        biases_SC=biases_SC.to(device),
-        stop_ids_SC=stop_ids_SC.to(device),
-        stop_biases_SC=stop_biases_SC.to(device),
-        least_new_S=torch.tensor([rule.min_new_tokens for rule in rules]).to(device),
-        forced_SC=_padded([rule.forced for rule in rules], -1).to(device),
-        depth=_depth(drawn, vocabulary),
-        most_kept=max((_most_kept(rule, vocabulary) for rule in drawn), default=1),
+        bias_ids_SC=bias_ids_SC,
+        biases_SC=biases_SC,
+        stop_ids_SC=stop_ids_SC,
+        stop_biases_SC=stop_biases_SC,
+        least_new_S=torch.tensor([rule.min_new_tokens for rule in rules], device=device),
+        forced_SC=table([rule.forced for rule in rules], -1, torch.int64),
+        depth=max((most for most, cuts in zip(kept, filters, strict=True) if cuts), default=0),
+        most_kept=max(kept, default=1),
         any_greedy=len(drawn) < len(rules),
         all_greedy=not drawn,
         any_min_p=any(rule.min_p for rule in drawn),
@@ -116,43 +127,15 @@ def columns(
     )
 
 
-def _most_kept(rules: SamplingRules, vocabulary: int) -> int:
-    return min(rules.top_k + TIES, vocabulary) if rules.top_k else vocabulary
-
-
-def _depth(drawn: Sequence[SamplingRules], vocabulary: int) -> int:
-    """Top p alone needs the whole vocabulary in order; after top k only the kept ids."""
-    filtered = [rule for rule in drawn if 0 < rule.top_k < vocabulary or rule.top_p < 1]
-    return max((_most_kept(rule, vocabulary) for rule in filtered), default=0)
-
-
-def _pairs(rows: Sequence[Sequence[tuple[int, float]]]) -> tuple[Tensor, Tensor]:
-    """(ids int64, values float64), each [S, C], padded with (0, 0)."""
-    return (
-        _padded([[token for token, _ in row] for row in rows], 0),
-        _padded([[value for _, value in row] for row in rows], 0.0),
-    )
-
-
-def _padded(rows: Sequence[Sequence[float]], empty: float) -> Tensor:
-    """int64 [S, C], or float64 if `empty` is a float."""
-    most = max((len(row) for row in rows), default=0)
-    full = [[*row, *[empty] * (most - len(row))] for row in rows]
-    dtype = torch.float64 if isinstance(empty, float) else torch.int64
-    return torch.tensor(full, dtype=dtype).view(len(rows), most)
-
-
 @dataclass(frozen=True, slots=True)
 class Past:
     """The tokens before the rows; those on the path are not in the branch's counts.
 
     seen_SV: bool, ids in the branch's prompt or in its answer. counts_SV: int32, occurrences of an
-        id
-    in its answer. Both may be [S, 0] without penalties.
+        id in its answer. Both may be [S, 0] without penalties.
     answered_S: int64, tokens of the answer that the counts include.
     tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them are on the row's path
-        (the
-    row's own token included); [R, 0] for rows outside trees.
+        (the row's own token included); [R, 0] for rows outside trees.
     """
 
     seen_SV: Tensor
@@ -197,14 +180,11 @@ def process(
 ) -> Tensor:
     """Scores [R, V] that tokens are drawn from: log-probabilities up to a constant per row.
 
-    Args:
-        logits_RV: any float type; scores are float32, or float64 for float64.
-        rules: columns of the branches.
-        branch_R: int64, the branch of each row.
-        past: None if no rule looks back (penalties, min_new_tokens, forced).
-
-    Raises:
-        ValueError: a rule looks back, but `past` is None.
+    logits_RV: any float type; scores are float32, or float64 for float64.
+    rules: columns of the branches.
+    branch_R: int64, the branch of each row.
+    past: None if no rule looks back (penalties, min_new_tokens, forced).
+    Raises ValueError: a rule looks back, but `past` is None.
     """
     if past is None and rules.looks_back:
         raise ValueError("penalties, min_new_tokens and forced tokens need `past`")
@@ -213,20 +193,29 @@ def process(
     scores_RV = _biased(scores_RV, rows.bias_ids_SC, rows.biases_SC)
     if past is not None:
         if rules.penalises:
-            scores_RV = _penalised(scores_RV, rows, past, branch_R)
+            on_path_RV = torch.zeros_like(scores_RV, dtype=torch.int32)
+            tokens_RC = past.tokens_RC.clamp(min=0)  # padding nodes have -1
+            on_path_RV.scatter_add_(1, tokens_RC, past.path_RC.int())
+            seen_RV = past.seen_SV.index_select(0, branch_R) | (on_path_RV > 0)
+            counts_RV = on_path_RV + past.counts_SV.index_select(0, branch_R)
+            scores_RV = repeated(scores_RV, seen_RV, rows.repetition_S)
+            scores_RV = counted(scores_RV, counts_RV, rows.presence_S, rows.frequency_S)
         answered_R = past.answered_S.index_select(0, branch_R) + past.path_RC.sum(1)
         early_R1 = (answered_R < rows.least_new_S)[:, None]
         biases_RC = torch.where(early_R1, rows.stop_biases_SC, 0.0)
         scores_RV = _biased(scores_RV, rows.stop_ids_SC, biases_RC)
-        scores_RV = forced(scores_RV, _due(rows.forced_SC, answered_R))
+        due_R = torch.full_like(answered_R, -1)
+        if most := rows.forced_SC.shape[1]:
+            place_R1 = answered_R.clamp(max=most - 1)[:, None]
+            due_R = rows.forced_SC.gather(1, place_R1).squeeze(1).where(answered_R < most, -1)
+        scores_RV = forced(scores_RV, due_R)
     return scores_RV if rules.all_greedy else warped(scores_RV, rows)
 
 
 def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: Tensor) -> Tensor:
     """int64 [R]: the best id of greedy rows (lowest of equals), a draw with coins of the others.
 
-    Args:
-        key_R: `coins.token_keys` of the tokens to be drawn.
+    key_R: `coins.token_keys` of the tokens to be drawn.
     """
     if rules.all_greedy:
         return scores_RV.argmax(-1)
@@ -295,7 +284,12 @@ def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
     most_R = torch.where(no_k_R, size, rows.top_k_S + TIES)
     rank_K = torch.arange(depth, device=z_RV.device)
     tied_RK = (top_RK >= top_RK.gather(1, place_R[:, None])) & (rank_K < most_R[:, None])
-    stays_RK = tied_RK & _nucleus(top_RK, tied_RK, rows.top_p_S)
+    # top p keeps entries with less than p of the mass before them; the first always stays
+    mass_RK = (top_RK - top_RK[:, :1]).exp().where(tied_RK, 0.0).double()
+    through_RK = mass_RK.cumsum(1)
+    nucleus_RK = through_RK - mass_RK < rows.top_p_S[:, None] * through_RK[:, -1:]
+    nucleus_RK[:, 0] = True
+    stays_RK = tied_RK & (nucleus_RK | (rows.top_p_S >= 1)[:, None])
     cut_R1 = top_RK.gather(1, stays_RK.sum(1, keepdim=True) - 1)
     room_R1 = (stays_RK & (top_RK == cut_R1)).sum(1, keepdim=True)
     equal_RV = z_RV == cut_R1
@@ -304,38 +298,10 @@ def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
     return (z_RV > cut_R1) | first_RV | free_R1
 
 
-def _nucleus(top_RK: Tensor, tied_RK: Tensor, top_p_R: Tensor) -> Tensor:
-    """bool [R, K]: entries with less than p of the mass before them; the first always stays."""
-    mass_RK = (top_RK - top_RK[:, :1]).exp().where(tied_RK, 0.0).double()
-    through_RK = mass_RK.cumsum(1)
-    below_RK = through_RK - mass_RK < top_p_R[:, None] * through_RK[:, -1:]
-    below_RK[:, 0] = True
-    return below_RK | (top_p_R >= 1)[:, None]
-
-
 def _biased(scores_RV: Tensor, ids_RC: Tensor, biases_RC: Tensor) -> Tensor:
     if ids_RC.shape[1] == 0:
         return scores_RV
     return scores_RV.scatter_add(1, ids_RC, biases_RC.to(scores_RV.dtype))
-
-
-def _penalised(scores_RV: Tensor, rows: SamplingColumns, past: Past, branch_R: Tensor) -> Tensor:
-    counts_RV = torch.zeros_like(scores_RV, dtype=torch.int32)
-    tokens_RC = past.tokens_RC.clamp(min=0)  # padding nodes have -1
-    counts_RV = counts_RV.scatter_add(1, tokens_RC, past.path_RC.int())
-    seen_RV = past.seen_SV.index_select(0, branch_R) | (counts_RV > 0)
-    counts_RV = counts_RV + past.counts_SV.index_select(0, branch_R)
-    scores_RV = repeated(scores_RV, seen_RV, rows.repetition_S)
-    return counted(scores_RV, counts_RV, rows.presence_S, rows.frequency_S)
-
-
-def _due(forced_RC: Tensor, answered_R: Tensor) -> Tensor:
-    """int64 [R]: the forced token at this place of the answer, -1 for none."""
-    most = forced_RC.shape[1]
-    if most == 0:
-        return torch.full_like(answered_R, -1)
-    due_R = forced_RC.gather(1, answered_R.clamp(max=most - 1)[:, None]).squeeze(1)
-    return due_R.where(answered_R < most, -1)
 
 
 def filler_ids(scores_RV: Tensor, top_k: int) -> Tensor:

@@ -65,20 +65,19 @@ def fitting_rules(draws: Draws, chain: bool) -> list[Rule]:
 class SamplingRules:
     """How a request's tokens are drawn. The defaults change nothing but take the best token.
 
-    Attributes:
-        temperature: 0 for the best token, whatever the filters say.
-        top_k: keep the k best, and up to `TIES` that tie with the last of them; 0 for all.
-        top_p: keep the best until their mass reaches p; 1 for all.
-        min_p: drop what has less than this share of the best token's probability.
-        repetition_penalty: above 1 makes ids of the prompt and the answer less likely (Keskar et
-            al., 1909.05858); presence_penalty and frequency_penalty are subtracted for ids of the
-            branch's own answer, once and per occurrence.
-        logit_bias: (id, what is added); banned: ids that are never drawn.
-        forced: the first tokens of the answer.
-        min_new_tokens: tokens before which no stop id is drawn.
-        filter_order: whether the filters look at the scores after temperature (as in transformers)
-            or before it.
-        plain: whether the best token of the logits as they are is taken; derived.
+    temperature: 0 for the best token, whatever the filters say.
+    top_k: keep the k best, and up to `TIES` that tie with the last of them; 0 for all.
+    top_p: keep the best until their mass reaches p; 1 for all.
+    min_p: drop what has less than this share of the best token's probability.
+    repetition_penalty: above 1 makes ids of the prompt and the answer less likely (Keskar et al.,
+        1909.05858); presence_penalty and frequency_penalty are subtracted for ids of the branch's
+        own answer, once and per occurrence.
+    logit_bias: (id, what is added); banned: ids that are never drawn.
+    forced: the first tokens of the answer.
+    min_new_tokens: tokens before which no stop id is drawn.
+    filter_order: whether the filters look at the scores after temperature (as in transformers) or
+        before it.
+    plain: whether the best token of the logits as they are is taken; derived.
     """
 
     temperature: float = 0.0

@@ -78,12 +78,11 @@ def accept_chain(
     token with target probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix
     whose r is below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
-    Args:
-        p_STV: target's distribution before the first draft, after each one: T = N + 1 rows.
-        q_SNV: distribution of each draft; None if the drafts were not drawn.
-        valid_SN: False after the end of a shorter chain.
-        r_SN, u_S: uniform numbers of the drafts and of the final token.
-        rule: CHAIN or BLOCK.
+    p_STV: target's distribution before the first draft, after each one: T = N + 1 rows.
+    q_SNV: distribution of each draft; None if the drafts were not drawn.
+    valid_SN: False after the end of a shorter chain.
+    r_SN, u_S: uniform numbers of the drafts and of the final token.
+    rule: CHAIN or BLOCK.
     """
     p_STV = _wide(p_STV)
     q_SNV = None if q_SNV is None else _wide(q_SNV)
@@ -93,16 +92,31 @@ def accept_chain(
         ratio_ST = _prefix_ratios(p_SN, q_SN)
         chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN)
         passes_SN = (r_SN < chance_SN) & valid_SN
-        path_ST = _with_root(passes_SN.int().flip(1).cumsum(1).flip(1) > 0)
+        accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
         tried_SN = valid_SN
     else:
         ratio_ST = p_STV.new_ones(p_STV.shape[:2])
         chance_SN = _chance(p_SN, q_SN)
-        path_ST = _with_root((_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool())
-        tried_SN = valid_SN & path_ST[:, :-1]
-    weights_SV = _final_weights(p_STV, q_SNV, tokens_SN, valid_SN, path_ST, ratio_ST)
-    chance_SN = chance_SN.where(tried_SN, torch.nan)
-    return Acceptance(path_ST, inverse_cdf(weights_SV, u_S), weights_SV, chance_SN, p_SN, q_SN)
+        accepted_SN = (_passes(p_SN, q_SN, r_SN) & valid_SN).int().cumprod(1).bool()
+        tried_SN = valid_SN & F.pad(accepted_SN, (1, 0), value=True)[:, :-1]
+    last_S = accepted_SN.sum(1)
+    row_S = torch.arange(len(last_S), device=last_S.device)
+    weights_SV = p_STV[row_S, last_S]
+    if tokens_SN.shape[1]:  # after a rejected draft, the remainder of p
+        next_S = last_S.clamp(max=tokens_SN.shape[1] - 1)
+        q_SV = None if q_SNV is None else q_SNV[row_S, next_S]
+        token_S = tokens_SN[row_S, next_S]
+        excess_SV = _excess(weights_SV * ratio_ST[row_S, last_S][:, None], q_SV, token_S)
+        rejected_S1 = (last_S < valid_SN.sum(1))[:, None]
+        weights_SV = torch.where(rejected_S1, _normalised(excess_SV, weights_SV), weights_SV)
+    return Acceptance(
+        path_ST=F.pad(accepted_SN, (1, 0), value=True),
+        bonus_S=inverse_cdf(weights_SV, u_S),
+        weights_SV=weights_SV,
+        chance_SN=chance_SN.where(tried_SN, torch.nan),
+        p_SN=p_SN,
+        q_SN=q_SN,
+    )
 
 
 def accept_tree(
@@ -117,73 +131,51 @@ def accept_tree(
 ) -> Acceptance:
     """From the root on: try a node's children in order, step to the first accepted one.
 
-    Args:
-        p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
-        q_STV: distribution that each node's children were drawn from; None for TOPK.
-        parents_SN: index of the parent among the drafted nodes, -1 for the root; parents first.
-        valid_SN: False for padding nodes.
-        r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a path can end.
-
-    Raises:
-        ValueError: the rule needs q and there is none, or the reverse.
+    p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
+    q_STV: distribution that each node's children were drawn from; None for TOPK.
+    parents_SN: index of the parent among the drafted nodes, -1 for the root; parents first.
+    valid_SN: False for padding nodes.
+    r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a path can end.
+    Raises ValueError: the rule needs q and there is none, or the reverse.
     """
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
-    path = _AcceptedPath(_wide(p_STV), None if q_STV is None else _wide(q_STV), u_ST, rule)
-    for node in range(tokens_SN.shape[1]):
-        open_S = valid_SN[:, node] & (parents_SN[:, node] + 1 == path.at_S)
-        path.try_(node, tokens_SN[:, node], open_S, r_SN[:, node])
-    return path.end()
-
-
-class _AcceptedPath:
-    """One pass over the nodes: parents come first, children are tried at the current node."""
-
-    def __init__(self, p_STV: Tensor, q_STV: Tensor | None, u_ST: Tensor, rule: Rule) -> None:
-        self.p_STV = p_STV
-        self.q_STV = q_STV
-        self.u_ST = u_ST
-        self.rule = rule
-        self.p_SV = p_STV[:, 0]
-        self.q_SV = None if q_STV is None else q_STV[:, 0]
-        self.at_S = torch.zeros(len(p_STV), dtype=torch.int64, device=p_STV.device)
-        self.path = [torch.ones_like(self.at_S, dtype=torch.bool)]
-        self.tried: list[tuple[Tensor, ...]] = []
-
-    def try_(self, node: int, token_S: Tensor, open_S: Tensor, r_S: Tensor) -> None:
-        p_S = self.p_SV.gather(1, token_S[:, None]).squeeze(1)
-        q_S = _of_tokens(self.q_SV, token_S, p_S)
-        passes_S = _passes(p_S, q_S, r_S)
-        self._reject_(token_S, open_S & ~passes_S)
-        self._step_(node, open_S & passes_S)
-        self.tried.append((p_S, q_S, open_S))
-
-    def _reject_(self, token_S: Tensor, rejected_S: Tensor) -> None:
-        """The remainder of p, and of q, after a child's rejection."""
-        one_S = torch.ones_like(self.p_SV[:, 0])
-        excess_SV = _excess(self.p_SV, self.q_SV, token_S, one_S)
-        self.p_SV = _normalised(excess_SV, self.p_SV).where(rejected_S[:, None], self.p_SV)
-        if self.q_SV is not None and self.rule is Rule.WITHOUT_REPLACEMENT:
-            rest_SV = self.q_SV.scatter(1, token_S[:, None], 0.0)
-            rest_SV = _normalised(rest_SV, rest_SV)  # with no mass left q stays 0
-            self.q_SV = rest_SV.where(rejected_S[:, None], self.q_SV)
-
-    def _step_(self, node: int, accepted_S: Tensor) -> None:
-        self.path.append(accepted_S)
-        self.at_S = torch.where(accepted_S, node + 1, self.at_S)
-        self.p_SV = self.p_STV[:, node + 1].where(accepted_S[:, None], self.p_SV)
-        if self.q_STV is not None and self.q_SV is not None:
-            self.q_SV = self.q_STV[:, node + 1].where(accepted_S[:, None], self.q_SV)
-
-    def end(self) -> Acceptance:
-        u_S = self.u_ST.gather(1, self.at_S[:, None]).squeeze(1)
-        bonus_S = inverse_cdf(self.p_SV, u_S)
-        path_ST = torch.stack(self.path, 1)
-        if not self.tried:
-            return Acceptance(path_ST, bonus_S, self.p_SV, *(self.p_SV[:, :0],) * 3)
-        p_SN, q_SN, open_SN = (torch.stack(values, 1) for values in zip(*self.tried, strict=True))
+    p_STV = _wide(p_STV)
+    q_STV = None if q_STV is None else _wide(q_STV)
+    p_SV = p_STV[:, 0]  # p and q of the current node, without its rejected children
+    q_SV = None if q_STV is None else q_STV[:, 0]
+    at_S = torch.zeros(len(p_STV), dtype=torch.int64, device=p_STV.device)
+    path = [torch.ones_like(at_S, dtype=torch.bool)]
+    tried: list[tuple[Tensor, Tensor, Tensor]] = []
+    for node, token_S in enumerate(tokens_SN.unbind(1)):
+        open_S = valid_SN[:, node] & (parents_SN[:, node] + 1 == at_S)
+        p_S = p_SV.gather(1, token_S[:, None]).squeeze(1)
+        q_S = _of_tokens(q_SV, token_S, p_S)
+        passes_S = _passes(p_S, q_S, r_SN[:, node])
+        accepted_S = open_S & passes_S
+        rejected_S1 = (open_S & ~passes_S)[:, None]
+        p_SV = _normalised(_excess(p_SV, q_SV, token_S), p_SV).where(rejected_S1, p_SV)
+        if q_SV is not None and rule is Rule.WITHOUT_REPLACEMENT:
+            rest_SV = q_SV.scatter(1, token_S[:, None], 0.0)
+            q_SV = _normalised(rest_SV, rest_SV).where(rejected_S1, q_SV)  # of no mass it stays 0
+        at_S = torch.where(accepted_S, node + 1, at_S)
+        p_SV = p_STV[:, node + 1].where(accepted_S[:, None], p_SV)
+        if q_STV is not None and q_SV is not None:
+            q_SV = q_STV[:, node + 1].where(accepted_S[:, None], q_SV)
+        path.append(accepted_S)
+        tried.append((p_S, q_S, open_S))
+    p_SN = q_SN = chance_SN = p_SV[:, :0]
+    if tried:
+        p_SN, q_SN, open_SN = (torch.stack(values, 1) for values in zip(*tried, strict=True))
         chance_SN = _chance(p_SN, q_SN).where(open_SN, torch.nan)
-        return Acceptance(path_ST, bonus_S, self.p_SV, chance_SN, p_SN, q_SN)
+    return Acceptance(
+        path_ST=torch.stack(path, 1),
+        bonus_S=inverse_cdf(p_SV, u_ST.gather(1, at_S[:, None]).squeeze(1)),
+        weights_SV=p_SV,
+        chance_SN=chance_SN,
+        p_SN=p_SN,
+        q_SN=q_SN,
+    )
 
 
 def _wide(probs: Tensor) -> Tensor:
@@ -203,6 +195,18 @@ def _passes(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
 
 def _chance(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
+
+
+def _excess(p_RV: Tensor, q_RV: Tensor | None, token_R: Tensor) -> Tensor:
+    """[R, V]: max(0, p - q); of a one-hot q this is p without the token."""
+    if q_RV is None:
+        return p_RV.scatter(1, token_R[:, None], 0.0)
+    return (p_RV - q_RV).clamp(min=0)
+
+
+def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
+    total_R1 = weights_RV.sum(-1, keepdim=True)
+    return torch.where(total_R1 > 0, weights_RV / total_R1, otherwise_RV)
 
 
 def _prefix_ratios(p_SN: Tensor, q_SN: Tensor) -> Tensor:
@@ -231,44 +235,6 @@ def _block_chance(
     return torch.cat([inner_SN.where(longer_SN, ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
 
 
-def _with_root(accepted_SN: Tensor) -> Tensor:
-    return F.pad(accepted_SN, (1, 0), value=True)
-
-
-def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
-    total_R1 = weights_RV.sum(-1, keepdim=True)
-    return torch.where(total_R1 > 0, weights_RV / total_R1, otherwise_RV)
-
-
-def _excess(p_RV: Tensor, q_RV: Tensor | None, token_R: Tensor, ratio_R: Tensor) -> Tensor:
-    """[R, V]: max(0, ratio p - q); of a one-hot q this is p without the token."""
-    scaled_RV = p_RV * ratio_R[:, None]
-    if q_RV is None:
-        return scaled_RV.scatter(1, token_R[:, None], 0.0)
-    return (scaled_RV - q_RV).clamp(min=0)
-
-
-def _final_weights(
-    p_STV: Tensor,
-    q_SNV: Tensor | None,
-    tokens_SN: Tensor,
-    valid_SN: Tensor,
-    path_ST: Tensor,
-    ratio_ST: Tensor,
-) -> Tensor:
-    """[S, V]: the distribution of the final token of each chain."""
-    last_S = path_ST[:, 1:].sum(1)
-    row_S = torch.arange(len(last_S), device=last_S.device)
-    p_SV = p_STV[row_S, last_S]
-    if tokens_SN.shape[1] == 0:
-        return p_SV
-    next_S = last_S.clamp(max=tokens_SN.shape[1] - 1)
-    q_SV = None if q_SNV is None else q_SNV[row_S, next_S]
-    excess_SV = _excess(p_SV, q_SV, tokens_SN[row_S, next_S], ratio_ST[row_S, last_S])
-    rejected_S1 = (last_S < valid_SN.sum(1))[:, None]
-    return torch.where(rejected_S1, _normalised(excess_SV, p_SV), p_SV)
-
-
 @dataclass(frozen=True, slots=True)
 class RoundCoins:
     """Uniform numbers of one round: r_SN of the drafts, u_ST of the nodes where a path may end."""
@@ -280,8 +246,7 @@ class RoundCoins:
     def of(cls, key_S: Tensor, position_S: Tensor, proposal: Proposal) -> "RoundCoins":
         """The coins of a proposal.
 
-        Args:
-            key_S: int64, keys of the branches. position_S: int64, positions of the roots.
+        key_S: int64, keys of the branches. position_S: int64, positions of the roots.
         """
         nodes = (proposal.depths_SN, sibling_ranks(proposal.parents_SN))
         depths_ST, ranks_ST = (F.pad(value_SN, (1, 0)) for value_SN in nodes)  # the root has 0, 0
@@ -318,13 +283,10 @@ def accept_rejection(
 ) -> Acceptance:
     """Accept drafts of all trees against the target's distributions after each node.
 
-    Args:
-        rule: as `rule_for` returns it.
-        skip_sample_adjustment: draw the last token from the target's own distribution even after a
-            rejected draft. Not lossless; for comparisons.
-
-    Raises:
-        ValueError: the proposal lacks what the rule needs.
+    rule: as `rule_for` returns it.
+    skip_sample_adjustment: draw the last token from the target's own distribution even after a
+        rejected draft. Not lossless; for comparisons.
+    Raises ValueError: the proposal lacks what the rule needs.
     """
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN

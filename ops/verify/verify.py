@@ -16,77 +16,13 @@ from torch import Tensor
 
 from ..registry import op
 from ..sampling.coins import gumbel, perturbed, ranked, token_keys
-from ..sampling.processors import Past, Sampler, choose, filler_ids, probabilities, process
+from ..sampling.processors import choose, filler_ids, probabilities, process
 from ..sampling.settings import Accept, Rule
 from ..types import Proposal, Rows
-from .rejection import Acceptance, RoundCoins, accept_rejection, rule_for
+from .rejection import RoundCoins, accept_rejection, rule_for
 
 BROKEN = -2  # the token of a row with NaN scores
 BEST = 64  # ids per node that a grammar sees without a further read
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Processed rows, ready to be drawn from.
-
-    scores_RV: as from `processors.process`; the logits themselves without a sampler.
-    branch_R: int64, the branch of each row in the sampler's order. key_R: int64, the keys of the
-        tokens
-    to be drawn. Both are empty without a sampler, where they are not used.
-    broken_R: bool, rows with a NaN score, from which nothing can be drawn.
-    """
-
-    sampler: Sampler | None
-    scores_RV: Tensor
-    branch_R: Tensor
-    key_R: Tensor
-    broken_R: Tensor
-
-    def drawn(self) -> Tensor:
-        """int64 [R]: the target's own token after each row, BROKEN for broken rows."""
-        if self.sampler is None:
-            drawn_R = self.scores_RV.argmax(-1)
-        else:
-            drawn_R = choose(self.scores_RV, self.sampler.rules, self.branch_R, self.key_R)
-        return drawn_R.masked_fill(self.broken_R, BROKEN)
-
-    def probabilities(self) -> Tensor:
-        """[R, V]: the distribution that each row draws from."""
-        return probabilities(self.scores_RV, self._greedy_R())
-
-    def branch_keys(self, branches: int) -> Tensor:
-        """int64 [S]: keys of the first branches (those with trees)."""
-        if self.sampler is None:
-            return self.branch_R.new_zeros(branches)
-        return self.sampler.key_S[:branches]
-
-    def noise(self, row_X: Tensor, id_X: Tensor) -> Tensor:
-        """float64 [X]: Gumbel noise of an id each, drawn after these rows; NaN for greedy rows."""
-        if self.sampler is None:
-            return torch.full_like(row_X, torch.nan, dtype=torch.float64)
-        noise_X = gumbel(self.key_R[row_X], id_X[:, None]).squeeze(1)
-        return noise_X.masked_fill(self._greedy_R()[row_X], torch.nan)
-
-    def bound(self, rows: Sequence[int]) -> "GrammarRows":
-        """The rows that a grammar restricts (host ints); only outlines have any."""
-        if not rows:
-            none_0C = self.key_R.new_empty(0, min(BEST, self.scores_RV.shape[1]))
-            return GrammarRows(none_0C, self.scores_RV[:0])
-        rows_G = torch.tensor(rows, device=self.scores_RV.device)
-        scores_GV = self.scores_RV[rows_G]
-        ids_GC = best(scores_GV).masked_fill(self.broken_R[rows_G, None], BROKEN)
-        if self.sampler is None or self.sampler.rules.all_greedy:
-            return GrammarRows(ids_GC, scores_GV)
-        key_G = self.key_R[rows_G]
-        greedy_G = self._greedy_R()[rows_G]
-        drawn_GC = ranked(scores_GV, key_G, scores_GV.shape[1], BEST)
-        ids_GC = ids_GC.where(greedy_G[:, None] | (ids_GC == BROKEN), drawn_GC)
-        return GrammarRows(ids_GC, scores_GV, key_G, greedy_G)
-
-    def _greedy_R(self) -> Tensor:
-        if self.sampler is None:
-            return self.scores_RV.new_ones(len(self.scores_RV), dtype=torch.bool)
-        return self.sampler.rules.greedy_S[self.branch_R]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +46,70 @@ class GrammarRows:
         return torch.where(self.greedy_G[row], scores_V.double(), drawn_V)
 
 
-def score_trees(rows: Rows, logits_RV: Tensor) -> Scored:
-    """All nodes of all trees, each with the tokens on its path."""
-    if rows.sampler is None:
-        return _unprocessed(logits_RV)
-    trees, nodes = rows.nodes_ST.shape
-    branch_R = torch.arange(trees * nodes, device=logits_RV.device) // nodes
-    tokens_RT = rows.of_trees(rows.tokens_BQ)[branch_R]
-    past = rows.sampler.past(tokens_RT, rows.ancestors_STT.flatten(0, 1))
-    positions_R = rows.of_trees(rows.positions_BQ).view(-1)
-    return _scored(rows.sampler, logits_RV, branch_R, past, positions_R)
+class Scored:
+    """Processed rows, ready to be drawn from.
 
+    scores_RV: as from `processors.process`; the logits themselves without a sampler.
+    branch_R: int64, the branch of each row in the sampler's order. key_R: int64, the keys of the
+        tokens to be drawn. Both are empty without a sampler, where they are not used.
+    broken_R: bool, rows with a NaN score, from which nothing can be drawn.
+    """
 
-def score_tips(rows: Rows, logits_RV: Tensor) -> Scored:
-    """The last rows of prompts; their branches come after those with trees."""
-    if rows.sampler is None:
-        return _unprocessed(logits_RV)
-    branch_R = torch.arange(len(rows.tips_R), device=logits_RV.device) + rows.trees
-    nothing_R0 = branch_R[:, None][:, :0]
-    past = rows.sampler.past(nothing_R0, nothing_R0.bool())
-    return _scored(rows.sampler, logits_RV, branch_R, past, rows.positions_BQ.view(-1)[rows.tips_R])
+    def __init__(self, rows: Rows, logits_RV: Tensor, *, tips: bool) -> None:
+        """All nodes of all trees, each with the tokens on its path; with `tips` the last rows of
+        prompts, whose branches come after those with trees."""
+        self.sampler = rows.sampler
+        self.scores_RV = logits_RV
+        self.broken_R = logits_RV.amax(-1).isnan()  # a NaN is the greatest value of its row
+        self.branch_R = self.key_R = logits_RV.new_empty(0, dtype=torch.int64)
+        if self.sampler is None:
+            return
+        device = logits_RV.device
+        positions_N = rows.positions_BQ.view(-1)
+        if tips:
+            self.branch_R = torch.arange(len(rows.tips_R), device=device) + rows.trees
+            tokens_RC = self.branch_R[:, None][:, :0]
+            past = self.sampler.past(tokens_RC, tokens_RC.bool())
+            positions_R = positions_N[rows.tips_R]
+        else:
+            trees, nodes = rows.nodes_ST.shape
+            self.branch_R = torch.arange(trees * nodes, device=device) // nodes
+            tokens_RC = rows.of_trees(rows.tokens_BQ)[self.branch_R]
+            past = self.sampler.past(tokens_RC, rows.ancestors_STT.flatten(0, 1))
+            positions_R = positions_N[rows.nodes_ST.reshape(-1)]
+        logits_RV = logits_RV.masked_fill(self.broken_R[:, None], 0.0)  # draws fail with NaN
+        self.scores_RV = process(logits_RV, self.sampler.rules, self.branch_R, past)
+        self.key_R = token_keys(self.sampler.key_S[self.branch_R], positions_R + 1)
 
+    def drawn(self) -> Tensor:
+        """int64 [R]: the target's own token after each row, BROKEN for broken rows."""
+        if self.sampler is None:
+            drawn_R = self.scores_RV.argmax(-1)
+        else:
+            drawn_R = choose(self.scores_RV, self.sampler.rules, self.branch_R, self.key_R)
+        return drawn_R.masked_fill(self.broken_R, BROKEN)
 
-def _unprocessed(logits_RV: Tensor) -> Scored:
-    none_0 = logits_RV.new_empty(0, dtype=torch.int64)
-    return Scored(None, logits_RV, none_0, none_0, _broken(logits_RV))
+    def greedy_R(self) -> Tensor:
+        """bool [R]: rows that take the best token."""
+        if self.sampler is None:
+            return self.scores_RV.new_ones(len(self.scores_RV), dtype=torch.bool)
+        return self.sampler.rules.greedy_S[self.branch_R]
 
-
-def _scored(
-    sampler: Sampler, logits_RV: Tensor, branch_R: Tensor, past: Past, positions_R: Tensor
-) -> Scored:
-    broken_R = _broken(logits_RV)
-    logits_RV = logits_RV.masked_fill(broken_R[:, None], 0.0)  # draws fail with NaN
-    scores_RV = process(logits_RV, sampler.rules, branch_R, past)
-    key_R = token_keys(sampler.key_S[branch_R], positions_R + 1)
-    return Scored(sampler, scores_RV, branch_R, key_R, broken_R)
-
-
-def _broken(logits_RV: Tensor) -> Tensor:
-    """bool [R]: a NaN is the greatest value of its row."""
-    return logits_RV.amax(-1).isnan()
+    def bound(self, rows: Sequence[int]) -> GrammarRows:
+        """The rows that a grammar restricts (host ints); only outlines have any."""
+        if not rows:
+            none_0C = self.key_R.new_empty(0, min(BEST, self.scores_RV.shape[1]))
+            return GrammarRows(none_0C, self.scores_RV[:0])
+        rows_G = torch.tensor(rows, device=self.scores_RV.device)
+        scores_GV = self.scores_RV[rows_G]
+        ids_GC = best(scores_GV).masked_fill(self.broken_R[rows_G, None], BROKEN)
+        if self.sampler is None or self.sampler.rules.all_greedy:
+            return GrammarRows(ids_GC, scores_GV)
+        key_G = self.key_R[rows_G]
+        greedy_G = self.greedy_R()[rows_G]
+        drawn_GC = ranked(scores_GV, key_G, scores_GV.shape[1], BEST)
+        ids_GC = ids_GC.where(greedy_G[:, None] | (ids_GC == BROKEN), drawn_GC)
+        return GrammarRows(ids_GC, scores_GV, key_G, greedy_G)
 
 
 def best(scores_RV: Tensor) -> Tensor:
@@ -205,43 +165,6 @@ class DraftFigures:
     chance: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RejectionRecord:
-    """The result of rejection sampling, its rule, and its uniform numbers."""
-
-    verdict: Acceptance
-    r_SN: Tensor
-    rule: Rule
-    adjusted: bool
-
-
-def figures(
-    scored: Scored, proposal: Proposal, drawn_ST: Tensor, judged: RejectionRecord | None
-) -> TreeFigures:
-    """Collect the figures of a round.
-
-    Args:
-        scored: the rows of all nodes, tree by tree. drawn_ST: int64, their draws.
-        judged: None where drafts are matched.
-    """
-    trees, nodes = drawn_ST.shape
-    parents_SN = proposal.parents_SN + 1
-    row_SN = torch.arange(trees, device=drawn_ST.device)[:, None] * nodes + parents_SN
-    coin_SN = scored.noise(row_SN.view(-1), proposal.tokens_SN.view(-1)).view(row_SN.shape)
-    numbers = [torch.full_like(coin_SN, torch.nan)] * 4
-    if judged is not None:
-        verdict = judged.verdict
-        tried_SN = ~verdict.chance_SN.isnan()
-        values = (verdict.p_SN, verdict.q_SN, judged.r_SN, verdict.chance_SN)
-        numbers = [value_SN.where(tried_SN, torch.nan) for value_SN in values]
-    floats = (proposal.scores_SN, coin_SN, *numbers)
-    bits = [value_SN.double().view(torch.int64) for value_SN in floats]
-    bits_SNC = torch.stack([drawn_ST.gather(1, parents_SN), *bits], dim=2)
-    if judged is None:
-        return TreeFigures(bits_SNC)
-    return TreeFigures(bits_SNC, judged.rule, judged.adjusted)
-
-
 def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
     """One tree's figures from the read values of `TreeFigures.bits_SNC`."""
     floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
@@ -292,49 +215,70 @@ def accept(
     A draft matches if its parent is accepted and the target draws its token at the parent. Only a
     token per node is compared; logits are never gathered along paths.
 
-    Args:
-        logits: [R, V], the tree rows first.
-        proposal: the trees of the active branches, in the rows' order.
-        accept: `settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
-            `rejection.rule_for`, `skip_sample_adjustment` as in `accept_rejection`. Trees under a
-            grammar are matched in any case.
-        filler_top_k: for n-gram drafters that count several tokens: this many best tokens of every
-            node are in `side_outputs_SC`.
-        explain: return `figures`, too.
+    logits: [R, V], the tree rows first.
+    proposal: the trees of the active branches, in the rows' order.
+    accept: `settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
+        `rejection.rule_for`, `skip_sample_adjustment` as in `accept_rejection`. Trees under a
+        grammar are matched in any case.
+    filler_top_k: for n-gram drafters that count several tokens: this many best tokens of every node
+        are in `side_outputs_SC`.
+    explain: return `figures`, too.
     """
     trees, nodes = rows.nodes_ST.shape
-    scored = score_trees(rows, logits[: rows.tree_rows])
+    tokens_SN = proposal.tokens_SN
+    parents_SN = proposal.parents_SN + 1
+    scored = Scored(rows, logits[: rows.tree_rows], tips=False)
     drawn_ST = scored.drawn().view(trees, nodes)
-    judged = None
+    used = None
+    numbers: tuple[Tensor, ...] = ()
     if accept == Accept.REJECTION:
         used = rule_for(proposal, rule, draws)
-        judged = _judged(rows, scored, proposal, used, not skip_sample_adjustment)
-        path_ST = judged.verdict.path_ST
-        bonus_S = judged.verdict.bonus_S
+        p_STV = probabilities(scored.scores_RV, scored.greedy_R()).view(trees, nodes, -1)
+        key_S = tokens_SN.new_zeros(trees) if rows.sampler is None else rows.sampler.key_S[:trees]
+        coins = RoundCoins.of(key_S, rows.of_trees(rows.positions_BQ)[:, 0], proposal)
+        verdict = accept_rejection(
+            p_STV, proposal, coins, used, skip_sample_adjustment=skip_sample_adjustment
+        )
+        path_ST = verdict.path_ST
         broken_ST = scored.broken_R.view(trees, nodes) & path_ST
-        bonus_S = bonus_S.masked_fill(broken_ST.any(1), BROKEN)
+        bonus_S = verdict.bonus_S.masked_fill(broken_ST.any(1), BROKEN)
+        numbers = (verdict.p_SN, verdict.q_SN, coins.r_SN, verdict.chance_SN)
     else:
         path_ST, bonus_S = matching(proposal, rows.ancestors_STT, drawn_ST)
+    figures = None
+    if explain:
+        coin_SN = torch.full_like(tokens_SN, torch.nan, dtype=torch.float64)
+        if scored.sampler is not None:  # Gumbel noise of each draft after its parent
+            first_S1 = torch.arange(trees, device=drawn_ST.device)[:, None] * nodes
+            row_X = (first_S1 + parents_SN).view(-1)
+            noise_X = gumbel(scored.key_R[row_X], tokens_SN.reshape(-1, 1)).squeeze(1)
+            coin_SN = noise_X.masked_fill(scored.greedy_R()[row_X], torch.nan).view_as(coin_SN)
+        if used is None:
+            numbers = (torch.full_like(coin_SN, torch.nan),) * 4
+        else:  # of tried drafts
+            numbers = tuple(number.where(~numbers[-1].isnan(), torch.nan) for number in numbers)
+        floats = (proposal.scores_SN, coin_SN, *numbers)
+        bits = [value_SN.double().view(torch.int64) for value_SN in floats]
+        bits_SNC = torch.stack([drawn_ST.gather(1, parents_SN), *bits], dim=2)
+        figures = TreeFigures(bits_SNC, used, used is not None and not skip_sample_adjustment)
+    tokens_ST = rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]
+    parents_ST = torch.zeros_like(tokens_ST)
+    if tokens_SN.shape[1]:
+        tokens_ST = torch.cat([tokens_ST, tokens_SN.where(proposal.valid_SN, -1)], dim=1)
+        parents_ST = F.pad(parents_SN, (1, 0))
+    side_outputs_SC = proposal.side_outputs_SC
+    if filler_top_k > 1:
+        side_outputs_SC = filler_ids(scored.scores_RV, filler_top_k).view(trees, -1)
     return Accepted(
-        drawn_ST,
-        path_ST,
-        bonus_S,
-        *_with_roots(proposal, rows.tokens_BQ.view(-1)[rows.nodes_ST[:, :1]]),
-        _notes(proposal, scored.scores_RV, filler_top_k),
-        scored.bound([tree * nodes + n for tree in rows.bound_trees for n in range(nodes)]),
-        figures(scored, proposal, drawn_ST, judged) if explain else None,
+        drawn_ST=drawn_ST,
+        path_ST=path_ST,
+        bonus_S=bonus_S,
+        tokens_ST=tokens_ST,
+        parents_ST=parents_ST,
+        side_outputs_SC=tokens_SN[:, :0] if side_outputs_SC is None else side_outputs_SC,
+        bound=scored.bound([tree * nodes + n for tree in rows.bound_trees for n in range(nodes)]),
+        figures=figures,
     )
-
-
-def _judged(
-    rows: Rows, scored: Scored, proposal: Proposal, rule: Rule, adjusted: bool
-) -> RejectionRecord:
-    trees, nodes = rows.nodes_ST.shape
-    p_STV = scored.probabilities().view(trees, nodes, -1)
-    root_S = rows.of_trees(rows.positions_BQ)[:, 0]
-    coins = RoundCoins.of(scored.branch_keys(trees), root_S, proposal)
-    verdict = accept_rejection(p_STV, proposal, coins, rule, skip_sample_adjustment=not adjusted)
-    return RejectionRecord(verdict, coins.r_SN, rule, adjusted)
 
 
 def matching(proposal: Proposal, above_STT: Tensor, drawn_ST: Tensor) -> tuple[Tensor, Tensor]:
@@ -342,28 +286,10 @@ def matching(proposal: Proposal, above_STT: Tensor, drawn_ST: Tensor) -> tuple[T
     if drawn_ST.shape[1] == 1:  # roots alone
         return torch.ones_like(drawn_ST, dtype=torch.bool), drawn_ST[:, 0]
     agrees_SN = drawn_ST.gather(1, proposal.parents_SN + 1) == proposal.tokens_SN
-    agrees_SN = agrees_SN & proposal.valid_SN
-    path_ST = _longest_path(agrees_SN, above_STT, proposal.depths_SN)
+    path_ST = _longest_path(agrees_SN & proposal.valid_SN, above_STT, proposal.depths_SN)
     node_T = torch.arange(path_ST.shape[1], device=path_ST.device)
     last_S1 = (path_ST * node_T).argmax(1, keepdim=True)
     return path_ST, drawn_ST.gather(1, last_S1).squeeze(1)
-
-
-def _with_roots(proposal: Proposal, root_S1: Tensor) -> tuple[Tensor, Tensor]:
-    """tokens_ST and parents_ST, as in `Accepted`."""
-    if not proposal.tokens_SN.shape[1]:
-        return root_S1, torch.zeros_like(root_S1)
-    tokens_SN = proposal.tokens_SN.where(proposal.valid_SN, -1)
-    return torch.cat([root_S1, tokens_SN], dim=1), F.pad(proposal.parents_SN + 1, (1, 0))
-
-
-def _notes(proposal: Proposal, scores_RV: Tensor, filler_top_k: int) -> Tensor:
-    """int64 [S, C]: the drafter's own values, or the best tokens after each node of its tree."""
-    trees = proposal.tokens_SN.shape[0]
-    if filler_top_k > 1:
-        return filler_ids(scores_RV, filler_top_k).view(trees, -1)
-    notes_SC = proposal.side_outputs_SC
-    return proposal.parents_SN[:, :0] if notes_SC is None else notes_SC
 
 
 def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -> Tensor:
@@ -373,9 +299,8 @@ def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -
     confirmed_ST = (agrees_ST[:, None, :] | ~ancestors_STT).all(-1)
     earlier_T = torch.arange(nodes, 0, -1, device=agrees_SN.device)
     rank_ST = F.pad(depths_SN, (1, 0)) * (nodes + 1) + earlier_T
-    rank_ST = rank_ST.where(confirmed_ST, -1)
-    last_S11 = rank_ST.argmax(1)[:, None, None].expand(trees, 1, nodes)
-    return ancestors_STT.gather(1, last_S11).squeeze(1)
+    last_S = rank_ST.where(confirmed_ST, -1).argmax(1)
+    return ancestors_STT.gather(1, last_S[:, None, None].expand(trees, 1, nodes)).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,5 +316,5 @@ def root(rows: Rows, logits: Tensor) -> FirstTokens:
     """Process and draw the first token of every branch whose prefill ends in these rows."""
     if not rows.tips_R.numel():
         return FirstTokens(rows.tips_R, GrammarRows(rows.tips_R[:, None], logits[:0]))
-    scored = score_tips(rows, logits[rows.tree_rows :])
+    scored = Scored(rows, logits[rows.tree_rows :], tips=True)
     return FirstTokens(scored.drawn(), scored.bound(rows.bound_tips))

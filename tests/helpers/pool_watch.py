@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from helpers.support import Graphs, Tiny, drive, outline_of
 from specsot.engine.run.session import Session
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, BlockManager, Region
+from specsot.ops.kv.pool import FREE, BlockManager, KVCache, Region
 from specsot.states.machine import Run
 
 # Reads of a pool whose results are no copies of its rows: attention, and its matrix products.

@@ -26,7 +26,16 @@ from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_target
 from specsot.models.quantise import Weights
-from specsot.models.sharded import RankLost, gather_kv_, peer_heads, peers, sharded, split_ranks
+from specsot.models.sharded import (
+    RankLost,
+    Ranks,
+    gather_heads,
+    peer_heads,
+    peers,
+    sharded,
+    split_ranks,
+)
+from specsot.ops.kv.pool import KVCache
 
 Work = Callable[..., Any]
 LIMIT = 240  # seconds after which a test's ranks are given up
@@ -248,6 +257,16 @@ def regrouped(rank: int, folder: Path, ids: Tensor, steps: Sequence[int]) -> lis
         before, width = after, tp
     assert pointers == [one.data_ptr() for one in tensors(replica)], "weights have moved"
     return found
+
+
+def gather_kv_(
+    source: KVCache, slots: Any, whole: KVCache, *, into: Any, peers: Ranks, heads: Sequence[int]
+) -> None:
+    """Rows of every peer's pool, each with other heads, into a pool with the heads of all."""
+    rows_L2hRd = source.take_out(slots, "regroup")
+    index_R = torch.as_tensor(into, dtype=torch.int64)
+    whole.data.index_copy_(3, index_R, gather_heads(rows_L2hRd, peers, heads))
+    whole.ledger.add("regroup", len(index_R) * whole.slot_bytes)
 
 
 def alone(folder: Path, ids: Tensor) -> list[int]:

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.attention.metadata import QuerySequence, Visibility
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import NOBODY, UNKNOWN
-from specsot.ops.row_layout import pack_trees
-from specsot.ops.types import Rows, no_trees
+from specsot.ops.kv.pool import NOBODY, UNKNOWN, KVCache
+from specsot.ops.types import PackedTrees, Rows, no_trees
 
 
 def drawn(mask_QK: Any) -> str:
@@ -88,7 +86,7 @@ class Forward:
     ) -> None:
         """All trees of the forward, (owner, start) each: the roots, then the valid nodes' rows, and
         what is left of `shared` is nobody's."""
-        made, first = pack_trees(valid_SN, shared), self.root(trees[0][0])
+        made, first = PackedTrees.of(valid_SN, shared), self.root(trees[0][0])
         roots = [int(self.kv.append_([o], [0], home=self.root(o))[0]) for o, _ in trees]
         drafted = self.kv.append_([UNKNOWN] * shared, [0] * shared, home=first).tolist()
         self.slots, self.above_STT = [*roots, *drafted], list(above_STT)

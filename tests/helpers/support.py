@@ -18,7 +18,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
-from specsot.ops.kv.slots import FREE
+from specsot.ops.kv.pool import FREE
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
 from specsot.states.machine import Run

@@ -11,9 +11,10 @@ from helpers.blends import Sequence, blend, near
 from helpers.decoders import CASES, LAYERS
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specsot.models.config import ModelError
 from specsot.models.layers import rotate
 from specsot.ops.blend import Blend, ChunkKV, RowRole, deviation, join
-from specsot.ops.layer_plan import BlendSettings, compile_layer_plan
+from specsot.ops.layer_plan import BlendSettings, LayerStatus, compile_layer_plan
 
 SHALLOW, DEEP = (1,), (1, 2)
 KINDS = {  # whatever changes what a cached row means
@@ -216,3 +217,58 @@ def test_nothing_is_read_back(case: Case, settings: BlendSettings) -> None:
         slots, rows = prompt.slots[None, : prompt.rows], positions[0]
         ids, kv = case.ids[None], prompt.kv
         case.model(ids, positions, slots, visible, kv, plan, rows, TAPS, given)
+
+
+# -- what does not fit together is refused before anything is computed
+
+
+def refused(
+    case: Case, message: str, given: Blend, settings: BlendSettings, **changes: Any
+) -> None:
+    prompt = case.prompt()
+    plan = changes.pop("plan", None) or compile_layer_plan(settings, LAYERS)
+    before = prompt.kv.data.clone()
+    with pytest.raises(ValueError, match=message):
+        prompt.forward(plan, given, **changes)
+    assert torch.equal(prompt.kv.data, before)
+
+
+def test_cached_rows_that_do_not_fit(case: Case) -> None:
+    settings = blend(ratios=(0.2,))
+    good = Blend.of(case.rows, case.cached, settings)
+    deeper = compile_layer_plan(blend(check_layers=(2,)), LAYERS)
+    refused(case, r"plan \[0, 0, 1\] is not the blend's \[0, 1, 2\]", good, settings, plan=deeper)
+    full = (LayerStatus.FULL,) * LAYERS
+    refused(case, r"plan \[0, 0, 0\] is not the blend's", good, settings, plan=full)
+    refused(case, r"blend is for \(1, 31\) rows, not for \(1, 30\)", good, settings, part=slice(30))
+    bare = dataclasses.replace(case.cached, features_RF=None)
+    refused(
+        case,
+        r"features are None, the drafter needs \(26, 64\)",
+        Blend.of(case.rows, bare, settings),
+        settings,
+        taps=(0, 2),
+    )
+    wide = r"features are \(26, 128\), the drafter needs \(26, 32\)"
+    refused(case, wide, good, settings, taps=(1,))
+    short = ChunkKV(case.cached.keys_LRgd[:2], case.cached.values_LRgd[:2])
+    refused(case, r"keys are \(2, 26, 2, 8\)", Blend.of(case.rows, short, settings), settings)
+    half = ChunkKV(case.cached.keys_LRgd, case.cached.values_LRgd.half())
+    refused(case, r"values are .* in torch.float16", Blend.of(case.rows, half, settings), settings)
+    corner = blend(ratios=(0.2,), mask="bottom_right")
+    refused(case, "sliding window 7", Blend.of(case.rows, case.cached, corner), corner)
+
+
+def test_statuses_of_cached_rows_need_some(case: Case) -> None:
+    prompt = case.prompt()
+    for settings, name in ((blend(), "CHECK .layer 1"), (REUSE, "REUSE .layer 0")):
+        with pytest.raises(ValueError, match=name):
+            prompt.forward(compile_layer_plan(settings, LAYERS))
+
+
+def test_chunks_that_cannot_be_collected(case: Case) -> None:
+    with pytest.raises(ValueError, match="at least one token, not 0"):
+        case.model.collect([])
+    case.model.collect([1] * 63, BOS)
+    with pytest.raises(ModelError, match="65 positions requested, 64 possible"):
+        case.model.collect([1] * 64, BOS)

@@ -95,6 +95,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "theta infinite": ({"rope_theta": float("inf")}, "`rope_theta` must be positive and finite"),
     "eps a word": ({"rms_norm_eps": "1e-6"}, "`rms_norm_eps` must be a number"),
     "unknown rope": ({"rope_scaling": {"type": "mrope"}}, "rope type 'mrope' is not supported"),
+    "alibi": ({"rope_scaling": {"type": "alibi"}}, "rope type 'alibi' is not supported"),
     "rope a word": ({"rope_scaling": "linear"}, "`rope_scaling` must be an object"),
     "rope by layer": ({"rope_parameters": {"full_attention": {}}}, "per layer type"),
     "linear without factor": ({"rope_scaling": {"type": "linear"}}, "needs `factor`"),

@@ -17,8 +17,7 @@ from specsot.models.config import ModelError
 from specsot.models.families import families
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.backends import AttentionBackend, AttentionPlan
-from specsot.ops.attention.metadata import AttentionGroup
-from specsot.ops.kv.slots import SlotRun
+from specsot.ops.attention.metadata import AttentionGroup, SlotRun
 from specsot.ops.layer_plan import LayerStatus, decode_plan
 
 LENGTH = 24

@@ -27,8 +27,7 @@ from helpers.support import (
     tokens_of,
 )
 
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, PoolFullError
+from specsot.ops.kv.pool import FREE, KVCache, PoolFullError
 from specsot.states.admission import request_slots
 from specsot.states.request import Finish
 from specsot.states.text.outline import Outline, Point

@@ -35,8 +35,7 @@ from specsot.engine.record.metrics import Meter
 from specsot.engine.record.report import answers_of, output_digest, outputs, uncombined
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import ChunkKV
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import Ints
+from specsot.ops.kv.pool import Ints, KVCache
 from specsot.ops.layer_plan import decode_plan
 from specsot.states.fold import NEW, common_ends, runs
 from specsot.states.machine import Run

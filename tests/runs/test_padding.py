@@ -19,9 +19,8 @@ from helpers.support import (
 )
 
 from specsot.engine.models import Models
-from specsot.ops.kv.slots import NOBODY
-from specsot.ops.row_layout import AlignmentState
-from specsot.ops.types import DraftRows, Rows
+from specsot.ops.kv.pool import NOBODY
+from specsot.ops.types import AlignmentState, DraftRows, Rows
 from specsot.states.layout import BatchingLayout
 
 Make = Callable[..., Tiny]

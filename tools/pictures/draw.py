@@ -15,8 +15,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.api import load
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE
+from specsot.ops.kv.pool import FREE, KVCache
 from specsot.states.machine import Event, Moved, OpRan, Run
 from specsot.states.round import ExplainedRound
 

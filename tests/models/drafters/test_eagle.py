@@ -1,17 +1,15 @@
 """Checkpoints of EAGLE-1 and EAGLE-2: what is loaded, and what must be refused."""
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.checkpoints import WEIGHTS, Spoil, drop, edit, put
 from helpers.pooled import GOLDEN, causal, pool
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny_models.tiny import write_tiny_target
 from helpers.tiny_models.tiny_eagle import write_tiny_eagle
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.eagle import Eagle
@@ -20,9 +18,7 @@ from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.weights import load_eagle, load_target
 from specsot.ops.forward import HiddenDrafter
 
-WEIGHTS = "model.safetensors"
 DRAFT = GOLDEN / "drafts" / "llama_eagle2"
-Spoil = Callable[[Path], None]
 
 
 @pytest.fixture(scope="module")
@@ -33,26 +29,6 @@ def target() -> Decoder:
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
     return Path(shutil.copytree(DRAFT, tmp_path / "draft"))
-
-
-def edit(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    raw = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
-
-
-def change(folder: Path, update: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    update(tensors)
-    save_file(tensors, folder / WEIGHTS)
-
-
-def drop(name: str) -> Spoil:
-    return lambda folder: change(folder, lambda t: t.pop(name))
-
-
-def put(name: str, value: Tensor) -> Spoil:
-    return lambda folder: change(folder, lambda t: t.update({name: value}))
 
 
 BAD: dict[str, tuple[Spoil, str]] = {
@@ -112,7 +88,7 @@ BAD: dict[str, tuple[Spoil, str]] = {
     ),
     "int8": (put("fc.bias", torch.ones(32, dtype=torch.int8)), "is I8: unsupported quantisation"),
     "pickle": (
-        lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin") and None,
+        lambda f: (f / WEIGHTS).rename(f / "pytorch_model.bin"),
         "never opened",
     ),
 }
@@ -125,13 +101,6 @@ def test_a_bad_drafter_is_refused(name: str, draft: Path, target: Decoder) -> No
     with pytest.raises(ModelError, match=message) as caught:
         load_eagle(draft, target)
     assert str(caught.value).startswith(str(draft))
-
-
-def test_a_drafter_of_eagle_3_is_refused_whole(tmp_path: Path) -> None:
-    write_tiny_target(tmp_path / "target")
-    folder = write_tiny_eagle3(tmp_path / "draft", tmp_path / "target")
-    with pytest.raises(ModelError, match="is an EAGLE-3 drafter, not an EAGLE-1 or EAGLE-2"):
-        load_eagle(folder, load_target(tmp_path / "target"))
 
 
 def test_every_parameter_is_filled_and_the_head_is_the_targets(target: Decoder) -> None:

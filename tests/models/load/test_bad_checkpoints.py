@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.checkpoints import WEIGHTS, Spoil, change, drop, edit, put
 from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from helpers.tiny_models.tiny_dflash import write_tiny_dflash
 from helpers.tiny_models.tiny_eagle import write_tiny_eagle
@@ -26,7 +27,7 @@ from specsot.models.load.weights import (
     load_vanilla,
 )
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 Q0 = "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -48,28 +49,8 @@ def draft(good: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(good / "draft", tmp_path / "draft"))
 
 
-def edit(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def change(folder: Path, update: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    update(tensors)
-    save_file(tensors, folder / WEIGHTS)
-
-
-def put(name: str, value: Callable[[Tensor], Tensor]) -> Callable[[Path], None]:
-    """Replace one tensor by something made from it."""
-    return lambda folder: change(folder, lambda t: t.update({name: value(t[name]).contiguous()}))
-
-
-def drop(*names: str) -> Callable[[Path], None]:
-    return lambda folder: change(folder, lambda t: [t.pop(name) for name in names])
-
-
-def raw(data: bytes) -> Callable[[Path], None]:
-    return lambda folder: (folder / WEIGHTS).write_bytes(data) and None
+def raw(data: bytes) -> Spoil:
+    return lambda folder: (folder / WEIGHTS).write_bytes(data)
 
 
 def truncate(folder: Path) -> None:
@@ -91,7 +72,7 @@ def shard(folder: Path, **wrong: str) -> None:
     (folder / INDEX).write_text(json.dumps({"weight_map": names | wrong}))
 
 
-def outside(name: str) -> Callable[[Path], None]:
+def outside(name: str) -> Spoil:
     def build(folder: Path) -> None:
         shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
         shard(folder, **{Q0: name.format(folder=folder)})
@@ -99,7 +80,7 @@ def outside(name: str) -> Callable[[Path], None]:
     return build
 
 
-def link(name: str, to: str) -> Callable[[Path], None]:
+def link(name: str, to: str) -> Spoil:
     def build(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(to)
@@ -117,7 +98,7 @@ class Evil:
         return Path.write_text, (self.path, "run")
 
 
-def pickled(name: str) -> Callable[[Path], None]:
+def pickled(name: str) -> Spoil:
     def build(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
         (folder / name).write_bytes(pickle.dumps(Evil(folder.parent / "executed")))
@@ -130,7 +111,7 @@ def no_shard(folder: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
 
 
-def index_text(text: str) -> Callable[[Path], None]:
+def index_text(text: str) -> Spoil:
     def build(folder: Path) -> None:
         (folder / WEIGHTS).unlink()
         (folder / INDEX).write_text(text)
@@ -139,7 +120,7 @@ def index_text(text: str) -> Callable[[Path], None]:
 
 
 INTACT = r"model\.safetensors: is not a valid safetensors file"
-TARGETS: dict[str, tuple[Callable[[Path], None], str]] = {
+TARGETS: dict[str, tuple[Spoil, str]] = {
     "truncated": (truncate, INTACT),
     "empty": (raw(b""), INTACT),
     "garbage": (raw(b"\x10\0\0\0\0\0\0\0 no header here!!"), INTACT),
@@ -324,7 +305,7 @@ def test_a_name_that_is_no_folder(good: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 FC = "fc.weight"
-DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
+DRAFTS: dict[str, tuple[Spoil, str]] = {
     "another width": (
         lambda f: edit(f, target_hidden_size=48),
         "another target: target features of width 48, .* has 32",

@@ -1,31 +1,23 @@
 """What is said of a model folder, and that it is what the loaders think of it."""
 
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.blocks import GOLDEN as DFLASH
+from helpers.checkpoints import drop, edit, put
 from helpers.pooled import GOLDEN as EAGLE
 from helpers.tiny_models.tiny import write_tiny_target, write_tiny_tokenizer
-from safetensors.torch import load_file, save_file
 
 import specsot
 from specsot.models.load.inspect import inspect_model
 
 EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded"
-WEIGHTS = "model.safetensors"
 
 
 def facts(folder: Path) -> dict[str, str]:
     return dict(inspect_model(folder).facts)
-
-
-def edit(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    raw = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
 
 
 @pytest.fixture
@@ -97,17 +89,14 @@ def test_which_states_a_drafter_reads(tmp_path: Path) -> None:
 
 def test_what_is_wrong_with_a_drafter(tmp_path: Path) -> None:
     draft = Path(shutil.copytree(EAGLE / "drafts" / "llama_eagle3", tmp_path / "draft"))
-    tensors = load_file(draft / WEIGHTS)
-    del tensors["midlayer.hidden_norm.weight"]
-    save_file(tensors, draft / WEIGHTS)
+    drop("midlayer.hidden_norm.weight")(draft)
     seen = inspect_model(draft)
     assert (seen.kind, seen.family, seen.kinds) == ("drafter", "eagle3", ())
     assert seen.problems == (f"{draft}: 1 tensors are missing: midlayer.hidden_norm.weight",)
 
 
 def test_every_problem_is_told(target: Path) -> None:
-    tensors = load_file(target / WEIGHTS)
-    save_file(tensors | {"lm_head.weight": torch.ones(3)}, target / WEIGHTS)
+    put("lm_head.weight", torch.ones(3))(target)
     (target / "tokenizer.json").write_text("{")
     first, second = inspect_model(target).problems
     assert "`lm_head.weight` has shape [3]" in first and "no usable tokenizer" in second

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import MAX_WASTE, MAX_WASTED_ENTRIES, AttentionPlan
-from specsot.ops.attention.metadata import AttentionBatch, QuerySequence
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, NOBODY, SlotRun
+from specsot.ops.attention.metadata import AttentionBatch, QuerySequence, SlotRun
+from specsot.ops.kv.pool import FREE, NOBODY, KVCache
 
 
 def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
@@ -63,6 +62,27 @@ def test_equal_requests_at_equal_distances_are_computed_side_by_side() -> None:
     assert stack.keys == SlotRun(0, 40, 64, 5)
     assert stack.rows_Gq.tolist() == np.arange(30).reshape(5, 6).tolist()
     check(kv, members_of([6] * 5), [stack])
+    backwards = batches(kv, members_of([6] * 5)[::-1], "grouped")
+    assert backwards[0].rows_Gq[:, 0].tolist() == [0, 6, 12, 18, 24], "in the order of their slots"
+    assert stack.places(np.array([[7], [67]]), np.array([0, 1])).tolist() == [[7], [3]]
+
+
+def test_a_group_never_reaches_behind_the_pool() -> None:
+    """The last request's run cannot be as long as its neighbour's."""
+    kv = KVCache(1, 1, 2, 40)
+    for root, (region, size) in enumerate(((30, 25), (10, 5))):
+        kv.open_(root, region)
+        kv.append_([root] * size, range(size), home=root)
+    made = batches(kv, members_of([2, 2]), "auto")
+    assert [stack.keys for stack in made] == [SlotRun(0, 25), SlotRun(30, 5)]
+
+
+def test_the_first_members_may_have_to_be_alone() -> None:
+    kv = pool_of([300] * 3, 512)
+    one, two, three = members_of([2] * 3)
+    made = batches(kv, [three, one, two], "auto", isolated=True)
+    assert [stack.keys for stack in made] == [SlotRun(1024, 300), SlotRun(0, 300, 512, 2)]
+    assert [stack.rows_Gq[:, 0].tolist() for stack in made] == [[4], [0, 2]]
 
 
 def test_a_shorter_sequence_repeats_its_last_row() -> None:
@@ -83,6 +103,8 @@ def test_a_long_request_is_not_computed_beside_short_ones() -> None:
         SlotRun(2048, 2000),
         SlotRun(4096, 300, 2048, 2),
     ]
+    (few,) = batches(pool_of([30, 20, 500], 512), members_of([1] * 3), "auto")
+    assert few.keys == SlotRun(0, 500, 512, 3), "a few entries are nothing"
 
 
 def test_rows_that_lie_at_other_distances_begin_a_new_group() -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import window_mask
 from specsot.ops.forward import plan_attention
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, NOBODY
+from specsot.ops.kv.pool import FREE, NOBODY, KVCache
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"
 PREFIX = 0  # segment of the shared rows; branch i is segment i + 1

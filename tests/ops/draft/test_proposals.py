@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsot.ops.draft.proposals import share
-from specsot.ops.row_layout import pack_trees, packed_places
-from specsot.ops.types import Proposal, ancestors
+from specsot.ops.types import PackedTrees, Proposal, ancestors, packed_places
 
 Tree = list[tuple[int, int, float]]  # (token, parent, score) of each node, the padding left out
 LOSSES = (0.0, 0.0, 0.25, 1.0, 1e-9, 3.5, float("inf"))
@@ -157,7 +156,7 @@ def test_every_valid_node_has_a_row_of_its_own(
     valid_SN = torch.tensor(valid)
     count, trees = int(valid_SN.sum()), len(valid)
     spare = data.draw(st.integers(0, 20 - count if trees == 5 else 3))
-    forest = pack_trees(valid_SN, count + spare)
+    forest = PackedTrees.of(valid_SN, count + spare)
     assert len(forest.tree_R) == len(forest.rows) == trees + count + spare
     nodes = [
         (tree, node) for tree, row in enumerate(valid) for node, is_in in enumerate(row) if is_in
@@ -175,7 +174,7 @@ def test_every_valid_node_has_a_row_of_its_own(
 
 
 def test_values_find_their_rows_and_back() -> None:
-    forest = pack_trees(torch.tensor([[True, False], [True, True]]), 4)
+    forest = PackedTrees.of(torch.tensor([[True, False], [True, True]]), 4)
     by_node = torch.tensor([[10, 11, 12], [20, 21, 22]])
     assert forest.pick(by_node, -7).tolist() == [10, 20, 11, 21, 22, -7]
     logits_RV = torch.tensor([[10.0], [20.0], [11.0], [21.0], [22.0], [0.0], [99.0]])
@@ -189,7 +188,7 @@ def test_a_row_sees_its_own_ancestors_and_no_other_tree(
 ) -> None:
     kept = share(proposal_of(*made), most)
     assert kept.shared is not None
-    forest = pack_trees(kept.valid_SN, kept.shared)
+    forest = PackedTrees.of(kept.valid_SN, kept.shared)
     above_STT = ancestors(kept.parents_SN, kept.levels)
     sees_RR = forest.visible(above_STT)
     for row, (tree, node) in enumerate(zip(forest.tree_R, forest.node_R, strict=True)):

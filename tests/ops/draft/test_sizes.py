@@ -117,8 +117,8 @@ def test_rounds_with_drafts_have_an_overhead_of_their_own() -> None:
         chooser.learn_([0], [[0]])
         clock[0] += 1e-3 * (3.0 + choice.size + (6.0 if choice.size else 2.0))
     chooser.choose_([0], [99])
-    assert chooser.clock.overhead == pytest.approx(2.0)
-    assert chooser.clock.overhead_drafted == pytest.approx(6.0)
+    assert chooser.overhead == pytest.approx(2.0)
+    assert chooser.overhead_drafted == pytest.approx(6.0)
 
 
 def test_more_branches_get_shorter_chains_where_rows_cost() -> None:
@@ -157,7 +157,7 @@ def test_what_rounds_cost_beside_forwards_is_found_out() -> None:
     for _ in range(9):
         chooser.choose_([0], [9])
         chooser.learn_([0], [[0]])
-    assert chooser.clock.overhead == pytest.approx(5.0)
+    assert chooser.overhead == pytest.approx(5.0)
     assert chooser.choose_([0], [9]).ms == pytest.approx(8.0)
 
 
@@ -179,7 +179,7 @@ def test_what_is_read_once_is_no_overhead() -> None:
         choice = chooser.choose_([0], [99], unread)
         chooser.learn_([0], [list(range(choice.size + 1))])
         clock[0] += 1e-3 * (3.0 + choice.size + (19.0 if unread > 2 else 0.0) + 0.5)
-    assert choice.size > 1 and chooser.clock.overhead_drafted == pytest.approx(0.5)
+    assert choice.size > 1 and chooser.overhead_drafted == pytest.approx(0.5)
 
 
 # -- trees -----------------------------------------------------------------------------------------

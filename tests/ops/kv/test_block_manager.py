@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from helpers.pools import pool
 
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import FREE, NOBODY, BlockManager
+from specsot.ops.kv.pool import FREE, NOBODY, BlockManager, KVCache
 
 
 def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:

@@ -7,8 +7,7 @@ import pytest
 import torch
 from helpers.pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
 
-from specsot.ops.attention.backends import slots_of
-from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, SlotRun
+from specsot.ops.kv.pool import FREE, NOBODY, PoolFullError
 
 
 def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:
@@ -119,28 +118,6 @@ def test_what_is_committed_stays_where_it_is_and_holes_go_to_whoever_comes_next(
         assert kv.slots_of(owner).tolist() == values
         assert [content(kv, int(s)) for s in kv.slots_of(owner)] == values
     assert not kv.ledger.bytes, "nothing is ever moved"
-
-
-def test_what_a_layer_reads_is_a_view_of_the_pool() -> None:
-    kv = pool()
-    mark_(kv, 2, 5.0)
-    for first, length, at in ((0, 3, 2), (1, 4, 1), (2, 1, 0)):
-        keys, values = slots_of(*kv.layers[1], SlotRun(first, length))
-        assert keys.shape == values.shape == (1, HEADS, length, DIM)
-        for part in (keys, values):
-            assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
-        assert (keys[0, :, at] == 5.125).all() and (values[0, :, at] == -5.125).all()
-        assert int((keys != 0).sum()) == HEADS * DIM, "nothing else was written"
-
-
-def test_slots_that_lie_apart_are_gathered() -> None:
-    kv = pool()
-    for slot in range(8):
-        mark_(kv, slot, float(slot))
-    keys, values = slots_of(*kv.layers[1], torch.tensor([[1, 4, 6]]))
-    assert keys.shape == values.shape == (1, HEADS, 3, DIM)
-    assert keys[0, 0, :, 0].tolist() == [1.125, 4.125, 6.125]
-    assert values[0, 2, :, 3].tolist() == [-1.125, -4.125, -6.125]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specsot.ops.kv import pool as pool_file
-from specsot.ops.kv.slots import UNKNOWN, PoolFullError
+from specsot.ops.kv.pool import UNKNOWN, PoolFullError
 
 SPREAD = 4  # in the place of the pool's own, which is too large for such small ones
 

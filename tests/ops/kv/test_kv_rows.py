@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from helpers.pools import DIM, HEADS, commit, content, mark_, pool
+from helpers.pools import DIM, HEADS, commit, mark_, pool
 
 from specsot.ops.attention.backends import slots_of
-from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, SlotRun
+from specsot.ops.attention.metadata import SlotRun
+from specsot.ops.kv.pool import FREE, NOBODY, PoolFullError
 
 
 def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:
@@ -65,21 +66,6 @@ def test_an_owners_slots_are_those_of_one_row_in_the_order_of_positions() -> Non
     assert kv.slots_of(1, 1).tolist() == [6, 5], "fresh slots are not history"
 
 
-def test_a_copy_into_another_row_carries_content_and_labels() -> None:
-    kv = pool(4, 2)
-    for slot in commit(kv, 1, [1, 0, 2]):
-        mark_(kv, slot, 10.0 + slot)
-    commit(kv, 9, [0], row=1)
-    source = kv.slots_of(1)
-    kv.copy_(source, kv.lowest_free(3, 1), "fork")
-    assert kv.slots_of(1, 1).tolist() == [5, 6, 7]
-    assert [content(kv, s) for s in (5, 6, 7)] == [11.0, 10.0, 12.0]
-    assert [content(kv, s) for s in (0, 1, 2)] == [10.0, 11.0, 12.0], "the first copy stays"
-    assert kv.ledger.bytes == {"fork": 3 * kv.slot_bytes} and kv.ledger.moves == {"fork": 1}
-    assert (kv.current_length, kv.peak_length) == (7, 7)
-    kv.check_integrity()
-
-
 def test_relabelling_and_truncating_reach_every_row() -> None:
     kv = pool(4, 2)
     for row in range(2):
@@ -87,23 +73,6 @@ def test_relabelling_and_truncating_reach_every_row() -> None:
     kv.relabel_(1, 6, NOBODY)
     kv.truncate_(6, 1)
     assert kv.owner.tolist() == [6, FREE, FREE, FREE] * 2
-    assert not kv.ledger.bytes
-
-
-def test_every_row_fills_its_own_holes_and_nothing_moves() -> None:
-    kv = pool(5, 3)
-    for row in range(3):
-        for slot in commit(kv, row, range(5), row):
-            mark_(kv, slot, float(slot + 1))
-    kv.release_([0, 2])
-    kv.position[[1, 3, 4]] = [0, 1, 2]
-    kv.retire_([1])
-    kv.truncate_(2, 3)
-    assert commit(kv, 7, [0, 1], 0) == [0, 2] and commit(kv, 7, [0], 1) == [5]
-    assert kv.extents() == [5, 1, 3]
-    assert [content(kv, int(s)) for s in kv.slots_of(0)] == [2.0, 4.0, 5.0]
-    assert kv.slots_of(0).tolist() == [1, 3, 4]
-    assert [content(kv, int(s)) for s in kv.slots_of(2, 2)] == [11.0, 12.0, 13.0]
     assert not kv.ledger.bytes
 
 

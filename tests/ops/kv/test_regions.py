@@ -3,25 +3,30 @@
 import numpy as np
 import pytest
 from helpers.pools import pool
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.ops.kv.pool import SPREAD, KVCache
-from specsot.ops.kv.slots import FREE, NOBODY, PoolFullError, Region
+from specsot.ops.kv.pool import FREE, NOBODY, SPREAD, KVCache, PoolFullError, Region
 
 
-def test_the_first_gap_that_is_large_enough_is_chosen() -> None:
-    others = [Region(0, 10), Region(40, 10), Region(16, 4)]
-    assert Region.between(others, 6, 100).first == 10
-    assert Region.between(others, 20, 100).first == 20
-    assert Region.between(others, 21, 100).first == 50
-    assert Region.between([], 5, 100) == Region(0, 5)
-
-
-def test_without_a_gap_a_region_keeps_nothing_free() -> None:
-    assert Region.between([Region(0, 60)], 41, 100) == Region()
-    assert Region.between([Region(0, 60)], 40, 100) == Region(60, 40)
-    assert Region.between([], 1, 0) == Region(), "a pool of several rows has no regions"
+@pytest.mark.parametrize(
+    ("others", "size", "first"),
+    [
+        ([], 10, 0),
+        ([(0, 10)], 10, 10),
+        ([(10, 10)], 10, 0),
+        ([(9, 10)], 10, 19),
+        ([(20, 10), (0, 10)], 10, 10),
+        ([(0, 10), (19, 10)], 10, 29),
+        ([(0, 0), (0, 0)], 40, 0),
+    ],
+)
+def test_a_region_is_the_first_gap_that_is_large_enough(
+    others: list[tuple[int, int]], size: int, first: int
+) -> None:
+    found = Region.between([Region(*one) for one in others], size, 40)
+    assert (found.first, found.size) == (first, size)
+    assert Region.between([Region(*one) for one in others], 41, 40) == Region()
 
 
 @given(st.lists(st.integers(1, 30), max_size=12), st.sets(st.integers(0, 11)))
@@ -84,14 +89,16 @@ def test_equal_shares_lie_at_equal_distances() -> None:
 
 
 def test_the_share_of_a_root_that_ended_goes_to_the_next_one() -> None:
-    kv = pool(64)
-    for root in (1, 2, 3):
+    kv = pool(80)
+    for root in range(5):
         kv.open_(root, 16)
         take(kv, root, 2)
-    kv.retire_([2])
-    kv.open_(5, 16)
-    assert take(kv, 5, 1) == [16]
+    kv.retire_([1, 2])
     assert 2 not in kv.regions
+    kv.open_(5, 24)
+    assert take(kv, 5, 1) == [16], "two gaps that touch are one"
+    kv.open_(6, 16)
+    assert kv.regions[6].size == 0, "eight slots are left there, which are too few"
 
 
 def test_a_root_whose_region_is_full_takes_slots_behind_it() -> None:
@@ -133,8 +140,20 @@ def test_what_lies_too_far_apart_is_read_as_a_list(strangers: int, is_run: bool)
 
 
 def test_roots_without_regions_share_what_is_free() -> None:
-    kv = pool(8)
+    kv = pool(16)
     assert kv.append_([1, 2, 1], [0, 0, 1], home=[1, 2, 1]).tolist() == [0, 2, 1]
+    kv.open_(3, 12)
+    kv.open_(4, 12)
+    assert take(kv, 4, 3) == [3, 4, 5], "nothing is kept free for one that found no gap"
+
+
+def test_regions_are_of_pools_with_one_row() -> None:
+    kv = pool(8, 3)
+    kv.open_(1, 4)
+    assert kv.regions[1].size == 0
+    assert kv.append_([1, 1], [0, 1], 2, 1).tolist() == [16, 17]
+    assert kv.home[16:18].tolist() == [1, 1] and kv.home[0] == NOBODY and kv.owner[0] == FREE
+    kv.check_integrity()
 
 
 def test_keys_of_roots_without_slots_are_none() -> None:
@@ -153,6 +172,7 @@ def test_committing_for_another_root_moves_its_region_along() -> None:
     assert kv.home[slots].tolist() == [1, 2] and kv.owner[slots].tolist() == [9, 2]
     assert kv.keys_of([2]) == (1, 1)
     kv.check_integrity()
+    assert kv.keys_of([1]) == (0, 2), "what it once had is not looked for"
 
 
 def test_a_slot_that_was_given_back_is_nobodys() -> None:
@@ -175,32 +195,3 @@ def test_slots_outside_a_region_are_noticed() -> None:
     kv.regions[1].high, kv.current_length = 3, 2
     with pytest.raises(AssertionError, match="counted wrongly"):
         kv.check_integrity()
-
-
-STEP = st.tuples(st.sampled_from("otrx"), st.integers(0, 4), st.integers(1, 9))
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(STEP, max_size=30))
-def test_a_forward_reads_all_slots_of_its_root_whatever_came_and_went(
-    steps: list[tuple[str, int, int]],
-) -> None:
-    """o: open, t: take, r: release the last slots, x: the root ends."""
-    kv = pool(48)
-    for kind, root, count in steps:
-        mine = np.flatnonzero(kv.home == root)
-        if kind == "o" and not mine.size:
-            kv.open_(root, count * 2)
-        elif kind == "t" and count <= kv.slots - kv.current_length:
-            take(kv, root, count)
-        elif kind == "r":
-            kv.truncate_(root, max(mine.size - count, 0))
-        elif kind == "x":
-            kv.retire_([root])
-        kv.check_integrity()
-    for root in range(5):
-        mine, keys = np.flatnonzero(kv.home == root), kv.keys_of([root])
-        read = range(keys[0], keys[0] + keys[1]) if isinstance(keys, tuple) else keys.tolist()
-        assert set(mine.tolist()) <= set(read)
-        assert len(read) <= 2 * mine.size + SPREAD
-    assert kv.current_length == np.count_nonzero(kv.owner != FREE) <= kv.peak_length

@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import Ints
+from specsot.ops.kv.pool import Ints, KVCache
 from specsot.states.prefix_cache import ChildIndex, PrefixCache, shared_length
 from specsot.states.request_table import SegmentTree
 

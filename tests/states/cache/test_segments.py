@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.ops.attention.metadata import Visibility
-from specsot.ops.kv.slots import FREE, NOBODY, UNKNOWN
+from specsot.ops.kv.pool import FREE, NOBODY, UNKNOWN
 from specsot.states.request_table import SegmentTree
 
 Picture = list[list[bool]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.managers import request
 
-from specsot.ops.kv.slots import Ints
+from specsot.ops.kv.pool import Ints
 from specsot.states.commit import _is_read_later, committed_rows
 from specsot.states.drafter import DraftContext, Drafter, committed_features
 from specsot.states.graph.plugins import DRAFTERS, drafter_class

@@ -7,10 +7,14 @@ import torch
 from helpers.managers import admit_, fork_, open_requests_, tree_rows_
 
 from specsot.ops.forward import HostReader
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.kv.slots import NOBODY
-from specsot.ops.row_layout import AlignmentManager, AlignmentState, ContinuousDecodingState
-from specsot.ops.types import DraftRows, Proposal
+from specsot.ops.kv.pool import NOBODY, KVCache
+from specsot.ops.types import (
+    AlignmentManager,
+    AlignmentState,
+    ContinuousDecodingState,
+    DraftRows,
+    Proposal,
+)
 from specsot.ops.verify.verify import accept, root
 from specsot.states.drafters.eagle import Eagle3Settings
 from specsot.states.graph.graph import BatchingBlock

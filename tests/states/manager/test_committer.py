@@ -22,7 +22,7 @@ from helpers.managers import (
 )
 
 from specsot.ops.draft.proposals import share
-from specsot.ops.kv.slots import FREE
+from specsot.ops.kv.pool import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import GrammarRows
 from specsot.states.manager import BranchStateManager

@@ -16,7 +16,7 @@ from helpers.managers import (
     tree_rows_,
 )
 
-from specsot.ops.kv.slots import FREE
+from specsot.ops.kv.pool import FREE
 from specsot.states.request import Finish, Stage
 from specsot.states.round import Batch, Span
 

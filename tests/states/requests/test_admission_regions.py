@@ -5,8 +5,8 @@ from helpers.managers import chain, manager, open_requests_, proposal, request, 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsot.ops.attention.metadata import SlotRun
 from specsot.ops.forward import plan_attention
-from specsot.ops.kv.slots import SlotRun
 from specsot.states.admission import REGION_STEP, Admission, CapacityModel, request_slots
 from specsot.states.graph.graph import BimBlock
 from specsot.states.request_table import RunLimits
