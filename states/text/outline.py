@@ -1,52 +1,9 @@
 """The outline that a model writes before its answer: its two formats, their readers and writers.
 
-Format `fields`, one line per part::
-
-    PLAN                                    DIRECT
-    1|60|-|-|How rain forms
-    2|70|Search|1|Floods in the news
-    END
-
-A line is id|expected length in tokens|tool|dependencies|title, with `-` for no tool and for no
-dependencies. `DIRECT` alone means that the answer needs no outline. `END` counts as a whole line
-only, so a title may contain the word.
-
-Format `list`, a numbered list of titles, for small models. Parts have no tools and no dependencies,
-and the turn ends after the last title::
-
-    1. What bicycles cost
-    2. How fast they are in traffic
-
-Both readers, `parse_outline` and `parse_list`, take the text of *generated* ids only, and never
-raise:
-
-======================================================  ===========================================
-text                                                    result
-======================================================  ===========================================
-blank lines, blanks around a field or title, `1)` for   not reported
-`1.`, CR before the LF
-one <think>...</think> block at the beginning           dropped; mended
-a title of more than 60 characters                      cut; mended
-numbers or ids with gaps, from 0 or 5, or out of order  numbered 1.. as written; mended
-an empty title, a title with control characters,        the line is skipped; partial
-undecodable bytes or marker text, lines beyond
-max_branches
-fields: first line neither PLAN nor DIRECT, empty text  unparsable
-fields: text after DIRECT or END                        skipped; the status does not change
-fields: no END                                          partial; a last line without LF is mended
-fields: fewer or more than five fields, an id that is   the line is skipped; partial
-not ASCII digits, a repeated id, a length that is not
-ASCII digits
-fields: length outside 10..max_length                   moved to the nearer bound; mended
-fields: a tool that is not allowed                      no tool; mended
-fields: a dependency that is not an earlier point       dropped; mended
-list: a line without a number, a repeated title         the line is skipped; partial
-list: `**bold**` or quotes around a title, a colon      dropped; mended
-after it
-======================================================  ===========================================
-
-An outline file of a user (`load_outline`) is read strictly: everything that the readers would skip
-or mend is an error with its place.
+docs/outlines.md describes the formats `fields` and `list`, and what happens to text that does not
+follow them. The readers, `parse_outline` and `parse_list`, take the text of *generated* ids only,
+and never raise. An outline file of a user (`load_outline`) is read strictly: everything that the
+readers would skip or mend is an error with its place.
 """
 
 import json
@@ -271,7 +228,7 @@ def parse_outline(
     tools: Sequence[str] | None = None,
     max_length: int = MAX_LENGTH,
 ) -> Outline:
-    """Read an outline in the format `fields`. Never raises; the module's table lists every outcome.
+    """Read an outline in the format `fields`. Never raises; docs/outlines.md lists every outcome.
 
     Args:
         text: the decoded text of generated ids, without special tokens.
@@ -330,7 +287,7 @@ def repeats(title: str, earlier: Sequence[str], question: str) -> bool:
 
 
 def parse_list(text: str, *, max_branches: int) -> Outline:
-    """Read a list of titles. Never raises; the module's table lists every outcome.
+    """Read a list of titles. Never raises; docs/outlines.md lists every outcome.
 
     `text` is the decoded text of generated ids, without special tokens.
     """
