@@ -42,12 +42,11 @@ class UnequalError(ValueError):
 
 def code_of(error: BaseException) -> Code:
     """The exit code that an error ends the program with."""
-    from ..states.text.template import TemplateError
     from ..states.text.tokens import PromptError
 
     if isinstance(error, UsageError | PromptError | OutlineError):
         return Code.USAGE
-    if isinstance(error, GraphError | TemplateError):
+    if isinstance(error, GraphError):
         return Code.GRAPH
     if isinstance(error, ModelError):
         return Code.MODEL

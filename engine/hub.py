@@ -21,9 +21,8 @@ from typing import Any
 from ..models.files import MODEL_FILES, ModelError
 from ..states.yaml.source import hint
 from .errors import UsageError
-from .terminal import working
 
-# Inside functions: `models.load`, which imports torch; its reader of GGUF files is slow to import.
+# Inside functions: imports of torch and rich, and the reader of GGUF files, which are slow.
 
 VARIABLE = "SPECSOT_CACHE"
 DEFAULT = "~/.cache/specsot/models"
@@ -308,6 +307,7 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
     import torch
 
     from ..models.load.convert import convert_gguf
+    from .terminal import working
 
     with working(f"converting {file.name} ...") as report:
 

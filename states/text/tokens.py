@@ -10,12 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .template import Piece
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ...ops.blend import ChunkKV
+    from .template import Piece
 
 
 Ids = list[int]
