@@ -30,8 +30,7 @@ class ClusterRecorder(Recorder):
     """Records the events of the director's machine, and what happens to workers; there are no
     pictures, as the director has no pool.
 
-    Attributes:
-        director: whose workers are counted. memory: `held_figures` of their engines, the latest.
+    director: whose workers are counted. memory: `held_figures` of their engines, the latest.
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
@@ -59,9 +58,8 @@ class ClusterRecorder(Recorder):
         director = self.director
         assert director is not None
         counts = director.count_()
-        weights = {
-            one.name: one.greeting.weights[1] for one in director.workers.workers if one.greeting
-        }
+        present = director.workers.workers
+        weights = {one.name: one.greeting.weights[1] for one in present if one.greeting}
         meter = meter_of([one.counts for one in counts.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
         self.memory = [memory for one in counts.values() for memory in one.memory]
@@ -119,11 +117,8 @@ DirectedRun = Callable[
 
 
 def driver_session(job: Job) -> Session:
-    """A session without weights: the models are checked, but not loaded.
-
-    Raises:
-        UsageError, ModelError, GraphError: what cannot be used, and where.
-    """
+    """A session without weights: the models are checked, but not loaded. Raises UsageError,
+    ModelError, GraphError: what cannot be used, and where."""
     set_up_torch(1, "cpu")
     target, drafter = model_folders(job)
     models = load_models(
@@ -146,12 +141,8 @@ def directed(
     write: Write | None = None,
 ) -> tuple[EngineCore, ClusterRecorder]:
     """A run on workers before its first transition, with its recorder; `recorder.director.close`
-    ends the workers.
-
-    Raises:
-        PromptError: a text that cannot be a prompt. UsageError: there is no such interface.
-        ClusterError: the workers cannot start.
-    """
+    ends the workers. Raises PromptError: a text that cannot be a prompt. UsageError: there is no
+    such interface. ClusterError: the workers cannot start."""
     recorder = ClusterRecorder(session.prompts.decode, write)
     workers = WorkerGroups(source, block, recorder.report)
     try:

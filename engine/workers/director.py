@@ -6,33 +6,218 @@ coins are keyed by position: the text is the same.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from time import monotonic
 from typing import Any
 
 from ...ops.registry import guard, op
 from ...states.phases.merge import Answer, delivered
-from ...states.request import Branch, Finish, Request
+from ...states.phases.parse import fan_out_
+from ...states.request import (
+    ENDING_OF,
+    Branch,
+    Finish,
+    MigratedBranch,
+    MigratedRequest,
+    Request,
+    move,
+)
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
-from ..events import Committed
+from ..events import OUTLINE, Committed
 from ..prepare.inputs import Prompt
 from ..run.session import Session
 from .placement import assign_branches, expected_length
-from .protocol import Assign, BranchEnded, CountWork, Regroup, Regrouped, Reply, WorkCounts
-from .request_state import RequestState, new_request_state
+from .protocol import Assign, CountWork, Grouped, Regroup, Regrouped, Reply, WorkCounts
 from .worker_groups import NO_EPOCH, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
 
+# -- a request ------------------------------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A part of a request, by branch indices (none: the outline), and the group that decodes it."""
 
-    state: RequestState
-    group: WorkerGroup
-    branches: tuple[int, ...]
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """A request with its branches, in host integers, so that any worker can continue it.
+
+    writer: writes the outline. source: has the rows of the prefix, `rows` of each pool, for its
+    first `ids`; holders: groups that decode branches and have them. assigned: the group that
+    decodes a branch, by its index; sent: those that it has received.
+    """
+
+    session: Session
+    table: RequestTable
+    prompt: Prompt
+    request: Request
+    writer: WorkerGroup | None = None
+    source: WorkerGroup | None = None
+    rows: tuple[int, ...] = ()
+    holders: set[WorkerGroup] = field(default_factory=set)
+    assigned: dict[int, WorkerGroup] = field(default_factory=dict)
+    sent: set[int] = field(default_factory=set)
+
+    @property
+    def needs_writer(self) -> bool:
+        """Whether its outline is not written, and no group writes it."""
+        root = self.request.root
+        return root is not None and not root.ended and self.writer is None
+
+    @property
+    def outlined(self) -> bool:
+        """Whether its outline has ended and was not parsed."""
+        root = self.request.root
+        return root is not None and root.ended and not self.request.branches
+
+    @property
+    def unassigned(self) -> list[Branch]:
+        """Branches that could be decoded, and that no group has."""
+        return [
+            branch
+            for branch in self.request.branches
+            if not branch.ended and len(branch.prompt) and branch.index not in self.assigned
+        ]
+
+    @property
+    def ended(self) -> bool:
+        branches = self.request.branches
+        return bool(branches) and all(branch.ended for branch in branches)
+
+    def running(self) -> Iterator[tuple[WorkerGroup, Branch]]:
+        """Branches that a group has, the root branch among them, with the group."""
+        root = self.request.root
+        if self.writer is not None and root is not None and not root.ended:
+            yield self.writer, root
+        for branch in self.request.branches:
+            if not branch.ended and branch.index in self.assigned:
+                yield self.assigned[branch.index], branch
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Tokens that all of its branches share."""
+        return (*self.request.body.ids, *self.request.common_prompt.ids)
+
+    def part(self, branches: Sequence[Branch]) -> MigratedRequest:
+        """Some branches, or without any the outline, as far as they are not written."""
+        arrival = self.request.arrival
+        if not branches:
+            root = self.request.root
+            assert root is not None
+            return MigratedRequest(outline=tuple(root.tokens), arrival=arrival)
+        migrated = tuple(
+            MigratedBranch(
+                index=branch.index,
+                prompt=branch.prompt.ids,
+                tokens=tuple(branch.tokens),
+                budget=branch.budget,
+            )
+            for branch in branches
+        )
+        return MigratedRequest(self.prefix, migrated, arrival=arrival)
+
+    def branch_of(self, index: int) -> Branch | None:
+        """A branch by its index; None if it has not started."""
+        branches = self.request.all_branches()
+        return next((branch for branch in branches if branch.index == index), None)
+
+    def end_(self, index: int, finish: Finish, note: str) -> None:
+        """End a branch; a request ends with an outline that cannot be written."""
+        branch = self.branch_of(index)
+        request = self.request
+        if branch is None:
+            return
+        if not branch.ended:
+            branch.end(finish, note)
+        self.assigned.pop(index, None)
+        unwritten = index == OUTLINE and finish not in (Finish.STOP, Finish.LENGTH)
+        if unwritten or finish is Finish.FAILED:
+            request.finish = finish
+            request.why = note
+        if unwritten:
+            if not branch.tokens:  # it has not started
+                request.root = None
+            self.table.end_unstarted(request, finish, note)
+        elif finish is Finish.FAILED:
+            for other in request.branches:
+                if not other.ended:
+                    other.end(finish, note)
+        self._read_prompts_()
+        if self.ended:
+            move(request, ENDING_OF[request.finish])
+
+    def parse_(self) -> None:
+        """Parse the outline into branches, with the prompts of those that have no dependencies."""
+        request = self.request
+        prompts = self.session.prompts
+        skeleton = self.session.program.graph.skeleton
+        root = request.root
+        assert skeleton is not None and root is not None
+        tokens = root.tokens if request.given_outline is None else request.given_ids
+        request.outline = request.given_outline or prompts.read_outline(
+            tokens, max_branches=skeleton.max_branches, tools=skeleton.tools
+        )
+        if prompts.share == "outline":
+            request.prefix_parts.append(request.tail + tokens)
+        fan_out_(
+            self.table,
+            self.session.reading,
+            request,
+            pending=(),
+            direct_tokens=skeleton.direct_tokens,
+        )
+        request.context = list(self.prefix)
+        request.prefix_length = len(request.context)
+        move(request, "run")
+        self._read_prompts_()
+
+    def _read_prompts_(self) -> None:
+        """Prompts of the branches whose dependencies have ended."""
+        branches = self.request.branches
+        ended = {branch.point.id for branch in branches if branch.point and branch.ended}
+        for branch in branches:
+            point = branch.point
+            if point is None or branch.ended or len(branch.prompt):
+                continue
+            if ended.issuperset(point.deps):
+                branch.prompt = self.session.reading.branch(branch)
+
+    def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
+        """Take back what groups had that are not present any more; names of its branches."""
+        request = self.request
+        lost = {index for index, group in self.assigned.items() if group not in present}
+        names = [branch.name for branch in request.branches if branch.index in lost]
+        if self.writer is not None and self.writer not in present and request.root is not None:
+            self.writer = None
+            names += [] if request.root.ended else [request.root.name]
+        self.assigned = {i: group for i, group in self.assigned.items() if i not in lost}
+        self.sent -= lost
+        self.holders = {group for group in self.holders if group in present}
+        if self.source is not None and self.source not in present:
+            self.source = next(iter(self.holders), None)
+        return names
+
+
+def new_request_state(session: Session, table: RequestTable, prompt: Prompt) -> RequestState:
+    """A submitted request with its seed and budget, and the root branch, or without an outline the
+    branches, which can be assigned; raises PromptError."""
+    request = session.request(prompt)
+    table.add(request)
+    budget = prompt.max_new_tokens or session.max_new_tokens
+    prompt = replace(prompt, seed=request.seed, max_new_tokens=budget)
+    if request.outline_budget == 0:
+        for index in range(request.samples):
+            branch = table.new_branch(request, index, request.budget)
+            branch.prompt = request.tail
+            request.branches.append(branch)
+        move(request, "run")
+    else:
+        request.root = table.new_branch(request, OUTLINE, request.outline_budget)
+        move(request, "outline")
+        if request.given_outline is not None:
+            request.root.end(Finish.STOP)
+    return RequestState(session, table, prompt, request)
+
+
+# -- all requests ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -49,14 +234,8 @@ class RegroupFigures:
 
 
 class Director:
-    """Requests, workers, and which group decodes what.
-
-    Args:
-        report: takes events for the trace.
-
-    Attributes:
-        tokens: committed, by worker. figures: of regroups.
-    """
+    """Requests, workers, and which group decodes what. report: takes events for the trace. tokens:
+    committed, by worker. figures: of regroups."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.session = session
@@ -65,18 +244,18 @@ class Director:
         graph = session.program.graph
         target = session.models.target
         limits = RunLimits(
-            graph.layout,
-            graph.drafter,
-            graph.skeleton is None or graph.skeleton.share == "outline",
-            target.max_positions,
-            target.vocab_size,
+            layout=graph.layout,
+            drafter=graph.drafter,
+            share_outline=graph.skeleton is None or graph.skeleton.share == "outline",
+            max_positions=target.max_positions,
+            vocabulary=target.vocab_size,
         )
         self.table = RequestTable(limits)
         self.states: list[RequestState] = []
         self.tokens: Counter[str] = Counter()
         self.figures = RegroupFigures()
         self._numbers = count(1)  # of orders
-        self._assignments: dict[str, Assignment] = {}
+        self._assignments: dict[str, tuple[RequestState, WorkerGroup]] = {}
         self._replies: dict[int, dict[RunWorker, Any]] = {}  # to an order, by its number
 
     def submit(self, prompts: Iterable[Prompt]) -> None:
@@ -88,27 +267,19 @@ class Director:
         """End the workers."""
         self.workers.close()
 
-    @property
-    def requests(self) -> Sequence[Request]:
-        return self.table.requests
-
     # -- loads ------------------------------------------------------------------------------------
-
-    def _running(self) -> Iterator[tuple[WorkerGroup, Branch]]:
-        for state in self.states:
-            yield from state.running()
 
     def loads(self, groups: Sequence[WorkerGroup]) -> dict[WorkerGroup, int]:
         """Tokens that each group is expected to write still."""
         loads = dict.fromkeys(groups, 0)
-        for group, branch in self._running():
+        for group, branch in chain.from_iterable(state.running() for state in self.states):
             if group in loads:
                 loads[group] += expected_length(branch)
         return loads
 
     def capacity(self, groups: Sequence[WorkerGroup]) -> dict[WorkerGroup, int]:
         """Further branches that each group can take."""
-        counts = Counter(group for group, _ in self._running())
+        counts = Counter(group for state in self.states for group, _ in state.running())
         return {group: group.max_branches - counts[group] for group in groups}
 
     def free(self, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
@@ -119,29 +290,22 @@ class Director:
 
     # -- assignments ------------------------------------------------------------------------------
 
-    def assigned_branches(self, state: RequestState) -> set[int]:
-        """Indices of a request's branches that groups have received."""
-        assignments = (one for one in self._assignments.values() if one.state is state)
-        return {index for assignment in assignments for index in assignment.branches}
-
     def assign_(self, state: RequestState, group: WorkerGroup, branches: Sequence[Branch]) -> None:
         """Send branches of a request to a group, or without any its outline."""
         id = f"{next(self._numbers)}"
-        indices = tuple(branch.index for branch in branches)
-        self._assignments[id] = Assignment(state, group, indices)
+        self._assignments[id] = (state, group)
         part = state.part(branches)
         order = Assign(id, state.prompt, part, tp=group.tp, group=group.number)
         if group.tp > 1:  # all workers get what some do together, in one order
             self.workers.send_all(order)
         else:
-            group.leader.order(order)
+            group.leader.post(order)
 
     def drop_lost_(self) -> None:
         """Take back what lost groups had."""
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
-        lost = [id for id, one in self._assignments.items() if one.group not in present]
-        for id in lost:
+        for id in [id for id, (_, group) in self._assignments.items() if group not in present]:
             del self._assignments[id]
         names = [name for state in self.states for name in state.drop_lost_(present)]
         if names:
@@ -150,36 +314,28 @@ class Director:
     # -- replies ----------------------------------------------------------------------------------
 
     def handle_(self, worker: RunWorker, reply: Reply) -> None:
-        """Take in one reply of a worker."""
-        match reply:
-            case Regrouped() | WorkCounts():
-                if reply.number in self._replies:
-                    self._replies[reply.number][worker] = reply
-            case Committed():
-                assignment = self._assignment(reply.request, worker)
-                if assignment is None:
-                    return
-                state = assignment.state
-                if (branch := state.branch_of(reply.branch)) is not None:
-                    branch.tokens += reply.tokens
-                self.tokens[worker.name] += len(reply.tokens)
-                self.report({"event": "tokens", "request": state.request.key})
-            case BranchEnded():
-                assignment = self._assignment(reply.id, worker)
-                if assignment is None:
-                    return
-                state = assignment.state
-                state.end_(reply.branch, Finish(reply.finish), reply.note)
-                if reply.rows:
-                    state.source = assignment.group
-                    state.rows = reply.rows
-                    if assignment.group in self.workers.decoders:
-                        state.holders.add(assignment.group)
-
-    def _assignment(self, id: str, worker: RunWorker) -> Assignment | None:
-        """What a reply is about; None for work that was taken back."""
-        assignment = self._assignments.get(id)
-        return None if assignment is None or assignment.group.leader is not worker else assignment
+        """Take in one reply of a worker; those to work that was taken back are dropped."""
+        if isinstance(reply, Regrouped | WorkCounts):
+            if reply.number in self._replies:
+                self._replies[reply.number][worker] = reply
+            return
+        if isinstance(reply, Grouped):
+            return
+        id = reply.request if isinstance(reply, Committed) else reply.id
+        state, group = self._assignments.get(id, (None, None))
+        if state is None or group is None or group.leader is not worker:
+            return
+        if isinstance(reply, Committed):
+            if (branch := state.branch_of(reply.branch)) is not None:
+                branch.tokens += reply.tokens
+            self.tokens[worker.name] += len(reply.tokens)
+            self.report({"event": "tokens", "request": state.request.key})
+            return
+        state.end_(reply.branch, Finish(reply.finish), reply.note)
+        if reply.rows:
+            state.source = group
+            state.rows = reply.rows
+            state.holders |= {group} & {*self.workers.decoders}
 
     def _collect_(
         self, workers: Sequence[RunWorker], order: Regroup | CountWork
@@ -187,7 +343,7 @@ class Director:
         """The replies of these workers to an order, without those that are lost meanwhile."""
         replies = self._replies[order.number] = {}
         for worker in workers:
-            worker.order(order)
+            worker.post(order)
         self.workers.receive_from_(workers, replies, self.handle_)
         del self._replies[order.number]
         return replies
@@ -303,14 +459,15 @@ def regroup_(cluster: Director) -> None:
 def give_branches_(cluster: Director) -> None:
     """Send placed branches to their groups."""
     for state in cluster.states:
-        sent = cluster.assigned_branches(state)
         for group in cluster.workers.decoders:
+            unsent = state.assigned.keys() - state.sent
             branches = [
                 branch
                 for branch in state.request.branches
-                if state.assigned.get(branch.index) is group and branch.index not in sent
+                if branch.index in unsent and state.assigned[branch.index] is group
             ]
             if branches:
+                state.sent |= {branch.index for branch in branches}
                 cluster.assign_(state, group, branches)
 
 

@@ -28,6 +28,7 @@ CONNECTION_TIMEOUT = 15_000  # ms until unacknowledged data closes a worker's co
 RESTART_PAUSES = (0.1, 0.5, 2.0, 5.0)  # seconds, by the number of deaths in a row
 STABLE_SECONDS = 60.0  # of a life after which deaths are counted anew
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connection = tuple[Pipe, int | None]  # the number is that of its process, if it is of this machine
 
 
 class HostError(RuntimeError):
@@ -124,14 +125,6 @@ class ProcessHost:
 # -- workers that connect from elsewhere ----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectedWorker:
-    """A worker that has connected. local_pid: of its process, if it is on this machine."""
-
-    pipe: Pipe
-    local_pid: int | None
-
-
 class WorkerListener:
     """Listens at an address of this machine; a connection without an expected secret is closed.
 
@@ -141,7 +134,7 @@ class WorkerListener:
     def __init__(self, address: str) -> None:
         self.address = address
         self.port = 0
-        self.expected: dict[str, asyncio.Future[ConnectedWorker]] = {}
+        self.expected: dict[str, asyncio.Future[Connection]] = {}
         self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
@@ -154,14 +147,14 @@ class WorkerListener:
         if self._server is not None:
             self._server.close()
 
-    def expect(self) -> tuple[str, "asyncio.Future[ConnectedWorker]"]:
+    def expect(self) -> tuple[str, "asyncio.Future[Connection]"]:
         """A new secret, and the worker that will present it."""
         secret = secrets.token_hex(SECRET_LETTERS // 2)
         self.expected[secret] = asyncio.get_running_loop().create_future()
         return secret, self.expected[secret]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError, ValueError, KeyError, TimeoutError):
+        with suppress(OSError, EOFError, ValueError, KeyError):
             async with asyncio.timeout(GREETING_DEADLINE):
                 secret = (await reader.readexactly(SECRET_LETTERS)).decode()
                 expected = self.expected.pop(secret)
@@ -169,7 +162,7 @@ class WorkerListener:
             writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             pid = int(greeting["pid"]) if greeting["machine"] == socket.gethostname() else None
             if not expected.done():
-                expected.set_result(ConnectedWorker((reader, writer), pid))
+                expected.set_result(((reader, writer), pid))
                 return
         writer.close()
 
@@ -202,9 +195,8 @@ class LinkState(StrEnum):
 class WorkerLink:
     """A worker's process and the connection to it.
 
-    Attributes:
-        failed: why the worker cannot start. why: its process ended, the last time. greeting: of
-            this life. lives: processes started so far; messages: received in this life.
+    failed: why the worker cannot start. why: its process ended, the last time. greeting: of this
+    life. lives: processes started so far; messages: received in this life.
     """
 
     name: str
@@ -308,6 +300,11 @@ class WorkerLink:
             raise WorkerGoneError("the engine's process has ended")
         self._writer.write(encode(message))
 
+    def post(self, message: Message) -> None:
+        """Send a message; the loss of the worker is noticed elsewhere."""
+        with suppress(WorkerGoneError):
+            self.send(message)
+
     def cut(self, why: str) -> None:
         """End this life at once; nothing more is received of it."""
         self.why = why
@@ -329,15 +326,11 @@ Link = TypeVar("Link", bound=WorkerLink)
 class Membership(Generic[Link]):
     """The workers of a router or a director that have not ended for good.
 
-    Args:
-        deadline: seconds of silence after which a worker is lost; None: they are not watched.
-        restarts: a worker whose process ends is started again under its name; else it leaves.
-        tries: lives in a row without a message after which a worker fails; None: any number.
-        on_message: takes every message but the first of a life. on_state: takes changes of state,
-            and workers that leave.
-
-    Attributes:
-        links: of the workers; a link that has left is not among them.
+    deadline: seconds of silence after which a worker is lost; None: they are not watched. restarts:
+    a worker whose process ends is started again under its name; else it leaves. tries: lives in a
+    row without a message after which a worker fails; None: any number. on_message: takes every
+    message but the first of a life. on_state: takes changes of state, and workers that leave.
+    links: of the workers; a link that has left is not among them.
     """
 
     def __init__(
@@ -355,14 +348,15 @@ class Membership(Generic[Link]):
         self.on_message = on_message
         self.on_state = on_state
         self.links: list[Link] = []
+        self.services = [*source.services]
         self.closed = False
         self._restarts = restarts
         self._tries = tries
         self._lives = set[asyncio.Task[None]]()
 
     async def open(self) -> None:
-        """Open the services of the source."""
-        for service in self.source.services:
+        """Open the services."""
+        for service in self.services:
             await service.open()
 
     def start(self, link: Link) -> Link:
@@ -404,5 +398,5 @@ class Membership(Generic[Link]):
         """Wait until all processes have ended, then close the services."""
         if self._lives:
             await asyncio.wait(self._lives)
-        for service in self.source.services:
+        for service in self.services:
             service.close()

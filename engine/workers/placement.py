@@ -115,11 +115,7 @@ class PrefixIndex:
 
 def route(prompt: int, holders: Holders, loads: Loads) -> int:
     """The worker that would have read a prompt of `prompt` tokens first, among the holders of its
-    beginning and the worker with the least work.
-
-    Raises:
-        ValueError: no worker is attached.
-    """
+    beginning and the worker with the least work. Raises ValueError: no worker is attached."""
     (least,) = loads.least(1) or (None,)
     if least is None:
         raise ValueError("no worker is attached")
@@ -137,8 +133,7 @@ def candidates(
     """Tokens that each worker would write before it could start a branch: holders of its prefix,
     and as many others as there are branches, which receive the prefix first.
 
-    Args:
-        fee: cost of sending the prefix, in tokens. max_others: 0 for as many as branches.
+    fee: cost of sending the prefix, in tokens. max_others: 0 for as many as branches.
     """
     waits = {worker: loads.of(worker) for worker in holders if worker in loads}
     for worker in loads.least(min(count, max_others) if max_others else count):
@@ -152,12 +147,8 @@ def place_branches(
     """A worker for each branch: the longest first, each to the worker that is free first, of equals
     the one with the smallest number; NO_WORKER where all are full.
 
-    Args:
-        lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that
-            each worker can take; None for any number.
-
-    Raises:
-        ValueError: there are no workers.
+    lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that each
+    worker can take; None for any number. Raises ValueError: there are no workers.
     """
     if not waits:
         raise ValueError("no worker is attached")
@@ -193,8 +184,7 @@ def assign_branches(
 
     Of workers with equal loads the holders of the prefix come first.
 
-    Args:
-        loads: tokens that each worker will write; capacity: branches that it can take.
+    loads: tokens that each worker will write; capacity: branches that it can take.
     """
     workers = sorted(loads, key=lambda worker: worker not in holders)
     if not workers:

@@ -27,7 +27,6 @@ from ..prepare.environment import model_folders
 from ..prepare.job import prepare_graphs
 from ..prepare.options import RunOptions
 from ..record.run_view import runs_of
-from ..run.engine import Engine
 from ..run.session import Session, load, tie
 from ..shell import complain
 from .protocol import (
@@ -52,7 +51,7 @@ from .protocol import (
     WorkerSocket,
 )
 from .served_request import Refusal, RequestBuilder, ServedRequest
-from .worker_loop import WorkerLoop, load_job
+from .worker_loop import WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
@@ -60,21 +59,16 @@ HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
 
 
-class ServedGraph:
-    """One graph's engine and its open requests.
+class ServedGraph(WorkerEngine):
+    """One graph's engine and its open requests. watched: record the transitions for `picture`."""
 
-    Attributes:
-        watched: record the transitions for `picture`.
-    """
-
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, send: Callable[[Message], None]) -> None:
+        super().__init__(session, send, rounds=self._round_done, sink=self._happened)
         self.name = session.program.graph.name
-        self.requests: dict[str, ServedRequest] = {}
         self.watched = False
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
         self._positions: list[int] = []  # drafts accepted at each depth
         self._rounds: dict[str, list[tuple[int, int]]] = {}
-        self.engine = Engine(session, threaded=False, rounds=self._round_done, sink=self._happened)
         self._builder = RequestBuilder(self.engine)
 
     def _happened(self, event: TraceEvent) -> None:
@@ -91,19 +85,19 @@ class ServedGraph:
             if (rounds := self._rounds.get(tree.branch.rpartition("/")[0])) is not None:
                 rounds.append((accepted, drafted))
 
-    def submit(self, message: Submit, send: Callable[[Message], None]) -> None:
+    def submit(self, message: Submit) -> None:
         """Check a request and hand it to the engine, or refuse it."""
         try:
             prompt, settings, prompt_tokens = self._builder.build(message)
         except Refusal as error:
-            send(Refused(message.id, str(error), error.param, error.code))
+            self.send(Refused(message.id, str(error), error.param, error.code))
         except PromptError as error:
             param = "messages" if message.text is None else "prompt"
-            send(Refused(message.id, str(error), param))
+            self.send(Refused(message.id, str(error), param))
         except Exception as error:  # of a model's tokenizer
-            send(Refused(message.id, message_of(error)))
+            self.send(Refused(message.id, message_of(error)))
         else:
-            send(Admitted(message.id, prompt_tokens))
+            self.send(Admitted(message.id, prompt_tokens))
             rounds = self._rounds[message.id] = []
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
             self.requests[message.id] = ServedRequest(self.engine, message, handle, rounds)
@@ -115,19 +109,11 @@ class ServedGraph:
             return Refused(message.id, str(error), "prompt")
         return Encoded(message.id, ids, [self.engine.decode([token]) for token in ids])
 
-    def step(self, send: Callable[[Message], None]) -> bool:
-        """A step of the engine, if it has requests, and what it brought; whether any remain."""
-        requests = [*self.requests.values()]
-        if not requests:
-            return False
-        busy = self.engine.step()
-        for request in requests:
-            for message in request.output():
-                send(message)
-            if request.done:
-                self.requests.pop(request.message.id, None)
-                self._rounds.pop(request.message.id, None)
-        return busy
+    def step(self) -> None:
+        before = {*self.requests}
+        super().step()
+        for id in before - self.requests.keys():  # they have ended
+            self._rounds.pop(id, None)
 
     def counts(self) -> dict[str, Any]:
         return asdict(self.engine.stats()) | {"positions": list(self._positions)}
@@ -178,11 +164,8 @@ class ServedGraph:
 
 
 class EngineProcess:
-    """Engines of several graphs over one target, fed through a socket until it is closed.
-
-    Raises:
-        Exception: what prevents loading.
-    """
+    """Engines of several graphs over one target, fed through a socket until it is closed. Raises
+    Exception: what prevents loading."""
 
     def __init__(self, pipe: WorkerSocket, start: Start) -> None:
         self._pipe = pipe
@@ -213,7 +196,7 @@ class EngineProcess:
                 kind = job.program.graph.drafter.kind
                 without = replace(models, drafter=None)
                 session = tie(job, with_drafter(without, drafter_folder, kind))
-            graph = ServedGraph(session)
+            graph = ServedGraph(session, self._pipe.send)
             self._graphs[graph.name] = graph
             facts[graph.name] = graph.facts(job.options.model, model_hash(target_folder))
         return facts
@@ -227,7 +210,7 @@ class EngineProcess:
                 graph = next(iter(self._graphs.values()))
                 self._pipe.send(Decoded(message.id, graph.engine.decode(message.token_ids)))
             elif isinstance(message, Submit):
-                self._graphs[message.graph].submit(message, self._pipe.send)
+                self._graphs[message.graph].submit(message)
             elif isinstance(message, Cancel | SnapshotRequest):
                 self._orders.put(message)
             self._wake.set()
@@ -241,22 +224,21 @@ class EngineProcess:
             for graph in graphs:
                 if isinstance(order, SnapshotRequest):
                     graph.watched = order.on
-                elif request := graph.requests.get(order.id):
-                    request.handle.cancel()
+                else:
+                    graph.cancel(order.id)
         now = monotonic()
-        busy = False
         due = now - self._picture_time >= PICTURE_INTERVAL
         self._picture_time = now if due else self._picture_time
         for graph in graphs:
             before = len(graph.requests)
-            busy |= graph.step(self._pipe.send)
+            graph.step()
             ended = before and not graph.requests  # its last picture is sent at once
             if graph.watched and graph.moves and (due or ended):
                 self._pipe.send(graph.picture())
         if now - self._report_time >= REPORT_INTERVAL:
             self._report_time = now
             self._pipe.send(Counts({graph.name: graph.counts() for graph in graphs}))
-        if not busy and not any(graph.requests for graph in graphs):
+        if not any(graph.requests for graph in graphs):
             self._wake.wait(REPORT_INTERVAL)
             self._wake.clear()
 
@@ -266,10 +248,7 @@ class EngineProcess:
 
 class WorkerProcess:
     """A worker's process: it serves one connection after another. The models of a run stay loaded.
-
-    Args:
-        load_session: loads the models of a run's job.
-    """
+    load_session: loads the models of a run's job."""
 
     def __init__(self, load_session: Callable[[Mapping[str, Any]], Session] = load_job) -> None:
         self._load_session = load_session
@@ -284,7 +263,9 @@ class WorkerProcess:
                 raise ProtocolError(f"the first message is not a Start: {type(start).__name__}")
             try:
                 if isinstance(start, Load):
-                    self._serve_run(pipe, start)
+                    Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
+                    self.loop = self.loop or WorkerLoop(self._load_session(start.job))
+                    self.loop.serve(pipe)
                     return int(Code.OK)
                 engines = EngineProcess(pipe, start)
             except Exception as error:
@@ -293,12 +274,6 @@ class WorkerProcess:
                 return int(code_of(error))
             engines.serve()
         return int(Code.OK)
-
-    def _serve_run(self, pipe: WorkerSocket, start: Load) -> None:
-        Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
-        if self.loop is None:
-            self.loop = WorkerLoop(self._load_session(start.job))
-        self.loop.serve(pipe)
 
 
 def _send_heartbeats(pipe: WorkerSocket) -> None:

@@ -36,8 +36,7 @@ def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
     Groups of several sizes are nested: as many ranks as fill groups of the largest size form
     groups, as `models.shares.place` says; the others decode with tp 1, or not at all.
 
-    Args:
-        size: of the process group. largest: size of the largest groups, a multiple of `tp`.
+    size: of the process group. largest: size of the largest groups, a multiple of `tp`.
     """
     if tp == 1:
         return [(rank,) for rank in range(size)]
@@ -47,10 +46,7 @@ def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
 
 class Store:
     """The driver's store, where the members of groups meet; listens at one address of this machine.
-
-    Raises:
-        UsageError: this machine does not have the address.
-    """
+    Raises UsageError: this machine does not have the address."""
 
     def __init__(self, address: str, deadline: float) -> None:
         family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
@@ -100,12 +96,8 @@ class StoreClient:
 class ProcessGroup:
     """A worker's membership of one process group.
 
-    Args:
-        address: of this worker. members: ranks of the order's group; by default all. name: of the
-            group, the same for its members.
-
-    Raises:
-        RuntimeError: not all members came before the deadline.
+    address: of this worker. members: ranks of the order's group; by default all. name: of the
+    group, the same for its members. Raises RuntimeError: not all members came before the deadline.
     """
 
     def __init__(
@@ -136,11 +128,8 @@ class ProcessGroup:
         return Ranks(self._group, self.rank, len(self.members))
 
     def broadcast_(self, data_N: Tensor, source: int) -> None:
-        """Copy the numbers of rank `source` to all ranks.
-
-        Raises:
-            RuntimeError: it did not end before the deadline, or a member is lost.
-        """
+        """Copy the numbers of rank `source` to all ranks. Raises RuntimeError: it did not end
+        before the deadline, or a member is lost."""
         if self._group is None:
             return
         options = BroadcastOptions()
@@ -152,13 +141,10 @@ class ProcessGroup:
 class GroupMembership:
     """All process groups of a worker, by one `FormGroup`.
 
-    Attributes:
-        world: all workers. groups: the worker groups of this worker, by tp: number and process
-            group (None for tp 1). peers: those with the other heads of what this worker decodes
-            branches with, where all workers write outlines together.
-
-    Raises:
-        RuntimeError: not all members came before the deadline.
+    world: all workers. groups: the worker groups of this worker, by tp: number and process group
+    (None for tp 1). peers: those with the other heads of what this worker decodes branches with,
+    where all workers write outlines together. Raises RuntimeError: not all members came before the
+    deadline.
     """
 
     def __init__(self, order: FormGroup, client: StoreClient, address: str) -> None:
@@ -205,12 +191,9 @@ def exchange_prefix(
     drafters' rows whole. A worker needs the heads that it decodes branches with: all, or its
     rank's.
 
-    Args:
-        session: of this worker. source: has the rows, if this worker is among the sources.
-            destination: decodes branches; None for a worker that decodes none.
-
-    Raises:
-        RuntimeError: the collective did not end before the deadline, or a worker is lost.
+    session: of this worker. source: has the rows, if this worker is among the sources. destination:
+    decodes branches; None for a worker that decodes none. Raises RuntimeError: the collective did
+    not end before the deadline, or a worker is lost.
     """
     present = None
     parts = list[Tensor]()  # of each pool
@@ -237,7 +220,6 @@ def exchange_prefix(
         number=order.number,
         bytes=num_bytes,
         stored=stored,
-        seconds=0.0,
         collective=seconds,
         rows=present,
     )

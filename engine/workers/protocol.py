@@ -186,11 +186,11 @@ class Ended:
     id: str
     text: Text
     finish: str
-    stop: Text | None
-    note: Text
     usage: Mapping[str, int]
-    accepted: Sequence[int]
-    drafted: Sequence[int]
+    stop: Text | None = None
+    note: Text = ""
+    accepted: Sequence[int] = ()
+    drafted: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,10 +330,10 @@ class Regrouped:
     it no longer has the requested rows: then none were sent."""
 
     number: int
-    bytes: int
-    stored: bool
-    seconds: float
-    collective: float
+    bytes: int = 0
+    stored: bool = False
+    seconds: float = 0.0
+    collective: float = 0.0
     error: str = ""
     rows: tuple[int, ...] | None = None
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,38 +67,52 @@ def standing_cluster() -> StandingCluster | None:
 
 
 def start_head(workers: int, graph: str) -> StandingCluster:
-    """Start Ray on this machine, and write its file.
-
-    Raises:
-        ClusterError: a cluster is up already, or Ray does not start.
-    """
+    """Start Ray on this machine, and write its file. Raises ClusterError: a cluster is up already,
+    or Ray does not start."""
     present = standing_cluster()
     if present is not None and present.alive:
         raise ClusterError(f"a cluster is up at {present.address}: specsot cluster down ends it")
-    host = _own_address()
-    port = _free_port()
+    host = "127.0.0.1"
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent; which address would others reach?
+        host = str(probe.getsockname()[0])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
     token = secrets.token_hex(16)
     folder = tempfile.mkdtemp(prefix="specsot-")
+    log = Path(folder) / "head.log"
     settings = [f"--port={port}", f"--num-cpus={workers}", f"--temp-dir={folder}"]
     settings += ["--include-dashboard=false", "--disable-usage-stats", "--block"]
     settings += [f"--object-store-memory={STORE_BYTES}", f"--node-ip-address={host}"]
-    environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
-    with open(Path(folder) / "head.log", "wb") as log:
+    with open(log, "wb") as output:
         head = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", *settings],
-            env=environment,
+            env=os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    cluster = StandingCluster(f"{host}:{port}", head.pid, token, folder, workers, graph)
-    _write_file(cluster)
+    cluster = StandingCluster(
+        address=f"{host}:{port}",
+        pid=head.pid,
+        token=token,
+        folder=folder,
+        workers=workers,
+        graph=graph,
+    )
+    file = cluster_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(json.dumps(asdict(cluster)))
     deadline = monotonic() + START_DEADLINE
     try:
         while not _answers(host, port):
             if head.poll() is not None or monotonic() > deadline:
-                raise ClusterError(f"Ray does not start: {_last_line(Path(folder))}")
+                lines = log.read_text(errors="replace").strip().splitlines()
+                raise ClusterError(f"Ray does not start: {(lines or ['no reason given'])[-1]}")
             sleep(POLL_INTERVAL)
     except BaseException:  # Ctrl-C among them
         end_cluster(cluster)
@@ -122,52 +136,21 @@ def end_cluster(cluster: StandingCluster) -> None:
     cluster_file().unlink(missing_ok=True)
 
 
-def _write_file(cluster: StandingCluster) -> None:
-    file = cluster_file()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(json.dumps(asdict(cluster)))
-
-
 def _processes_of(folder: str) -> list[int]:
     """Processes whose command line names the folder: Ray's of this cluster."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if folder.encode() in (process / "cmdline").read_bytes() and not _is_zombie(process):
+            state = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            if folder.encode() in (process / "cmdline").read_bytes() and state != "Z":
                 pids.append(int(process.name))
     return [pid for pid in pids if pid != os.getpid()]
-
-
-def _is_zombie(process: Path) -> bool:
-    return (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
 
 
 def _answers(host: str, port: int) -> bool:
     with suppress(OSError), socket.create_connection((host, port), timeout=1):
         return True
     return False
-
-
-def _own_address() -> str:
-    """The address at which others reach this machine; its loopback if it has no other."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # nothing is sent
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-def _last_line(folder: Path) -> str:
-    with suppress(OSError, IndexError):
-        return (folder / "head.log").read_text(errors="replace").strip().splitlines()[-1]
-    return "no reason given"
 
 
 # -- being a driver -------------------------------------------------------------------------------
@@ -179,8 +162,7 @@ def set_up_ray(address: str) -> None:
     The token is that of the cluster that `specsot cluster up` has started at this address, or that
     of the environment, or a new one.
 
-    Raises:
-        UsageError: Ray is not installed.
+    Raises UsageError: Ray is not installed.
     """
     if find_spec("ray") is None:
         raise UsageError(NO_RAY)
@@ -199,8 +181,7 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
 
     Signals do what they did before: Ray would end the process, without Python's knowledge.
 
-    Raises:
-        ClusterError: there is no such cluster, or it refuses the token.
+    Raises ClusterError: there is no such cluster, or it refuses the token.
     """
     import ray
     from ray.exceptions import RayError
@@ -210,16 +191,18 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
         "log_to_driver": False,
         "logging_level": "ERROR",
     }
-    folder = None
-    if address == LOCAL:
-        folder = tempfile.mkdtemp(prefix="specsot-")
-        settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
-        settings |= {"include_dashboard": False, "_temp_dir": folder}
     before = signal.getsignal(signal.SIGTERM)
     in_main = current_thread() is main_thread()
-    try:
+    with ExitStack() as stack:
+        if address == LOCAL:
+            folder = tempfile.mkdtemp(prefix="specsot-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
+            settings |= {"include_dashboard": False, "_temp_dir": folder}
+        else:
+            settings["address"] = address
         try:
-            ray.init(address=None if address == LOCAL else address, **settings)
+            ray.init(**settings)
         except (RayError, OSError, RuntimeError, ValueError) as error:
             first = str(error).strip().split("\n", 1)[0]
             raise ClusterError(f"no Ray cluster at {address}: {first}") from None
@@ -231,6 +214,3 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
             ray.shutdown()
             if in_main:
                 signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ..prepare.job import Job
 from ..prepare.options import ClusterBlock
 from .link import (
-    ConnectedWorker,
+    Connection,
     HostError,
     Pipe,
     WorkerListener,
@@ -82,15 +82,12 @@ class RayWorker:
 class RayHost:
     """Runs a worker as an actor of the cluster that this process is a driver of.
 
-    Args:
-        caller: the thread that calls Ray. gpus: of the actor. job: digest of what the worker loads;
-            a free actor of the same job is used before one is started. detached: the actor
-            outlives this driver. deadline: seconds in which a free actor has to answer.
-
-    Attributes:
-        adopted: its actor was there before.
-
     Without a job the actor ends with its connection; else only if it is lost.
+
+    caller: the thread that calls Ray. gpus: of the actor. job: digest of what the worker loads; a
+    free actor of the same job is used before one is started. detached: the actor outlives this
+    driver. deadline: seconds in which a free actor has to answer. adopted: its actor was there
+    before.
     """
 
     def __init__(
@@ -104,6 +101,7 @@ class RayHost:
         deadline: float,
     ) -> None:
         self.adopted = False
+        self.pid: int | None = None
         self._listener = listener
         self._caller = caller
         self._job = job
@@ -117,12 +115,7 @@ class RayHost:
         }
         self._ended = False
         self._actor: Any = None
-        self._worker: ConnectedWorker | None = None
-        self._expected: asyncio.Future[ConnectedWorker] | None = None
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._worker is None else self._worker.local_pid
+        self._expected: asyncio.Future[Connection] | None = None
 
     async def start(self) -> Pipe:
         self._ended = False
@@ -135,7 +128,7 @@ class RayHost:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
                 if not expected.done():
                     connecting.result()
-                self._worker = await expected
+                pipe, self.pid = await expected
         except TimeoutError:
             raise HostError(f"it has not connected within {START_DEADLINE:g} s") from None
         except HostError:
@@ -147,7 +140,7 @@ class RayHost:
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._listener.expected.pop(secret, None)
-        return self._worker.pipe
+        return pipe
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
@@ -198,7 +191,7 @@ class RayHost:
         actor = self._actor
         pid = self.pid
         self._actor = None
-        self._worker = None
+        self.pid = None
         if actor is not None:
             with suppress(RayError, ValueError, RuntimeError):
                 ray.kill(actor, no_restart=True)
@@ -214,10 +207,8 @@ class RayHost:
 class RayWorkers:
     """Workers on the cluster that this process is a driver of.
 
-    Args:
-        start: first message of worker number i with part p of the weights. Those of a `Load` may
-            have been there before, and be used again.
-        parts: of the weights. detached: they outlive this driver.
+    start: first message of worker number i with part p of the weights. Those of a `Load` may have
+    been there before, and be used again. parts: of the weights. detached: they outlive this driver.
     """
 
     def __init__(
@@ -273,11 +264,8 @@ class RayWorkers:
 
 
 def load_workers(job: Job, block: ClusterBlock) -> None:
-    """Start workers of a job on a cluster that stay, and wait until their models are loaded.
-
-    Raises:
-        ClusterError: they cannot start.
-    """
+    """Start workers of a job on a cluster that stay, and wait until their models are loaded. Raises
+    ClusterError: they cannot start."""
     with (
         ray_driver(block.address),
         closing(RayWorkers.of_job(job, block, detached=True)) as workers,

@@ -20,7 +20,6 @@ from typing import Any
 from ..errors import ClusterError, UsageError
 from ..shell import complain
 from .link import (
-    BackgroundService,
     LinkState,
     Membership,
     WorkerGoneError,
@@ -84,15 +83,11 @@ class ReplicaFacts:
 class Router:
     """Hands requests to replicas, and their messages to the HTTP side.
 
-    Args:
-        count: of replicas at first. deadline: seconds of silence after which a replica is lost.
-        single: one engine process that is not watched; its requests end with it.
-
-    Attributes:
-        graphs: facts of the served graphs. failed: why nothing can be served.
-        reruns: how often a request moved to another process. watchers: take pictures.
-        changed: an event that is set, and replaced, when `state` changes. services: are open
-            while the router runs.
+    count: of replicas at first. deadline: seconds of silence after which a replica is lost. single:
+    one engine process that is not watched; its requests end with it. graphs: facts of the served
+    graphs. failed: why nothing can be served. reruns: how often a request moved to another process.
+    watchers: take pictures. changed: an event that is set, and replaced, when `state` changes.
+    services: are open while the router runs.
     """
 
     def __init__(
@@ -109,7 +104,6 @@ class Router:
         self.reruns = 0
         self.watchers: set[Callable[[Picture], None]] = set()
         self.changed = asyncio.Event()
-        self.services: list[BackgroundService] = []
         self.single = single
         self.table = RoutingTable()
         self._count = count
@@ -123,6 +117,7 @@ class Router:
             on_message=self._receive,
             on_state=self._moved,
         )
+        self.services = self._members.services
         self._ids = itertools.count(1)
         self._tickets: dict[str, Ticket] = {}
         self._waiting: list[Ticket] = []
@@ -172,10 +167,7 @@ class Router:
 
     async def run(self) -> None:
         """Keep the replicas alive until `close`; returns early if none can start."""
-        services = self.services
         await self._members.open()
-        for service in services:
-            await service.open()
         try:
             for _ in range(self._count):
                 self._add()
@@ -189,8 +181,6 @@ class Router:
                     ticket.fail_("no replica was available", "timeout")
         finally:
             await self._members.ended()
-            for service in services:
-                service.close()
 
     @property
     def _over(self) -> bool:
@@ -226,7 +216,7 @@ class Router:
             assert replica.greeting is not None
             self.graphs = replica.greeting.graphs
             if self.watchers:
-                self._send(replica, SnapshotRequest(True))
+                replica.post(SnapshotRequest(True))
             if not self.single:
                 where = f" (process {replica.pid})" if replica.pid is not None else ""
                 complain(f"{replica.name} is ready{where}")
@@ -259,11 +249,8 @@ class Router:
         """Have `count` replicas: new ones get requests once they are loaded, those too many end
         when they have answered theirs.
 
-        Args:
-            report: takes a line for each thing done.
-
-        Raises:
-            ScaleError: some cannot start, or another number was requested meanwhile.
+        report: takes a line for each thing done. Raises ScaleError: some cannot start, or another
+        number was requested meanwhile.
         """
         self._requested_count = count
         replicas = self._members.links
@@ -332,12 +319,8 @@ class Router:
         replica = ticket.replica
         ticket.replica = None
         if replica is not None and not ticket.ended:
-            self._send(replica, Cancel(ticket.id))
+            replica.post(Cancel(ticket.id))
         self._place_waiting()
-
-    def _send(self, replica: Replica, message: Message) -> None:
-        with suppress(WorkerGoneError):
-            replica.send(message)
 
     def _place(self, ticket: Ticket) -> None:
         """Give a request to a replica, or let it wait for one."""
@@ -430,7 +413,7 @@ class Router:
 
     def _request_pictures(self, on: bool) -> None:
         for replica in self._members.links:
-            self._send(replica, SnapshotRequest(on))
+            replica.post(SnapshotRequest(on))
 
 
 def lower_priority() -> None:
@@ -452,11 +435,8 @@ def control_path() -> Path:
 
 
 class ReplicaControl:
-    """The server's side of the socket.
-
-    Raises:
-        UsageError: another server with --workers runs, or the socket cannot be created.
-    """
+    """The server's side of the socket. Raises UsageError: another server with --workers runs, or
+    the socket cannot be created."""
 
     def __init__(self, router: Router, address: str) -> None:
         self._router = router
@@ -513,14 +493,9 @@ def ask_router(
 ) -> dict[str, Any] | None:
     """Send an order to the server with --workers of this machine, and wait until it is done.
 
-    Args:
-        order: `state`, `scale` (to `count`) or `end`. report: takes the lines in between.
-
-    Returns:
-        Address, graphs and replicas of the server; None if there is none.
-
-    Raises:
-        ClusterError: the order failed, or the server ended before it was done.
+    order: `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns
+    address, graphs and replicas of the server; None if there is none. Raises ClusterError: the
+    order failed, or the server ended before it was done.
     """
     with suppress(OSError), socket.socket(socket.AF_UNIX) as pipe:
         pipe.settimeout(None if order == "scale" else ANSWER_DEADLINE)

@@ -55,11 +55,8 @@ class RequestBuilder:
         self._leading = () if first is None else (first,)
 
     def build(self, message: Submit) -> tuple[Prompt, RequestSettings, int]:
-        """Prompt and settings of a request, and the number of its prompt's tokens.
-
-        Raises:
-            Refusal, PromptError: the request cannot run.
-        """
+        """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
+        PromptError: the request cannot run."""
         prompt = Prompt(
             key=message.id,
             text=message.question if message.text is None else message.text,
@@ -132,9 +129,9 @@ class RequestBuilder:
         )
 
     def _sampling(self, message: Submit) -> SamplingRules | None:
-        if not message.sampling:
-            return None
         values = dict(message.sampling)
+        if not values:
+            return None
         if bias := values.get("logit_bias"):
             self._check_ids("logit_bias", [token for token, _ in bias])
             values["logit_bias"] = tuple((int(token), float(add)) for token, add in bias)
@@ -157,9 +154,8 @@ def _turns(past: Sequence[Sequence[str]]) -> tuple[PastTurn, ...]:
 class StopTexts:
     """Lets text through up to the first of the stop texts, however tokens and steps cut these.
 
-    Attributes:
-        stops: none of them empty. pending: text that may start a stop. match: the stop that was
-            found; nothing comes through after it.
+    stops: none of them empty. pending: text that may start a stop. match: the stop that was found;
+    nothing comes through after it.
     """
 
     stops: Sequence[str]
@@ -199,12 +195,9 @@ class StopTexts:
 class ScoreRows:
     """Log-probabilities of tokens, each branch after its own context.
 
-    Args:
-        top: alternatives per token; -1: no scores. echo: score the prompt's tokens too, the first
-            of which has no score. silent: do not score what is written.
-
-    Attributes:
-        rows: as of `Wrote.scores`, those that were not sent.
+    top: alternatives per token; -1: no scores. echo: score the prompt's tokens too, the first of
+    which has no score. silent: do not score what is written. rows: as of `Wrote.scores`, those that
+    were not sent.
     """
 
     engine: Engine
@@ -254,14 +247,8 @@ class PartText:
 
 
 class ServedRequest:
-    """The output of one `Submit`.
-
-    Args:
-        rounds: tokens accepted and drafted in each of its rounds, which others append to.
-
-    Attributes:
-        done: it has ended, and `output` has said so.
-    """
+    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds, which
+    others append to. done: it has ended, and `output` has said so."""
 
     def __init__(
         self, engine: Engine, message: Submit, handle: Handle, rounds: Sequence[tuple[int, int]]

@@ -96,11 +96,8 @@ def checked_block(job: Job) -> ClusterBlock:
 
 @contextmanager
 def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
-    """The session of a director, and what starts its runs, while there are workers.
-
-    Raises:
-        UsageError: Ray is not installed, or the graph is not for workers.
-    """
+    """The session of a director, and what starts its runs, while there are workers. Raises
+    UsageError: Ray is not installed, or the graph is not for workers."""
     block = checked_block(job)
     from .directed_run import directed, driver_session
     from .ray_workers import RayWorkers
@@ -112,7 +109,7 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
         def start(
             session: "Session", prompts: Sequence[Prompt], write: "Write | None" = None
         ) -> tuple["EngineCore", "ClusterRecorder"]:
-            run, recorder = directed(workers.source, block, session, prompts, write)
+            run, recorder = directed(workers.source, block, session, prompts, write=write)
             assert recorder.director is not None
             stack.callback(recorder.director.close)
             return run, recorder
@@ -133,12 +130,9 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
     """Replicas on the cluster that the block names, or on one that is started on this machine and
     ends with them; each has a device, and its share of the machine's threads.
 
-    Args:
-        jobs: of the served graphs. start: first message of a server's only engine.
-
-    Raises:
-        UsageError: Ray is not installed, or another server with --workers runs here.
-        ClusterError: there is no such cluster, or one is up here.
+    jobs: of the served graphs. start: first message of a server's only engine. Raises UsageError:
+    Ray is not installed, or another server with --workers runs here. ClusterError: there is no such
+    cluster, or one is up here.
     """
     set_up_ray(block.address)
     with ExitStack() as stack:

@@ -45,11 +45,8 @@ class DiffersError(RuntimeError):
 
 @dataclass(eq=False)
 class Replica(WorkerLink):
-    """A worker that decodes whole requests, through all lives of its process.
-
-    Attributes:
-        number: of its process for `Loads`; NO_WORKER until its models are loaded.
-        counts: of its engines, the latest.
+    """A worker that decodes whole requests, through all lives of its process. number: of its
+    process for `Loads`; NO_WORKER until its models are loaded. counts: of its engines, the latest.
     """
 
     number: int = NO_WORKER
@@ -224,12 +221,9 @@ class DeliveredStream:
 class Ticket:
     """One message to the engines, and the messages that answer it, in order.
 
-    Args:
-        expected_tokens: of the answer. on_close: is called once the ticket is no longer read.
-
-    Attributes:
-        replica: that has the request; None while it waits, and after its end. ended: no further
-            message will come. losses: replicas that were lost while they had it.
+    expected_tokens: of the answer. on_close: is called once the ticket is no longer read. replica:
+    that has the request; None while it waits, and after its end. ended: no further message will
+    come. losses: replicas that were lost while they had it.
     """
 
     def __init__(
@@ -267,11 +261,8 @@ class Ticket:
     # -- the router -------------------------------------------------------------------------------
 
     def deliver(self, message: Message | None) -> None:
-        """Hand what is new of a message to the HTTP side; None: no replica will answer.
-
-        Raises:
-            DiffersError: it contradicts what was delivered.
-        """
+        """Hand what is new of a message to the HTTP side; None: no replica will answer. Raises
+        DiffersError: it contradicts what was delivered."""
         if isinstance(message, Admitted):
             if self._admitted:
                 return
@@ -297,17 +288,7 @@ class Ticket:
             self.deliver(None)
             return
         self.deliver(Admitted(self.id, 0))
-        ended = Ended(
-            id=self.id,
-            text="",
-            finish=finish,
-            stop=None,
-            note=why,
-            usage=NO_USAGE,
-            accepted=(),
-            drafted=(),
-        )
-        self.deliver(ended)
+        self.deliver(Ended(self.id, "", finish, NO_USAGE, note=why))
 
     @property
     def isolated(self) -> bool:

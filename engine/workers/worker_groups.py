@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
-from .link import Membership, WorkerGoneError, WorkerLink, WorkerSource
+from .link import Membership, WorkerLink, WorkerSource
 from .process_groups import Store, ranks_of_groups
 from .protocol import FormGroup, Grouped, Message, Order, Reply
 
@@ -38,11 +38,6 @@ class RunWorker(WorkerLink):
 
     def __post_init__(self) -> None:
         self.single = WorkerGroup((self,))
-
-    def order(self, order: Order) -> None:
-        """Send an order; the loss of the worker is noticed elsewhere."""
-        with suppress(WorkerGoneError):
-            self.send(order)
 
 
 @dataclass(eq=False, slots=True)
@@ -86,14 +81,9 @@ Handler = Callable[[RunWorker, Reply], None]
 class WorkerGroups:
     """A number of workers, and the process group that they form.
 
-    Args:
-        report: takes what happens to workers, for the trace.
-
-    Attributes:
-        workers: that are not lost. losses: number of lost workers. epoch: of the latest group.
-
-    Raises:
-        UsageError: this machine does not have the block's interface.
+    report: takes what happens to workers, for the trace. workers: that are not lost. losses: number
+    of lost workers. epoch: of the latest group. Raises UsageError: this machine does not have the
+    block's interface.
     """
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
@@ -172,7 +162,7 @@ class WorkerGroups:
     def send_all(self, order: Order) -> None:
         """Send an order to all members of the process group."""
         for worker in self.group:
-            worker.order(order)
+            worker.post(order)
 
     # -- starting and losing workers --------------------------------------------------------------
 
@@ -256,11 +246,8 @@ class WorkerGroups:
     def form_(self, handle: Handler) -> None:
         """Form a new group of all eligible workers, once there is one.
 
-        Args:
-            handle: takes all other replies that arrive in the meantime.
-
-        Raises:
-            ClusterError: all workers are ready, and parts of the weights are missing.
+        handle: takes all other replies that arrive in the meantime. Raises ClusterError: all
+        workers are ready, and parts of the weights are missing.
         """
         self.fill_()
         while not self.eligible:
@@ -286,7 +273,7 @@ class WorkerGroups:
                 skeleton=self.block.skeleton.tp,
                 branches=self.block.branches.tp,
             )
-            worker.order(order)
+            worker.post(order)
         errors: dict[RunWorker, str] = {}
 
         def handle_group(worker: RunWorker, reply: Reply) -> None:

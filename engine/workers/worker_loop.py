@@ -10,17 +10,19 @@ import gc
 import json
 import os
 import resource
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Thread
 from time import perf_counter
 from typing import Any
 
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ...states.graph.load import load_program, op_table
+from ...states.machine import Sink
 from ...states.manager import BranchStateManager
 from ...states.migration import movable_rows
 from ...states.round import RoundSummary
@@ -43,6 +45,7 @@ from .protocol import (
     CountWork,
     FormGroup,
     Grouped,
+    Message,
     Order,
     Ready,
     Regroup,
@@ -51,6 +54,7 @@ from .protocol import (
     WorkCounts,
     WorkerSocket,
 )
+from .served_request import ServedRequest
 
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
 
@@ -62,10 +66,7 @@ def parts_of(job: Job, block: ClusterBlock) -> int:
 
 def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[str, Any]:
     """What a worker has to know, as JSON values: the graph, and the options that decide on models.
-
-    Args:
-        number: of the worker, which gets a device by it. part: of the weights, of `parts_of`.
-    """
+    number: of the worker, which gets a device by it. part: of the weights, of `parts_of`."""
     options = {name: asdict(job.options)[name] for name in SESSION}
     options = {name: value for name, value in options.items() if name not in ("outline", "sets")}
     if block.devices:
@@ -92,12 +93,15 @@ def load_job(values: Mapping[str, Any]) -> Session:
 
 
 class AssignedPart:
-    """A part of a request in an engine, and which of its tokens another worker wrote."""
+    """A part of a request in an engine: its new tokens, the ends of its branches, or the end of its
+    outline with the rows of the prefix that others can get, once these are retained."""
 
-    def __init__(self, order: Assign, handle: Handle) -> None:
+    def __init__(self, order: Assign, handle: Handle, manager: BranchStateManager) -> None:
         assert handle.request is not None
-        self.id = order.id
         self.handle = handle
+        self.done = False
+        self._id = order.id
+        self._manager = manager
         self._request = handle.request
         self._writes_outline = not order.part.branches
         self._num_read = 0  # events of the handle
@@ -105,52 +109,89 @@ class AssignedPart:
         self._resumed[OUTLINE] = len(order.part.outline)
         self._last: BranchFinished | None = None
 
-    def replies(self, manager: BranchStateManager) -> Iterator[Reply]:
-        """New tokens and ends of its branches; the end of an outline with the rows of the prefix
-        that others can get, once these are retained."""
+    def output(self) -> Iterator[Reply]:
         self._request = self.handle.request or self._request  # another one, if it was run again
         events = self.handle.since(self._num_read)
         self._num_read += len(events)
         for event in events:
-            if isinstance(event, Committed):
+            if isinstance(event, Committed):  # at first also what another worker wrote
                 if tokens := event.tokens[self._resumed.pop(event.branch, 0) :]:
-                    yield replace(event, request=self.id, tokens=tokens)
+                    yield replace(event, request=self._id, tokens=tokens)
             elif isinstance(event, BranchFinished):
                 self._last = event
                 if not self._writes_outline:
-                    yield BranchEnded(self.id, event.index, finish=event.finish, note=event.note)
-        if self.handle.done and self._writes_outline and self._last is not None:
+                    yield BranchEnded(self._id, event.index, finish=event.finish, note=event.note)
+        self.done = self.handle.done
+        if self.done and self._writes_outline and self._last is not None:
             yield BranchEnded(
-                id=self.id,
+                id=self._id,
                 branch=OUTLINE,
                 finish=self._last.finish,
                 note=self._last.note,
-                rows=movable_rows(manager, self._request.body.ids, self._request.cache_salt),
+                rows=movable_rows(self._manager, self._request.body.ids, self._request.cache_salt),
             )
 
 
-class TensorParallelEngine:
-    """One engine of a worker. Workers that compute a decoder together have one each, which do the
-    same; only the first rank sends.
+class WorkerEngine:
+    """An engine of a worker and its open requests by id. send: sends what the requests bring.
+    rounds, sink: as of `Engine`."""
 
-    Args:
-        session: with the replica of this worker. on_round: takes what every forward committed, on
-            the first rank. ranks: that compute the target together; None for this worker alone.
+    def __init__(
+        self,
+        session: Session,
+        send: Callable[[Message], None],
+        *,
+        rounds: Callable[[RoundSummary], None] | None = None,
+        sink: Sink | None = None,
+    ) -> None:
+        self.session = session
+        self.send = send
+        self.engine = Engine(session, threaded=False, rounds=rounds, sink=sink)
+        self.requests: dict[str, AssignedPart | ServedRequest] = {}
 
-    Raises:
-        RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be
-            sharded.
+    @property
+    def manager(self) -> BranchStateManager:
+        return self.engine.manager
+
+    def cancel(self, id: str = "") -> None:
+        """End a request; without an id all of them."""
+        for key, request in [*self.requests.items()]:
+            if id in ("", key):
+                request.handle.cancel()
+
+    def advance(self) -> None:
+        """A step of the engine alone."""
+        self.engine.step()
+
+    def step(self) -> None:
+        """A step of the engine, if it has requests, and what it brought."""
+        requests = [*self.requests.items()]
+        if requests:
+            self.advance()
+        for id, request in requests:
+            for message in request.output():
+                self.send(message)
+            if request.done:
+                self.requests.pop(id, None)
+
+
+class TensorParallelEngine(WorkerEngine):
+    """One engine of a worker of a run. Workers that compute a decoder together have one each, which
+    do the same; only the first rank sends.
+
+    session: with the replica of this worker. rounds: takes what every forward committed, on the
+    first rank. ranks: that compute the target together; None for this worker alone. Raises
+    RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be sharded.
     """
 
     def __init__(
         self,
         session: Session,
-        send: Callable[[Reply], None],
-        on_round: Callable[[RoundSummary], None],
+        send: Callable[[Message], None],
+        rounds: Callable[[RoundSummary], None],
         ranks: Ranks | None,
     ) -> None:
         leads = ranks is None or ranks.index == 0
-        self._send = send if leads else lambda reply: None
         self.ranks = ranks
         if ranks is not None:
             target = sharded(session.models.target, ranks.group, ranks.index, ranks.count)
@@ -158,13 +199,9 @@ class TensorParallelEngine:
             models = replace(session.models, target=target)
             session = copy(session)
             session.models = models
-        self.session = session
-        self.engine = Engine(session, threaded=False, rounds=on_round if leads else None)
-        self.parts: dict[str, AssignedPart] = {}
-
-    @property
-    def manager(self) -> BranchStateManager:
-        return self.engine.manager
+        super().__init__(
+            session, send if leads else lambda message: None, rounds=rounds if leads else None
+        )
 
     def assign(self, order: Assign) -> None:
         """Start a part of a request."""
@@ -172,40 +209,23 @@ class TensorParallelEngine:
             handle = self.engine.submit(order.prompt, settings=RequestSettings(handed=order.part))
         except Exception as error:  # of a model's tokenizer, or a grammar
             note = message_of(error)
-            self._send(BranchEnded(order.id, OUTLINE, finish="failed", note=note))
+            self.send(BranchEnded(order.id, OUTLINE, finish="failed", note=note))
         else:
-            self.parts[order.id] = AssignedPart(order, handle)
+            self.requests[order.id] = AssignedPart(order, handle, self.manager)
 
-    def cancel(self, id: str = "") -> None:
-        """End a part; without an id all of them."""
-        for part in self.parts.values():
-            if id in ("", part.id):
-                part.handle.cancel()
-
-    def step(self) -> None:
-        """A step of the engine if it has parts, and what it brought.
-
-        Raises:
-            RankLost: the other ranks are lost; the parts cannot continue here.
-        """
-        if not self.parts:
-            return
+    def advance(self) -> None:
+        """The same; raises RankLost if the other ranks are lost: the parts cannot continue here."""
         try:
-            self.engine.step()
+            super().advance()
         except EngineError:
             if self.ranks is None or not self.ranks.lost:
                 raise
         if self.ranks is not None and self.ranks.lost:
             raise RankLost(self.ranks.lost)
-        for part in [*self.parts.values()]:
-            for reply in part.replies(self.manager):
-                self._send(reply)
-            if part.handle.done:
-                self.parts.pop(part.id, None)
 
     def close(self) -> None:
         """Free engine and pools."""
-        self.parts.clear()
+        self.requests.clear()
         if self.ranks is not None:  # the other ranks do not do its next step
             self.ranks.lost = self.ranks.lost or "this group has ended"
         self.engine.close(cancel=True)
@@ -214,54 +234,34 @@ class TensorParallelEngine:
 # -- orders ---------------------------------------------------------------------------------------
 
 
-def is_shared(order: Order) -> bool:
+def is_shared(order: Order | None) -> bool:
     """Whether all workers of the group get an order, in the same order among all of these."""
     together = isinstance(order, Assign) and order.tp > 1
     return together or isinstance(order, FormGroup | Regroup | Cancel)
 
 
-class OrderQueue:
-    """Orders in order of arrival; put in by one thread, taken by another."""
-
-    def __init__(self) -> None:
-        self._arrived: SimpleQueue[Order | None] = SimpleQueue()
-        self._read: deque[Order] = deque()
-
-    def put(self, order: Order | None) -> None:
-        """Never waits; None wakes the thread that waits."""
-        self._arrived.put(order)
+class OrderQueue(Queue[Order | None]):
+    """Orders in order of arrival, put in by one thread and taken by another; None wakes it."""
 
     def pop(self, seconds: float = 0.0) -> Order | None:
         """The next order; waits up to `seconds` for it."""
-        if not self._read:
-            try:
-                return self._arrived.get(timeout=seconds)
-            except Empty:
-                return None
-        return self._read.popleft()
+        with suppress(Empty):
+            return self.get(timeout=seconds)
+        return None
 
     def pop_unshared(self) -> Order | None:
         """The next order, unless it is shared."""
-        self._read_all()
-        return self._read.popleft() if self._read and not is_shared(self._read[0]) else None
+        return self.get() if self.queue and not is_shared(self.queue[0]) else None
 
     def count_shared(self) -> int:
         """Shared orders that have arrived."""
-        self._read_all()
-        return sum(map(is_shared, self._read))
-
-    def _read_all(self) -> None:
-        while not self._arrived.empty():
-            if (order := self._arrived.get()) is not None:
-                self._read.append(order)
+        with self.mutex:
+            return sum(map(is_shared, self.queue))
 
 
 class WorkerLoop:
-    """Engines of a worker and the thread that drives them, for one driver after another.
-
-    Attributes:
-        engines: by tp. The one with tp 1 stays; the others start and end with their group.
-    """
+    """Engines of a worker and the thread that drives them, for one driver after another. engines:
+    by tp. The one with tp 1 stays; the others start and end with their group."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -297,11 +297,11 @@ class WorkerLoop:
         self._leave()
         for engine in self.engines.values():
             engine.cancel()
-            engine.parts.clear()
+            engine.requests.clear()
 
-    def _send(self, reply: Reply) -> None:
+    def _send(self, message: Message) -> None:
         assert self._pipe is not None
-        self._pipe.send(reply)
+        self._pipe.send(message)
 
     def _turn(self) -> None:
         """Execute orders, then make a step with every busy engine; waits a little if none is."""
@@ -323,23 +323,20 @@ class WorkerLoop:
     @property
     def _common(self) -> TensorParallelEngine | None:
         """The largest busy engine of several ranks, which make the next step together."""
-        busy = [engine for engine in self.engines.values() if engine.parts and engine.ranks]
+        busy = [engine for engine in self.engines.values() if engine.requests and engine.ranks]
         return busy[0] if busy else None
 
     def _take_orders(self) -> None:
         """Execute all orders, up to one that starts common work."""
-        busy = any(engine.parts for engine in self.engines.values())
+        busy = any(engine.requests for engine in self.engines.values())
         order = self._orders.pop(0.0 if busy else IDLE_INTERVAL)
         while order is not None:
             self._execute(order)
             order = self._orders.pop() if self._common is None else None
 
     def _take_orders_with(self, common: TensorParallelEngine) -> None:
-        """Execute as many shared orders as the first rank has, and all others.
-
-        Raises:
-            RankLost: the other ranks did not come, or the orders that they have.
-        """
+        """Execute as many shared orders as the first rank has, and all others. Raises RankLost: the
+        other ranks did not come, or the orders that they have."""
         assert self.groups is not None and common.ranks is not None
         count = common.ranks.first(self._orders.count_shared(), self.session.models.device)
         while count and self._common is common:
@@ -407,16 +404,8 @@ class WorkerLoop:
 
     def _regroup(self, order: Regroup) -> Regrouped:
         groups = self.groups
-        failed = Regrouped(
-            number=order.number,
-            bytes=0,
-            stored=False,
-            seconds=0.0,
-            collective=0.0,
-            error="is not in this group",
-        )
         if groups is None or groups.order.epoch != order.epoch:
-            return failed
+            return Regrouped(order.number, error="is not in this group")
         source = self.engines.get(order.tp) if self._is_in(order.tp, order.group) else None
         destination = self.engines.get(groups.order.branches)
         start = perf_counter()
@@ -432,7 +421,7 @@ class WorkerLoop:
             self._leave()
             seconds = perf_counter() - start
             error = message_of(failure)
-            return replace(failed, seconds=seconds, collective=seconds, error=error)
+            return Regrouped(order.number, seconds=seconds, collective=seconds, error=error)
         return replace(reply, seconds=perf_counter() - start)
 
     # -- counters ---------------------------------------------------------------------------------

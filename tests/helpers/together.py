@@ -1,6 +1,10 @@
-"""Two workers in threads that write outlines together, with orders by hand; moments of runs."""
+"""Two workers in threads with orders by hand; moments of runs, and the workers that have something
+at them."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from time import monotonic
+from typing import TypeVar
 
 from helpers.clusters import BEES, session_of
 from helpers.thread_hosts import ThreadWorkers
@@ -13,6 +17,8 @@ from specsot.engine.workers.worker_loop import TensorParallelEngine
 from specsot.states.machine import Run
 from specsot.states.request import MigratedRequest
 
+Kind = TypeVar("Kind", bound=Reply)
+
 
 def outline_begun(director: Director, run: Run) -> bool:
     roots = (one.request.root for one in director.states)
@@ -24,49 +30,61 @@ def mid_branch(director: Director, run: Run) -> bool:
     return any(len(b.tokens) > 4 and not b.ended for b in branches)
 
 
+def decoder(director: Director) -> RunWorker:
+    return next(group.leader for state in director.states for group in state.assigned.values())
+
+
 def last(director: Director) -> RunWorker:
     """The worker that was ready last; of several that compute together never the first."""
     return director.workers.ready[-1]
 
 
 class Together:
-    """Both write outlines, and each decodes branches."""
+    """Each worker decodes branches; `tp` of them write outlines."""
 
-    def __init__(self, graph: str) -> None:
-        self.hosts = ThreadWorkers(session_of(graph, packed=False))
-        block = ClusterBlock(workers=2, deadline=20.0, skeleton=GroupSize(tp=2))
+    def __init__(self, graph: str, tp: int = 2, deadline: float = 20.0) -> None:
+        self.tp = tp
+        self.hosts = ThreadWorkers(session_of(graph, packed=tp == 1))
+        block = ClusterBlock(workers=2, deadline=deadline, skeleton=GroupSize(tp=tp))
         self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
         self.workers.load_()
         self._works, self._written = 0, list[int]()
 
-    def outlined(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """In a new group both write an outline, its end alone if they have before; ids of what they
-        keep of it, and its rows."""
+    def form(self) -> None:
+        """A new group of both."""
         self.workers.form_(lambda member, reply: None)
+
+    def outlined(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """In a new group an outline is written, its end alone if it was before; ids of what is kept
+        of it, and its rows."""
+        self.form()
         self._works += 1
         self._written = self._written[:-2]
         handed = MigratedRequest(outline=tuple(self._written))
-        self.workers.send_all(Assign(f"{self._works}", BEES, handed, 2, 0))
+        order = Assign(f"{self._works}", BEES, handed, self.tp, 0)
+        for member in self.workers.group[: self.tp]:
+            member.send(order)
         (ended,) = self.until(BranchEnded, 1)
-        assert isinstance(ended, BranchEnded) and ended.rows
-        cache = self._team(0, 2).manager.prefixes
+        assert ended.rows
+        cache = self.engine(0, self.tp).manager.prefixes
         assert cache is not None
         kept = max(cache.nodes.values(), key=lambda one: one.end)
         path = cache.segments.path(kept.segment)[::-1]
         ids = [token for one in path for token in cache.nodes[one].tokens.tolist()]
         return tuple(ids[: ended.rows[0]]), ended.rows
 
-    def forget(self) -> None:
-        """Neither keeps what it has for its branches, so that both want it again."""
-        for worker in range(2):
-            cache = self._team(worker, 1).manager.prefixes
+    def forget(self, *workers: int) -> None:
+        """These, or both, drop what they have for branches, so that they want it again."""
+        for worker in workers or (0, 1):
+            cache = self.engine(worker, 1).manager.prefixes
             assert cache is not None
             cache.evict_to_(0)
             cache.check_integrity()
+            cache.pools[0].check_integrity()
 
-    def until(self, kind: type[Reply], count: int) -> list[Reply]:
+    def until(self, kind: type[Kind], count: int) -> list[Kind]:
         """What is said next, of one kind."""
-        found: list[Reply] = []
+        found: list[Kind] = []
         until = monotonic() + 60
 
         def took(member: RunWorker, reply: Reply) -> None:
@@ -82,9 +100,16 @@ class Together:
 
     def weights(self) -> list[tuple[int, ...]]:
         """Where all weights lie that each of them computes with: its own, and those of a rank."""
-        teams = [self._team(worker, tp) for worker in range(2) for tp in (1, 2)]
-        models = [one.session.models.target for one in teams]
+        engines = [self.engine(worker, tp) for worker in range(2) for tp in (1, 2)]
+        models = [one.session.models.target for one in engines]
         return [tuple(w.data_ptr() for w in model.parameters()) for model in models]
 
-    def _team(self, worker: int, tp: int) -> TensorParallelEngine:
+    def engine(self, worker: int, tp: int) -> TensorParallelEngine:
         return self.hosts.loop(worker).engines[tp]
+
+
+@contextmanager
+def together(graph: str, tp: int = 2, deadline: float = 20.0) -> Iterator[Together]:
+    pair = Together(graph, tp, deadline)
+    with closing(pair.workers):
+        yield pair

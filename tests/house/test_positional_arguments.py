@@ -24,7 +24,6 @@ BUDGET = {
     "engine/simulate": 2,
     "engine/train": 3,
     "engine/view": 3,
-    "engine/workers": 5,
     "models": 14,
     "models/drafters": 2,
     "models/load": 2,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
 from helpers.thread_hosts import ThreadHost, ThreadWorkers
+from helpers.together import decoder, mid_branch, outline_begun
 
 from specsot.engine.errors import ClusterError
 from specsot.engine.workers.director import Director
@@ -22,15 +23,6 @@ def writer(director: Director) -> RunWorker:
     return next(one.writer.leader for one in courses if one.writer is not None)
 
 
-def decoder(director: Director) -> RunWorker:
-    return next(group.leader for state in director.states for group in state.assigned.values())
-
-
-def outline_begun(director: Director, run: Run) -> bool:
-    roots = (one.request.root for one in director.states)
-    return any(root is not None and not root.ended and root.tokens for root in roots)
-
-
 def outline_asked(director: Director, run: Run) -> bool:
     return any(one.writer is not None for one in director.states)
 
@@ -41,11 +33,6 @@ def branches_given(director: Director, run: Run) -> bool:
 
 def before_regroup(director: Director, run: Run) -> bool:
     return run.state == "parse"
-
-
-def mid_branch(director: Director, run: Run) -> bool:
-    branches = (b for one in director.states for b in one.request.branches)
-    return any(len(b.tokens) > 4 and not b.ended for b in branches)
 
 
 MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], RunWorker]]] = {

@@ -5,19 +5,7 @@ import signal
 
 from helpers.clusters import BEES, alone, session_of
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, gone, ray_cluster
-
-from specsot.engine.workers.director import Director
-from specsot.engine.workers.worker_groups import RunWorker
-from specsot.states.machine import Run
-
-
-def decoder(director: Director) -> RunWorker:
-    return next(group.leader for state in director.states for group in state.assigned.values())
-
-
-def mid_branch(director: Director, run: Run) -> bool:
-    branches = (b for one in director.states for b in one.request.branches)
-    return any(b.tokens and not b.ended for b in branches)
+from helpers.together import decoder, mid_branch
 
 
 def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:

@@ -8,22 +8,12 @@ from time import monotonic
 import pytest
 import torch
 from helpers.clusters import BEES, on_workers, open_files, session_of
-from helpers.thread_hosts import ThreadWorkers
+from helpers.together import Together, together
 
 from specsot.engine.errors import UsageError
-from specsot.engine.prepare.options import ClusterBlock
 from specsot.engine.workers.process_groups import ProcessGroup, Store, StoreClient
-from specsot.engine.workers.protocol import (
-    Assign,
-    BranchEnded,
-    FormGroup,
-    Regroup,
-    Regrouped,
-    Reply,
-)
-from specsot.engine.workers.worker_groups import WorkerGroups
+from specsot.engine.workers.protocol import FormGroup, Regroup, Regrouped
 from specsot.states.migration import CAUSE
-from specsot.states.request import MigratedRequest
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
 """layers x 2 x kv heads x head_dim x 4 bytes of each pool of the embedded models."""
@@ -50,56 +40,25 @@ def test_whoever_gets_a_prefix_does_not_compute_it() -> None:
     assert min(reused) >= told["rows"][0] - 1
 
 
-class Pair:
-    """Two workers in threads, with orders by hand."""
-
-    def __init__(self, graph: str) -> None:
-        self.hosts = ThreadWorkers(session_of(graph))
-        block = ClusterBlock(workers=2, deadline=5.0)
-        self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
-        self.heard: list[tuple[str, Reply]] = []
-        self.workers.load_()
-
-    def form(self) -> None:
-        self.workers.form_(lambda member, reply: None)
-
-    def until(self, kind: type[Reply], count: int) -> list[Reply]:
-        """What is said next, of one kind."""
-        found: list[Reply] = []
-        until = monotonic() + 20
-        while len(found) < count and monotonic() < until:
-            self.workers.receive_(
-                lambda member, reply: found.append(reply) if isinstance(reply, kind) else None
-            )
-        assert len(found) == count
-        return found
-
-
 @pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = Pair("bim_eagle")
-    yield made
-    made.workers.close()
+def pair() -> Iterator[Together]:
+    with together("bim_eagle", tp=1, deadline=5.0) as made:
+        yield made
 
 
-def test_a_hundred_regroups_leave_nothing_behind(pair: Pair) -> None:
-    pair.form()
+def test_a_hundred_regroups_leave_nothing_behind(pair: Together) -> None:
+    ids, rows = pair.outlined()
     first, second = pair.workers.group
     weights = [one.greeting.weights for one in (first, second) if one.greeting]
-    first.send(Assign("1", BEES, MigratedRequest()))
-    (ended,) = pair.until(BranchEnded, 1)
-    assert isinstance(ended, BranchEnded) and ended.rows
-    ids = _kept_ids(pair, ended.rows[0])
     files = held = 0
     for number in range(100):
         pair.form()
         for member in pair.workers.group:
-            member.send(Regroup(number, pair.workers.epoch, 1, first.rank, ids, ended.rows))
-        replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
-        assert [one.error for one in replies] == ["", ""] and sum(
-            one.stored for one in replies
-        ) == 1
-        _forget(pair)
+            member.send(Regroup(number, pair.workers.epoch, 1, first.rank, ids, rows))
+        replies = pair.until(Regrouped, 2)
+        assert [one.error for one in replies] == ["", ""]
+        assert sum(one.stored for one in replies) == 1
+        pair.forget(1)
         if number == 20:
             files, held = open_files(), _held()
     assert open_files() <= files + 2 and _held() - held < 8 << 20, "eighty of 0.8 MB are 64"
@@ -118,32 +77,13 @@ def _held() -> int:
     return sum(stores.values())
 
 
-def _kept_ids(pair: Pair, rows: int) -> tuple[int, ...]:
-    """The ids of the rows that the first worker keeps, from the root on."""
-    cache = pair.hosts.loop(0).engines[1].manager.prefixes
-    assert cache is not None
-    kept = max(cache.nodes.values(), key=lambda one: one.end)
-    path = cache.segments.path(kept.segment)[::-1]
-    ids = [token for one in path for token in cache.nodes[one].tokens.tolist()]
-    return tuple(ids[:rows])
-
-
-def _forget(pair: Pair) -> None:
-    """The second worker keeps nothing, so that it wants the rows again."""
-    cache = pair.hosts.loop(1).engines[1].manager.prefixes
-    assert cache is not None
-    cache.evict_to_(0)
-    cache.check_integrity()
-    cache.pools[0].check_integrity()
-
-
-def test_a_source_that_has_evicted_the_rows_says_so(pair: Pair) -> None:
+def test_a_source_that_has_evicted_the_rows_says_so(pair: Together) -> None:
     pair.form()
     first, _ = pair.workers.group
     for member in pair.workers.group:
         ids = tuple(range(100, 200))
         member.send(Regroup(1, pair.workers.epoch, 1, first.rank, ids, (100, 99)))
-    replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
+    replies = pair.until(Regrouped, 2)
     assert [(one.bytes, one.stored, one.error) for one in replies] == [(0, False, "")] * 2
     assert sorted(one.rows is None for one in replies) == [False, True]
 

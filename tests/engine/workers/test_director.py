@@ -1,0 +1,218 @@
+"""Workers write what one engine writes, each by itself, as ranks of one decoder, and with a part of
+the weights each: every drafter, layout, number of branches, coin."""
+
+import pytest
+from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
+from helpers.support import outline_of
+from helpers.thread_hosts import ThreadWorkers
+from helpers.together import last, outline_begun
+
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
+from specsot.engine.prepare.job import prepare
+from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
+from specsot.engine.workers.director import Director, new_request_state
+from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
+from specsot.states.migration import CAUSE
+from specsot.states.request_table import RequestTable
+
+SAMPLED = "sampling.temperature=0.8"
+GRAPHS = (
+    ("bim_eagle",),
+    ("paged_eagle", SAMPLED),
+    ("batching_eagle", SAMPLED),
+    ("bim_dflash",),
+    ("bim_dflash", SAMPLED, "layout.kind=paged"),
+    ("bim_vanilla", SAMPLED),
+    ("bim_ngram", SAMPLED, "layout.kind=paged"),
+    ("bim_plain", "skeleton.share=prompt"),
+    ("bim_eagle", SAMPLED, "skeleton.share=prompt"),
+)
+TARGET, EAGLE = 8192, 1024  # layers x 2 x kv heads x head_dim x 4 bytes of the embedded models
+PAIRS = ClusterBlock(skeleton=GroupSize(tp=2), branches=GroupSize(tp=2))
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=" ".join)
+def test_workers_write_what_one_engine_writes(graph: tuple[str, ...]) -> None:
+    session = session_of(*graph)
+    ran = on_workers(session, [CAMPING, BEES])
+    assert ran.digest == alone(session, [CAMPING, BEES])
+    assert len(ran.director.tokens) == 2, "both workers have written"
+    assert not ran.director.workers.losses
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
+def test_any_number_of_branches(count: int) -> None:
+    outline = outline_of(count)
+    kind = "paged" if count % 2 else "bim"
+    session = session_of("bim_eagle", SAMPLED, f"layout.kind={kind}", budget=12, outline=outline)
+    assert on_workers(session, [CAMPING]).digest == alone(session, [CAMPING])
+
+
+def test_an_answer_without_an_outline() -> None:
+    session = session_of("eagle", SAMPLED)
+    prompts = [Prompt(str(number), f"What is {number}?") for number in range(6)]
+    ran = on_workers(session, prompts, workers=3)
+    assert ran.digest == alone(session, prompts)
+    assert len(ran.director.tokens) == 3
+
+
+def test_several_samples_of_a_prompt() -> None:
+    session = session_of("eagle", "sampling.temperature=1.0", "limits.n=5", budget=12)
+    assert on_workers(session, [CAMPING]).digest == alone(session, [CAMPING])
+
+
+def test_a_pool_that_is_too_small_for_the_prefix_that_arrives() -> None:
+    """What has no room is read when its turn comes; nothing waits for it."""
+    session = session_of("bim_eagle", "layout.kv_slots=640", "layout.max_num_branches=2")
+    assert on_workers(session, [CAMPING, BEES]).digest == alone(session, [CAMPING, BEES])
+
+
+def test_a_prompt_that_never_fits_is_refused_as_alone() -> None:
+    session = session_of("bim_eagle", "layout.kv_slots=450", "layout.max_num_branches=2")
+    long = Prompt("3", "Tell me about tea. " * 60)
+    ran = on_workers(session, [long, CAMPING])
+    assert ran.digest == alone(session, [long, CAMPING])
+    assert ran.answers[0].sections[0].finish == "refused"
+    assert "slots" in ran.answers[0].sections[0].note
+
+
+def test_parts_that_depend_on_others() -> None:
+    outline = outline_of(4, deps={2: (1,), 3: (1,), 4: (2, 3)})
+    session = session_of("bim_eagle", SAMPLED, outline=outline)
+    ran = on_workers(session, [CAMPING])
+    assert ran.digest == alone(session, [CAMPING])
+    assert len(ran.told("placed")) == 3, "each wave once the one before has ended"
+
+
+def test_branches_that_nobody_has_room_for_go_to_whoever_is_free_first() -> None:
+    outline = outline_of(4)
+    session = session_of("bim_plain", "layout.max_num_branches=1", budget=12, outline=outline)
+    ran = on_workers(session, [CAMPING])
+    assert ran.digest == alone(session, [CAMPING])
+    first, *later = [one["branches"] for one in ran.told("placed")]
+    assert len(set(first.values())) == len(first) == 2, "one for each"
+    assert sum(map(len, later)) == 2 and all(len(one) <= 2 for one in later)
+
+
+def test_parts_keep_the_arrival_of_their_request() -> None:
+    session = session_of("bim_plain", outline=outline_of(2))
+    driver: RequestTable = session.board()["branches"].table
+    new_request_state(session, driver, CAMPING)
+    course = new_request_state(session, driver, CAMPING)
+    course.parse_()
+    worker: RequestTable = session.board()["branches"].table
+    for handed in (course.part(course.request.branches), course.part([])):
+        part = session.request(CAMPING, RequestSettings(handed=handed))
+        worker.add(part)
+        assert part.arrival == course.request.arrival == 1, "though it came first here"
+
+
+# -- workers that compute together ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("graph", "workers", "skeleton", "branches"),
+    [
+        (("bim_eagle", SAMPLED), 2, 2, 1),
+        (("bim_dflash", "layout.kind=paged"), 2, 2, 2),
+        (("bim_vanilla", SAMPLED), 2, 1, 2),
+    ],
+)
+def test_ranks_write_what_one_engine_writes(
+    graph: tuple[str, ...], workers: int, skeleton: int, branches: int
+) -> None:
+    session = session_of(*graph, budget=10, packed=False)
+    sizes = {"skeleton": skeleton, "branches": branches}
+    ran = on_workers(session, [CAMPING], workers=workers, **sizes)
+    assert ran.digest == alone(session, [CAMPING])
+    assert not ran.director.workers.losses and not ran.told("group_lost")
+    placed = {name for one in ran.told("placed") for name in one["branches"].values()}
+    assert {name.count("+") for name in placed} == {branches - 1}
+    assert len(placed) == workers // branches, "every unit has decoded branches"
+
+
+def test_the_prefix_moves_once_and_weighs_what_the_formula_says() -> None:
+    """From two ranks with half of the heads each, to two workers with all of them."""
+    ran = on_workers(
+        session_of("bim_eagle", budget=10, packed=False), [BEES], workers=2, skeleton=2
+    )
+    (told,) = ran.told("regroup")
+    rows, drafted = told["rows"]
+    assert rows >= 90 and told["bytes"] == 2 * (rows * TARGET + drafted * EAGLE)
+    moved = [pool["moved_bytes"].get(CAUSE, 0) for pool in ran.figures["kv"].values() if pool]
+    assert sum(moved) == told["bytes"], "the pools' ledgers say the same"
+    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
+    assert sorted(reused)[-2] >= rows - 1, "and nobody computes them again"
+
+
+def test_a_lost_rank_changes_nothing() -> None:
+    """The others notice, and all go on with another one from the last committed tokens."""
+    session = session_of("bim_eagle", SAMPLED, budget=20, packed=False)
+    sizes = {"workers": 2, "skeleton": 2}
+    ran = on_workers(session, [BEES], **sizes, chaos=Chaos(outline_begun, last))
+    assert ran.digest == alone(session, [BEES])
+    assert ran.director.workers.losses == 1 and ran.told("again")
+
+
+# -- workers with a part of the weights -----------------------------------------------------------
+
+
+def in_halves(
+    graph: str, *sets: str, workers: int = 2, skeleton: int = 2, chaos: Chaos | None = None
+) -> Ran:
+    """A run, equal to one with the whole target, on workers that have a half of it each."""
+    asked = {"budget": 16, "packed": False}
+    whole, prompts = session_of(graph, *sets, **asked), [CAMPING, BEES]
+    halves = ThreadWorkers(*(session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)))
+    sizes = {"workers": workers, "skeleton": skeleton, "branches": 2}
+    ran = on_workers(whole, prompts, hosts=halves, chaos=chaos, **sizes)
+    assert ran.digest == alone(whole, prompts)
+    assert not ran.told("group_lost") or chaos is not None
+    return ran
+
+
+def parts_in_units(director: Director) -> list[list[int]]:
+    units = director.workers.groups(2)
+    return [[member.part for member in unit.workers] for unit in units]
+
+
+@pytest.mark.parametrize(
+    ("graph", "workers", "skeleton", "units"),
+    [
+        (("bim_eagle", SAMPLED), 2, 2, 1),
+        (("bim_dflash", "layout.kind=paged"), 4, 2, 2),
+        (("bim_vanilla",), 4, 4, 2),
+        (("bim_plain",), 3, 2, 1),
+    ],
+)
+def test_halves_write_what_the_whole_writes(
+    graph: tuple[str, ...], workers: int, skeleton: int, units: int
+) -> None:
+    """A worker too many waits, in case that another one is lost."""
+    ran = in_halves(*graph, workers=workers, skeleton=skeleton)
+    assert parts_in_units(ran.director) == [[0, 1]] * units
+    weighs = {one["weights"] for one in ran.figures["cluster"]["workers"]}
+    whole = sum(
+        one.nbytes for one in session_of("bim_plain", packed=False).models.target.parameters()
+    )
+    assert max(weighs) < 0.7 * whole, "the embedding is on both, and is the head"
+
+
+def test_who_takes_the_place_of_a_lost_one_has_its_part() -> None:
+    ran = in_halves("bim_eagle", SAMPLED, chaos=Chaos(outline_begun, last))
+    assert ran.director.workers.losses == 1 and ran.told("again")
+    assert parts_in_units(ran.director) == [[0, 1]]
+
+
+def test_a_part_is_loaded_where_no_worker_computes_more() -> None:
+    job = prepare(RunOptions("bim_dflash", threads=1))
+    sizes = [(1, 1, 1), (2, 1, 1), (2, 2, 2), (4, 2, 2), (1, 2, 1)]
+    for skeleton, branches, parts in sizes:
+        groups = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
+        assert parts_of(job, ClusterBlock(**groups)) == parts
+    values = [job_values(job, PAIRS, 0, part) for part in range(2)]
+    assert [one["part"] for one in values] == [[0, 2], [1, 2]]
+    target = load_job(values[1]).models.target
+    assert target.share.kv_heads == range(1, 2) and not target.whole
+    coded = prepare(RunOptions("bim_dflash", threads=1, weights="int8"))
+    assert parts_of(coded, PAIRS) == 1, "a part of a row has other codes than the row"
