@@ -23,7 +23,7 @@ LM_HEAD = "lm_head.weight"
 
 
 class EagleHead(PoolModel):
-    """What all drafters of the family share; with its subclasses it implements `HiddenDrafter`.
+    """What all drafters of the family share; its subclasses implement `HiddenDrafter`.
 
     tap_ids: the target's hidden states that `fc` reads.
     layer: the one layer, under whatever published name.
@@ -72,14 +72,6 @@ class EagleHead(PoolModel):
     def to_features(self, out_NH: Tensor) -> Tensor:
         """The layer's output -> the next features."""
         return out_NH
-
-    def fuse(self, taps_RF: Tensor) -> Tensor:
-        """See `HiddenDrafter.fuse`."""
-        raise NotImplementedError
-
-    def logits(self, hidden_RH: Tensor) -> Tensor:
-        """See `HiddenDrafter.logits`."""
-        raise NotImplementedError
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """See `HiddenDrafter.to_target`: the vocabulary is the target's."""

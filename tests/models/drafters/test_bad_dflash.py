@@ -2,22 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.blocks import GOLDEN
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from helpers.checkpoints import Spoil, change, drop, put
 
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Reach, dflash_config
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_dflash, load_target
 
-WEIGHTS = "model.safetensors"
 Q0 = "layers.0.self_attn.q_proj.weight"
 SLIDING = ["sliding_attention", "full_attention"]
 
@@ -32,10 +29,10 @@ def draft(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / "draft", tmp_path / "draft"))
 
 
-def edit(**changes: object) -> Callable[[Path], None]:
+def edit(**changes: object) -> Spoil:
     """Other values in config.json; those of `dflash_config` as `inner`, None to drop a key."""
 
-    def change(folder: Path) -> None:
+    def update(folder: Path) -> None:
         path = folder / "config.json"
         raw = json.loads(path.read_text())
         inner = changes.get("inner", {})
@@ -46,21 +43,10 @@ def edit(**changes: object) -> Callable[[Path], None]:
         raw["dflash_config"] = {k: v for k, v in merged.items() if v is not None}
         path.write_text(json.dumps(raw))
 
-    return change
+    return update
 
 
-def put(name: str, value: Callable[[Tensor], Tensor | None]) -> Callable[[Path], None]:
-    """Replace one tensor by something made from it; None drops it."""
-
-    def change(folder: Path) -> None:
-        tensors = load_file(folder / WEIGHTS)
-        new = value(tensors.pop(name, torch.ones(2)))
-        save_file(tensors | ({} if new is None else {name: new.contiguous()}), folder / WEIGHTS)
-
-    return change
-
-
-BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+BAD: dict[str, tuple[Spoil, str]] = {
     "another vocabulary": (
         edit(vocab_size=130),
         "another target: a vocabulary of 130, .*target/config.json has 128",
@@ -105,8 +91,8 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
         edit(num_hidden_layers=1, layer_types=None),
         r"unexpected tensors: layers\.1\.input_layernorm\.weight, .* and 3 more",
     ),
-    "missing": (put("hidden_norm.weight", lambda _: None), r"missing: hidden_norm\.weight"),
-    "unexpected": (put("embed_tokens.weight", lambda t: t), r"tensors: embed_tokens\.weight"),
+    "missing": (drop("hidden_norm.weight"), r"missing: hidden_norm\.weight"),
+    "unexpected": (put("embed_tokens.weight", torch.ones(2)), r"tensors: embed_tokens\.weight"),
     "transposed": (
         put("layers.1.mlp.up_proj.weight", lambda t: t.t()),
         r"`layers\.1\.mlp\.up_proj\.weight` has shape \[64, 96\], .* makes it \[96, 64\]",
@@ -165,12 +151,11 @@ def as_speculators(folder: Path, target: Decoder, **changes: object) -> Path:
         "sample_from_anchor": False,
     }
     (folder / "config.json").write_text(json.dumps(outer | changes))
-    tensors = load_file(folder / WEIGHTS)
     copies = {
-        "embed_tokens.weight": target.embed.data,
-        "lm_head.weight": target.lm_head.weight.data,
+        "embed_tokens.weight": target.embed.data.bfloat16(),
+        "lm_head.weight": target.lm_head.weight.data.bfloat16(),
     }
-    save_file(tensors | {k: v.data.bfloat16() for k, v in copies.items()}, folder / WEIGHTS)
+    change(folder, lambda tensors: tensors.update(copies))
     return folder
 
 
@@ -181,7 +166,7 @@ def test_the_layout_of_speculators(draft: Path, target: Decoder) -> None:
     assert all(torch.equal(v, second.published()[k]) for k, v in first.published().items())
 
 
-SPECULATORS: dict[str, tuple[dict[str, object], Callable[[Path], None], str]] = {
+SPECULATORS: dict[str, tuple[dict[str, object], Spoil, str]] = {
     "another drafter": (
         {"speculators_model_type": "eagle3"},
         lambda _: None,

@@ -1,8 +1,9 @@
-"""A small language model that drafts must speak of the target's tokens."""
+"""Tokenizers: those that are refused, and that a drafter's tokens are the target's."""
 
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,21 @@ import pytest
 from helpers.tiny_models.tiny import write_tiny_target, write_tiny_tokenizer
 
 import specsot
+from specsot.engine.errors import Code, code_of
+from specsot.engine.models import load_models
+from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
-from specsot.models.load.tokenizer import TOKENIZER
+from specsot.models.load import tokenizer as loader
+from specsot.models.load.tokenizer import SETTINGS, TEMPLATE, TEMPLATES, TOKENIZER, load_tokenizer
 from specsot.models.load.weights import load_target, load_vanilla
 
 EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded"
+QWEN3_THINKING = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+    "{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +39,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def drafter(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "drafter"))
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "target"))
 
 
 def rewrite(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
@@ -124,3 +140,116 @@ def test_it_is_refused_before_the_weights_are_read(drafter: Path, made: Path) ->
     rewrite(drafter, TOKENIZER, swap("w20", "w30"))
     (drafter / "model.safetensors").unlink()
     assert "token 'w30'" in refusal(drafter, made)
+
+
+# -- tokenizers and chat templates that are refused, and named for what they are
+
+
+def edit(**changes: Any) -> Callable[[Path], object]:
+    """Other values in tokenizer_config.json."""
+
+    def change(folder: Path) -> None:
+        raw = json.loads((folder / SETTINGS).read_text())
+        (folder / SETTINGS).write_text(json.dumps(raw | changes))
+
+    return change
+
+
+def template(text: Any) -> Callable[[Path], object]:
+    return edit(chat_template=text)
+
+
+def write(name: str, text: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+    return change
+
+
+def link(name: str) -> Callable[[Path], object]:
+    """A link to a good file of the same name that lies outside."""
+
+    def change(folder: Path) -> None:
+        outside, path = folder.parent / Path(name).name, folder / name
+        path.parent.mkdir(exist_ok=True)
+        outside.write_text(path.read_text() if path.exists() else "{}")
+        path.unlink(missing_ok=True)
+        path.symlink_to(outside)
+
+    return change
+
+
+def add_id(folder: Path) -> None:
+    raw = json.loads((folder / TOKENIZER).read_text())
+    raw["model"]["vocab"]["new"] = 130
+    (folder / TOKENIZER).write_text(json.dumps(raw))
+
+
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "none": (lambda f: (f / TOKENIZER).unlink(), r"target: holds no tokenizer \(tokenizer\.json"),
+    "empty": (write(TOKENIZER, ""), "no usable tokenizer: JSONDecodeError"),
+    "an empty object": (write(TOKENIZER, "{}"), "no usable tokenizer: KeyError"),
+    "one id too many": (add_id, "highest id is 130, the embedding has 130 rows"),
+    "settings cut off": (write(SETTINGS, "{"), r"tokenizer_config\.json: invalid JSON at line 1"),
+    "settings a list": (write(SETTINGS, "[]"), "must hold an object, not a list"),
+    "own code": (edit(auto_map={"AutoTokenizer": ["x.Y", None]}), "`auto_map` .* never executed"),
+    "class a number": (edit(tokenizer_class=3), "`tokenizer_class` must be a name, not 3"),
+    "eos a number": (edit(eos_token=5), "no usable tokenizer: TypeError"),
+    "added tokens": (edit(added_tokens_decoder={"x": 1}), "no usable tokenizer: "),
+    "other file": (edit(fast_tokenizer_files=["../tokenizer.1.json"]), "not a plain file name"),
+    "other files": (edit(fast_tokenizer_files=5), "`fast_tokenizer_files` must be a list"),
+    "tokenizer outside": (link(TOKENIZER), "is a link that leaves its folder"),
+    "settings outside": (link(SETTINGS), "is a link that leaves its folder"),
+    "added tokens outside": (link("added_tokens.json"), "is a link that leaves its folder"),
+    "template outside": (link(TEMPLATE), r"chat_template\.jinja: is a link that leaves"),
+    "more templates outside": (link(f"{TEMPLATES}/tool.jinja"), r"tool\.jinja: is a link that"),
+    "template raises": (template("{{ raise_exception('no') }}"), "TemplateError: no$"),
+    "template unfinished": (template("{% if %}"), "fails on a plain .* TemplateSyntaxError"),
+    "template of other keys": (template("{{ a.b.c }}"), "UndefinedError: 'a' is undefined"),
+    "template a number": (template(5), r"tokenizer_config\.json: the chat template fails"),
+    "template of the first turn": (
+        template("{{ messages[0].content }}"),
+        "drops the text of a user's turn",
+    ),
+    "template in its own file": (
+        write(TEMPLATE, "{{ 1 / 0 }}"),
+        r"chat_template\.jinja: .*ZeroDivisionError",
+    ),
+    "no default template": (
+        template([{"name": "tool", "template": "{{ messages[0].content }}"}]),
+        "multiple chat templates with no default",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_tokenizer_is_refused_in_one_line(name: str, folder: Path) -> None:
+    spoil, message = BAD[name]
+    spoil(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        load_models(folder, None)
+    assert str(caught.value).startswith(str(folder)) and "\n" not in str(caught.value)
+    assert code_of(caught.value) is Code.MODEL
+
+
+def test_a_template_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "TEMPLATE_SECONDS", 0.2)
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    write(TEMPLATE, endless)(folder)
+    watching = sys.gettrace()
+    with pytest.raises(ModelError, match=r"TimeoutError: not done after 0\.2 s"):
+        load_tokenizer(folder, decoder_config(folder))
+    assert sys.gettrace() is watching
+
+
+@pytest.mark.parametrize("text", [QWEN3_THINKING, None, ""])
+def test_templates_that_are_taken(folder: Path, text: str | None) -> None:
+    template(text)(folder)
+    assert load_tokenizer(folder, decoder_config(folder)).chat_template == text
+
+
+def test_a_list_of_templates_with_a_default(folder: Path) -> None:
+    own = [{"name": "default", "template": QWEN3_THINKING}, {"name": "tool", "template": "x"}]
+    template(own)(folder)
+    assert load_tokenizer(folder, decoder_config(folder)).chat_template["tool"] == "x"
