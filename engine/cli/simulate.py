@@ -1,6 +1,7 @@
 """`specsot simulate`: what a policy does to waiting times, on arrivals, without a model."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -67,15 +68,9 @@ def simulate(
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`.
     """
     from ..record.trace import records_of
+    from ..simulate import command
     from ..simulate.arrivals import Workload
-    from ..simulate.command import (
-        ClusterSettings,
-        SimulationSettings,
-        clusters_described,
-        described,
-        simulate_clusters,
-    )
-    from ..simulate.command import simulate as compare
+    from ..simulate.arrivals import arrivals as arrivals_of
     from ..simulate.costs import StepCost
     from ..simulate.costs import fit as fit_costs
 
@@ -94,20 +89,20 @@ def simulate(
     cost = StepCost() if costs is None else StepCost.load(costs)
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]
-    settings = SimulationSettings(arrivals, requests, work, names, seed)
+    source = partial(arrivals_of, arrivals, requests, work, seed)
     if cluster is not None:
-        cluster_settings = ClusterSettings(cluster, tp, link, shape, together)
-        clusters = simulate_clusters(program.graph, cost, settings, cluster_settings)
-        if as_json:
-            print_json(clusters=clusters)
-        else:
-            print(clusters_described(clusters))
-        return
-    results = compare(program.graph, cost, settings)
-    if as_json:
-        print_json(policies=results)
+        setups = command.cluster_setups(cluster, tp, link, shape=shape, together=together)
+        results = command.simulate_clusters(
+            program.graph, cost, names, source, setups=setups, seed=seed
+        )
     else:
-        print(described(results))
+        results = command.simulate(program.graph, cost, names, source, seed=seed)
+    if as_json:
+        print_json(**{"policies" if cluster is None else "clusters": results})
+    elif cluster is None:
+        print(command.described(results))
+    else:
+        print(command.clusters_described(results))
 
 
 def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:

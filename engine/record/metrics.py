@@ -22,8 +22,6 @@ from ..chunks.store import ChunkLibrary
 NS = 1e9
 SCHEMA = 1
 
-# -- cached documents -----------------------------------------------------------------------------
-
 
 @dataclass(slots=True)
 class ProbeFigures:
@@ -99,9 +97,6 @@ def blend_figures(
         },
         **({} if probed is None else {"probe": probed.figures()}),
     }
-
-
-# -- counters -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

@@ -57,8 +57,6 @@ class Recorder:
         self.start_time = perf_counter_ns()
         self.take_snapshot()
 
-    # -- events -----------------------------------------------------------------------------------
-
     def __call__(self, event: Event) -> None:
         at = self.now
         if self.write is not None:
@@ -105,8 +103,6 @@ class Recorder:
                 marks.outline = at
         self._record(at, summary, self.meter.forwards)
 
-    # -- the trace --------------------------------------------------------------------------------
-
     def write_record(self, record: Record) -> None:
         """Add a trace record of another source among the events."""
         self._record(self.now, record)
@@ -139,8 +135,6 @@ class Recorder:
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
         """metrics.json, as far as the run got."""
         return figures(self.meter, board)
-
-    # -- pauses and snapshots ---------------------------------------------------------------------
 
     def exclude(self, nanos: int) -> None:
         """Exclude a pause from the run's time."""

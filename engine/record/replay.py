@@ -36,8 +36,6 @@ from .trace import ROUND_FIELDS, Record, records_of, trees_of
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
 UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 
-# -- requests and branches of a saved run ---------------------------------------------------------
-
 
 @dataclass(eq=False)
 class ReplayedBranch:
@@ -148,9 +146,6 @@ class ReplayedRequest:
             tokens=sum(run.tokens[branch.name] for branch in self.branches),
             refused=stage == "done" and refused,
         )
-
-
-# -- the run --------------------------------------------------------------------------------------
 
 
 class Replay:

@@ -59,9 +59,6 @@ def uncombined(answers: Iterable[Answer]) -> list[str]:
     ]
 
 
-# -- outputs.jsonl --------------------------------------------------------------------------------
-
-
 def outputs(
     answers: Sequence[Answer],
     meter: Meter,
@@ -121,9 +118,6 @@ def _section(section: Section, contexts: Contexts) -> dict[str, Any]:
         "context_ids": list(contexts.get(section.index, ())),
         "token_ids": list(section.tokens),
     }
-
-
-# -- pages ----------------------------------------------------------------------------------------
 
 
 def answer_text(answers: Sequence[Answer]) -> str:

@@ -30,9 +30,6 @@ MAX_ENTRIES = 64  # moves, and branches with their last trees, that a view retai
 PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
 
 
-# -- trees of drafts ------------------------------------------------------------------------------
-
-
 class Mark(StrEnum):
     """The outcome of a drafted token, or the origin of a token of the target's.
 
@@ -123,9 +120,6 @@ def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
 def token_text(token: int, text: Callable[[int], str]) -> str:
     """The text of a token, or its id in angle brackets if the text is empty."""
     return text(token) or f"<{token}>"
-
-
-# -- snapshots ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

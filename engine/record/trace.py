@@ -120,9 +120,6 @@ def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]
     }
 
 
-# -- reading --------------------------------------------------------------------------------------
-
-
 def records_of(run: SavedRun) -> Iterator[Record]:
     """The lines of trace.jsonl; raises UsageError."""
     for number, line in enumerate(run.text(TRACE).splitlines(), 1):

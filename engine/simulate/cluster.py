@@ -214,8 +214,6 @@ class ClusterSimulation:
         self._num_planned += 1
         heappush(self._events, (at, self._num_planned, handle))
 
-    # -- arrivals and routing ---------------------------------------------------------------------
-
     def _arrive(self, arrival: Arrival) -> None:
         number = self.served.requests
         self.served.requests += 1
@@ -261,8 +259,6 @@ class ClusterSimulation:
         self.loads.add_(worker, tokens)
         if self.groups:
             self.group_loads.add_(worker // self.setup.tp, tokens)
-
-    # -- steps ------------------------------------------------------------------------------------
 
     def _group_of(self, worker: SimulatedWorker) -> WorkerGroup | None:
         return self.groups[worker.number // self.setup.tp] if self.groups else None
@@ -318,8 +314,6 @@ class ClusterSimulation:
             member.owed = True
             self._step(member)
         self._step_together(group)
-
-    # -- results of a step ------------------------------------------------------------------------
 
     def _collect(
         self, worker: SimulatedWorker, group: WorkerGroup | None = None

@@ -1,55 +1,75 @@
 """`specsot simulate`: policies or clusters compared on the same arrivals, without a model."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 from ...states.graph.graph import Graph
 from ..errors import UsageError
-from .arrivals import Workload, arrivals
+from .arrivals import Arrival
 from .cluster import ClusterSetup, ClusterSimulation
 from .costs import StepCost, link_of, shape_of
 from .world import Simulation
 
 Document = dict[str, Any]  # the figures of one simulation as JSON values
+Source = Callable[[], Iterator[Arrival]]  # the same arrivals at each call
 
 
-@dataclass(frozen=True, slots=True)
-class SimulationSettings:
-    """What to simulate: `spec` of the arrivals, and the number of generated ones."""
-
-    spec: str
-    count: int
-    work: Workload
-    policies: Sequence[str]
-    seed: int
-
-    def serve(self, world: Simulation | ClusterSimulation) -> tuple[Document, float]:
-        """The figures of a simulation of the arrivals, and its real duration in seconds."""
-        start = perf_counter()
-        served = world.run(arrivals(self.spec, self.count, self.work, self.seed))
-        wall = perf_counter() - start
-        return {**served.document(), "wall_seconds": wall}, max(wall, 1e-9)
+def simulate(
+    graph: Graph, cost: StepCost, policies: Sequence[str], source: Source, *, seed: int
+) -> dict[str, Document]:
+    """All policies on the same arrivals."""
+    results = {}
+    for policy in policies:
+        world = Simulation(graph, cost, policy, seed)
+        document, wall = _served(world, source)
+        document["requests_per_wall_second"] = document["requests"] / wall
+        document["microseconds_per_plan"] = 1e6 * world.busy / max(document["steps"], 1)
+        results[policy] = document
+    return results
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """All combinations to compare: comma-separated numbers and links, and a target's shape."""
+def simulate_clusters(
+    graph: Graph,
+    cost: StepCost,
+    policies: Sequence[str],
+    source: Source,
+    *,
+    setups: Sequence[ClusterSetup],
+    seed: int,
+) -> dict[str, Document]:
+    """All clusters under one policy on the same arrivals."""
+    if len(policies) != 1:
+        raise UsageError("--cluster compares clusters under one policy: --policies NAME")
+    results = {}
+    for setup in setups:
+        world = ClusterSimulation(graph, cost, policies[0], setup, seed=seed)
+        document, wall = _served(world, source)
+        document["events_per_wall_second"] = document["events"] / wall
+        results[setup.name] = document
+    return results
 
-    workers: str
-    tp: str
-    links: str
-    shape: str
-    together: bool
 
-    def setups(self) -> Iterator[ClusterSetup]:
-        """All setups; raises UsageError for an invalid one."""
-        shape = shape_of(self.shape)
-        for workers in _numbers("--cluster", self.workers):
-            for tp in _numbers("--tp", self.tp):
-                for link in self.links.split(","):
-                    yield ClusterSetup(workers, tp, link_of(link), shape, together=self.together)
+def _served(world: Simulation | ClusterSimulation, source: Source) -> tuple[Document, float]:
+    """The figures of a simulation, and its real duration in seconds."""
+    start = perf_counter()
+    served = world.run(source())
+    wall = perf_counter() - start
+    return {**served.document(), "wall_seconds": wall}, max(wall, 1e-9)
+
+
+def cluster_setups(
+    workers: str, tp: str, links: str, *, shape: str, together: bool
+) -> list[ClusterSetup]:
+    """All combinations of comma-separated numbers and links; raises UsageError for an invalid
+    one."""
+    model = shape_of(shape)
+    return [
+        ClusterSetup(count, ranks, link_of(link), model, together=together)
+        for count in _numbers("--cluster", workers)
+        for ranks in _numbers("--tp", tp)
+        for link in links.split(",")
+    ]
 
 
 def _numbers(option: str, text: str) -> Sequence[int]:
@@ -61,36 +81,6 @@ def _numbers(option: str, text: str) -> Sequence[int]:
     if min(numbers) < 1:
         raise UsageError(f"{option} {text}: numbers from 1 on, as in 1,10,100")
     return numbers
-
-
-def simulate(graph: Graph, cost: StepCost, settings: SimulationSettings) -> dict[str, Document]:
-    """All policies on the same arrivals."""
-    results = {}
-    for policy in settings.policies:
-        world = Simulation(graph, cost, policy, settings.seed)
-        document, wall = settings.serve(world)
-        document["requests_per_wall_second"] = document["requests"] / wall
-        document["microseconds_per_plan"] = 1e6 * world.busy / max(document["steps"], 1)
-        results[policy] = document
-    return results
-
-
-def simulate_clusters(
-    graph: Graph, cost: StepCost, settings: SimulationSettings, clusters: ClusterSettings
-) -> dict[str, Document]:
-    """All clusters under one policy on the same arrivals."""
-    if len(settings.policies) != 1:
-        raise UsageError("--cluster compares clusters under one policy: --policies NAME")
-    results = {}
-    for setup in list(clusters.setups()):
-        world = ClusterSimulation(graph, cost, settings.policies[0], setup, seed=settings.seed)
-        document, wall = settings.serve(world)
-        document["events_per_wall_second"] = document["events"] / wall
-        results[setup.name] = document
-    return results
-
-
-# -- tables ---------------------------------------------------------------------------------------
 
 
 def described(policies: Mapping[str, Document]) -> str:

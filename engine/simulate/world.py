@@ -62,20 +62,20 @@ class CountedPool(KVCache):
             raise PoolFullError(f"{self.current_length} slots of {self.slots}")
         self._note_peak()
 
-    def open_(self, home: int, size: int, least: int | None = None) -> None:
-        self.regions[home] = Region()
-
     def release_(self, slots: npt.ArrayLike) -> None:
         """Nothing: no slot has a number."""
+
+    def wipe_(self, owners: Iterable[int]) -> None:
+        """Nothing: there are no rows."""
+
+    def open_(self, home: int, size: int, least: int | None = None) -> None:
+        self.regions[home] = Region()
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
         for owner in owners:
             first, last = self.spans.pop(owner, (0, 0))
             self.current_length -= last - first
             self.regions.pop(owner, None)
-
-    def wipe_(self, owners: Iterable[int]) -> None:
-        """Nothing: there are no rows."""
 
     def relabel_(self, old: int, new: int, home: int) -> None:
         if old in self.spans:
@@ -276,8 +276,6 @@ class Simulation:
         """True without open requests."""
         return not self._live
 
-    # -- requests ---------------------------------------------------------------------------------
-
     def submit(
         self,
         arrival: Arrival,
@@ -318,8 +316,6 @@ class Simulation:
         """Ids of no other text, so that only shared prefixes match."""
         self._ids = (self._ids + 1) % MAX_IDS
         return (self._ids,) * count
-
-    # -- a step -----------------------------------------------------------------------------------
 
     def _forward_(self, plan: StepPlan, ran: Sequence[Branch]) -> int:
         """Write down the results of a forward; returns its rows."""

@@ -116,9 +116,6 @@ def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -
     return heads
 
 
-# -- one tree -------------------------------------------------------------------------------------
-
-
 def tree_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
     """A tree in at most `rows` lines of `width` cells."""
     return _chain_lines(tree, width, rows) if _is_chain(tree) else _grid_lines(tree, width, rows)

@@ -65,9 +65,6 @@ class PlainView:
         self.say(f"{self.recorder.now / 1e9:6.1f} s  {line}\n")
 
 
-# -- `--explain-rounds` ---------------------------------------------------------------------------
-
-
 def rounds_view(recorder: Recorder, run: Run, say: Callable[[str], None]) -> Sink:
     """Writes a block per branch and round; rounds have the numbers of trace.jsonl."""
 

@@ -88,9 +88,6 @@ def _first_ranked(
     return shown, [Text(f"  … and {hidden} more", style="dim")] if hidden else []
 
 
-# -- the state graph ------------------------------------------------------------------------------
-
-
 def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
     """The graph as a column of states: an arrow for the last transition, a mark for open ones."""
     ways = scene.ways.get(snap.state, ())
@@ -126,9 +123,6 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
     marks[source] = "╭╴" if down else "╰╴"
     marks[target] = "╰▶" if down else "╭▶"
     return marks
-
-
-# -- the trace ------------------------------------------------------------------------------------
 
 
 def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
@@ -206,9 +200,6 @@ def _tail(text: str, width: int, rows: int) -> list[str]:
         return lines
     backwards = wrapped([word[::-1] for word in reversed(words)], width)[:rows]
     return [line[::-1] for line in reversed(backwards)]
-
-
-# -- the title line -------------------------------------------------------------------------------
 
 
 def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
@@ -375,8 +366,6 @@ def legend(codes: Codes) -> Text:
         text.append(f" {CELLS[code][2]} " if code in CELLS else " ", style="dim")
     return text
 
-
-# -- cached rows ----------------------------------------------------------------------------------
 
 STATUS_STYLES = {
     LayerStatus.DECODE: "#202020 on grey74",

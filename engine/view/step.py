@@ -45,8 +45,6 @@ HELP_BREAKS = "[Enter] one step, [c] to the next halt, [q] quit > "
 POLL_SECONDS = 0.1  # between two checks of the stop signal
 PLAIN_WIDTH = 100  # columns of pages in plain output
 
-# -- the last forward of a halted run -------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardRow:
@@ -172,8 +170,6 @@ class Inspector:
             visible_NK=np.array(seen_NK, np.bool_).reshape(len(visible), len(slots)),
             fresh=len(fresh),
         )
-
-    # -- pages ------------------------------------------------------------------------------------
 
     def _text_lines(self, width: int) -> Iterator[Text]:
         """The texts of the branches; the part without a cached row in angle brackets."""

@@ -28,28 +28,17 @@ def meter() -> Meter:
     return made
 
 
-def test_tau_counts_verified_rounds_only(meter: Meter) -> None:
+def test_figures_of_made_up_rounds(meter: Meter) -> None:
+    """Tau counts verified rounds only, acceptance every tree node, forwards prefills too; marks
+    are per request."""
     assert meter.tau_step == pytest.approx((3 + 1 + 0 + 2 + 2) / 5)
     assert meter.tau_request == pytest.approx(((3 + 0) / 2 + (1 + 2 + 2) / 3) / 2)
-
-
-def test_acceptance_counts_every_tree_node(meter: Meter) -> None:
     assert meter.acceptance_rate == pytest.approx((2 + 0 + 0 + 1 + 1) / 50)
-
-
-def test_tokens_per_forward_counts_prefills_too(meter: Meter) -> None:
     assert (meter.tokens, meter.forwards, meter.rounds) == (11, 4, 3)
     assert meter.per_forward == pytest.approx(11 / 4)
-
-
-def test_lengths_are_a_histogram_of_committed(meter: Meter) -> None:
     assert dict(meter.lengths) == {3: 1, 1: 1, 0: 1, 2: 2}
-
-
-def test_marks_are_per_request(meter: Meter) -> None:
     assert meter.marks["a"].first_token == 5_000
-    assert meter.marks["a"].last_token == 30_000
-    assert meter.marks["b/x"].last_token == 30_000
+    assert meter.marks["a"].last_token == meter.marks["b/x"].last_token == 30_000
 
 
 def test_padding_is_a_share_of_all_query_rows(meter: Meter) -> None:
