@@ -26,7 +26,7 @@ from ..workers.placement import (
 )
 from .arrivals import Arrival
 from .costs import GroupCost, Link, ModelShape, StepCost
-from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, Live, ServedFigures, Simulation
+from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, ServedFigures, Simulation
 
 WHOLE_ANSWER = -1  # the part number of an outline, or of an answer without parts
 
@@ -101,7 +101,7 @@ class TextTag(NamedTuple):
 
 
 class SimulatedWorker(Simulation):
-    """One worker, or the common steps of a group; records the first tokens and ends of texts.
+    """One worker, or the common steps of a group; the tag of a text is a `TextTag`.
 
     Attributes:
         in_step: busy. owed: the group has just stepped, so the worker steps next. worked: busy
@@ -114,15 +114,6 @@ class SimulatedWorker(Simulation):
         self.in_step = False
         self.owed = False
         self.worked = 0.0
-        self.started = list[TextTag]()
-        self.ended = list[TextTag]()
-
-    def first_token(self, live: Live) -> None:
-        self.started.append(live.tag)
-
-    def end(self, live: Live, refused: bool) -> None:
-        self.served.refused += refused
-        self.ended.append(live.tag)
 
     def start(self, now: float) -> bool:
         """Start a step, if there is anything to do; afterwards `self.now` is its end."""
@@ -319,12 +310,10 @@ class ClusterSimulation:
         self, worker: SimulatedWorker, group: WorkerGroup | None = None
     ) -> list[ClusterJob]:
         """Count the results of a step; returns the jobs whose outline is written."""
-        for job, part, _ in worker.started:
-            if part == WHOLE_ANSWER:
-                self.served.time_to_first_token.append(self.now - job.arrival.at)
-        worker.started.clear()
+        first = [live.tag.job for live in worker.started if live.tag.part == WHOLE_ANSWER]
+        self.served.time_to_first_token += [self.now - job.arrival.at for job in first]
         written = list[ClusterJob]()
-        for job, part, tokens in worker.ended:
+        for job, part, tokens in (live.tag for live in worker.ended):
             if group is None:
                 self._add_load(worker.number, -tokens)
             else:
@@ -338,7 +327,6 @@ class ClusterSimulation:
             job.unwritten -= 1
             if not job.unwritten:
                 self.served.time_to_answer.append(self.now - job.arrival.at)
-        worker.ended.clear()
         return written
 
     def _spread(self, job: ClusterJob, holders: list[int], received: int) -> None:

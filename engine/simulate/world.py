@@ -185,13 +185,14 @@ class Live:
     """An open request.
 
     tag: of the caller. received: rows of its prompt from another worker, which are not computed.
-    started: its first token is written.
+    started: its first token is written. refused: a branch was refused.
     """
 
     arrival: Arrival
     tag: Any = None
     received: int = 0
     started: bool = False
+    refused: bool = False
 
 
 class Simulation:
@@ -200,6 +201,7 @@ class Simulation:
     Attributes:
         now: seconds on the simulated clock. busy: processor seconds in the scheduler. served: the
             figures.
+        started, ended: requests whose first token, or whose answer, is of the last step.
 
     Raises:
         UsageError: the graph cannot be simulated.
@@ -224,11 +226,12 @@ class Simulation:
         self.served = WorkerFigures()
         self.now = 0.0
         self.busy = 0.0
+        self.started: list[Live] = []
+        self.ended: list[Live] = []
         self._inbox = Inbox(serves=True)
         self._rng = random.Random(f"simulation {seed}")
         self._round_tokens = cost.round_tokens(self._rng)
         self._live: dict[int, Live] = {}
-        self._started: list[Live] = []  # requests whose first token is of this step
         self._ids = 0  # the last token id: every prompt and answer has its own
 
     def run(self, arrivals: Iterable[Arrival]) -> WorkerFigures:
@@ -239,9 +242,14 @@ class Simulation:
             while after is not None and after.at <= self.now:
                 self.submit(after)
                 after = next(source, None)
-            if not self.step():
-                if after is None:
-                    break
+            if self.step():
+                first = [self.now - live.arrival.at for live in self.started]
+                whole = [self.now - live.arrival.at for live in self.ended if not live.refused]
+                self.served.time_to_first_token += first
+                self.served.time_to_answer += whole
+            elif after is None:
+                break
+            else:
                 self.now = after.at
         self.served.seconds = self.now
         self.served.count_schedulers([self.manager])
@@ -249,6 +257,8 @@ class Simulation:
 
     def step(self) -> bool:
         """One step of the clock; False if there is nothing to do."""
+        self.started.clear()
+        self.ended.clear()
         start = perf_counter()
         plan = plan_(self.manager, self._inbox)
         self.busy += perf_counter() - start
@@ -262,13 +272,11 @@ class Simulation:
             ran = 0 if plan.folds or plan.parallel else plan.running
             rows = self._forward_(plan, self.manager.active[:] if ran else [])
         self.now += self.cost.seconds(rows, ran, self.pool.needed_length)
-        for live in self._started:
-            self.first_token(live)
-        self._started.clear()
-        if plan.answers:
-            for request in self.manager.table.forget_finished():
-                live = self._live.pop(request.prefix_owner)
-                self.end(live, any(b.finish is Finish.REFUSED for b in request.all_branches()))
+        for request in self.manager.table.forget_finished() if plan.answers else ():
+            live = self._live.pop(request.prefix_owner)
+            live.refused = any(b.finish is Finish.REFUSED for b in request.all_branches())
+            self.served.refused += live.refused
+            self.ended.append(live)
         return True
 
     @property
@@ -353,7 +361,7 @@ class Simulation:
         branch.tokens += self._new(written)
         if not live.started:
             live.started = True
-            self._started.append(live)
+            self.started.append(live)
         self.served.tokens += written
         if len(branch.tokens) >= min(goal, branch.budget):
             branch.end(Finish.STOP if goal < branch.budget else Finish.LENGTH)
@@ -381,13 +389,3 @@ class Simulation:
                 request.branches.append(branch)
             move(request, "run")
         self.manager.lifecycle.release_and_prepare_()
-
-    def first_token(self, live: Live) -> None:
-        """Count the first token of a request."""
-        self.served.time_to_first_token.append(self.now - live.arrival.at)
-
-    def end(self, live: Live, refused: bool) -> None:
-        """Count the answer or the refusal of a request."""
-        self.served.refused += refused
-        if not refused:
-            self.served.time_to_answer.append(self.now - live.arrival.at)

@@ -100,7 +100,7 @@ def test_parts_stand_before_requests_that_came_later() -> None:
     hear = world._collect
 
     def hear_(worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
-        ended.extend((tag.job.number, tag.part) for tag in worker.ended)
+        ended.extend((live.tag.job.number, live.tag.part) for live in worker.ended)
         return hear(worker, group)
 
     world._collect = hear_  # type: ignore[method-assign]
