@@ -77,7 +77,7 @@ class EngineCollector:
                     values = {graph: counts[field] for graph, counts in graphs.items()}
                     yield self._family(kind, vllm_name if vllm else name, values, doc)
         name = "kv_cache_usage_perc" if vllm else "kv_usage"
-        shares = {graph: one["slots"] / max(one["capacity"], 1) for graph, one in graphs.items()}
+        shares = {graph: at["slots"] / max(at["capacity"], 1) for graph, at in graphs.items()}
         yield self._family(GaugeMetricFamily, name, shares, "Share of the target's pool in use.")
         name = "spec_decode_num_accepted_tokens_per_pos" if vllm else "accepted_at"
         doc = "Drafts accepted at each place of a path."

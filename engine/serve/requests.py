@@ -347,7 +347,10 @@ class CompletionRequest(SamplingFields):
             if isinstance(prompt, str):
                 check_length(prompt, "prompt")
         return self.choices(
-            [{"text" if isinstance(one, str) else "token_ids": one} for one in self.prompts],
+            [
+                {"text" if isinstance(prompt, str) else "token_ids": prompt}
+                for prompt in self.prompts
+            ],
             graph,
             ids,
             timeout,

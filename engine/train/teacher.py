@@ -85,8 +85,8 @@ class Teacher:
                 row = pack([[tokens]], len(tokens.ids)).to(self.device)
                 output = self._run_model(row, taps, best, exact=False)
                 halves = (x.bfloat16() if x.is_floating_point() else x for x in output)
-                kept = TeacherOutput(*(x.cpu() for x in halves))
-                self._cache[id(tokens)] = tokens, kept
+                stored = TeacherOutput(*(x.cpu() for x in halves))
+                self._cache[id(tokens)] = tokens, stored
         length = batch.ids.shape[1]
         rows = [[self._cache[id(tokens)][1] for tokens in row] for row in batch.samples]
 
