@@ -1,138 +1,203 @@
-"""`specsot bench`: an experiment with repeats, intervals and a comparison with a baseline."""
+"""`specsot compare`, `sweep` and `bench`: prompts through several sides, and what they show.
+
+`bench` measures an experiment: repeated, with intervals, beside other programs, compared with a
+baseline. `bench --tune` measures the settings of a drafter one after another. Nothing here imports
+torch before the command line is checked.
+"""
 
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from functools import partial
+from importlib.resources import files as resources
+from importlib.util import find_spec
+from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from ...states.text.outline import OutlineError
+from ...states.yaml.source import GraphError, Problem
 from ..errors import Code, UsageError
 from ..limits import disturbance
+from ..prepare.files import FOLDER, PACKAGE
+from ..prepare.inputs import Prompts, read_file
+from ..prepare.job import Job, prepare
 from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import BestEffortRunFolder
 from ..shell import complain, deliver, exit_code, json_text
-from ..terminal import working
-from .compare import RoundPlan, compare_jobs
-from .experiment import RESULT_SCHEMA, BenchOptions, Prepared, prepare_experiment, references_of
+from .experiment import (
+    PARTS,
+    BenchOptions,
+    Prepared,
+    axis_of,
+    prepare_experiment,
+    read_side,
+    text_of,
+)
 from .figures import FIGURES, Figure
 
 if TYPE_CHECKING:
-    from .comparison import Comparison
-    from .rows import Row
+    from .comparison import Comparison, Row
+
+MOST_GRAPHS = 26
+MOST_POINTS = 256
+MOST_SHOWN = 20  # problems and changes of an experiment
+RESULT = "result.json"
+TABLE = "table.csv"
+PAGE = "table.md"
+
+
+def ten_prompts() -> Path:
+    """The packaged prompts: plans and broad subjects, and a question with a short answer."""
+    return Path(str(resources(PACKAGE) / FOLDER / "prompts" / "ten.txt"))
+
+
+# -- compare, sweep ----------------------------------------------------------------------------
+
+
+@exit_code
+def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
+    """Compare and return the exit code; an error of the user ends as one message.
+
+    Args:
+        sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
+        options: of every graph, as of `specsot run`.
+        out: the folder of the saved rounds and tables.
+    """
+    if not 2 <= len(sides) <= MOST_GRAPHS:
+        raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
+    return _compare("compare", sides, options, out)
+
+
+@exit_code
+def sweep_command(
+    graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
+) -> int:
+    """Compare all points of a grid and return the exit code, as `compare_command` does.
+
+    The output ends with the best point, and omits single prompts.
+
+    Args:
+        vary: PATH=VALUE,VALUE... for each path; the last one changes fastest.
+    """
+    return _compare("sweep", points(graph, vary), options, out)
+
+
+def points(graph: str, vary: Sequence[str]) -> list[str]:
+    """The grid as sides of a comparison; its first point has the first value of every path.
+
+    Raises:
+        UsageError: a path without values, a repeated path, or too many points.
+    """
+    axes: dict[str, tuple[str, ...]] = {}
+    for text in vary:
+        path, values = axis_of(text)
+        if path in axes:
+            raise UsageError(f"--vary {text}: {path} varies already")
+        axes[path] = values
+    count = prod(map(len, axes.values()))
+    if not 2 <= count <= MOST_POINTS:
+        raise UsageError(f"--vary: a sweep has from 2 to {MOST_POINTS} points, not {count}")
+    name, graph_sets = read_side(graph)
+    grid = product(*([f"{path}={value}" for value in values] for path, values in axes.items()))
+    return [f"{name}@{','.join((*graph_sets, *point))}" for point in grid]
+
+
+def _compare(command: str, sides: Sequence[str], options: RunOptions, out: Path | None) -> int:
+    prompts = read_file(options.prompts or ten_prompts())
+    jobs = prepare_all(sides, options, prompts)
+    files = None if out is None else BestEffortRunFolder.at(out)
+    # Local, so that a wrong graph is an error before torch is imported.
+    from . import render, rounds
+
+    comparison = rounds.compare_jobs(jobs, files)
+    rated = command == "sweep"
+    best = comparison.best_line() if rated else ""
+    result = comparison.document()
+    if files is not None:
+        setup = comparison.setup
+        facts = {"command": f"`{setup['command']}`", "prompts": setup["prompts"]["count"]}
+        facts |= {"status": comparison.status, **setup["machine"], **setup["versions"]}
+        facts["a busy loop got of a CPU"] = f"{comparison.cpu_share:.0%}"
+        notes = [*render.equality_lines(comparison), best, disturbance(comparison.cpu_share) or ""]
+        table = render.comparison_markdown(result["table"])
+        lines = [f"{name}: {value}" for name, value in facts.items()]
+        files.write_text(TABLE, render.csv_text(result["table"]))
+        title = f"specsot {command}"
+        files.write_text(PAGE, render.page(title, table, filter(None, notes), lines))
+        files.write_json(RESULT, {**result, "setup": setup})
+    if options.as_json:
+        text = json_text({**result, "best": best} if rated else result)
+    else:
+        parts = partial(render.comparison_parts, comparison, each=not rated)
+        text = render.rendered(parts, sys.stdout, dict(os.environ)) + (f"{best}\n" if best else "")
+    faults = [] if files is None else files.faults
+    delivered = True
+    if options.as_json or comparison.prompts:
+        delivered = deliver(text, str(out) if out is not None and not faults else "")
+    hint = "" if out is None else "; the same command goes on from there"
+    _complain_about(comparison, comparison.problems, len(prompts.items), f"prompts{hint}")
+    for fault in faults:
+        complain(fault)
+    return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
+
+
+def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
+    """Every graph checked, without torch.
+
+    Raises:
+        UsageError, OutlineError, GraphError: as `specsot run` does; the problems of all graphs.
+    """
+    jobs: list[Job] = []
+    problems: list[Problem] = []
+    for side in sides:
+        graph, side_sets = read_side(side)
+        changed = replace(options, graph=graph, sets=(*options.sets, *side_sets))
+        try:
+            jobs.append(prepare(changed, prompts=prompts))
+        except GraphError as error:
+            for problem in error.problems:
+                option = problem.file.removeprefix("--set ")
+                if option in side_sets and option != problem.file:
+                    problem = replace(problem, file=f"{graph}@{option}")
+                elif side_sets:
+                    problem = replace(problem, file=f"{side}: {problem.file}")
+                problems.append(problem)
+        except (UsageError, OutlineError) as error:
+            raise UsageError(f"{side}: {error}" if side_sets else str(error)) from None
+    if problems:
+        raise GraphError(problems)
+    return jobs
+
+
+def _complain_about(
+    comparison: "Comparison", problems: Sequence[str], requested: int, unit: str
+) -> None:
+    """Report problems on stderr; unit: the word for rounds, and what to do if some are missing."""
+    for line in problems:
+        complain(line)
+    if (warning := disturbance(comparison.cpu_share)) is not None:
+        complain(f"warning: {warning}")
+    if failures := comparison.failures:
+        branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
+        complain(f"{branches} where equality is promised")
+    if (count := len(comparison.prompts)) < requested:
+        complain(f"{comparison.status} after {count} of {requested} {unit}")
+
+
+# -- bench -------------------------------------------------------------------------------------
 
 
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
-SAME = ("prompts", "dtype", "models")  # what must be equal of two results
-
-
-@dataclass(frozen=True, slots=True)
-class FigureChange:
-    """A figure of a row, before and now, with its interval if it has one."""
-
-    row: str
-    figure: str
-    before: list[float | None]
-    now: list[float | None]
-
-    def __str__(self) -> str:
-        form = FIGURES[self.figure].form
-        return f"{self.row}: {self.figure} {_words(self.before, form)} -> {_words(self.now, form)}"
-
-
-def _words(values: list[float | None], form: str) -> str:
-    value, *edges = (format(number, form) for number in values if number is not None)
-    return f"{value} ({' to '.join(edges)})" if edges else value
-
-
-def read_baseline(file: Path) -> dict[str, Any]:
-    """Raises UsageError if the file is not a result of `specsot bench`."""
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result["schema_version"] != RESULT_SCHEMA or not isinstance(result["rows"], dict):
-            raise ValueError("of another version")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not a result of `specsot bench`"
-        raise UsageError(f"--baseline {file}: {reason}") from None
-    return dict(result)
-
-
-def check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
-    """Raises UsageError where the two measured different things."""
-    old = _facts(before)
-    new = _facts(now)
-    unlike = [name for name in SAME if old[name] != new[name]]
-    if unlike:
-        raise UsageError(f"--baseline {file}: was measured with other {', '.join(unlike)}")
-    if not before["rows"].keys() & now["rows"].keys():
-        raise UsageError(f"--baseline {file}: has no row of these")
-
-
-def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
-    graphs = result["setup"]["graphs"].values()
-    return {
-        "prompts": result["setup"]["prompts"],
-        "dtype": sorted({graph["dtype"] for graph in graphs}),
-        "models": sorted({graph["model_hash"] for graph in graphs}),
-    }
-
-
-def changes(
-    before: Mapping[str, Any], now: Mapping[str, Any]
-) -> tuple[list[FigureChange], list[FigureChange]]:
-    """The figures that became worse and those that became better, of rows that both results have.
-
-    Absolute times depend on the load of the machine, so timed figures are compared only as ratios
-    to the reference row. A ratio has changed if the intervals are disjoint and the values differ by
-    at least LEAST.
-    """
-    differences = [*_changes(before, now)]
-    worse = [change for change, sign in differences if sign < 0]
-    return worse, [change for change, sign in differences if sign > 0]
-
-
-def _changes(
-    before: Mapping[str, Any], now: Mapping[str, Any]
-) -> Iterator[tuple[FigureChange, int]]:
-    for label, row in now["rows"].items():
-        old = before["rows"].get(label, {"figures": {}, "reference": None})
-        for name, values in row["figures"].items():
-            figure = FIGURES[name]
-            past = old["figures"].get(name)
-            if past is None or not figure.better or (figure.timed and figure.kind != "paired"):
-                continue
-            if sign := _sign(figure, past, values):
-                yield FigureChange(label, name, past, values), sign
-
-
-def _sign(figure: Figure, past: list[float | None], values: list[float | None]) -> int:
-    """1 for better, -1 for worse, 0 for a difference within noise."""
-    old, old_low, old_high = past
-    new, low, high = values
-    if (
-        old is None
-        or new is None
-        or abs(new - old) <= (LEAST if figure.timed else EXACT) * abs(old)
-    ):
-        return 0
-    if figure.timed:
-        if old_low is None or old_high is None or low is None or high is None:
-            return 0  # a single round has no interval
-        if low <= old_high and old_low <= high:
-            return 0
-    return figure.better if new > old else -figure.better
-
-
-WARM = 16  # rounds of the first prompt before anything counts
-RESULT = "result.json"
-CSV = "table.csv"
-PAGE = "table.md"
 REQUEST_FILE = "asked.json"
 SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
 PATHS = ("prompts", "outline")
-MOST_SHOWN = 20
 
 
 @exit_code
@@ -145,32 +210,80 @@ def bench_command(
         resume: the folder of an interrupted experiment to continue.
     """
     if resume is not None:
-        bench_options, options = resumed(resume, bench_options, options)
-    before = None if bench_options.baseline is None else read_baseline(bench_options.baseline)
-    if bench_options.plot:
-        from .plot import load_matplotlib
-
-        load_matplotlib()
-        if bench_options.out is None:
-            raise UsageError("--plot: name a folder for the pictures with --out DIR")
+        bench_options, options = _resumed(resume, bench_options, options)
+    out = bench_options.out
+    baseline = bench_options.baseline
+    before = None if baseline is None else _read_baseline(baseline)
+    if bench_options.plot and find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
+    if bench_options.plot and out is None:
+        raise UsageError("--plot: name a folder for the pictures with --out DIR")
     prepared = prepare_experiment(bench_options, options)
-    begin(bench_options, options)
+    experiment = prepared.experiment
+    files = None if out is None else BestEffortRunFolder.at(out)
+    if files is not None and not (files.path / REQUEST_FILE).exists():
+        files.write_json(REQUEST_FILE, _saved_request(bench_options, options))
     for note in prepared.notes:
         complain(f"note: {note}")
-    files = None if bench_options.out is None else BestEffortRunFolder.at(bench_options.out)
     comparison, result, rows = measure(prepared, files)
-    worse, better = _judged(before, result, bench_options.baseline)
-    notes = [*_notes(result, comparison), *_changed(worse, better, before is not None)]
+    from . import render
+
+    worse: list[str] = []
+    notes = ["No prompt was answered by every side."]
+    if rows:
+        ratios = "the first side at the same point, within rounds: median and interval"
+        if experiment.pairing == "first":
+            first = comparison.sides[0].letter
+            ratios = f"{first}, within rounds: their median, and 95 % of bootstrap draws"
+        notes = [*render.equality_lines(comparison), f"Ratios are to {ratios}."]
+        if before is not None and baseline is not None:
+            _check_same(before, result, baseline)
+            worse, better = changes(before, result)
+            lines = [f"worse than the baseline: {change}" for change in worse[:MOST_SHOWN]]
+            lines += [f"better than the baseline: {change}" for change in better[:MOST_SHOWN]]
+            notes += ["", *(lines or ["nothing is worse than the baseline"])]
+    measured = render.measured_words(result) if rows else []
     if files is not None:
-        _write(prepared, result, rows, notes, files, bench_options.plot)
-    delivered = _show(prepared, result, rows, notes, options, bench_options.out)
-    faults = _complaints(prepared, comparison, bench_options, files)
+        files.write_json(RESULT, result)
+        if rows:
+            title = f"{experiment.name}\n\n{experiment.doc}"
+            table = render.experiment_markdown(experiment, rows)
+            facts = [*measured, f"command: `{comparison.setup['command']}`"]
+            files.write_text(TABLE, render.csv_of(rows))
+            files.write_text(PAGE, render.page(title, table, notes, facts))
+            if bench_options.plot:
+                render.draw_all(experiment, rows, files.path)
+    if options.as_json:
+        text = json_text(result)
+    else:
+        parts = partial(render.experiment_parts, experiment, rows, [*notes, *measured])
+        text = render.rendered(parts, sys.stdout, dict(os.environ))
+    delivered = deliver(text, "" if out is None else str(out))
+    every = len(prepared.prompts.items) * experiment.repeats
+    hint = "" if out is None else f"; --resume {out} goes on from there"
+    _complain_about(comparison, comparison.problems[:MOST_SHOWN], every, f"rounds{hint}")
+    faults = [] if files is None else files.faults
+    for fault in faults:
+        complain(fault)
     if comparison.code:
         return comparison.code
     return Code.FAILED if faults or not delivered else Code.REGRESSION if worse else Code.OK
 
 
-def resumed(
+def measure(
+    prepared: Prepared, files: BestEffortRunFolder | None
+) -> "tuple[Comparison, dict[str, Any], list[Row]]":
+    """Run all rounds; returns the comparison, the result as plain data, and its rows."""
+    # Local, so that a wrong option is an error before torch is imported.
+    from .comparison import experiment_document, rows_of
+    from .rounds import compare_jobs
+
+    comparison = compare_jobs(prepared.jobs, files, prepared)
+    rows = rows_of(comparison, prepared)
+    return comparison, experiment_document(prepared.experiment, comparison, rows), rows
+
+
+def _resumed(
     folder: Path, bench_options: BenchOptions, options: RunOptions
 ) -> tuple[BenchOptions, RunOptions]:
     """The options of the interrupted experiment, with the baseline and plots of this call.
@@ -178,14 +291,8 @@ def resumed(
     Raises:
         UsageError: the folder has no experiment, or the call has other options.
     """
-    if (
-        bench_options.refs
-        or bench_options.vary
-        or bench_options.repeats
-        or bench_options.count
-        or bench_options.against
-        or bench_options.out
-    ):
+    now = BenchOptions((), baseline=bench_options.baseline, plot=bench_options.plot)
+    if bench_options != now:
         raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
     try:
         saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
@@ -197,16 +304,8 @@ def resumed(
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "damaged"
         raise UsageError(f"--resume {folder}: no experiment was begun there: {reason}") from None
-    now = replace(old, out=folder, baseline=bench_options.baseline, plot=bench_options.plot)
-    return now, replace(options, **saved_options)
-
-
-def begin(bench_options: BenchOptions, options: RunOptions) -> None:
-    """Save the options of the call before the first round; raises UsageError."""
-    if bench_options.out is not None and not (bench_options.out / REQUEST_FILE).exists():
-        BestEffortRunFolder.at(bench_options.out).write_json(
-            REQUEST_FILE, _saved_request(bench_options, options)
-        )
+    resumed = replace(old, out=folder, baseline=now.baseline, plot=now.plot)
+    return resumed, replace(options, **saved_options)
 
 
 def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str, Any]:
@@ -221,141 +320,168 @@ def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str
     return {"asked": bench_values, "options": shown}
 
 
-def measure(
-    prepared: Prepared, files: BestEffortRunFolder | None
-) -> "tuple[Comparison, dict[str, Any], list[Row]]":
-    """Run all rounds; returns the comparison, the result as plain data, and its rows."""
-    # Local, so that a wrong option is an error before torch is imported.
-    from .peers import dressed
-    from .results import setup_of
-    from .rows import document, rows_of
+def _read_baseline(file: Path) -> dict[str, Any]:
+    """Raises UsageError if the file is not a result of `specsot bench`."""
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if result["schema_version"] != 1 or not isinstance(result["rows"], dict):
+            raise ValueError("of another version")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a result of `specsot bench`"
+        raise UsageError(f"--baseline {file}: {reason}") from None
+    return dict(result)
 
-    experiment = prepared.experiment
-    entries = prepared.entries
-    jobs = prepared.jobs
-    plan = RoundPlan(
-        repeats=experiment.repeats,
-        warm=WARM,
-        shuffled=True,
-        collected=True,
-        dress=dressed([entry.peer for entry in entries]),
-        facts={"repeats": experiment.repeats, "probe": experiment.probe},
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
+    """Raises UsageError where the two measured different things."""
+    old, new = (
+        {
+            "prompts": result["setup"]["prompts"],
+            "dtype": {graph["dtype"] for graph in result["setup"]["graphs"].values()},
+            "models": {graph["model_hash"] for graph in result["setup"]["graphs"].values()},
+        }
+        for result in (before, now)
     )
-    comparison, folder = compare_jobs(jobs, files, plan)
-    prompts = prepared.prompts.items
-    references = references_of(experiment, entries)
-    probed = _probed(prepared, comparison)
-    rows = rows_of(comparison, entries, references, probed)
-    argv = jobs[0].options.argv
-    setup = setup_of(comparison.sides, prompts, argv) if folder is None else folder.setup
-    return comparison, document(experiment, comparison, rows, setup, references), rows
+    if unlike := [name for name in old if old[name] != new[name]]:
+        raise UsageError(f"--baseline {file}: was measured with other {', '.join(unlike)}")
+    if not before["rows"].keys() & now["rows"].keys():
+        raise UsageError(f"--baseline {file}: has no row of these")
 
 
-def _probed(prepared: Prepared, comparison: "Comparison") -> Mapping[str, float]:
-    if not prepared.experiment.probe or comparison.code:
-        return {}
-    from ..run.runner import StopSignal
-    from .rows import probe_all
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The figures that became worse and those that became better, of rows that both results have.
 
-    with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
-        return probe_all(comparison.sides, prepared.prompts.items, halt)
-
-
-def _judged(
-    before: Mapping[str, Any] | None, result: Mapping[str, Any], file: Path | None
-) -> tuple[list[FigureChange], list[FigureChange]]:
-    if before is None or file is None or not result["rows"]:
-        return [], []
-    check_same(before, result, file)
-    return changes(before, result)
-
-
-def _notes(result: Mapping[str, Any], comparison: "Comparison") -> list[str]:
-    from .tables import equality_lines
-
-    if not result["rows"]:
-        return ["No prompt was answered by every side."]
-    first = comparison.sides[0].letter
-    ratios = (
-        f"Ratios are to {first}, within rounds: their median, and 95 % of bootstrap draws"
-        if result["experiment"].get("pairing") != "point"
-        else "Ratios are to the first side at the same point, within rounds: median and interval"
-    )
-    return [*equality_lines(comparison), f"{ratios}."]
+    Absolute times depend on the load of the machine, so timed figures are compared only as ratios
+    to the reference row. A ratio has changed if the intervals are disjoint and the values differ by
+    at least LEAST.
+    """
+    worse: list[str] = []
+    better: list[str] = []
+    for label in (label for label in now["rows"] if label in before["rows"]):
+        old = before["rows"][label]["figures"]
+        for name, values in now["rows"][label]["figures"].items():
+            figure = FIGURES[name]
+            if name not in old or (figure.timed and figure.kind != "paired"):
+                continue
+            if sign := figure.better * _sign(figure, old[name], values):
+                texts = " -> ".join(_words(numbers, figure.form) for numbers in (old[name], values))
+                (better if sign > 0 else worse).append(f"{label}: {name} {texts}")
+    return worse, better
 
 
-def _changed(
-    worse: Sequence[FigureChange], better: Sequence[FigureChange], compared: bool
-) -> list[str]:
-    if not compared:
-        return []
-    lines = [f"worse than the baseline: {change}" for change in worse[:MOST_SHOWN]]
-    lines += [f"better than the baseline: {change}" for change in better[:MOST_SHOWN]]
-    return ["", *(lines or ["nothing is worse than the baseline"])]
+def _words(numbers: list[float | None], form: str) -> str:
+    """A figure, with its interval if it has one."""
+    value, *edges = (format(number, form) for number in numbers if number is not None)
+    return f"{value} ({' to '.join(edges)})" if edges else value
 
 
-def _write(
-    prepared: Prepared,
-    result: Mapping[str, Any],
-    rows: "Sequence[Row]",
-    notes: Sequence[str],
-    files: BestEffortRunFolder,
-    plot: bool,
-) -> None:
-    from .tables import csv_of, experiment_page, markdown_table
-
-    files.write_json(RESULT, result)
-    if not rows:
-        return
-    table = markdown_table(prepared.experiment, rows)
-    files.write_text(CSV, csv_of(rows))
-    files.write_text(PAGE, experiment_page(result, table, notes))
-    if plot:
-        from .plot import draw_all
-
-        draw_all(prepared.experiment, rows, files.path)
+def _sign(figure: Figure, past: list[float | None], values: list[float | None]) -> int:
+    """1 for more, -1 for less, 0 for a difference within noise."""
+    old, old_low, old_high = past
+    new, low, high = values
+    least = LEAST if figure.timed else EXACT
+    if old is None or new is None or abs(new - old) <= least * abs(old):
+        return 0
+    if figure.timed:
+        if old_low is None or old_high is None or low is None or high is None:
+            return 0  # a single round has no interval
+        if low <= old_high and old_low <= high:
+            return 0
+    return 1 if new > old else -1
 
 
-def _show(
-    prepared: Prepared,
-    result: Mapping[str, Any],
-    rows: "Sequence[Row]",
-    notes: Sequence[str],
-    options: RunOptions,
-    out: Path | None,
-) -> bool:
-    from .tables import measured_words, render_experiment
-
-    if options.as_json:
-        text = json_text(result)
-    else:
-        lines = [*notes, *(measured_words(result) if rows else ())]
-        text = render_experiment(prepared.experiment, rows, lines, sys.stdout, dict(os.environ))
-    return deliver(text, "" if out is None else str(out))
+# -- bench --tune ------------------------------------------------------------------------------
 
 
-def _complaints(
-    prepared: Prepared,
-    comparison: "Comparison",
-    bench_options: BenchOptions,
-    files: BestEffortRunFolder | None,
-) -> list[str]:
-    """Report problems on stderr; returns the files that could not be written."""
-    every = len(prepared.prompts.items) * prepared.experiment.repeats
-    for line in comparison.problems[:MOST_SHOWN]:
-        complain(line)
-    if (warning := disturbance(comparison.cpu_share)) is not None:
-        complain(f"warning: {warning}")
-    if comparison.failures:
-        complain(f"{comparison.failures} branches differ where equality is promised")
-    if len(comparison.prompts) < every:
-        hint = (
-            ""
-            if bench_options.out is None
-            else f"; --resume {bench_options.out} goes on from there"
-        )
-        complain(f"{comparison.status} after {len(comparison.prompts)} of {every} rounds{hint}")
-    faults = [] if files is None else files.faults
-    for fault in faults:
-        complain(fault)
-    return faults
+PROFILE = "profile.yaml"
+FIGURE = "speedup_decode"
+MARGIN = 1.02  # what is so much faster only is not worth a larger tree, or another setting
+SEVERAL = 4  # branches that a graph with an outline is tuned for beside one
+BRANCHED = "num_draft_tokens"  # the setting that may differ by the number of branches
+
+_TREES = {"num_draft_tokens": (2, 4, 8, 16, 32), "draft_depth": (2, 3, 5, 7)}
+AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    "eagle3": _TREES,
+    "eagle2": _TREES,
+    "dflash": {
+        "grow": ("chain", "ddtree"),
+        "block_size": (2, 3, 4, 6, 8),
+        "num_draft_tokens": (4, 8, 16, 32),
+    },
+    "vanilla": {"gamma": (1, 2, 3, 4, 6, 8, 12)},
+    "ngram": {"num_draft_tokens": (1, 2, 4, 8), "draft_depth": (3, 6, 10)},
+}
+AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 5, "top_k": 4}}
+
+
+@exit_code
+def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
+    """Measure, and print (or save) a profile; returns the exit code.
+
+    Every setting of the kind of drafter is an experiment of its own, with the ones before it as
+    they were found: its values are sides that answer the same prompts in turn; the fastest stays.
+    """
+    if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
+        raise UsageError("--tune takes one graph, and neither --vary nor --against")
+    (job,) = prepare_experiment(bench_options, options).jobs
+    kind = job.program.graph.drafter.kind
+    if kind not in AXES:
+        raise UsageError(f"--tune: nothing to tune of a drafter of kind {kind!r}")
+    branched = job.program.graph.skeleton is not None
+    drafter: dict[str, Any] = dict(AT_FIRST.get(kind, {}))
+    gains: list[str] = []
+    for name, values in AXES[kind].items():
+        if name == BRANCHED and drafter.get("grow") == "chain":
+            continue
+        best: dict[int | None, Any] = {}
+        for parts in (1, SEVERAL) if branched and name == BRANCHED else (SEVERAL,):
+            vary = [f"{PARTS}={parts}"] if branched else []
+            measured = replace(bench_options, vary=vary, out=None)
+            others = {key: value for key, value in drafter.items() if key != name}
+            sides = [_drafter_sets({name: value, **others}) for value in values]
+            speeds = dict(zip(values, _speeds(measured, options, sides), strict=False))
+            if not speeds:
+                raise UsageError(f"--tune: no prompt was answered with drafter.{name}")
+            fastest = max(speeds.values())
+            best[parts] = next(v for v in values if speeds.get(v, 0) * MARGIN >= fastest)
+            at = f", {parts} branches" if branched else ""
+            shown = ", ".join(f"{value} {speed:.2f}" for value, speed in speeds.items())
+            gains.append(f"{name}{at}: {best[parts]} (against plain decoding: {shown})")
+            complain(gains[-1])
+        drafter[name] = best if len(set(best.values())) > 1 else best[SEVERAL]
+    models = {} if options.drafter_model is None else {"model": options.drafter_model}
+    profile: dict[str, Any] = {"model": job.options.model, "drafters": {kind: models | drafter}}
+    if options.dtype is not None:
+        profile["dtype"] = options.dtype
+    profiles = {"profiles": {options.profile or "tuned": profile}}
+    text = "".join(f"# {line}\n" for line in gains) + yaml.safe_dump(profiles, sort_keys=False)
+    files = None if bench_options.out is None else BestEffortRunFolder.at(bench_options.out)
+    if files is not None:
+        files.write_text(PROFILE, text)
+        for fault in files.faults:
+            complain(fault)
+    shown = json_text({"drafter": drafter, "gains": gains}) if options.as_json else text
+    delivered = deliver(shown, str(bench_options.out or ""))
+    return Code.OK if delivered and not (files and files.faults) else Code.FAILED
+
+
+def _drafter_sets(settings: Mapping[str, Any]) -> str:
+    texts = []
+    for name, value in settings.items():
+        text = text_of(value)
+        if isinstance(value, dict):  # the keys of a map stay numbers
+            text = "{" + ", ".join(f"{parts}: {item}" for parts, item in value.items()) + "}"
+        texts.append(f"drafter.{name}={text}")
+    return ",".join(texts)
+
+
+def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[str]) -> list[float]:
+    """The speeds of the graph with these settings against plain decoding; none without rounds."""
+    graph = bench_options.refs[0]
+    refs = [f"{graph}@{settings}" for settings in ("drafter.kind=none", *sides)]
+    prepared = prepare_experiment(replace(bench_options, refs=refs), options)
+    comparison, _, rows = measure(prepared, None)
+    if comparison.code:
+        raise UsageError("--tune: a side failed: " + "; ".join(comparison.problems[:3]))
+    figures = [row.figures.get(FIGURE) for row in rows[1:]]
+    return [0.0 if figure is None else figure.value for figure in figures]

@@ -1,16 +1,25 @@
-"""The result of a comparison: costs and ratios of each side, equality, and the exit code."""
+"""The result of a comparison or an experiment: costs, ratios, rows, and the exit code."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from statistics import median
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import mean, median
 from typing import Any
 
+import numpy as np
+
 from ..errors import Code
+from ..limits import disturbance
 from ..prepare.environment import redact, threads_of
-from ..record.metrics import Meter, ratio
-from ..run.runner import STATUS_CODES, Status
-from .equality import CUT, END, BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
-from .sides import ComparedPrompt, Cost, Side, total
+from ..prepare.inputs import Prompt
+from ..record.metrics import state_figures
+from ..run.blend_probe import probe_blends
+from ..run.runner import STATUS_CODES, Status, StopSignal, drive, recorded
+from ..terminal import working
+from .equality import CUT, END, BranchAnswer, BranchComparison, GraphPair, counts
+from .experiment import Experiment, Prepared, references_of
+from .figures import DRAWS, FIGURES, GAINS, LEVEL, PER_TOKEN, Estimate
+from .sides import ComparedPrompt, Cost, Side, SideRun, total
 
 SCHEMA = 1
 
@@ -20,6 +29,7 @@ class Comparison:
     """The result, complete or up to an interruption.
 
     status: OK, INTERRUPTED or TERMINATED; prompts: those that every graph has answered.
+    setup: everything that the figures depend on; empty where nothing is saved.
     """
 
     status: Status
@@ -27,6 +37,7 @@ class Comparison:
     pairs: list[GraphPair]
     prompts: list[ComparedPrompt]
     results: list[BranchComparison]
+    setup: Mapping[str, Any] = field(default_factory=dict)
 
     def branches(self, pair: GraphPair) -> list[BranchComparison]:
         """Every branch of every prompt of one pair."""
@@ -37,9 +48,12 @@ class Comparison:
         results = [branch for branch in self.results if branch.prompt is prompt]
         return replace(self, prompts=[prompt], results=results)
 
+    def runs(self, side: Side) -> list[SideRun]:
+        return [prompt.runs[side.letter] for prompt in self.prompts]
+
     def total(self, side: Side) -> Cost:
         """One graph's cost of all prompts, of which there is one at least."""
-        return total([prompt.runs[side.letter].cost for prompt in self.prompts])
+        return total([run.cost for run in self.runs(side)])
 
     @property
     def differences(self) -> list[BranchComparison]:
@@ -73,23 +87,121 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """The one JSON document of `--json`; its keys are documented in docs/cli.md."""
+        equality: list[dict[str, Any]] = []
+        for pair in self.pairs:
+            letters = {"reference": pair.reference.letter, "graph": pair.other.letter}
+            if pair.why_not:
+                equality.append({**letters, "compared": False, "reason": pair.why_not})
+            else:
+                number = counts(self.branches(pair))
+                promised = pair.promised
+                equality.append({**letters, "compared": True, "promised": promised, **number})
         return {
             "schema_version": SCHEMA,
             "status": str(self.status),
             "exit_code": int(self.code),
             "graphs": {side.letter: graph_facts(side) for side in self.sides},
-            "equality": [_pair(self, pair) for pair in self.pairs],
-            "prompts": [_prompt(self, prompt) for prompt in self.prompts],
+            "equality": equality,
+            "prompts": [self._prompt(prompt) for prompt in self.prompts],
             "total": {s.letter: self.total(s).document() for s in self.sides if self.prompts},
             "problems": self.problems,
             "cpu_share": round(self.cpu_share, 3),
+            "table": self.table(),
         }
 
+    def _prompt(self, prompt: ComparedPrompt) -> dict[str, Any]:
+        runs = prompt.runs.items()
+        return {
+            "id": prompt.prompt.key,
+            "prompt": prompt.prompt.text,
+            "graphs": {k: {"status": str(run.status), **run.cost.document()} for k, run in runs},
+            "equality": [
+                {
+                    "reference": pair.reference.letter,
+                    "graph": pair.other.letter,
+                    "branches": [_branch(one) for one in self.of(prompt).branches(pair)],
+                }
+                for pair in self.pairs
+                if not pair.why_not
+            ],
+        }
 
-def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[BranchComparison]:
-    """The answers to one prompt alone."""
-    compared = (pair for pair in pairs if not pair.why_not)
-    return [branch for pair in compared for branch in compare_branches(pair, prompt)]
+    def equal_branches(self, side: Side) -> str:
+        """The number of branches equal to those of the reference; `-` for a reference."""
+        for pair in self.pairs:
+            if pair.other is side and not pair.why_not:
+                number = counts(self.branches(pair))
+                bad = "!" if number["different"] else ""
+                return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
+        return "-"
+
+    def gains(self, side: Side) -> dict[str, list[float]]:
+        """Cost of the first graph / cost of this graph, for each prompt that both have answered.
+
+        By name; without those that no prompt tells. Above 1 this graph is better.
+        """
+        by_name: dict[str, list[float]] = {}
+        first = self.runs(self.sides[0])
+        for name, figure in GAINS.items():
+            _, mine, theirs = figure.quotients(self.runs(side), first, range(len(first)))
+            if len(mine):
+                ratios = theirs[:, 0] / theirs[:, 1] / (mine[:, 0] / mine[:, 1])
+                by_name[name] = ratios.tolist()
+        return by_name
+
+    def best_line(self) -> str:
+        """Which graph takes the least time per token, and how surely; empty if none can be named.
+
+        One that writes other tokens than it must, or leaves an answer unfinished, is not named.
+        """
+        bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
+        unlike = {one.pair.other.letter for one in self.results if one.result in bad}
+        rated = [
+            (median(ratios), side)
+            for side in self.sides
+            if side.letter not in unlike and (ratios := self.gains(side).get(PER_TOKEN))
+        ]
+        if len(rated) < 2:
+            return ""
+        (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
+        costs = [
+            [run.cost.meter.seconds / (run.cost.meter.tokens or np.inf) for run in self.runs(side)]
+            for side in (best, second)
+        ]
+        wins = sum(0 < one < other for one, other in zip(*costs, strict=True))
+        first = self.sides[0].letter
+        line = f"best: {best.letter} {best.name}: {speed:.2f} x {first} in time per token"
+        return f"{line}, faster than {second.letter} in {wins} of {len(self.prompts)} prompts"
+
+    def table(self) -> list[dict[str, Any]]:
+        """A row of figures for each graph, if any prompt was answered; the same keys in all."""
+        settings = [dict(text.split("=", 1) for text in side.sets) for side in self.sides]
+        paths = dict.fromkeys(path for own in settings for path in own)
+        rows = []
+        for side, own in zip(self.sides, settings, strict=True) if self.prompts else ():
+            cost = self.total(side)
+            meter = cost.meter
+            row: dict[str, Any] = {"side": side.letter, "graph": side.title}
+            row |= {path: own.get(path, "") for path in paths}
+            row |= {
+                "prompts": len(self.prompts),
+                "equal": self.equal_branches(side),
+                "tau_step": meter.tau_step,
+                "target_forwards": meter.forwards,
+                "rounds": meter.rounds,
+                "tokens": meter.tokens,
+                "seconds": meter.seconds,
+                "milliseconds_per_token": (
+                    1000 * meter.seconds / meter.tokens if meter.tokens else None
+                ),
+            }
+            for name, ratios in self.gains(side).items():
+                row[name] = median(ratios)
+                row |= {f"{name}_lowest": min(ratios), f"{name}_highest": max(ratios)}
+            row["kv_peak_bytes"] = sum(pool.peak_bytes for pool in cost.pools.values())
+            row["kv_moved_bytes"] = sum(p.moved_bytes.total() for p in cost.pools.values())
+            rows.append({**row, "padding_waste": meter.padding_waste})
+        return rows
 
 
 def graph_facts(side: Side) -> dict[str, Any]:
@@ -112,164 +224,149 @@ def graph_facts(side: Side) -> dict[str, Any]:
     }
 
 
-def _letters(pair: GraphPair) -> dict[str, Any]:
-    return {"reference": pair.reference.letter, "graph": pair.other.letter}
-
-
-def _pair(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
-    if pair.why_not:
-        return {**_letters(pair), "compared": False, "reason": pair.why_not}
-    number = counts(comparison.branches(pair))
-    return {**_letters(pair), "compared": True, "promised": pair.promised, **number}
-
-
-def _prompt(comparison: Comparison, prompt: ComparedPrompt) -> dict[str, Any]:
-    branches = comparison.of(prompt).branches
-    runs = prompt.runs.items()
-    return {
-        "id": prompt.prompt.key,
-        "prompt": prompt.prompt.text,
-        "graphs": {k: {"status": str(run.status), **run.cost.document()} for k, run in runs},
-        "equality": [
-            {**_letters(pair), "branches": list(map(_branch, branches(pair)))}
-            for pair in comparison.pairs
-            if not pair.why_not
-        ],
-    }
-
-
-def _branch(comparison: BranchComparison) -> dict[str, Any]:
-    plain = {
-        "branch": comparison.branch,
-        "result": str(comparison.result),
-        "tokens": comparison.tokens,
-    }
-    if comparison.difference is None:
+def _branch(branch: BranchComparison) -> dict[str, Any]:
+    plain = {"branch": branch.branch, "result": str(branch.result), "tokens": branch.tokens}
+    if branch.difference is None:
         return plain
-    difference = asdict(comparison.difference)
-    side = comparison.pair.reference
-    difference["reference"] = _token(side, difference["reference"])
-    difference["graph"] = _token(side, difference.pop("other"))
+    difference = asdict(branch.difference)
+    decode = branch.pair.reference.session.prompts.decode
+    for key, token in (("reference", difference["reference"]), ("graph", difference.pop("other"))):
+        end = {END: "stop", CUT: "length"}.get(token)  # how the answer ended instead
+        text = decode([token]) if end is None else None
+        difference[key] = {"id": None if end else token, "text": text, "end": end}
     return {**plain, "difference": difference}
 
 
-def _token(side: Side, token: int) -> dict[str, Any]:
-    """A token, or how the answer ended instead."""
-    if token in (END, CUT):
-        return {"id": None, "text": None, "end": "stop" if token == END else "length"}
-    return {"id": token, "text": side.session.prompts.decode([token]), "end": None}
-
-
-PER_TOKEN = "speedup_per_token"
-COSTS: Mapping[str, Callable[[Meter], float]] = {  # by the name of the gain; docs/metrics.md
-    PER_TOKEN: lambda meter: ratio(meter.seconds, meter.tokens),
-    "fewer_rounds": lambda meter: meter.rounds,
-    "more_tokens_per_round": lambda meter: ratio(meter.rounds, meter.tokens),
-}
-
-
 @dataclass(frozen=True, slots=True)
-class Gain:
-    """Cost of the first graph / cost of this graph, over `prompts` prompts.
+class Row:
+    """One side at one point. reference: the letter of the row that its ratios are taken to."""
 
-    Above 1 this graph is better.
-    """
+    letter: str
+    side: str
+    varied: Mapping[str, str]
+    reference: str
+    equal: str
+    figures: Mapping[str, Estimate]
+    accepted: Sequence[float]
+    states: Mapping[str, float]
 
-    median: float
-    lowest: float
-    highest: float
-    prompts: int
+    @property
+    def label(self) -> str:
+        """Tells it from all other rows, whatever their order is."""
+        return " ".join((self.side, *(f"{path}={value}" for path, value in self.varied.items())))
 
-
-def gains(comparison: Comparison, side: Side) -> dict[str, Gain]:
-    """By name; without those that no prompt tells."""
-    by_name: dict[str, Gain] = {}
-    for name, cost in COSTS.items():
-        pairs = _cost_pairs(comparison, side, cost)
-        if ratios := [first / other for first, other in pairs if first and other]:
-            by_name[name] = Gain(median(ratios), min(ratios), max(ratios), len(ratios))
-    return by_name
-
-
-def _cost_pairs(
-    comparison: Comparison, side: Side, cost: Callable[[Meter], float]
-) -> Iterator[tuple[float, float]]:
-    """The costs of the first graph and of this one, for each prompt that both have answered."""
-    for prompt in comparison.prompts:
-        runs = [prompt.runs[member.letter] for member in (comparison.sides[0], side)]
-        if not any(run.problems for run in runs):
-            first, other = (cost(run.cost.meter) for run in runs)
-            yield first, other
-
-
-def best_line(comparison: Comparison) -> str:
-    """Which graph takes the least time per token, and how surely; empty if none can be named.
-
-    One that writes other tokens than it must, or leaves an answer unfinished, is not named.
-    """
-    bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
-    unlike = {one.pair.other.letter for one in comparison.results if one.result in bad}
-    rated = [
-        (gain.median, side)
-        for side in comparison.sides
-        if side.letter not in unlike and (gain := gains(comparison, side).get(PER_TOKEN))
-    ]
-    if len(rated) < 2:
-        return ""
-    (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
-    both = [
-        [COSTS[PER_TOKEN](prompt.runs[side.letter].cost.meter) for side in (best, second)]
-        for prompt in comparison.prompts
-    ]
-    wins = sum(0 < own < other for own, other in both)
-    first = comparison.sides[0].letter
-    name = f"{best.letter} {best.name}"
-    line = f"best: {name}: {speed:.2f} x {first} in time per token"
-    return f"{line}, faster than {second.letter} in {wins} of {len(both)} prompts"
+    def document(self) -> dict[str, Any]:
+        """Rounded to what a clock can tell."""
+        figures = {
+            name: [None if one is None else float(f"{one:.6g}") for one in asdict(value).values()]
+            for name, value in self.figures.items()
+        }
+        return {
+            "side": self.side,
+            "varied": dict(self.varied),
+            "reference": self.reference,
+            "equal": self.equal,
+            "figures": figures,
+            "acceptance_by_depth": [round(share, 4) for share in self.accepted],
+            "ms_per_visit": {name: round(ms, 4) for name, ms in self.states.items()},
+        }
 
 
-def rows_of(comparison: Comparison) -> list[dict[str, Any]]:
-    """A row of figures for each graph, if any prompt was answered; the same keys in all."""
+def rows_of(comparison: Comparison, prepared: Prepared) -> list[Row]:
+    """All rows, if any prompt was answered by every side."""
     if not comparison.prompts:
         return []
-    paths = dict.fromkeys(path for side in comparison.sides for path in own_settings(side))
-    return [_row(comparison, side, tuple(paths)) for side in comparison.sides]
+    keys = [answer.prompt.key for answer in comparison.prompts]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    prompts = [numbers[key] for key in keys]
+    sides = comparison.sides
+    references = references_of(prepared.experiment, prepared.entries)
+    divergences: dict[str, float] = {}
+    if prepared.experiment.probe and not comparison.code:
+        with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
+            divergences = _divergences(sides, prepared.prompts.items, halt)
+    rows = []
+    for entry, side, at in zip(prepared.entries, sides, references, strict=True):
+        reference = sides[at]
+        runs = (comparison.runs(side), comparison.runs(reference))
+        figures = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
+        if side.letter in divergences:
+            figures["kl"] = Estimate(divergences[side.letter])
+        meter = comparison.total(side).meter
+        visits = {
+            name: state["milliseconds_per_visit"]
+            for name, state in state_figures(meter).items()
+            if state["milliseconds"]
+        }
+        rows.append(
+            Row(
+                letter=side.letter,
+                side=entry.side,
+                varied=entry.varied,
+                reference=reference.letter,
+                equal=comparison.equal_branches(side),
+                figures={name: item for name, item in figures.items() if item is not None},
+                accepted=acceptance_by_depth(meter.lengths),
+                states=visits,
+            )
+        )
+    return rows
 
 
-def document(comparison: Comparison) -> dict[str, Any]:
-    """The whole result as plain data."""
-    return {**comparison.document(), "table": rows_of(comparison)}
+def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
+    """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too.
+
+    lengths: branch-rounds by the tokens that they committed.
+    """
+    reached = np.array([lengths[n] for n in range(1, max(lengths, default=0) + 1)])[::-1].cumsum()
+    return list((reached[:-1] / reached[1:])[::-1].tolist())
 
 
-def own_settings(side: Side) -> dict[str, str]:
-    """By path, what was set for this graph and not for all."""
-    pairs = (setting.partition("=") for setting in side.sets)
-    return {path: value for path, _, value in pairs}
+def _divergences(
+    sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal
+) -> dict[str, float]:
+    """KL(full || blended) of first tokens, in nats, by the letters of the sides that blend."""
+    means = {}
+    for side in sides:
+        values: list[float] = []
+        for prompt in prompts if side.blends else ():
+            run, recorder = recorded(side.session, [prompt], None)
+            probed = probe_blends(run)
+            limit = side.job.program.graph.limits.max_rounds
+            drive(run, recorder, max_rounds=limit, stop=halt)
+            values += probed.kl
+            run.close()
+        if values and halt.status is None:
+            means[side.letter] = mean(values)
+    return means
 
 
-def _row(comparison: Comparison, side: Side, paths: Sequence[str]) -> dict[str, Any]:
-    cost = comparison.total(side)
-    settings = own_settings(side)
-    meter = cost.meter
-    pools = cost.pools.values()
-    per_token = 1000 * meter.seconds / meter.tokens if meter.tokens else None
-    row: dict[str, Any] = {"side": side.letter, "graph": side.title}
-    row |= {path: settings.get(path, "") for path in paths}
-    row |= {"prompts": len(comparison.prompts), "equal": equal_branches(comparison, side)}
-    row |= {"tau_step": meter.tau_step, "target_forwards": meter.forwards, "rounds": meter.rounds}
-    row |= {"tokens": meter.tokens, "seconds": meter.seconds, "milliseconds_per_token": per_token}
-    for name, gain in gains(comparison, side).items():
-        row |= {name: gain.median, f"{name}_lowest": gain.lowest, f"{name}_highest": gain.highest}
-    row["kv_peak_bytes"] = sum(pool.peak_bytes for pool in pools)
-    row["kv_moved_bytes"] = sum(pool.moved_bytes.total() for pool in pools)
-    return {**row, "padding_waste": meter.padding_waste}
-
-
-def equal_branches(comparison: Comparison, side: Side) -> str:
-    """The number of branches equal to those of the reference, in words; `-` for a reference."""
-    for pair in comparison.pairs:
-        if pair.other is side and not pair.why_not:
-            number = counts(comparison.branches(pair))
-            bad = "!" if number["different"] else ""
-            return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
-    return "-"
+def experiment_document(
+    experiment: Experiment, comparison: Comparison, rows: Sequence[Row]
+) -> dict[str, Any]:
+    """The result of an experiment as plain data, for files and `--json`."""
+    rounds = comparison.prompts
+    shares = [prompt.cpu_share for prompt in rounds]
+    times = dict[str, list[float]]()
+    for prompt in rounds:
+        meter = prompt.runs[rows[0].reference].cost.meter
+        times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
+    # Of each prompt's repeats, in the reference's time per token.
+    spreads = [(max(t) - min(t)) / median(t) for t in times.values() if len(t) > 1]
+    return {
+        "schema_version": SCHEMA,
+        "experiment": experiment.model_dump(mode="json", exclude_defaults=True),
+        "status": str(comparison.status),
+        "setup": dict(comparison.setup),
+        "rounds": len(rounds),
+        "interval": {"level": LEVEL, "draws": DRAWS},
+        "noise": {
+            "cpu_share": round(median(shares), 3) if shares else None,
+            "cpu_share_lowest": round(min(shares), 3) if shares else None,
+            "spread": round(median(spreads), 3) if spreads else None,
+            "disturbed": bool(shares) and disturbance(median(shares)) is not None,
+        },
+        "rows": {row.label: row.document() for row in rows},
+        "problems": comparison.problems,
+        "differences": comparison.failures,
+    }

@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from ...states.request import Branch, Finish, Request
+from ...states.request import Branch, Finish
 from ..run.scoring import contexts, next_scores
 from .sides import ComparedPrompt, Side
 
 TIE = 1e-4  # logits nearer than this may come out in either order in float32
 EXACT = ("float32", "float64")  # what the promise holds for
-# instead of a token: the answer stopped here, the answer is not longer
-END = -1
-CUT = -2
+END = -1  # instead of a token: the answer stopped here
+CUT = -2  # the answer is not longer
 SHOWN = 24  # tokens before a difference that are shown with it
 
 
@@ -87,6 +86,28 @@ def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
     return pairs
 
 
+def _reason(first: Side, second: Side) -> str:
+    """Why two graphs need not give the same tokens; empty if they must."""
+    sides = (first, second)
+    graphs = [side.job.program.graph for side in sides]
+    without = [side.letter for side in sides if side.job.program.graph.skeleton is None]
+    if len(without) == 1:
+        return f"{without[0]} has no skeleton: its answers stand behind another context"
+    drawn = any(graph.sampling.temperature for graph in graphs)
+    if drawn and any(side.peer is not None for side in sides):
+        return "transformers draws with coins of its own"
+    if not all(graph.sampling.exact for graph in graphs):
+        return "accept: rejection keeps the distribution, not the tokens"
+    facts, others = map(_facts, sides)
+    unlike = [key for key in facts if facts[key] != others[key]]
+    return ", ".join(f"{key}: {_short(facts[key])} and {_short(others[key])}" for key in unlike)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
@@ -103,77 +124,50 @@ def _facts(side: Side) -> dict[str, Any]:
     return facts
 
 
-def _reason(first: Side, second: Side) -> str:
-    """Why two graphs need not give the same tokens; empty if they must."""
-    without = [s.letter for s in (first, second) if s.job.program.graph.skeleton is None]
-    if len(without) == 1:
-        return f"{without[0]} has no skeleton: its answers stand behind another context"
-    graphs = [side.job.program.graph for side in (first, second)]
-    drawn = any(graph.sampling.temperature for graph in graphs)
-    if drawn and any(side.peer is not None for side in (first, second)):
-        return "transformers draws with coins of its own"
-    if not all(graph.sampling.exact for graph in graphs):
-        return "accept: rejection keeps the distribution, not the tokens"
-    first_facts = _facts(first)
-    second_facts = _facts(second)
-    unlike = [key for key in first_facts if first_facts[key] != second_facts[key]]
-    return ", ".join(
-        f"{key}: {_short(first_facts[key])} and {_short(second_facts[key])}" for key in unlike
-    )
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[BranchComparison]:
+    """The branches of one prompt, of all pairs that are compared."""
+    compared = (pair for pair in pairs if not pair.why_not)
+    return [branch for pair in compared for branch in compare_branches(pair, prompt)]
 
 
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
-    reference, other = (prompt.runs[side.letter].request for side in (pair.reference, pair.other))
-    here = _decoded(pair.reference, reference)
-    there = _decoded(pair.other, other)
-    names = {**here, **there}
-    results = [_compare(pair, prompt, n, here.get(n), there.get(n)) for n in names]
+    # By name (`outline`, or the number), with the ids that the answer stands behind.
+    decoded: list[dict[str, tuple[Branch, list[int]]]] = []
+    complete = True
+    for side in (pair.reference, pair.other):
+        request = prompt.runs[side.letter].request
+        complete = complete and all(map(_finished, request.all_branches()))
+        branches = contexts(request, side.session.prompts)
+        decoded.append(
+            {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in branches}
+        )
+    results = []
+    for name in {**decoded[0], **decoded[1]}:
+        reference, other = (branches.get(name) for branches in decoded)
+        result = BranchAnswer.EQUAL
+        difference = None
+        if not all(_finished(one[0]) for one in (reference, other) if one is not None):
+            result = BranchAnswer.UNFINISHED
+        elif reference is None or other is None or reference[1] != other[1]:
+            result = BranchAnswer.FOLLOWS
+        elif difference := _first_difference(pair.reference, reference[0], other[0], reference[1]):
+            near = difference.margin is not None and difference.margin < TIE
+            result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
+        tokens = len(reference[0].tokens) if reference is not None else 0
+        results.append(
+            BranchComparison(pair, prompt, name, result, tokens=tokens, difference=difference)
+        )
     if any(result.difference for result in results):
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
-    complete = all(map(_finished, (*reference.all_branches(), *other.all_branches())))
-    result = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
+    fault = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
     follows = BranchAnswer.FOLLOWS
-    return [replace(r, result=result) if r.result is follows else r for r in results]
-
-
-Decoded = tuple[Branch, list[int]]  # with the ids that its answer stands behind
-
-
-def _decoded(side: Side, request: Request) -> dict[str, Decoded]:
-    """By the name of the branch: `outline`, or its number."""
-    pairs = contexts(request, side.session.prompts)
-    return {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in pairs}
+    return [replace(r, result=fault) if r.result is follows else r for r in results]
 
 
 def _finished(branch: Branch) -> bool:
     return branch.finish in (Finish.STOP, Finish.LENGTH)
-
-
-def _compare(
-    pair: GraphPair,
-    prompt: ComparedPrompt,
-    name: str,
-    reference: Decoded | None,
-    other: Decoded | None,
-) -> BranchComparison:
-    result = BranchAnswer.EQUAL
-    difference = None
-    if not all(_finished(decoded[0]) for decoded in (reference, other) if decoded is not None):
-        result = BranchAnswer.UNFINISHED
-    elif reference is None or other is None or reference[1] != other[1]:
-        result = BranchAnswer.FOLLOWS
-    elif difference := _first_difference(pair.reference, reference[0], other[0], reference[1]):
-        near = difference.margin is not None and difference.margin < TIE
-        result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
-    tokens = len(reference[0].tokens) if reference is not None else 0
-    return BranchComparison(pair, prompt, name, result, tokens, difference)
 
 
 def _first_difference(

@@ -24,28 +24,25 @@ from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, 
 from .figures import FIGURES
 
 PLAIN = "autoregressive"
-HF = "hf"
 ASSISTED = "hf-assisted"
 LOOKUP = "hf-lookup"
 LLAMA_CPP = "llama-cpp"
 PEERS: Mapping[str, tuple[str, ...]] = {  # settings of the plain graph, for the models to load
-    HF: (),
+    "hf": (),
     ASSISTED: ("drafter.kind=vanilla", "drafter.gamma=4"),
     LOOKUP: (),
     LLAMA_CPP: (),
 }
-
-
-def why_missing(peer: str) -> str:
-    """Why a peer cannot be measured here; nothing if it can."""
-    if peer == LLAMA_CPP and find_spec("llama_cpp") is None:
-        return "llama-cpp-python is not installed (docs/cli.md)"
-    return ""
-
-
-Repeats = Annotated[Int, Field(ge=1, le=1000)]
+PEERS_KNOW = ("sampling", "limits")  # blocks whose settings for all are the peers' too
 PARTS = "parts"  # a path that no graph has: so many parts of a given outline
+PART_TOKENS = 60  # that a part of a given outline is expected to have
+MAX_PARTS = 64
 DEFAULT = ("speedup_decode", "speedup_ttlt", "tokens", "tau_step", "kv_held_mb")
+EXPERIMENTS = "experiments"
+PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
+MOST_ROWS = 256
+
+Place = tuple[str | int, ...]
 
 
 class Reported(Spec):
@@ -103,18 +100,10 @@ class Experiment(Spec):
     options: ExperimentOptions = ExperimentOptions()
     prompts: Text = Field("ten", description="ten, hard, documents, or a file beside this one")
     count: Count | None = Field(None, description="only so many of the prompts")
-    repeats: Repeats = Field(3, description="of every prompt")
+    repeats: Annotated[Int, Field(ge=1, le=1000)] = Field(3, description="of every prompt")
     figures: tuple[Text, ...] = Field(DEFAULT, description="those that tables show")
     plots: tuple[Plot, ...] = ()
     probe: bool = Field(False, description="also compare what is blended with full prefills")
-
-
-EXPERIMENTS = "experiments"
-PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
-MOST_ROWS = 256
-RESULT_SCHEMA = 1  # of a saved result
-
-Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +164,10 @@ def find_experiment(ref: str) -> Path | None:
     file = Path(ref)
     name = ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
     if file.is_file() and file.suffix in (".yaml", ".yml"):
-        return file if _has_sides(file) else None
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        # No graph has a key `sides`.
+        return file if any(line.startswith("sides:") for line in lines) else None
     return SHIPPED / EXPERIMENTS / f"{name}.yaml" if name in experiment_names() else None
-
-
-def _has_sides(file: Path) -> bool:
-    """Whether it was meant as one: no graph has a key `sides`."""
-    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return any(line.startswith("sides:") for line in lines)
 
 
 def read_experiment(file: Path) -> tuple[Experiment, Source]:
@@ -208,11 +193,9 @@ def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
                 name = read_side(side)[0]
                 words = f"no graph {name!r}, nor a peer{hint(name, [*graph_names(), *PEERS])}"
                 yield source.problem((key, at), words, ProblemCode.NO_SIDE)
-    figure_names: list[tuple[Place, str]] = [
-        (("figures", at), name) for at, name in enumerate(experiment.figures)
-    ]
-    figure_names += [(("plots", at, "y"), plot.y) for at, plot in enumerate(experiment.plots)]
-    for place, name in figure_names:
+    names: dict[Place, str] = {("figures", at): name for at, name in enumerate(experiment.figures)}
+    names |= {("plots", at, "y"): plot.y for at, plot in enumerate(experiment.plots)}
+    for place, name in names.items():
         if name not in FIGURES:
             words = f"no figure {name!r}{hint(name, FIGURES)}; there are: {', '.join(FIGURES)}"
             yield source.problem(place, words, ProblemCode.NO_FIGURE)
@@ -221,11 +204,11 @@ def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
             words = f"{plot.x!r} does not vary{hint(plot.x, experiment.vary)}"
             yield source.problem(("plots", at, "x"), words, ProblemCode.NO_AXIS)
     for at, value in enumerate(experiment.vary.get(PARTS, ())):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
-            words = "a number of parts is an integer from 1 to 64"
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
+            words = f"a number of parts is an integer from 1 to {MAX_PARTS}"
             yield source.problem(("vary", PARTS, at), words, ProblemCode.WRONG_VALUE)
-    if len(entries_of(experiment)) > MOST_ROWS:
-        words = f"{len(entries_of(experiment))} rows; at most {MOST_ROWS}"
+    if (count := len(entries_of(experiment))) > MOST_ROWS:
+        words = f"{count} rows; at most {MOST_ROWS}"
         yield source.problem(("vary",), words, ProblemCode.NO_AXIS, key=True)
 
 
@@ -255,32 +238,13 @@ def references_of(experiment: Experiment, entries: Sequence[Entry]) -> list[int]
     """For each row the number of the one that its ratios are taken to."""
     if experiment.pairing == "first":
         return [0] * len(entries)
-    first: dict[tuple[tuple[str, str], ...], int] = {}
-    for number, entry in enumerate(entries):
-        first.setdefault(tuple(entry.varied.items()), number)
-    return [first[tuple(entry.varied.items())] for entry in entries]
+    points = [entry.varied for entry in entries]
+    return [points.index(point) for point in points]
 
 
 def text_of(value: Any) -> str:
     """As `--set` takes it; JSON is YAML."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def prompts_file(experiment: Experiment, source: Source | None) -> Path:
-    """The file of prompts; raises UsageError if it does not exist."""
-    if experiment.prompts in PROMPTS:
-        return SHIPPED / "prompts" / PROMPTS[experiment.prompts]
-    beside = Path(source.file).parent if source is not None else Path()
-    for file in (beside / experiment.prompts, Path(experiment.prompts)):
-        if file.is_file():
-            return file
-    where = f"{source.at(('prompts',))}: " if source is not None else ""
-    raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, hard, documents, or a file")
-
-
-PART_TOKENS = 60  # that a part of a given outline is expected to have
-PEERS_KNOW = ("sampling", "limits")  # blocks whose settings for all are the peers' too
-COMMAND_LINE = "bench"  # the name of what is made of graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,50 +287,49 @@ def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prep
     defaults = experiment.options.model_dump()
     changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = replace(options, **changes)
-    prompts = read_file(options.prompts or prompts_file(experiment, source))
+    prompts = read_file(options.prompts or _prompts_file(experiment, source))
     if experiment.count is not None:
         prompts = replace(prompts, items=prompts.items[: experiment.count])
-    entries = []
-    jobs = []
-    notes = []
+    prepared = Prepared(experiment, [], [], prompts)
+    notes: dict[str, None] = {}
     for entry in entries_of(experiment):
-        if why := why_missing(entry.peer):
-            notes.append(f"{entry.side} is left out: {why}")
+        if entry.peer == LLAMA_CPP and find_spec("llama_cpp") is None:
+            why = "llama-cpp-python is not installed (docs/cli.md)"
+            notes[f"{entry.side} is left out: {why}"] = None
             continue
         try:
-            jobs.append(_job(entry, experiment, options, prompts, source))
-            entries.append(entry)
+            prepared.jobs.append(_job(entry, experiment, options, prompts, source))
+            prepared.entries.append(entry)
         except LacksDrafterError as error:
             if source is None:
                 raise
-            notes.append(f"{entry.side} is left out: {error}")
-    if not jobs:
+            notes[f"{entry.side} is left out: {error}"] = None
+    if not prepared.jobs:
         raise UsageError("\n".join(notes))
-    return Prepared(experiment, entries, jobs, prompts, list(dict.fromkeys(notes)))
+    return replace(prepared, notes=list(notes))
 
 
 def _changed(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
-    """The experiment, as the command line changes it."""
-    experiment, source = _named_experiment(bench_options.refs)
+    """The experiment that the command line names, as it changes it."""
+    refs = bench_options.refs
+    source = None
+    if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
+        experiment, source = read_experiment(file)
+    elif refs:
+        _check_sides(refs, "")
+        doc = f"{len(refs)} sides of the command line."
+        values = {"name": "bench", "doc": doc, "sides": list(refs)}
+        experiment = Experiment.model_validate(values)
+    else:
+        raise UsageError("bench takes an experiment, or graphs; --list shows what ships")
     changes: dict[str, Any] = {"repeats": bench_options.repeats, "count": bench_options.count}
     if bench_options.against is not None:
         changes["against"] = tuple(filter(None, bench_options.against.split(",")))
         _check_sides(changes["against"], "--against ")
     if bench_options.vary:
-        changes["vary"] = {**experiment.vary, **_axes(bench_options.vary)}
+        changes["vary"] = {**experiment.vary, **dict(map(axis_of, bench_options.vary))}
     changes = {name: value for name, value in changes.items() if value is not None}
     return experiment.model_copy(update=changes), source
-
-
-def _named_experiment(refs: Sequence[str]) -> tuple[Experiment, Source | None]:
-    if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
-        return read_experiment(file)
-    if not refs:
-        raise UsageError("bench takes an experiment, or graphs; --list shows what ships")
-    _check_sides(refs, "")
-    doc = f"{len(refs)} sides of the command line."
-    values = {"name": COMMAND_LINE, "doc": doc, "sides": list(refs)}
-    return Experiment.model_validate(values), None
 
 
 def _check_sides(sides: Sequence[str], option: str) -> None:
@@ -376,17 +339,25 @@ def _check_sides(sides: Sequence[str], option: str) -> None:
             raise UsageError(f"{option}{side}: no experiment, graph or peer{near}")
 
 
-def _axes(texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """PATH=VALUE,VALUE... by path."""
-    axes: dict[str, tuple[Any, ...]] = {}
-    for text in texts:
-        path, equals, values = text.partition("=")
-        if not equals or not path or not values:
-            raise UsageError(
-                f"--vary {text}: write path=value,value e.g. drafter.num_draft_tokens=4,8,16"
-            )
-        axes[path] = tuple(dict.fromkeys(at_commas(values)))
-    return axes
+def axis_of(text: str) -> tuple[str, tuple[str, ...]]:
+    """The path and the values of PATH=VALUE,VALUE...; raises UsageError."""
+    path, _, values = text.partition("=")
+    if not path or not values:
+        raise UsageError(
+            f"--vary {text}: write path=value,value e.g. drafter.num_draft_tokens=4,8,16"
+        )
+    return path, tuple(dict.fromkeys(at_commas(values)))
+
+
+def _prompts_file(experiment: Experiment, source: Source | None) -> Path:
+    if experiment.prompts in PROMPTS:
+        return SHIPPED / "prompts" / PROMPTS[experiment.prompts]
+    beside = Path(source.file).parent if source is not None else Path()
+    for file in (beside / experiment.prompts, Path(experiment.prompts)):
+        if file.is_file():
+            return file
+    where = f"{source.at(('prompts',))}: " if source is not None else ""
+    raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, hard, documents, or a file")
 
 
 def _job(
@@ -398,22 +369,33 @@ def _job(
 ) -> Job:
     """One row's; raises GraphError with places in the experiment's file."""
     common = {path: text_of(value) for path, value in experiment.set.items()}
-    if entry.peer:
-        common = {p: value for p, value in common.items() if p.partition(".")[0] in PEERS_KNOW}
-    parts = _parts(entry)
-    more = (
-        []
-        if parts is None
-        else [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
-    )
-    sets = [f"{path}={value}" for path, value in common.items()]
-    sets += [*options.sets, *more, *PEERS.get(entry.peer, ()), *entry.sets]
+    parts = entry.varied.get(PARTS)
+    if parts is not None and not (parts.isdecimal() and 1 <= int(parts) <= MAX_PARTS):
+        reason = f"a number of parts is an integer from 1 to {MAX_PARTS}"
+        raise UsageError(f"--vary {PARTS}={parts}: {reason}")
+    sets = [
+        f"{path}={value}"
+        for path, value in common.items()
+        if not entry.peer or path.partition(".")[0] in PEERS_KNOW
+    ]
+    sets += options.sets
+    if parts is not None:
+        sets += [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
+    sets += [*PEERS.get(entry.peer, ()), *entry.sets]
     graph = PLAIN if entry.peer else entry.graph
     try:
         job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prompts)
     except GraphError as error:
-        problems = [_placed(problem, entry, experiment, source) for problem in error.problems]
-        raise GraphError(problems) from None
+        if source is None:
+            raise
+        places: dict[str, Place] = {
+            **{f"{path}={value}": ("set", path) for path, value in common.items()},
+            **dict.fromkeys(entry.sets, entry.at[""]),
+            **{f"{path}={value}": entry.at[path] for path, value in entry.varied.items()},
+        }
+        raise GraphError(
+            [_placed(problem, entry.side, places, source) for problem in error.problems]
+        ) from None
     except LacksDrafterError:
         raise
     except (UsageError, OutlineError) as error:
@@ -421,36 +403,15 @@ def _job(
     if parts is None:
         return job
     named = replace(job.options, sets=(*job.options.sets, f"{PARTS}={parts}"))
-    return replace(job, options=named, outline=_outline(parts))
+    numbers = range(1, int(parts) + 1)
+    points = tuple(Point(n, PART_TOKENS, None, (), f"Part {n}") for n in numbers)
+    return replace(job, options=named, outline=Outline("plan", points, (), "ok"))
 
 
-def _placed(
-    problem: Problem, entry: Entry, experiment: Experiment, source: Source | None
-) -> Problem:
-    """Where the experiment's file says what is wrong, if it does."""
+def _placed(problem: Problem, side: str, places: Mapping[str, Place], source: Source) -> Problem:
+    """With the place in the experiment's file of the setting that is wrong, if it is one of it."""
     option = problem.file.removeprefix("--set ")
-    if source is None or option == problem.file:
+    if option == problem.file or option not in places:
         return problem
-    at: Mapping[str, Place] = {
-        **{f"{path}={text_of(value)}": ("set", path) for path, value in experiment.set.items()},
-        **dict.fromkeys(entry.sets, entry.at[""]),
-        **{f"{path}={value}": entry.at[path] for path, value in entry.varied.items()},
-    }
-    if option not in at:
-        return problem
-    words = f"{entry.side}: {problem.where}: {problem.message}"
-    return source.problem(at[option], words, problem.code)
-
-
-def _parts(entry: Entry) -> int | None:
-    """The number of parts of its given outline; raises UsageError if it is not a number."""
-    text = entry.varied.get(PARTS)
-    if text is None or (text.isdecimal() and 1 <= int(text) <= 64):
-        return None if text is None else int(text)
-    raise UsageError(f"--vary {PARTS}={text}: a number of parts is an integer from 1 to 64")
-
-
-def _outline(count: int) -> Outline:
-    """An outline of `count` independent parts."""
-    points = (Point(n, PART_TOKENS, None, (), f"Part {n}") for n in range(1, count + 1))
-    return Outline("plan", tuple(points), (), "ok")
+    words = f"{side}: {problem.where}: {problem.message}"
+    return source.problem(places[option], words, problem.code)

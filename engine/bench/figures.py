@@ -1,6 +1,6 @@
 """The figures of a row: their parts, their direction (docs/metrics.md), and bootstrap intervals."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from ..record.metrics import Meter
     from .sides import Cost, SideRun
 
-
 Values = npt.NDArray[np.float64]
+Quotient = tuple[float, float]  # with a whole of 0 where it means nothing
 DRAWS = 2000
 LEVEL = 0.95
+MS = 1e6  # nanoseconds
+MB = 1e6  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,11 @@ def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
     The draws are always the same.
     """
     random = np.random.default_rng(0)
-    names = sorted(set(groups))
-    rounds_of = [np.flatnonzero(np.asarray(groups) == name) for name in names]
-    most = max(len(rounds) for rounds in rounds_of)
-    picked = random.integers(len(rounds_of), size=(DRAWS, len(rounds_of)))
-    places = random.random((DRAWS, len(rounds_of), most))
+    rounds_of = [np.flatnonzero(np.asarray(groups) == name) for name in sorted(set(groups))]
     sizes = np.array([len(rounds) for rounds in rounds_of])
-    table = np.stack([np.resize(rounds, most) for rounds in rounds_of])
+    picked = random.integers(len(rounds_of), size=(DRAWS, len(rounds_of)))
+    places = random.random((DRAWS, len(rounds_of), sizes.max()))
+    table = np.stack([np.resize(rounds, sizes.max()) for rounds in rounds_of])
     within = (places * sizes[picked][..., None]).astype(np.int64)
     numbers: npt.NDArray[np.int64] = table[picked[..., None], within].reshape(DRAWS, -1)
     return numbers
@@ -56,24 +56,19 @@ def estimate(groups: Sequence[int], of: Callable[[npt.NDArray[np.int64]], Values
     return Estimate(value, float(low), float(high))
 
 
-Quotient = tuple[float, float]
-MS = 1e6  # nanoseconds
-MB = 1e6  # bytes
-
-
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of a row.
 
-    of: part and whole in one run; None where it means nothing there. kind: how runs come together:
-    the median over rounds of the reference's quotient / the own one; the quotient of the sums; the
-    median of the quotients; the largest; the share of answers that are the reference's; what a
-    probe has found. better: 1 if more of it is, -1 if less, 0 if neither.
+    of: part and whole in one run. kind: how runs come together: the median over rounds of the
+    reference's quotient / the own one; the quotient of the sums; the median of the quotients; the
+    largest; the share of answers that are the reference's; what a probe has found.
+    better: 1 if more of it is, -1 if less, 0 if neither.
     form: how tables write it. timed: by clocks, so that it is another each time.
     """
 
     kind: Literal["paired", "sums", "median", "largest", "same", "probe"]
-    of: "Callable[[Cost], Quotient | None]"
+    of: "Callable[[Cost], Quotient]"
     better: int
     form: str
     timed: bool = False
@@ -88,92 +83,55 @@ class Figure:
         if self.kind == "same":
             same = np.array([a.digest == b.digest for a, b in zip(runs, reference, strict=True)])
             return estimate(prompts, lambda at: same[at].mean(-1))
-        quotients = (
-            [] if self.kind == "probe" else [*self._round_quotients(runs, reference, prompts)]
-        )
-        if not quotients:
+        groups, mine, theirs = self.quotients(runs, reference, prompts)
+        if not groups:
             return None
-        groups = [group for group, *_ in quotients]
-        mine, theirs = (np.array([item[at] for item in quotients], float) for at in (1, 2))
         if self.kind == "sums":
-            return estimate(groups, lambda at: _quotients(mine[at].sum(-2)))
-        each = _quotients(mine)
+            return estimate(groups, lambda at: mine[at].sum(-2)[..., 0] / mine[at].sum(-2)[..., 1])
+        each = mine[:, 0] / mine[:, 1]
         if self.kind == "largest":
             return Estimate(float(each.max()))
         if self.kind == "paired":
-            each = _quotients(theirs) / each
+            each = theirs[:, 0] / theirs[:, 1] / each
         return estimate(groups, lambda at: np.median(each[at], axis=-1))
 
-    def _round_quotients(
+    def quotients(
         self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
-    ) -> Iterator[tuple[int, Quotient, Quotient]]:
+    ) -> tuple[list[int], Values, Values]:
+        """The prompts of the rounds that tell something, and [rounds, part and whole] of this side
+        and, where rounds are paired, of the reference."""
+        groups: list[int] = []
+        mine: list[Quotient] = []
+        theirs: list[Quotient] = []
         paired = self.kind == "paired"
         for run, other, group in zip(runs, reference, prompts, strict=True):
             if run.problems or (paired and other.problems):
                 continue
-            mine = self.of(run.cost)
-            theirs = self.of(other.cost) if paired else (1.0, 1.0)
-            if mine is None or theirs is None or not (mine[1] and theirs[1]):
-                continue
-            if not paired or (mine[0] and theirs[0]):
-                yield group, mine, theirs
+            one = self.of(run.cost)
+            two = self.of(other.cost) if paired else (1.0, 1.0)
+            if one[1] and two[1] and not (paired and 0 in (one[0], two[0])):
+                groups.append(group)
+                mine.append(one)
+                theirs.append(two)
+        return groups, np.array(mine, float), np.array(theirs, float)
 
 
-def _quotients(pairs: Values) -> Values:
-    quotients: Values = pairs[..., 0] / pairs[..., 1]
-    return quotients
+def _moment(nanos: int) -> Quotient:
+    return nanos / MS, float(nanos > 0)
 
 
-def _decode(cost: "Cost") -> Quotient | None:
+def _decode(cost: "Cost") -> Quotient:
     moments = cost.moments
-    return (
-        ((moments.last_token - moments.first_token) / MS, moments.decoded)
-        if moments.decoded
-        else None
-    )
+    return (moments.last_token - moments.first_token) / MS, moments.decoded
 
 
-def _first(cost: "Cost") -> Quotient | None:
-    return (cost.moments.first_token / MS, 1) if cost.moments.first_token else None
+def _per_token(cost: "Cost") -> Quotient:
+    return 1e3 * cost.meter.seconds, cost.meter.tokens
 
 
-def _last(cost: "Cost") -> Quotient | None:
-    return (cost.moments.last_token / MS, 1) if cost.moments.last_token else None
-
-
-def _per_token(cost: "Cost") -> Quotient | None:
-    return (1e3 * cost.meter.seconds, cost.meter.tokens) if cost.meter.tokens else None
-
-
-def _length(cost: "Cost") -> Quotient | None:
-    return (1, cost.meter.tokens) if cost.meter.tokens else None
-
-
-def _tau(cost: "Cost") -> Quotient | None:
+def _tau(cost: "Cost") -> Quotient:
     lengths = cost.meter.lengths
     return sum(n * count for n, count in lengths.items()), lengths.total()
-
-
-def _tau_request(cost: "Cost") -> Quotient | None:
-    return cost.meter.tau_step, 1
-
-
-def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[Cost], Quotient | None]":
-    """Of what only our own engine tells."""
-    return lambda cost: of(cost.meter) if cost.meter.rows else None
-
-
-def _kv(of: Callable[[Any], float]) -> "Callable[[Cost], Quotient | None]":
-    """Summed over pools, in MB."""
-
-    def quotient(cost: "Cost") -> Quotient | None:
-        return (sum(map(of, cost.pools.values())) / MB, 1) if cost.pools else None
-
-    return quotient
-
-
-def _reads(cost: "Cost") -> Quotient | None:
-    return (cost.moments.host_reads, cost.meter.forwards) if cost.meter.rows else None
 
 
 def _overhead(meter: "Meter") -> Quotient:
@@ -181,26 +139,47 @@ def _overhead(meter: "Meter") -> Quotient:
     return whole - meter.in_ops, whole
 
 
+def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[Cost], Quotient]":
+    """Of what only our own engine tells."""
+    return lambda cost: of(cost.meter) if cost.meter.rows else (0.0, 0.0)
+
+
+def _kv(of: Callable[[Any], float]) -> "Callable[[Cost], Quotient]":
+    """Summed over pools, in MB."""
+    return lambda cost: (sum(map(of, cost.pools.values())) / MB, float(bool(cost.pools)))
+
+
 FIGURES: Mapping[str, Figure] = {
     "speedup_decode": Figure("paired", _decode, 1, ".2f", timed=True),
-    "speedup_ttlt": Figure("paired", _last, 1, ".2f", timed=True),
-    "speedup_ttft": Figure("paired", _first, 1, ".2f", timed=True),
+    "speedup_ttlt": Figure("paired", lambda c: _moment(c.moments.last_token), 1, ".2f", timed=True),
+    "speedup_ttft": Figure(
+        "paired", lambda c: _moment(c.moments.first_token), 1, ".2f", timed=True
+    ),
     "speedup_per_token": Figure("paired", _per_token, 1, ".2f", timed=True),
-    "length_ratio": Figure("paired", _length, 0, ".2f"),
+    "length_ratio": Figure("paired", lambda c: (1, c.meter.tokens), 0, ".2f"),
     "tau_step": Figure("sums", _tau, 1, ".2f"),
-    "tau_request": Figure("median", _tau_request, 1, ".2f"),
+    "tau_request": Figure("median", lambda c: (c.meter.tau_step, 1), 1, ".2f"),
     "acceptance_rate": Figure("sums", _ours(lambda m: (m.accepted, m.drafted)), 1, ".3f"),
     "tokens_per_target_forward": Figure(
         "sums", lambda c: (c.meter.tokens, c.meter.forwards), 1, ".2f"
     ),
     "ms_per_token": Figure("median", _per_token, -1, ".2f", timed=True),
-    "ms_to_first_token": Figure("median", _first, -1, ".0f", timed=True),
-    "ms_to_last_token": Figure("median", _last, -1, ".0f", timed=True),
+    "ms_to_first_token": Figure(
+        "median", lambda c: _moment(c.moments.first_token), -1, ".0f", timed=True
+    ),
+    "ms_to_last_token": Figure(
+        "median", lambda c: _moment(c.moments.last_token), -1, ".0f", timed=True
+    ),
     "ms_per_round": Figure(
         "sums", lambda c: (1e3 * c.meter.seconds, c.meter.forwards), -1, ".2f", timed=True
     ),
     "overhead_share": Figure("sums", _ours(_overhead), -1, ".3f", timed=True),
-    "host_reads_per_round": Figure("sums", _reads, -1, ".2f"),
+    "host_reads_per_round": Figure(
+        "sums",
+        lambda c: (c.moments.host_reads, c.meter.forwards) if c.meter.rows else (0, 0),
+        -1,
+        ".2f",
+    ),
     "tokens": Figure("median", lambda c: (c.meter.tokens, 1), 0, ".0f"),
     "target_forwards": Figure("median", lambda c: (c.meter.forwards, 1), -1, ".0f"),
     "rows": Figure("median", _ours(lambda m: (m.rows, 1)), -1, ".0f"),
@@ -211,18 +190,13 @@ FIGURES: Mapping[str, Figure] = {
     "padding_waste": Figure("sums", _ours(lambda m: (m.padding, m.rows)), -1, ".3f"),
     "kv_held_mb": Figure("largest", _kv(lambda pool: pool.peak_bytes), -1, ".2f"),
     "kv_moved_mb": Figure("largest", _kv(lambda pool: pool.moved_bytes.total()), -1, ".2f"),
-    "same_answer": Figure("same", lambda c: None, 0, ".2f"),
-    "kl": Figure("probe", lambda c: None, -1, ".4f"),
+    "same_answer": Figure("same", lambda c: (0, 0), 0, ".2f"),
+    "kl": Figure("probe", lambda c: (0, 0), -1, ".4f"),
     "kv_allocated_mb": Figure("largest", _kv(lambda pool: pool.allocated_bytes), -1, ".2f"),
 }
-
-
-def acceptance_by_depth(meter: "Meter") -> list[float]:
-    """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too."""
-    lengths = meter.lengths
-    shares = []
-    for depth in range(1, max(lengths, default=0)):
-        reached = sum(count for length, count in lengths.items() if length >= depth)
-        further = sum(count for length, count in lengths.items() if length > depth)
-        shares.append(further / reached)
-    return shares
+PER_TOKEN = "speedup_per_token"
+GAINS: Mapping[str, Figure] = {  # of `specsot compare`: how much less a side costs than the first
+    PER_TOKEN: FIGURES[PER_TOKEN],
+    "fewer_rounds": Figure("paired", lambda c: (c.meter.rounds, 1), 1, ".2f"),
+    "more_tokens_per_round": Figure("paired", lambda c: (c.meter.rounds, c.meter.tokens), 1, ".2f"),
+}

@@ -2,14 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import chain, count, product
 from pathlib import Path
 from random import Random
 from string import ascii_uppercase
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from ...states.request import Request
 from ..limits import cpu_share
@@ -33,21 +33,6 @@ class PoolUse:
     moved_bytes: Counter[str] = field(default_factory=Counter)
     moves: Counter[str] = field(default_factory=Counter)
 
-    @classmethod
-    def of(cls, pool: Any) -> "PoolUse":
-        peak = pool.peak_length
-        ledger = pool.ledger
-        size = pool.slots * pool.slot_bytes
-        return cls(peak, peak * pool.slot_bytes, size, ledger.bytes, ledger.moves)
-
-    def add(self, other: "PoolUse") -> None:
-        """Count another run as well."""
-        self.peak_slots = max(self.peak_slots, other.peak_slots)
-        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
-        self.allocated_bytes = max(self.allocated_bytes, other.allocated_bytes)
-        self.moved_bytes.update(other.moved_bytes)
-        self.moves.update(other.moves)
-
 
 @dataclass
 class Moments:
@@ -60,21 +45,6 @@ class Moments:
     last_token: int = 0
     decoded: int = 0
     host_reads: int = 0
-
-    @classmethod
-    def of(cls, meter: Meter, host_reads: int = 0) -> "Moments":
-        """Of a run with one request."""
-        marks = next(iter(meter.marks.values()), None)
-        if marks is None or marks.first_token is None or marks.last_token is None:
-            return cls(host_reads=host_reads)
-        return cls(marks.first_token, marks.last_token, max(meter.tokens - 1, 0), host_reads)
-
-    def add(self, other: "Moments") -> None:
-        """Count another run as well."""
-        self.first_token += other.first_token
-        self.last_token += other.last_token
-        self.decoded += other.decoded
-        self.host_reads += other.host_reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,29 +81,28 @@ def total(costs: Sequence[Cost]) -> Cost:
     moments = Moments()
     for cost in costs:
         meter.add(cost.meter)
-        moments.add(cost.moments)
+        for moment in fields(Moments):
+            value = getattr(moments, moment.name) + getattr(cost.moments, moment.name)
+            setattr(moments, moment.name, value)
         for name, use in cost.pools.items():
-            pools[name].add(use)
+            for peak in ("peak_slots", "peak_bytes", "allocated_bytes"):
+                setattr(pools[name], peak, max(getattr(pools[name], peak), getattr(use, peak)))
+            pools[name].moved_bytes.update(use.moved_bytes)
+            pools[name].moves.update(use.moves)
     return Cost(meter, pools, moments)
 
 
-WARM_UP = 2  # rounds of the first prompt that no figure counts: torch sets itself up in them
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another program that decodes a side's prompts with the side's models.
 
+    answer: one prompt, with at most so many tokens if there is a number.
+    codes: how it keeps the weights, where that is not as the side's are.
+    """
 
-class Peer(Protocol):
-    """Another program's decoding of a side's prompts with the side's models."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def codes(self) -> str:
-        """How it keeps the weights, where that is not as the side's are."""
-        ...
-
-    def answer(self, side: "Side", prompt: Prompt, budget: int | None) -> "SideRun":
-        """One prompt; at most `budget` tokens, if there is one."""
-        ...
+    name: str
+    answer: "Callable[[Side, Prompt, int | None], SideRun]"
+    codes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +128,10 @@ class Side:
     @property
     def name(self) -> str:
         return f"{self.title}@{','.join(self.sets)}" if self.sets else self.title
+
+    @property
+    def blends(self) -> bool:
+        return self.peer is None and self.job.program.graph.blend is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +185,7 @@ class SharedModels:
         models = self._target(target, None, **place)
         if drafter is not None:
             models = self._drafted(models, drafter, job.program.graph.drafter.kind)
-        return Side(letter, job, tie(job, models), target, sets)
+        return Side(letter, job, tie(job, models), target, sets=sets)
 
 
 def letters() -> Iterator[str]:
@@ -228,12 +201,12 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
     common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
     for letter, job in zip(letters(), jobs, strict=False):
         sets = tuple(setting for setting in job.options.sets if setting not in common)
-        sides.append(models.side(letter, job, *model_folders(job), sets))
+        sides.append(models.side(letter, job, *model_folders(job), sets=sets))
     return sides
 
 
 def loading_notes(sides: Sequence[Side]) -> list[str]:
-    """What the readers of prompts and models found worth telling, each once."""
+    """The notes of the readers of prompts and models, each once."""
     both = (note for s in sides for note in (*s.job.notes, *notes_of(s.session.models)))
     return list(dict.fromkeys(both))
 
@@ -241,44 +214,22 @@ def loading_notes(sides: Sequence[Side]) -> list[str]:
 def warm_up(
     sides: Sequence[Side],
     prompts: Sequence[Prompt],
-    pending: Sequence[Prompt],
     halt: StopSignal,
-    most: int = WARM_UP,
-    every: bool = False,
+    *,
+    rounds: int,
+    collect: bool = False,
 ) -> None:
-    """Refuse what cannot be a prompt before anything is measured, and warm everything up.
+    """Run the first of the prompts for some rounds that no figure counts: torch sets itself up.
 
-    asked: those of the prompts that are about to be measured; most: rounds of the first of them.
-    every: of all of them where a graph reuses chunks of documents, so that all are collected.
-
-    Raises:
-        PromptError: the text cannot be a prompt for one of the models.
+    collect: all of them where a graph reuses chunks of documents, so that every chunk is read.
     """
-    for side in sides:
-        for prompt in prompts:
-            side.session.request(prompt)
-    for side in sides if pending else ():
+    for side in sides if prompts else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
         if side.peer is not None:
-            side.peer.answer(side, pending[0], most)
+            side.peer.answer(side, prompts[0], rounds)
             continue
-        blends = every and side.job.program.graph.blend is not None
-        for prompt in dict.fromkeys(pending) if blends else pending[:1]:
-            perform(side.session, [prompt], stop=halt, max_rounds=most)[0].close()
-
-
-Order = Callable[[Sequence[Side], int], Sequence[Side]]
-
-
-def in_turn(sides: Sequence[Side], number: int) -> Sequence[Side]:
-    """The first side changes from round to round, so that a slower machine favours no graph."""
-    first = number % len(sides)
-    return (*sides[first:], *sides[:first])
-
-
-def drawn(sides: Sequence[Side], number: int, numbers: Sequence[int]) -> Sequence[Side]:
-    """An order drawn for each round, the same whenever the round of this number is run."""
-    return Random(numbers[number]).sample(sides, len(sides))
+        for prompt in dict.fromkeys(prompts) if collect and side.blends else prompts[:1]:
+            perform(side.session, [prompt], stop=halt, max_rounds=rounds)[0].close()
 
 
 def answer_all(
@@ -286,11 +237,15 @@ def answer_all(
     prompts: Sequence[Prompt],
     halt: StopSignal,
     show: Callable[[str, float], None],
-    order: Order = in_turn,
+    numbers: Sequence[int] = (),
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, in one state of the machine.
 
+    The first side changes from round to round, so that a slower machine favours no graph.
     Ends early at a stop signal; a prompt that not every graph has answered is omitted.
+
+    Args:
+        numbers: of the rounds; instead of in turn, the order is drawn from a round's number.
     """
     start_time = monotonic()
     done = 0
@@ -298,12 +253,14 @@ def answer_all(
     for number, prompt in enumerate(prompts):
         runs = {}
         share = cpu_share()
-        for side in order(sides, number):
-            remaining = _words((monotonic() - start_time) / done * (every - done)) if done else ""
-            text = (
-                f"prompt {number + 1} of {len(prompts)}{remaining}: {side.letter} {side.name} ..."
-            )
-            show(text, done / every)
+        first = number % len(sides)
+        order = [*sides[first:], *sides[:first]]
+        for side in Random(numbers[number]).sample(sides, len(sides)) if numbers else order:
+            seconds = (monotonic() - start_time) / done * (every - done) if done else 0.0
+            left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+            remaining = f", about {left} left" if done else ""
+            name = f"{side.letter} {side.name}"
+            show(f"prompt {number + 1} of {len(prompts)}{remaining}: {name} ...", done / every)
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
@@ -312,28 +269,35 @@ def answer_all(
         yield ComparedPrompt(prompt, ordered, share)
 
 
-def _words(seconds: float) -> str:
-    """How long it may still take."""
-    return (
-        f", about {seconds:.0f} s left" if seconds < 90 else f", about {seconds / 60:.0f} min left"
-    )
-
-
 def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
     set_up_torch(threads_of(side.job), side.job.options.device)
     if side.peer is not None:
         return side.peer.answer(side, prompt, None)
     run, recorder, status = perform(side.session, [prompt], stop=halt)
     requests = run.board["branches"].requests
+    meter = recorder.meter
     answers = answers_of(requests, side.session.prompts)
     problems = refusals(answers)
     if status is Status.LIMIT:
         most = side.job.program.graph.limits.max_rounds
         problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
-    pools = {"target": run.board["kv"], "drafter": run.board["kv_draft"]}
-    uses = {name: PoolUse.of(pool) for name, pool in pools.items() if pool is not None}
-    moments = Moments.of(recorder.meter, run.board["host"].reads)
+    pools = {}
+    for name, pool in {"target": run.board["kv"], "drafter": run.board["kv_draft"]}.items():
+        if pool is not None:
+            pools[name] = PoolUse(
+                peak_slots=pool.peak_length,
+                peak_bytes=pool.peak_length * pool.slot_bytes,
+                allocated_bytes=pool.slots * pool.slot_bytes,
+                moved_bytes=pool.ledger.bytes,
+                moves=pool.ledger.moves,
+            )
+    moments = Moments(host_reads=run.board["host"].reads)
+    marks = next(iter(meter.marks.values()), None)
+    if marks is not None and marks.first_token is not None and marks.last_token is not None:
+        moments.first_token = marks.first_token
+        moments.last_token = marks.last_token
+        moments.decoded = max(meter.tokens - 1, 0)
     run.close()
     lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
-    cost = Cost(recorder.meter, uses, moments)
-    return SideRun(status, cost, lines, requests[0], output_digest(answers))
+    cost = Cost(meter, pools, moments)
+    return SideRun(status, cost, lines, requests[0], digest=output_digest(answers))

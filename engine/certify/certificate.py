@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.files import ModelError
 from ...states.graph.graph import Graph
-from ..bench.compare import ten_prompts
+from ..bench.command import ten_prompts
 from ..errors import Code, UsageError
 from ..prepare.environment import model_folders, redact
 from ..prepare.files import graph_names

@@ -42,7 +42,7 @@ def compare(
     `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.num_draft_tokens=8`,
     `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`.
     """
-    from ..bench.compare import compare_command
+    from ..bench.command import compare_command
 
     raise Exit(compare_command(tuple(sides), replace(options, argv=tuple(sys.argv)), out))
 
@@ -71,7 +71,7 @@ def sweep(
     Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
     `specsot sweep bim_eagle --vary drafter.top_k=2,4 --vary layout.kind=bim,batching --out swept`.
     """
-    from ..bench.compare import sweep_command
+    from ..bench.command import sweep_command
 
     session_options = replace(options, argv=tuple(sys.argv))
     raise Exit(sweep_command(graph, tuple(vary), session_options, out))
@@ -137,7 +137,7 @@ def bench(
         return
     from ..bench.command import bench_command
     from ..bench.experiment import BenchOptions
-    from ..bench.tune import tune_command
+    from ..bench.command import tune_command
 
     bench_options = BenchOptions(
         refs=tuple(refs or ()),

@@ -17,7 +17,7 @@ import traceback
 
 MODULES = (
     "specsot.engine.cli.main specsot.engine.cli.decoding specsot.engine.cli.live_run "
-    "specsot.engine.run.api specsot.engine.run.writer specsot.engine.bench.compare "
+    "specsot.engine.run.api specsot.engine.run.writer specsot.engine.bench.command "
     "specsot.engine.certify.verify_run specsot.engine.cli.train specsot.engine.train.eagle"
 )
 

@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from specsot.engine.bench.comparison import Row
 from specsot.engine.bench.experiment import Experiment
-from specsot.engine.bench.plot import draw_all
-from specsot.engine.bench.rows import Row, kept_rows
-from specsot.engine.bench.tables import markdown_table, measured_words
+from specsot.engine.bench.figures import Estimate
+from specsot.engine.bench.render import draw_all, experiment_markdown, measured_words
+from specsot.engine.bench.sides import letters
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT, PAGE = DOCS / "benchmarks", DOCS / "benchmarks.md"
@@ -67,12 +68,12 @@ def _name(result: dict[str, Any]) -> str:
 
 def _section(result: dict[str, Any]) -> Iterator[str]:
     asked = result["experiment"] | {"name": _name(result)}  # its pictures are named so
-    experiment, rows = Experiment.model_validate(asked), kept_rows(result)
+    experiment, rows = Experiment.model_validate(asked), _rows(result)
     yield f"## {_name(result)}\n\n{experiment.doc}\n"
     yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
     yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
     yield f"\nMeasured with `{_command(result)}`:\n"
-    yield markdown_table(experiment, rows)
+    yield experiment_markdown(experiment, rows)
     yield from _against(experiment, rows)
     yield from (f"- {line}" for line in measured_words(result))
     yield ""
@@ -81,6 +82,22 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
             yield f"![{plot.stem}](benchmarks/{plot.name})\n"
         else:
             plot.unlink()  # pages show the SVG
+
+
+def _rows(result: dict[str, Any]) -> list[Row]:
+    return [
+        Row(
+            letter=letter,
+            side=row["side"],
+            varied=row["varied"],
+            reference=row["reference"],
+            equal=row["equal"],
+            figures={name: Estimate(*values) for name, values in row["figures"].items()},
+            accepted=row["acceptance_by_depth"],
+            states=row["ms_per_visit"],
+        )
+        for letter, row in zip(letters(), result["rows"].values(), strict=False)
+    ]
 
 
 def _against(experiment: Experiment, rows: list[Row]) -> Iterator[str]:

@@ -3,21 +3,31 @@
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from helpers.support import contexts as contexts_by_hand
 
 from specsot.engine.bench import equality as compare_equal
 from specsot.engine.bench import sides as compare_sides
-from specsot.engine.bench.compare import compare_command, compare_jobs, prepare_all, ten_prompts
-from specsot.engine.bench.comparison import Comparison, judge_prompt
-from specsot.engine.bench.equality import CUT, END, BranchAnswer, BranchComparison, counts, pairs_of
+from specsot.engine.bench.command import compare_command, prepare_all, ten_prompts
+from specsot.engine.bench.comparison import Comparison
+from specsot.engine.bench.equality import (
+    CUT,
+    END,
+    BranchAnswer,
+    BranchComparison,
+    counts,
+    judge_prompt,
+    pairs_of,
+)
 from specsot.engine.bench.experiment import read_side
+from specsot.engine.bench.render import WIDTH, comparison_parts, rendered
+from specsot.engine.bench.rounds import compare_jobs
 from specsot.engine.bench.sides import Side, total
-from specsot.engine.bench.tables import WIDTH, render_comparison
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
@@ -44,7 +54,11 @@ PROMPTS = Prompts(
 def found() -> Comparison:
     """All graphs on the embedded models, a plan and a short answer, few tokens per branch."""
     jobs = prepare_all(GRAPHS, RunOptions(threads=1, max_new_tokens=6), PROMPTS)
-    return compare_jobs(jobs)[0]
+    return compare_jobs(jobs)
+
+
+def shown(found: Comparison, stream: TextIO) -> str:
+    return rendered(partial(comparison_parts, found), stream, {})
 
 
 def again(found: Comparison) -> Comparison:
@@ -170,7 +184,7 @@ def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison
 
 
 def test_the_table_fits_into_100_columns(found: Comparison) -> None:
-    lines = render_comparison(found, StringIO(), {}).split("\n")
+    lines = shown(found, StringIO()).split("\n")
     assert max(map(len, lines)) <= WIDTH
     text = "\n".join(lines)
     assert "B and A: " in text and "branches equal" in text and "C has no skeleton" in text
@@ -179,7 +193,7 @@ def test_the_table_fits_into_100_columns(found: Comparison) -> None:
 
 
 def test_the_table_is_plain_where_the_encoding_is(found: Comparison) -> None:
-    assert render_comparison(found, TextIOWrapper(BytesIO(), "ascii"), {}).isascii()
+    assert shown(found, TextIOWrapper(BytesIO(), "ascii")).isascii()
 
 
 # -- planted differences ------------------------------------------------------------------------
@@ -199,7 +213,7 @@ def test_a_planted_difference_is_found_at_its_place(
     assert (there.position, there.reference, there.other) == (3, own[3], own[3] + 1)
     assert there.margin is not None and there.margin > compare_equal.TIE
     assert there.before.endswith(found.sides[0].session.prompts.decode(own[:3]))
-    text = render_comparison(judged, StringIO(), {})
+    text = shown(judged, StringIO())
     assert "B and A, prompt plan [1], branch 2: DIFFERENT at token 4" in text
     assert "!" in text and "1 DIFFERENT" in text and "margin" in text
     made = judged.document()["prompts"][0]["equality"][0]["branches"][2]["difference"]
@@ -227,7 +241,7 @@ def test_a_near_tie_is_counted_and_no_failure(
     judged = again(found)
     assert judged.code == Code.OK and len(judged.differences) == 1
     assert counts(judged.branches(judged.pairs[2]))["tie"] == 1
-    assert "1 by a numeric tie" in render_comparison(judged, StringIO(), {})
+    assert "1 by a numeric tie" in shown(judged, StringIO())
 
 
 def test_an_answer_that_stops_early_differs_at_its_end(
@@ -242,7 +256,7 @@ def test_an_answer_that_stops_early_differs_at_its_end(
     monkeypatch.setattr(branch, "finish", Finish.LENGTH)
     cut = verdict_of(again(found), 0, ("C", "D"), "1").difference
     assert cut is not None and cut.other == CUT and cut.margin is None
-    assert "budget was used up" in render_comparison(again(found), StringIO(), {})
+    assert "budget was used up" in shown(again(found), StringIO())
 
 
 def test_other_prompts_behind_equal_outlines_are_a_difference(
@@ -252,7 +266,7 @@ def test_other_prompts_behind_equal_outlines_are_a_difference(
     monkeypatch.setattr(request, "prefix", [5, *request.prefix])
     judged = again(found)
     assert judged.code == Code.UNEQUAL
-    assert "another prompt" in render_comparison(judged, StringIO(), {})
+    assert "another prompt" in shown(judged, StringIO())
 
 
 def test_an_unfinished_branch_is_not_compared(

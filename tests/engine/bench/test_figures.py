@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from specsot.engine.bench.command import changes
-from specsot.engine.bench.figures import DRAWS, FIGURES, acceptance_by_depth, estimate, resampled
+from specsot.engine.bench.comparison import acceptance_by_depth
+from specsot.engine.bench.figures import DRAWS, FIGURES, estimate, resampled
 from specsot.engine.bench.sides import Cost, Moments, PoolUse, SideRun
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.runner import Status
@@ -58,7 +59,7 @@ def test_sums_peaks_and_what_only_we_can_tell() -> None:
     one, two = (a_run(1, 2, digest=digest) for digest in "xy")
     same = FIGURES["same_answer"].measure([one, one], [one, two], [0, 1])
     assert same is not None and same.value == 0.5
-    assert acceptance_by_depth(Meter(lengths=Counter({1: 2, 2: 1, 3: 1}))) == [0.5, 0.5]
+    assert acceptance_by_depth(Counter({1: 2, 2: 1, 3: 1})) == [0.5, 0.5]
 
 
 def test_draws_take_prompts_first_and_then_their_repeats() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from specsot.engine.bench import tune
+from specsot.engine.bench import command
+from specsot.engine.bench.command import FIGURE, PROFILE, tune_command
 from specsot.engine.bench.experiment import BenchOptions, prepare_experiment
-from specsot.engine.bench.tune import FIGURE, PROFILE, tune_command
 from specsot.engine.errors import Code
 from specsot.engine.prepare.job import read_config
 from specsot.engine.prepare.options import RunOptions
@@ -39,7 +39,7 @@ def scripted(
             rows.append(SimpleNamespace(figures={FIGURE: SimpleNamespace(value=next(known, 1.0))}))
         return SimpleNamespace(code=0, problems=[]), {}, rows
 
-    monkeypatch.setattr(tune, "measure", measure)
+    monkeypatch.setattr(command, "measure", measure)
 
 
 def test_each_setting_is_found_behind_the_ones_before(
@@ -114,13 +114,13 @@ def test_what_cannot_be_tuned_is_refused(
     assert says in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("kind", tune.AXES)
+@pytest.mark.parametrize("kind", command.AXES)
 def test_every_axis_is_one_of_the_kind(kind: str, endless_options: RunOptions) -> None:
     graphs = {"eagle3": "eagle", "vanilla": "speculative"}
-    own = [f"drafter.{name}={one}" for name, one in tune.AT_FIRST.get(kind, {}).items()]
+    own = [f"drafter.{name}={one}" for name, one in command.AT_FIRST.get(kind, {}).items()]
     sides = [
         ",".join((f"{graphs.get(kind, kind)}@drafter.{name}={value}", *own))
-        for name, values in tune.AXES[kind].items()
+        for name, values in command.AXES[kind].items()
         for value in values
     ]
     own_models = replace(endless_options, model=None, drafter_model=None)

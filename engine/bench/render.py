@@ -1,0 +1,520 @@
+"""Results as tables for a terminal, CSV, Markdown pages, and pictures."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..record.metrics import state_figures
+from ..terminal import usable
+from ..text_stream import printable
+from .comparison import Comparison, Row
+from .equality import CUT, END, TIE, BranchAnswer, BranchComparison, counts
+from .experiment import PARTS, Experiment, Plot, at_commas
+from .figures import FIGURES, GAINS, MB, Estimate
+from .sides import Side
+
+COLUMNS = {  # columns of the Markdown table, and how their numbers are written
+    "graph": "",
+    "equal": "",
+    "tau_step": ".2f",
+    "rounds": "",
+    "tokens": "",
+    "milliseconds_per_token": ".2f",
+    "speedup_per_token": ".2f",
+    "fewer_rounds": ".2f",
+    "more_tokens_per_round": ".2f",
+    "kv_peak_bytes": ",",
+    "kv_moved_bytes": ",",
+    "padding_waste": ".3f",
+}
+STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
+STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
+WIDTH = 100
+QUESTION = 20  # characters of a question beside its figures
+STATES = 9  # states side by side; a graph with more gets another table
+MOST = 20  # differences that are printed; --json has all
+HEADINGS = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
+GAIN_HEADINGS = ("time per token", "rounds", "tokens per round")
+WORDS = {
+    BranchAnswer.DIFFERENT: "DIFFERENT",
+    BranchAnswer.TIE: "by a numeric tie",
+    BranchAnswer.FOLLOWS: "behind these",
+    BranchAnswer.UNFINISHED: "not finished",
+}
+
+
+def rendered(
+    parts: Callable[[box.Box], Iterable[RenderableType]], stream: TextIO, environ: dict[str, str]
+) -> str:
+    """What a stream shows: as wide as its terminal, or WIDTH columns; ASCII where it must be."""
+    there = Console(file=stream)
+    out = io.StringIO()
+    width = there.width if there.is_terminal else WIDTH
+    console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
+    lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
+    for part in parts(lines):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One line for each row under a line of names."""
+    text = io.StringIO()
+    names = dict.fromkeys(name for row in rows for name in row)
+    writer = csv.DictWriter(text, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = (
+        " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line)
+        for line in (heads, ["---"] * len(heads), *rows)
+    )
+    return "".join(f"| {line} |\n" for line in lines)
+
+
+def page(title: str, table: str, notes: Iterable[str], facts: Iterable[str]) -> str:
+    """A Markdown page: a table, what to know about it, and what was measured, on what."""
+    notes_text = "".join(f"{line}\n" for line in notes)
+    return f"# {title}\n\n{table}\n```\n{notes_text}```\n\n" + "".join(f"- {f}\n" for f in facts)
+
+
+# -- comparisons -------------------------------------------------------------------------------
+
+
+def comparison_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The columns of a comparison's table that people read."""
+    if not rows:
+        return "No prompt was answered by every graph.\n"
+    names = list(rows[0])
+    settings = names[names.index("graph") + 1 : names.index("prompts")]
+    forms = {"side": "", "graph": "", **dict.fromkeys(settings, ""), **COLUMNS}
+
+    def cell(value: Any, form: str) -> str:
+        return "" if value is None else format(value, form) if form else str(value)
+
+    cells = ([cell(row.get(name), form) for name, form in forms.items()] for row in rows)
+    return _markdown([name.replace("_", " ") for name in forms], cells)
+
+
+def comparison_parts(
+    comparison: Comparison, lines: box.Box, each: bool = True
+) -> Iterator[RenderableType]:
+    """All tables; each: a line for each prompt too, and states apart."""
+    yield _graphs(comparison, lines)
+    if comparison.prompts:
+        yield from _figures(comparison, lines, each)
+    yield Text("\nEquality", style="bold")
+    yield from (Text(f"  {line}") for line in equality_lines(comparison))
+    every = comparison.differences
+    for branch in every[:MOST]:
+        yield from map(Text, ("", *_difference(branch)))
+    if len(every) > MOST:
+        yield Text(f"\n{len(every) - MOST} more; --json has all")
+
+
+def _graphs(comparison: Comparison, lines: box.Box) -> Table:
+    """The graph of each letter, with its own settings if any graph has some."""
+    rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
+    for side in comparison.sides:
+        graph = side.job.program.graph
+        options = side.job.options
+        named = (side.letter, side.title, "\n".join(side.sets), options.graph)
+        kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
+        rows.append((*named, *kinds))
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    table = Table(title="\nGraphs", box=lines, **STYLE)
+    for name, *_ in columns:
+        table.add_column(name, overflow="fold")
+    for cells in list(zip(*columns, strict=True))[1:]:
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    return table
+
+
+def _of_prompts(title: str, lines: box.Box, headings: Sequence[str], fold: bool) -> Table:
+    """A table whose lines belong to prompts and graphs."""
+    table = Table(title=f"\n{title}", box=lines, **STYLE)
+    table.add_column("prompt", max_width=QUESTION)  # the one that gives way
+    table.add_column("", no_wrap=True)
+    for name in headings:
+        table.add_column(name, justify="right", no_wrap=not fold, overflow="fold")
+    return table
+
+
+def _add(
+    table: Table,
+    name: str,
+    comparison: Comparison,
+    cells: Callable[[Comparison, Side], Iterable[str]],
+) -> None:
+    """A line for each graph, of one prompt or of all; the first has the name, as one line."""
+    line = printable(name.replace("\n", " "), "")
+    short = line if len(line) <= QUESTION else f"{line[: QUESTION - 3]}..."
+    text = Text(short, no_wrap=True, overflow="crop")
+    for side in comparison.sides:
+        table.add_row(text, side.letter, *cells(comparison, side))
+        text = Text()
+
+
+def _figures(comparison: Comparison, lines: box.Box, each: bool) -> Iterator[RenderableType]:
+    pools = "KV: MB in the target's and the drafter's pool"
+    title = f"{'Per prompt and in total' if each else 'In total'} (equal: branches; {pools})"
+    table = _of_prompts(title, lines, HEADINGS, fold=False)
+    for prompt in comparison.prompts if each else ():
+        name = f"{prompt.prompt.key}. {prompt.prompt.text}"
+        _add(table, name, comparison.of(prompt), _numbers)
+    table.add_section()
+    _add(table, f"total of {len(comparison.prompts)}", comparison, _numbers)
+    yield table
+    first = comparison.sides[0].letter
+    title = f"Against {first}: times better, median of prompts (lowest to highest)"
+    table = Table(title=f"\n{title}", box=lines, **STYLE)
+    table.add_column("", no_wrap=True)
+    table.add_column("graph", overflow="fold")
+    for name in GAIN_HEADINGS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for side in comparison.sides:
+        gains = comparison.gains(side)
+        cells = [_gain(gains.get(name, [])) for name in GAINS]
+        table.add_row(side.letter, Text(printable(side.name)), *cells)
+    yield table
+    if each:
+        graphs = [side.job.program.graph for side in comparison.sides]
+        busy = (name for graph in graphs for name, state in graph.states.items() if state.ops)
+        states = list(dict.fromkeys(busy))
+        for start in range(0, len(states), STATES):
+            yield _milliseconds(comparison, states[start : start + STATES], lines)
+        yield from map(Text, _moves(comparison))
+
+
+def _gain(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return "-"
+    spread = f" ({min(ratios):.2f} to {max(ratios):.2f})" if len(ratios) > 1 else ""
+    return f"{median(ratios):.2f}{spread}"
+
+
+def _numbers(comparison: Comparison, side: Side) -> Iterator[str]:
+    cost = comparison.total(side)
+    meter = cost.meter
+    pools = cost.pools.values()
+    yield comparison.equal_branches(side)
+    yield f"{meter.tau_step:.2f}"
+    yield str(meter.forwards)
+    yield str(meter.tokens)
+    yield f"{1000 * meter.seconds:.0f}"
+    for sizes in ([p.peak_bytes for p in pools], [p.moved_bytes.total() for p in pools]):
+        # At most four characters for what is below 10000.
+        megabytes = [size / MB for size in sizes]
+        yield "+".join(f"{n:.{2 if n < 9.995 else 1 if n < 99.95 else 0}f}" for n in megabytes)
+    yield f"{100 * meter.padding_waste:.1f} %"
+
+
+def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
+    def cells(part: Comparison, side: Side, per: str = "", digits: int = 1) -> list[str]:
+        own = state_figures(part.total(side).meter)
+        figure = f"milliseconds{per}"
+        return [f"{own[state][figure]:.{digits}f}" if state in own else "" for state in states]
+
+    headings = [state.replace("_", "\n") for state in states]
+    table = _of_prompts("Milliseconds per state", lines, headings, fold=True)
+    for prompt in comparison.prompts:
+        _add(table, prompt.prompt.key, comparison.of(prompt), cells)
+    table.add_section()
+    _add(table, "total", comparison, cells)
+    table.add_section()
+    _add(table, "per visit", comparison, partial(cells, per="_per_visit", digits=2))
+    return table
+
+
+def _moves(comparison: Comparison) -> Iterator[str]:
+    """Where bytes were moved: by what."""
+    for side in comparison.sides:
+        for name, pool in comparison.total(side).pools.items():
+            causes = (
+                f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
+                for cause, size in pool.moved_bytes.items()
+            )
+            if pool.moved_bytes.total():
+                yield f"KV moved by {side.letter} in the {name}'s pool: {', '.join(causes)}"
+
+
+def equality_lines(comparison: Comparison) -> Iterator[str]:
+    """For each pair of graphs how many branches are equal, or why they were not compared."""
+    for pair in comparison.pairs:
+        names = f"{pair.other.letter} and {pair.reference.letter}"
+        if pair.why_not:
+            yield printable(f"{names}: not compared; {pair.why_not}", "")
+            continue
+        number = counts(comparison.branches(pair))
+        words = [f"{number['equal']} of {number['branches']} branches equal"]
+        words += [f"{number[result]} {name}" for result, name in WORDS.items() if number[result]]
+        note = "" if pair.promised else f" (not promised in {pair.other.job.options.dtype})"
+        yield f"{names}: {', '.join(words)} ({number['equal_tokens']:,} tokens){note}"
+
+
+def _difference(branch: BranchComparison) -> Iterator[str]:
+    reference = branch.pair.reference
+    difference = branch.difference
+    letters = f"{branch.pair.other.letter} and {reference.letter}"
+    prompt = branch.prompt.prompt.key
+    where = printable(f"{letters}, prompt {prompt}, branch {branch.branch}", "")
+    if difference is None:
+        yield f"{where}: another prompt, though nothing before it differs"
+        return
+    kind = "numeric tie" if branch.result is BranchAnswer.TIE else "DIFFERENT"
+    yield f"{where}: {kind} at token {difference.position + 1}"
+    yield f"  behind     ...{_quoted(difference.before)}"
+    ends = {END: "nothing: it stopped", CUT: "nothing: its budget was used up"}
+    decode = reference.session.prompts.decode
+    for side, token in ((reference, difference.reference), (branch.pair.other, difference.other)):
+        text = ends[token] if token in ends else f"{_quoted(decode([token]))} (id {token})"
+        yield f"  {side.letter} writes   {text}"
+    if difference.margin is None:
+        yield "  no margin: one answer has no token difference"
+    else:
+        how = "below" if difference.margin < TIE else "not below"
+        yield f"  margin     {difference.margin:.3g} by the target alone, {how} {TIE:g}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + printable(text.replace("\n", "\\n"), "")[-70:] + '"'
+
+
+# -- experiments -------------------------------------------------------------------------------
+
+
+def csv_of(rows: Sequence[Row]) -> str:
+    """Every figure of every row; intervals in columns of their own."""
+    table = []
+    for row in rows:
+        line: dict[str, Any] = {"row": row.letter, "side": row.side, **row.varied}
+        line |= {"reference": row.reference, "equal": row.equal}
+        for name in FIGURES:
+            estimate = row.figures.get(name, None)
+            line[name] = None if estimate is None else estimate.value
+            if estimate is not None and estimate.low is not None:
+                line |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+        table.append(line)
+    return csv_text(table)
+
+
+def experiment_table(
+    experiment: Experiment, rows: Sequence[Row], between: str = " "
+) -> tuple[list[str], list[list[str]]]:
+    """The headings and the cells of the figures that the experiment shows and any row has.
+
+    between: the separator of figures and their intervals.
+    """
+    names = [name for name in experiment.figures if any(name in row.figures for row in rows)]
+
+    def cell(name: str, estimate: Estimate | None) -> str:
+        if estimate is None:
+            return "-"
+        form = FIGURES[name].form
+        value = format(estimate.value, form)
+        if estimate.low is None or estimate.high is None:
+            return value
+        edges = [format(edge, form) for edge in (estimate.low, estimate.high)]
+        return value if set(edges) == {value} else f"{value}{between}({edges[0]} to {edges[1]})"
+
+    cells = []
+    for row in rows:
+        point = [row.varied.get(path, "") for path in experiment.vary]
+        figures = [cell(name, row.figures.get(name)) for name in names]
+        cells.append([row.letter, row.side, *point, row.equal, *figures])
+    return ["", "side", *experiment.vary, "equal", *names], cells
+
+
+def experiment_markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Of the figures that the experiment names."""
+    if not rows:
+        return "No prompt was answered by every side.\n"
+    heads, cells = experiment_table(experiment, rows)
+    fixed = 2 + len(experiment.vary)
+    return _markdown([*heads[:fixed], *(name.replace("_", " ") for name in heads[fixed:])], cells)
+
+
+def measured_words(result: Mapping[str, Any]) -> list[str]:
+    """On what, how often, and how quiet it was."""
+    setup = result["setup"]
+    noise = result["noise"]
+    rounds = result["rounds"]
+    machine = setup["machine"]
+    versions = setup["versions"]
+    graphs = [*setup["graphs"].values()]
+    kinds = {name: sorted({str(graph[name]) for graph in graphs}) for name in ("dtype", "threads")}
+    prompts = setup["prompts"]["count"]
+    repeats = f"{rounds // prompts} repeats" if rounds >= 2 * prompts else "once each"
+    spread = "" if noise["spread"] is None else f"; repeats lie {noise['spread']:.0%} apart"
+    quiet = "others used the machine" if noise["disturbed"] else "nobody else was seen"
+    return [
+        f"{prompts} prompts, {repeats}: {rounds} rounds; status {result['status']}",
+        f"dtype {', '.join(kinds['dtype'])}, threads {', '.join(kinds['threads'])}",
+        f"{machine['processor']}, {machine['cpus']} CPUs, torch {versions['torch']}, transformers"
+        f" {versions['transformers']}",
+        f"{quiet}: a busy loop got {noise['cpu_share']:.0%} of a CPU (at worst"
+        f" {noise['cpu_share_lowest']:.0%}){spread}",
+    ]
+
+
+def experiment_parts(
+    experiment: Experiment, rows: Sequence[Row], notes: Sequence[str], lines: box.Box
+) -> Iterator[RenderableType]:
+    heads, cells = experiment_table(experiment, rows, between="\n")
+    table = Table(title=f"\n{experiment.name}: {experiment.doc}", box=lines, **STYLE)
+    for number, head in enumerate(heads):
+        if head in ("", "equal"):
+            table.add_column(head, no_wrap=True)
+        elif number < 2 + len(experiment.vary):
+            table.add_column(head.replace(".", ".\n"), overflow="fold")
+        else:
+            table.add_column(head.replace("_", "\n"), justify="right", overflow="fold")
+    for line in cells:
+        table.add_row(*(Text(printable(text)) for text in line))
+    yield table
+    yield from (Text(printable(note, "")) for note in notes)
+
+
+# -- pictures ----------------------------------------------------------------------------------
+
+
+SIZE = (6.4, 3.8)  # inches
+BAR = 0.26  # of height, at least
+MANY = 6  # lines of which the names stand beside the picture, not in it
+DPI = 110
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+MARKS = "osD^vP*X"
+STYLE_OF_PICTURES: Any = {  # with the salt the same picture is the same file
+    "svg.hashsalt": "specsot",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.right": False,
+}
+UNITS = {"ms": "milliseconds", "kv": "MB", "speedup": "times"}
+
+
+def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw every plot that there are figures for, or one of the first figure that is shown.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    axis = next(iter(experiment.vary), None)
+    files = []
+    with matplotlib.rc_context(STYLE_OF_PICTURES):
+        for plot in experiment.plots or (Plot(y=experiment.figures[0], x=axis),):
+            shown = [row for row in rows if plot.y in row.figures]
+            if not shown:
+                continue
+            width, height = SIZE
+            if plot.x is None:
+                height = max(height, 1 + BAR * len(shown))
+            picture = Figure(figsize=(width, height), layout="constrained")
+            axes = picture.add_subplot()
+            axes.spines["top"].set_visible(False)
+            if plot.x is None:
+                _bars(axes, plot, shown)
+            else:
+                _lines(axes, plot, plot.x, shown)
+            unit = UNITS.get(plot.y.partition("_")[0], "")
+            measure = f" ({unit})" if unit else ""
+            axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{measure}")
+            name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
+            for kind, metadata in {"svg": {"Date": None}, "png": None}.items():
+                files.append(folder / f"{name}.{kind}")
+                picture.savefig(files[-1], dpi=DPI, metadata=metadata)
+    return files
+
+
+def _bars(axes: Any, plot: Plot, rows: Sequence[Row]) -> None:
+    """One for each row, the first on top; the interval is a line."""
+    places = range(len(rows))
+    estimates = [row.figures[plot.y] for row in rows]
+    values = [estimate.value for estimate in estimates]
+    errors = _errors(estimates)
+    axes.barh(places, values, color=COLOURS[0], height=0.6)
+    axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="#222222", capsize=3)
+    names = short_names([row.side for row in rows])
+    axes.set_yticks(places, [row.label.replace(row.side, names[row.side]) for row in rows])
+    axes.invert_yaxis()
+    for place, one in zip(places, estimates, strict=True):
+        right = one.value if one.high is None else max(one.high, one.value)
+        text = format(one.value, FIGURES[plot.y].form)
+        axes.annotate(text, (right, place), (5, 0), va="center", textcoords="offset points")
+    axes.margins(x=0.12)
+
+
+def _lines(axes: Any, plot: Plot, path: str, rows: Sequence[Row]) -> None:
+    """A line for each side and point of what else varies; a dashed one for what does not vary."""
+    order = list(dict.fromkeys(row.varied[path] for row in rows if path in row.varied))
+    try:
+        numbers = {value: float(value) for value in order}
+    except ValueError:
+        numbers = {value: float(place) for place, value in enumerate(order)}
+    names = short_names([row.side for row in rows])
+    series: dict[str, list[Row]] = {}
+    for row in rows:
+        rest = [f"{key}={value}" for key, value in row.varied.items() if key != path]
+        series.setdefault(" ".join((names[row.side], *rest)), []).append(row)
+    for number, (name, points) in enumerate(series.items()):
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
+        estimates = [row.figures[plot.y] for row in points]
+        values = [estimate.value for estimate in estimates]
+        if path not in points[0].varied:
+            axes.axhline(values[0], linestyle="--", linewidth=1.2, **style)
+            continue
+        style |= {"marker": MARKS[number % len(MARKS)], "capsize": 3}
+        places = [numbers[row.varied[path]] for row in points]
+        axes.errorbar(places, values, yerr=_errors(estimates), **style)
+    axes.set_xticks([numbers[value] for value in order], order)
+    axes.set_xlabel("branches" if path == PARTS else path)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    if len(series) > MANY:
+        axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    else:
+        axes.legend(frameon=False)
+
+
+def short_names(sides: Sequence[str]) -> dict[str, str]:
+    """Sides without the settings that all those of their graph have, and settings by the last word
+    of their paths."""
+    settings: dict[str, dict[str, list[str]]] = {}  # by graph, by side
+    for side in sides:
+        graph, _, text = side.partition("@")
+        settings.setdefault(graph, {})[side] = list(filter(None, at_commas(text)))
+    names = {}
+    for graph, own in settings.items():
+        common = set.intersection(*map(set, own.values())) if len(own) > 1 else set()
+        for side, texts in own.items():
+            pairs = [text.partition("=") for text in texts if text not in common]
+            words = [f"{path.rpartition('.')[2]}={value}" for path, _, value in pairs]
+            names[side] = f"{graph}@{','.join(words)}" if words else graph
+    return names
+
+
+def _errors(estimates: Sequence[Estimate]) -> list[list[float]] | None:
+    """How far intervals reach to both sides."""
+    lows: list[float] = []
+    highs: list[float] = []
+    for one in estimates:
+        if one.low is None or one.high is None:
+            return None
+        lows.append(max(one.value - one.low, 0))
+        highs.append(max(one.high - one.value, 0))
+    return [lows, highs]
