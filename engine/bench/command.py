@@ -42,7 +42,7 @@ from .experiment import (
 from .figures import FIGURES, Figure
 
 if TYPE_CHECKING:
-    from .comparison import Comparison, Row
+    from .comparison import Comparison
 
 MOST_GRAPHS = 26
 MOST_POINTS = 256
@@ -225,7 +225,8 @@ def bench_command(
         files.write_json(REQUEST_FILE, _saved_request(bench_options, options))
     for note in prepared.notes:
         complain(f"note: {note}")
-    comparison, result, rows = measure(prepared, files)
+    comparison, result = measure(prepared, files)
+    rows = [*result["rows"].values()]
     from . import render
 
     worse: list[str] = []
@@ -272,15 +273,14 @@ def bench_command(
 
 def measure(
     prepared: Prepared, files: BestEffortRunFolder | None
-) -> "tuple[Comparison, dict[str, Any], list[Row]]":
-    """Run all rounds; returns the comparison, the result as plain data, and its rows."""
+) -> "tuple[Comparison, dict[str, Any]]":
+    """Run all rounds; returns the comparison, and the result as plain data."""
     # Local, so that a wrong option is an error before torch is imported.
-    from .comparison import experiment_document, rows_of
+    from .comparison import experiment_document
     from .rounds import compare_jobs
 
     comparison = compare_jobs(prepared.jobs, files, prepared)
-    rows = rows_of(comparison, prepared)
-    return comparison, experiment_document(prepared.experiment, comparison, rows), rows
+    return comparison, experiment_document(comparison, prepared)
 
 
 def _resumed(
@@ -480,8 +480,8 @@ def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[st
     graph = bench_options.refs[0]
     refs = [f"{graph}@{settings}" for settings in ("drafter.kind=none", *sides)]
     prepared = prepare_experiment(replace(bench_options, refs=refs), options)
-    comparison, _, rows = measure(prepared, None)
+    comparison, result = measure(prepared, None)
     if comparison.code:
         raise UsageError("--tune: a side failed: " + "; ".join(comparison.problems[:3]))
-    figures = [row.figures.get(FIGURE) for row in rows[1:]]
-    return [0.0 if figure is None else figure.value for figure in figures]
+    rows = [*result["rows"].values()]
+    return [row["figures"].get(FIGURE, [0.0])[0] for row in rows[1:]]

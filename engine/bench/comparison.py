@@ -17,7 +17,7 @@ from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Status, StopSignal, drive, recorded
 from ..terminal import working
 from .equality import CUT, END, BranchAnswer, BranchComparison, GraphPair, counts
-from .experiment import Experiment, Prepared, references_of
+from .experiment import Prepared, references_of
 from .figures import DRAWS, FIGURES, GAINS, LEVEL, PER_TOKEN, Estimate
 from .sides import ComparedPrompt, Cost, Side, SideRun, total
 
@@ -237,79 +237,82 @@ def _branch(branch: BranchComparison) -> dict[str, Any]:
     return {**plain, "difference": difference}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One side at one point. reference: the letter of the row that its ratios are taken to."""
+def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
+    """The result of an experiment as plain data, for files, tables and `--json`.
 
-    letter: str
-    side: str
-    varied: Mapping[str, str]
-    reference: str
-    equal: str
-    figures: Mapping[str, Estimate]
-    accepted: Sequence[float]
-    states: Mapping[str, float]
+    It has a row for each side at each point, if any prompt was answered by every side; figures are
+    [value, low, high], rounded to what a clock can tell.
+    """
+    rounds = comparison.prompts
+    rows: dict[str, dict[str, Any]] = {}
+    times = dict[str, list[float]]()
+    if rounds:
+        references = references_of(prepared.experiment, prepared.entries)
+        rows = _rows(comparison, prepared, references)
+        # Of each prompt's repeats, in the reference's time per token.
+        for prompt, run in zip(
+            rounds, comparison.runs(comparison.sides[references[0]]), strict=True
+        ):
+            meter = run.cost.meter
+            times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
+    shares = [prompt.cpu_share for prompt in rounds]
+    spreads = [(max(t) - min(t)) / median(t) for t in times.values() if len(t) > 1]
+    return {
+        "schema_version": SCHEMA,
+        "experiment": prepared.experiment.model_dump(mode="json", exclude_defaults=True),
+        "status": str(comparison.status),
+        "setup": dict(comparison.setup),
+        "rounds": len(rounds),
+        "interval": {"level": LEVEL, "draws": DRAWS},
+        "noise": {
+            "cpu_share": round(median(shares), 3) if shares else None,
+            "cpu_share_lowest": round(min(shares), 3) if shares else None,
+            "spread": round(median(spreads), 3) if spreads else None,
+            "disturbed": bool(shares) and disturbance(median(shares)) is not None,
+        },
+        "rows": rows,
+        "problems": comparison.problems,
+        "differences": comparison.failures,
+    }
 
-    @property
-    def label(self) -> str:
-        """Tells it from all other rows, whatever their order is."""
-        return " ".join((self.side, *(f"{path}={value}" for path, value in self.varied.items())))
 
-    def document(self) -> dict[str, Any]:
-        """Rounded to what a clock can tell."""
-        figures = {
-            name: [None if one is None else float(f"{one:.6g}") for one in asdict(value).values()]
-            for name, value in self.figures.items()
-        }
-        return {
-            "side": self.side,
-            "varied": dict(self.varied),
-            "reference": self.reference,
-            "equal": self.equal,
-            "figures": figures,
-            "acceptance_by_depth": [round(share, 4) for share in self.accepted],
-            "ms_per_visit": {name: round(ms, 4) for name, ms in self.states.items()},
-        }
-
-
-def rows_of(comparison: Comparison, prepared: Prepared) -> list[Row]:
-    """All rows, if any prompt was answered by every side."""
-    if not comparison.prompts:
-        return []
+def _rows(
+    comparison: Comparison, prepared: Prepared, references: Sequence[int]
+) -> dict[str, dict[str, Any]]:
+    """By a label that tells a row from all others, whatever their order is."""
+    sides = comparison.sides
     keys = [answer.prompt.key for answer in comparison.prompts]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     prompts = [numbers[key] for key in keys]
-    sides = comparison.sides
-    references = references_of(prepared.experiment, prepared.entries)
     divergences: dict[str, float] = {}
     if prepared.experiment.probe and not comparison.code:
         with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
             divergences = _divergences(sides, prepared.prompts.items, halt)
-    rows = []
+    rows = {}
     for entry, side, at in zip(prepared.entries, sides, references, strict=True):
-        reference = sides[at]
-        runs = (comparison.runs(side), comparison.runs(reference))
+        runs = (comparison.runs(side), comparison.runs(sides[at]))
         figures = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
         if side.letter in divergences:
             figures["kl"] = Estimate(divergences[side.letter])
         meter = comparison.total(side).meter
-        visits = {
-            name: state["milliseconds_per_visit"]
-            for name, state in state_figures(meter).items()
-            if state["milliseconds"]
+        label = " ".join((entry.side, *(f"{path}={value}" for path, value in entry.varied.items())))
+        rows[label] = {
+            "side": entry.side,
+            "varied": dict(entry.varied),
+            "reference": sides[at].letter,
+            "equal": comparison.equal_branches(side),
+            "figures": {
+                name: [None if n is None else float(f"{n:.6g}") for n in asdict(figure).values()]
+                for name, figure in figures.items()
+                if figure is not None
+            },
+            "acceptance_by_depth": acceptance_by_depth(meter.lengths),
+            "ms_per_visit": {
+                name: round(state["milliseconds_per_visit"], 4)
+                for name, state in state_figures(meter).items()
+                if state["milliseconds"]
+            },
         }
-        rows.append(
-            Row(
-                letter=side.letter,
-                side=entry.side,
-                varied=entry.varied,
-                reference=reference.letter,
-                equal=comparison.equal_branches(side),
-                figures={name: item for name, item in figures.items() if item is not None},
-                accepted=acceptance_by_depth(meter.lengths),
-                states=visits,
-            )
-        )
     return rows
 
 
@@ -319,7 +322,7 @@ def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
     lengths: branch-rounds by the tokens that they committed.
     """
     reached = np.array([lengths[n] for n in range(1, max(lengths, default=0) + 1)])[::-1].cumsum()
-    return list((reached[:-1] / reached[1:])[::-1].tolist())
+    return [round(share, 4) for share in (reached[:-1] / reached[1:])[::-1].tolist()]
 
 
 def _divergences(
@@ -339,34 +342,3 @@ def _divergences(
         if values and halt.status is None:
             means[side.letter] = mean(values)
     return means
-
-
-def experiment_document(
-    experiment: Experiment, comparison: Comparison, rows: Sequence[Row]
-) -> dict[str, Any]:
-    """The result of an experiment as plain data, for files and `--json`."""
-    rounds = comparison.prompts
-    shares = [prompt.cpu_share for prompt in rounds]
-    times = dict[str, list[float]]()
-    for prompt in rounds:
-        meter = prompt.runs[rows[0].reference].cost.meter
-        times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
-    # Of each prompt's repeats, in the reference's time per token.
-    spreads = [(max(t) - min(t)) / median(t) for t in times.values() if len(t) > 1]
-    return {
-        "schema_version": SCHEMA,
-        "experiment": experiment.model_dump(mode="json", exclude_defaults=True),
-        "status": str(comparison.status),
-        "setup": dict(comparison.setup),
-        "rounds": len(rounds),
-        "interval": {"level": LEVEL, "draws": DRAWS},
-        "noise": {
-            "cpu_share": round(median(shares), 3) if shares else None,
-            "cpu_share_lowest": round(min(shares), 3) if shares else None,
-            "spread": round(median(spreads), 3) if spreads else None,
-            "disturbed": bool(shares) and disturbance(median(shares)) is not None,
-        },
-        "rows": {row.label: row.document() for row in rows},
-        "problems": comparison.problems,
-        "differences": comparison.failures,
-    }

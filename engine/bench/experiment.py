@@ -298,7 +298,7 @@ def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prep
             notes[f"{entry.side} is left out: {why}"] = None
             continue
         try:
-            prepared.jobs.append(_job(entry, experiment, options, prompts, source))
+            prepared.jobs.append(_job(entry, experiment, options, prompts=prompts, source=source))
             prepared.entries.append(entry)
         except LacksDrafterError as error:
             if source is None:
@@ -404,7 +404,7 @@ def _job(
         return job
     named = replace(job.options, sets=(*job.options.sets, f"{PARTS}={parts}"))
     numbers = range(1, int(parts) + 1)
-    points = tuple(Point(n, PART_TOKENS, None, (), f"Part {n}") for n in numbers)
+    points = tuple(Point(n, PART_TOKENS, None, (), title=f"Part {n}") for n in numbers)
     return replace(job, options=named, outline=Outline("plan", points, (), "ok"))
 
 

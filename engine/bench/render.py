@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
+import numpy as np
 from rich import box
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -16,11 +17,11 @@ from rich.text import Text
 from ..record.metrics import state_figures
 from ..terminal import usable
 from ..text_stream import printable
-from .comparison import Comparison, Row
+from .comparison import Comparison
 from .equality import CUT, END, TIE, BranchAnswer, BranchComparison, counts
 from .experiment import PARTS, Experiment, Plot, at_commas
-from .figures import FIGURES, GAINS, MB, Estimate
-from .sides import Side
+from .figures import FIGURES, GAINS, MB
+from .sides import Side, letters
 
 COLUMNS = {  # columns of the Markdown table, and how their numbers are written
     "graph": "",
@@ -295,49 +296,46 @@ def _quoted(text: str) -> str:
 # -- experiments -------------------------------------------------------------------------------
 
 
-def csv_of(rows: Sequence[Row]) -> str:
+Rows = Sequence[Mapping[str, Any]]
+"""Of a result: its documents of rows, in the order of their letters."""
+
+
+def csv_of(rows: Rows) -> str:
     """Every figure of every row; intervals in columns of their own."""
     table = []
-    for row in rows:
-        line: dict[str, Any] = {"row": row.letter, "side": row.side, **row.varied}
-        line |= {"reference": row.reference, "equal": row.equal}
+    for letter, row in zip(letters(), rows, strict=False):
+        line: dict[str, Any] = {"row": letter, "side": row["side"], **row["varied"]}
+        line |= {"reference": row["reference"], "equal": row["equal"]}
         for name in FIGURES:
-            estimate = row.figures.get(name, None)
-            line[name] = None if estimate is None else estimate.value
-            if estimate is not None and estimate.low is not None:
-                line |= {f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+            line[name], low, high = row["figures"].get(name, (None, None, None))
+            if low is not None:
+                line |= {f"{name}_low": low, f"{name}_high": high}
         table.append(line)
     return csv_text(table)
 
 
 def experiment_table(
-    experiment: Experiment, rows: Sequence[Row], between: str = " "
+    experiment: Experiment, rows: Rows, between: str = " "
 ) -> tuple[list[str], list[list[str]]]:
     """The headings and the cells of the figures that the experiment shows and any row has.
 
     between: the separator of figures and their intervals.
     """
-    names = [name for name in experiment.figures if any(name in row.figures for row in rows)]
-
-    def cell(name: str, estimate: Estimate | None) -> str:
-        if estimate is None:
-            return "-"
-        form = FIGURES[name].form
-        value = format(estimate.value, form)
-        if estimate.low is None or estimate.high is None:
-            return value
-        edges = [format(edge, form) for edge in (estimate.low, estimate.high)]
-        return value if set(edges) == {value} else f"{value}{between}({edges[0]} to {edges[1]})"
-
+    names = [name for name in experiment.figures if any(name in row["figures"] for row in rows)]
     cells = []
-    for row in rows:
-        point = [row.varied.get(path, "") for path in experiment.vary]
-        figures = [cell(name, row.figures.get(name)) for name in names]
-        cells.append([row.letter, row.side, *point, row.equal, *figures])
+    for letter, row in zip(letters(), rows, strict=False):
+        point = [row["varied"].get(path, "") for path in experiment.vary]
+        line = [letter, row["side"], *point, row["equal"]]
+        for name in names:
+            numbers = [n for n in row["figures"].get(name, ()) if n is not None]
+            value, *edges = [format(number, FIGURES[name].form) for number in numbers] or ["-"]
+            spread = f"{between}({' to '.join(edges)})" if set(edges) - {value} else ""
+            line.append(f"{value}{spread}")
+        cells.append(line)
     return ["", "side", *experiment.vary, "equal", *names], cells
 
 
-def experiment_markdown(experiment: Experiment, rows: Sequence[Row]) -> str:
+def experiment_markdown(experiment: Experiment, rows: Rows) -> str:
     """Of the figures that the experiment names."""
     if not rows:
         return "No prompt was answered by every side.\n"
@@ -370,7 +368,7 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
 
 
 def experiment_parts(
-    experiment: Experiment, rows: Sequence[Row], notes: Sequence[str], lines: box.Box
+    experiment: Experiment, rows: Rows, notes: Sequence[str], lines: box.Box
 ) -> Iterator[RenderableType]:
     heads, cells = experiment_table(experiment, rows, between="\n")
     table = Table(title=f"\n{experiment.name}: {experiment.doc}", box=lines, **STYLE)
@@ -405,7 +403,7 @@ STYLE_OF_PICTURES: Any = {  # with the salt the same picture is the same file
 UNITS = {"ms": "milliseconds", "kv": "MB", "speedup": "times"}
 
 
-def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[Path]:
+def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
     """Draw every plot that there are figures for, or one of the first figure that is shown.
 
     Raises:
@@ -418,7 +416,7 @@ def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[
     files = []
     with matplotlib.rc_context(STYLE_OF_PICTURES):
         for plot in experiment.plots or (Plot(y=experiment.figures[0], x=axis),):
-            shown = [row for row in rows if plot.y in row.figures]
+            shown = [row for row in rows if plot.y in row["figures"]]
             if not shown:
                 continue
             width, height = SIZE
@@ -441,46 +439,48 @@ def draw_all(experiment: Experiment, rows: Sequence[Row], folder: Path) -> list[
     return files
 
 
-def _bars(axes: Any, plot: Plot, rows: Sequence[Row]) -> None:
+def _bars(axes: Any, plot: Plot, rows: Rows) -> None:
     """One for each row, the first on top; the interval is a line."""
     places = range(len(rows))
-    estimates = [row.figures[plot.y] for row in rows]
-    values = [estimate.value for estimate in estimates]
-    errors = _errors(estimates)
+    figures = [row["figures"][plot.y] for row in rows]
+    values = [value for value, _, _ in figures]
+    errors = _errors(figures)
     axes.barh(places, values, color=COLOURS[0], height=0.6)
     axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="#222222", capsize=3)
-    names = short_names([row.side for row in rows])
-    axes.set_yticks(places, [row.label.replace(row.side, names[row.side]) for row in rows])
+    names = short_names([row["side"] for row in rows])
+    points = (" ".join(f"{p}={v}" for p, v in row["varied"].items()) for row in rows)
+    labels = (f"{names[row['side']]} {point}" for row, point in zip(rows, points, strict=True))
+    axes.set_yticks(places, [label.rstrip() for label in labels])
     axes.invert_yaxis()
-    for place, one in zip(places, estimates, strict=True):
-        right = one.value if one.high is None else max(one.high, one.value)
-        text = format(one.value, FIGURES[plot.y].form)
+    for place, (value, _, high) in zip(places, figures, strict=True):
+        right = value if high is None else max(high, value)
+        text = format(value, FIGURES[plot.y].form)
         axes.annotate(text, (right, place), (5, 0), va="center", textcoords="offset points")
     axes.margins(x=0.12)
 
 
-def _lines(axes: Any, plot: Plot, path: str, rows: Sequence[Row]) -> None:
+def _lines(axes: Any, plot: Plot, path: str, rows: Rows) -> None:
     """A line for each side and point of what else varies; a dashed one for what does not vary."""
-    order = list(dict.fromkeys(row.varied[path] for row in rows if path in row.varied))
+    order = list(dict.fromkeys(row["varied"][path] for row in rows if path in row["varied"]))
     try:
         numbers = {value: float(value) for value in order}
     except ValueError:
         numbers = {value: float(place) for place, value in enumerate(order)}
-    names = short_names([row.side for row in rows])
-    series: dict[str, list[Row]] = {}
+    names = short_names([row["side"] for row in rows])
+    series: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        rest = [f"{key}={value}" for key, value in row.varied.items() if key != path]
-        series.setdefault(" ".join((names[row.side], *rest)), []).append(row)
+        rest = [f"{key}={value}" for key, value in row["varied"].items() if key != path]
+        series.setdefault(" ".join((names[row["side"]], *rest)), []).append(row)
     for number, (name, points) in enumerate(series.items()):
         style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
-        estimates = [row.figures[plot.y] for row in points]
-        values = [estimate.value for estimate in estimates]
-        if path not in points[0].varied:
+        figures = [row["figures"][plot.y] for row in points]
+        values = [value for value, _, _ in figures]
+        if path not in points[0]["varied"]:
             axes.axhline(values[0], linestyle="--", linewidth=1.2, **style)
             continue
         style |= {"marker": MARKS[number % len(MARKS)], "capsize": 3}
-        places = [numbers[row.varied[path]] for row in points]
-        axes.errorbar(places, values, yerr=_errors(estimates), **style)
+        places = [numbers[row["varied"][path]] for row in points]
+        axes.errorbar(places, values, yerr=_errors(figures), **style)
     axes.set_xticks([numbers[value] for value in order], order)
     axes.set_xlabel("branches" if path == PARTS else path)
     axes.set_ylim(bottom=0)
@@ -508,13 +508,9 @@ def short_names(sides: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _errors(estimates: Sequence[Estimate]) -> list[list[float]] | None:
-    """How far intervals reach to both sides."""
-    lows: list[float] = []
-    highs: list[float] = []
-    for one in estimates:
-        if one.low is None or one.high is None:
-            return None
-        lows.append(max(one.value - one.low, 0))
-        highs.append(max(one.high - one.value, 0))
-    return [lows, highs]
+def _errors(figures: Sequence[Sequence[float | None]]) -> Any:
+    """[2, figures]: how far intervals reach to both sides; None if one has no interval."""
+    if any(None in figure for figure in figures):
+        return None
+    numbers = np.array(figures, float)
+    return ((numbers[:, 1:] - numbers[:, :1]) * (-1, 1)).clip(0).T

@@ -141,7 +141,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
         bench = bench_of(job, quick, lambda text: tell(f"{name}: {text}"))
         parts = tuple(_parts(bench))
         facts = _facts(job, options, quick, len(bench.prompts))
-        return Certificate(name, quick, facts, parts, tuple(_notes(job.program.graph)))
+        return Certificate(name, quick, facts, parts, notes=tuple(_notes(job.program.graph)))
 
 
 def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
@@ -151,7 +151,7 @@ def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
     target, drafter = model_folders(job)
     extent = reference.QUICK if quick else reference.FULL
     transformers = reference.Transformers(target, job.options.device, job.options.weights)
-    bench = reference.Bench(job, transformers, drafter, extent, tell)
+    bench = reference.Bench(job, transformers, drafter, extent, tell=tell)
     bench.side(bench.changed())  # says at once what cannot be loaded
     bench.reference.model(job.options.dtype)
     return bench
@@ -159,43 +159,42 @@ def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
 
 def _parts(bench: "Bench") -> Iterator[Part]:
     """Each group of checks, or why there is none."""
+    from . import texts
     from .drawn import acceptance_checks
     from .gates import gate_checks
-    from .texts import beam_checks, blended_checks, greedy_checks, sampled_checks, worker_checks
 
-    graph = bench.job.program.graph
-    rejection = ("rejection", "Accepting drafts")
+    graph = bench.graph
+    groups: dict[str, tuple[str, str | Callable[[Bench], Iterator[Check]]]] = {}
     if graph.beam is not None:
-        yield _part(graph.name, "beam", "Beam search", beam_checks(bench))
-        for name, title in (("sampled", "Sampled text"), rejection):
-            yield Part(name, title, "beam search draws nothing and drafts nothing")
+        nothing = "beam search draws nothing and drafts nothing"
+        groups["beam"] = ("Beam search", texts.beam_checks)
+        groups["sampled"] = ("Sampled text", nothing)
+        groups["rejection"] = ("Accepting drafts", nothing)
     else:
-        yield _part(graph.name, "greedy", "Greedy decoding", greedy_checks(bench))
-        title = "Sampled text, one seed and one text"
-        yield _part(graph.name, "sampled", title, sampled_checks(bench))
+        groups["greedy"] = ("Greedy decoding", texts.greedy_checks)
+        groups["sampled"] = ("Sampled text, one seed and one text", texts.sampled_checks)
+        groups["rejection"] = ("Accepting drafts", acceptance_checks)
         if graph.sampling.exact and graph.sampling.lossless:
             why = "drafts are accepted where they match what the target draws, as the text above"
-            yield Part(*rejection, why if graph.drafter.drafts else "nothing is drafted")
-        else:
-            yield _part(graph.name, *rejection, acceptance_checks(bench))
+            why = why if graph.drafter.drafts else "nothing is drafted"
+            groups["rejection"] = ("Accepting drafts", why)
     if graph.blend is not None:
-        title = "Keys and values that are reused"
-        yield _part(graph.name, "blended", title, blended_checks(bench))
-    yield _part(graph.name, "gates", "Structural gates", gate_checks(bench))
+        groups["blended"] = ("Keys and values that are reused", texts.blended_checks)
+    groups["gates"] = ("Structural gates", gate_checks)
     if (workers := bench.job.options.workers) is not None:
-        yield _part(graph.name, "workers", f"On {workers} workers", worker_checks(bench))
-
-
-def _part(graph: str, name: str, title: str, findings: "Iterator[Check]") -> Part:
-    """A group of checks, and a line of progress."""
-    start_time = perf_counter()
-    checks = tuple(findings)
-    failed = [check for check in checks if not check.passed]
-    good = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
-    complain(f"{graph}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
-    for check in failed:
-        complain(f"{graph}: {check.name} FAILED: {check.text}")
-    return Part(name, title, checks=checks)
+        groups["workers"] = (f"On {workers} workers", texts.worker_checks)
+    for name, (title, checks_of) in groups.items():
+        if isinstance(checks_of, str):
+            yield Part(name, title, not_applicable=checks_of)
+            continue
+        start_time = perf_counter()
+        checks = tuple(checks_of(bench))
+        failed = [check for check in checks if not check.passed]
+        good = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
+        complain(f"{graph.name}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
+        for check in failed:
+            complain(f"{graph.name}: {check.name} FAILED: {check.text}")
+        yield Part(name, title, checks=checks)
 
 
 def _notes(graph: Graph) -> Iterator[str]:
@@ -232,14 +231,21 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
 
     graph = job.program.graph
     provenance = made_with(job)
-    target = redact(job.options.model)
-    drafter = redact(job.options.drafter_model)
-    models = {"target": {"name": target, "hash": provenance.model_hash}}
-    if provenance.drafter_hash is not None:
-        models["drafter"] = {"name": drafter, "hash": provenance.drafter_hash}
+    hashes = {"target": provenance.model_hash, "drafter": provenance.drafter_hash}
+    names = {"target": job.options.model, "drafter": job.options.drafter_model}
+    # The command that makes this certificate again.
+    words = ["specsot", "certify", redact(job.options.graph), *(["--quick"] if quick else [])]
+    for name in ("prompts", *SESSION):
+        value = getattr(options, name)
+        if name != "sets" and value is not None:
+            words.append(f"{flag_of(name)} {redact(str(value))}")
     return {
-        "command": _command(job, options, quick),
-        "models": models,
+        "command": " ".join([*words, *(f"--set {setting}" for setting in options.sets)]),
+        "models": {
+            kind: {"name": redact(names[kind]), "hash": value}
+            for kind, value in hashes.items()
+            if value is not None
+        },
         "dtype": job.options.dtype,
         "weights": job.options.weights,
         "device": job.options.device,
@@ -256,16 +262,6 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
             "lossless": graph.sampling.lossless,
         },
     }
-
-
-def _command(job: Job, options: RunOptions, quick: bool) -> str:
-    """The command that makes this certificate again."""
-    words = ["specsot", "certify", redact(job.options.graph), *(["--quick"] if quick else [])]
-    for name in ("prompts", *SESSION):
-        value = getattr(options, name)
-        if name != "sets" and value is not None:
-            words.append(f"{flag_of(name)} {redact(str(value))}")
-    return " ".join([*words, *(f"--set {one}" for one in options.sets)])
 
 
 PROMISED = ("float32", "float64")

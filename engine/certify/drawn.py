@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
+from scipy.stats import chi2  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...states.request import Request
@@ -84,7 +85,7 @@ def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
 
 def acceptance_checks(bench: Bench) -> Iterator[Check]:
     """Of a graph that accepts drafts by rejection, so that one seed is not one text."""
-    sampling = bench.job.program.graph.sampling
+    sampling = bench.graph.sampling
     if not sampling.lossless:
         text = "sampling.skip_sample_adjustment: no residual is drawn from after a rejection"
         yield Check("rejection/adjusted", False, {}, text)
@@ -179,5 +180,4 @@ def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
 
 def p_value(statistic: float, df: int) -> float:
     """The probability that chi-square with `df` degrees of freedom exceeds the statistic."""
-    half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    return float(chi2.sf(statistic, df))

@@ -50,25 +50,23 @@ GateResult = tuple[str, Mapping[str, float], list[str]]
 def gate_checks(bench: Bench) -> Iterator[Check]:
     """One finding for each gate; a run that dies fails the gate that it is part of."""
     rig = Rig(bench)
-    if bench.job.program.graph.beam is None:
-        for name, gate in GATES.items():
-            bench.tell(f"gate: {name} ...")
-            yield _check(name, partial(gate, rig))
-        for name in FILTERS:
-            bench.tell(f"gate: {name} ...")
-            yield _check(f"{name} is applied", partial(filter_gate, bench, name))
-    yield _check("a run to the end", partial(_to_the_end, rig))
+    gates: dict[str, Callable[[], GateResult]] = {}
+    if bench.graph.beam is None:
+        gates |= {name: partial(gate, rig) for name, gate in GATES.items()}
+        gates |= {f"{name} is applied": partial(filter_gate, bench, name) for name in FILTERS}
+    gates["a run to the end"] = partial(_to_the_end, rig)
+    for name, gate in gates.items():
+        bench.tell(f"gate: {name} ...")
+        try:
+            text, figures, wrong = gate()
+        except Exception as error:
+            if is_told(error):
+                raise
+            yield Check(f"gates/{name}", False, {}, f"the run died: {message_of(error)}")
+        else:
+            text = "; ".join([text, *wrong[:SHOWN]])
+            yield Check(f"gates/{name}", not wrong, figures, text)
     yield from memory_checks(bench, rig.watch)
-
-
-def _check(name: str, gate: Callable[[], GateResult]) -> Check:
-    try:
-        text, figures, wrong = gate()
-    except Exception as error:
-        if is_told(error):
-            raise
-        return Check(f"gates/{name}", False, {}, f"the run died: {message_of(error)}")
-    return Check(f"gates/{name}", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
 def _comparison(title: str, run: ProbedRun) -> GateResult:
@@ -118,7 +116,7 @@ def _budgets(rig: Rig) -> GateResult:
 
 
 def _same_round(rig: Rig) -> GateResult:
-    active = max(rig.bench.job.program.graph.layout.max_num_branches, 4)
+    active = max(rig.bench.graph.layout.max_num_branches, 4)
     run = rig.probe(Trial((f"layout.max_num_branches={active}",), tokens=2))
     wrong = run.agree([branch.tokens[:2] for branch in rig.free.branches])
     rounds = {branch.name: len(branch.accepted) for branch in run.branches}
@@ -189,7 +187,7 @@ def _full_pool(rig: Rig) -> GateResult:
 def _schedules(rig: Rig) -> GateResult:
     """Long prompts, each of them twice, under other settings of the scheduler than the graph's;
     parts are said to be short, so that rows run out where they are not reserved."""
-    graph = rig.bench.job.program.graph
+    graph = rig.bench.graph
     preempted = 0
     reused = 0
     some = rig.bench.job.prompts[: 1 if graph.skeleton is not None else 2]
@@ -233,7 +231,7 @@ def _to_the_end(rig: Rig) -> GateResult:
     pair = rig.bench.job.prompts[:2]
     run = rig.probe(Trial(("layout.max_num_branches=2",), stops=None, prompts=pair))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"
-    if rig.bench.job.program.graph.beam is not None:
+    if rig.bench.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
         return text, {"requests": len(run.requests)}, wrong
     return _comparison(text, run)

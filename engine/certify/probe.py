@@ -8,10 +8,10 @@ over the branch's ids alone, and held against what the pool has.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...ops.kv.pool import KVCache
 from ...states.drafter import Drafter
@@ -19,11 +19,11 @@ from ...states.machine import Event, OpRan, Run
 from ...states.request import Branch, Finish, Request, Stage
 from ...states.text.outline import Outline, Point
 from ..bench.sides import Side
-from ..models import Models, new_pool
+from ..models import new_pool
 from ..prepare.inputs import Prompt
 from ..run.core import EngineCore
 from ..run.scoring import contexts, full_prefill
-from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, repeat_in_float64
+from .reference import SHOWN, Bench, Check, Repeat, TeacherTally
 
 ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}
 """How far a drafter's row may be from the same row computed again."""
@@ -69,7 +69,10 @@ class Watch:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
         for branch in manager.active:
             positions = target.position[_slots(manager, target, branch)].tolist()
-            if sorted(positions) != _positions(branch):
+            # It must see the rows of its prefix, those of parts that it reads, and its own.
+            ranges = [range(0, branch.request.prefix_length)]
+            ranges += [range(part.start, part.length) for part in (*branch.reads, branch)]
+            if sorted(positions) != sorted(chain.from_iterable(ranges)):
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
 
@@ -85,22 +88,11 @@ def _rows(manager: Any, request: Request) -> int:
     return int(count)
 
 
-def _positions(branch: Branch) -> list[int]:
-    """Of the rows that a branch must see: its prefix's, those of parts that it reads, its own."""
-    ranges = [range(member.start, member.length) for member in (*branch.reads, branch)]
-    return sorted(at for some in (range(branch.request.prefix_length), *ranges) for at in some)
-
-
 def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
     """Of the committed rows that a branch sees, the prefix's first."""
     (row,) = manager.layout.rows_of(branch.owner)
     path = reversed(manager.table.segments.lineage[branch.owner])
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
-
-
-def pooled_drafters(run: Run) -> list[Drafter]:
-    """The drafters of a run that keep rows."""
-    return [drafter for drafter in run.board["drafter"].parts if drafter.kv is not None]
 
 
 def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
@@ -110,30 +102,25 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     Valid right after that drafter read what was committed.
     """
     pool = drafter.kv
-    manager = run.board["branches"]
     models = side.session.models
     context = dict(contexts(branch.request, side.session.prompts))[branch]
+    ids = [*context, *branch.tokens]
     rows = branch.length + drafter.reads_root
-    slots = _slots(manager, pool, branch)
+    slots = _slots(run.board["branches"], pool, branch)
     if pool.position[slots].tolist() != list(range(rows)):
         return float("inf")
     with torch.inference_mode():
-        fresh = _fresh_rows(models, drafter, [*context, *branch.tokens], rows)
-    off = (pool.data[:, :, :, slots] - fresh).abs().max() / fresh.abs().max()
+        fresh = new_pool(drafter.model, rows, 1, models)
+        taps = getattr(drafter.model, "tap_ids", ())
+        features_QF = None
+        if taps:
+            output, _ = full_prefill(models.target, ids[:rows], models.dtype, models.device, taps)
+            features_QF = output.taps_QF
+        ids_1Q = torch.tensor([ids[: rows + 1]], device=models.device)
+        drafter.write_rows_(ids_1Q, rows, features_QF, fresh)
+        expected = fresh.data[:, :, :, :rows]
+        off = (pool.data[:, :, :, slots] - expected).abs().max() / expected.abs().max()
     return float(off.nan_to_num(nan=torch.inf))
-
-
-def _fresh_rows(models: Models, drafter: Drafter, ids: list[int], rows: int) -> Tensor:
-    """[layers, 2, kv_heads, rows, head_dim]: what a drafter keeps of the first rows of a text."""
-    kv = new_pool(drafter.model, rows, 1, models)
-    taps = getattr(drafter.model, "tap_ids", ())
-    features_QF = None
-    if taps:
-        output, _ = full_prefill(models.target, ids[:rows], models.dtype, models.device, taps)
-        features_QF = output.taps_QF
-    ids_1Q = torch.tensor([ids[: rows + 1]], device=models.device)
-    drafter.write_rows_(ids_1Q, rows, features_QF, kv)
-    return kv.data[:, :, :, :rows]
 
 
 def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
@@ -146,7 +133,7 @@ def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
     reads = {"reads": watch.reads, "forwards": watch.forwards}
     text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
     yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
-    copied = bench.job.program.graph.layout.kind == "batching" or watch.forked == 0
+    copied = bench.graph.layout.kind == "batching" or watch.forked == 0
     text = f"{watch.forked} bytes copied by forks"
     yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
     if watch.compared:
@@ -213,11 +200,11 @@ class ProbedRun:
             again = self.again()
             return ((again.side, request) for request in again.requests)
 
-        return repeat_in_float64(self.bench, rerun)
+        return self.bench.repeat(rerun)
 
     def hold(self) -> TeacherTally:
         """All answers, compared with transformers."""
-        tally = TeacherTally(self.bench.reference, self.bench.dtype)
+        tally = self.bench.tally()
         for request in self.requests:
             tally.hold(self.side, request, self.repeat)
         return tally
@@ -226,7 +213,7 @@ class ProbedRun:
         """What is wrong with answers that should be these; what transformers says counts."""
         if len(self.branches) != len(expected):
             return [f"{len(self.branches)} branches, expected were {len(expected)}"]
-        tally = TeacherTally(self.bench.reference, self.bench.dtype)
+        tally = self.bench.tally()
         ids = dict(self.answers())
         for branch, tokens in zip(self.branches, expected, strict=True):
             if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
@@ -238,7 +225,7 @@ class ProbedRun:
 
 def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     """Run a trial to its end and note in `watch` what is seen of it."""
-    greedy = () if bench.job.program.graph.beam is not None else ("sampling.temperature=0",)
+    greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
     dtype = trial.dtype or bench.dtype
     most = bench.extent.gate_tokens
     job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=dtype)
@@ -283,10 +270,13 @@ def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
         if run.steps == 0:
             return True
         watch.look(run)
-        for drafter in pooled_drafters(run) if DRAFTED in ops and watch.compared < most else ():
-            for branch in (branch for branch in drafter.active if not branch.reads):
-                watch.compared += 1
-                watch.worst = max(watch.worst, off_by(side, run, drafter, branch))
+        if DRAFTED in ops and watch.compared < most:
+            pooled = [part for part in run.board["drafter"].parts if part.kv is not None]
+            pairs = ((drafter, branch) for drafter in pooled for branch in drafter.active)
+            for drafter, branch in pairs:
+                if not branch.reads:
+                    watch.compared += 1
+                    watch.worst = max(watch.worst, off_by(side, run, drafter, branch))
         ops.clear()
         return True
 

@@ -17,13 +17,15 @@ from torch import Tensor
 from ...models.files import ModelError
 from ...models.quantise import Weights, quantise_
 from ...ops.registry import OpTable
+from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ..bench.equality import END, TIE
-from ..bench.sides import SharedModels, Side
+from ..bench.sides import ComparedPrompt, SharedModels, Side, answer_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
+from ..run.runner import StopSignal
 from ..run.scoring import Segments, context_segments, contexts, match_scores, visible
 
 SHOWN = 5  # differences that are shown
@@ -100,13 +102,11 @@ class Transformers:
             segments: the visibility of the ids; by default causal.
         """
         model = self.model(dtype)
+        ids_1Q = torch.tensor([list(ids)], device=self.device)
         options = _options(model, segments, len(ids)) if segments else {}
         with torch.inference_mode():
-            logits: Tensor = model(self._ids(ids), use_cache=False, **options).logits[0]
+            logits: Tensor = model(ids_1Q, use_cache=False, **options).logits[0]
         return logits
-
-    def _ids(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor([list(ids)], device=self.device)
 
     def generate(
         self, branch: Branch, context: Sequence[int], dtype: str, **beams: Any
@@ -118,19 +118,26 @@ class Transformers:
         Args:
             beams: num_beams, length_penalty, early_stopping of a beam search.
         """
-        ids = self._ids(context)
-        grammar = grammar_of(branch)
+        ids_1Q = torch.tensor([list(context)], device=self.device)
+        grammar = _grammar_of(branch)
+
+        def legal_only(written_1Q: Tensor, scores_1V: Tensor) -> Tensor:
+            for token in written_1Q[0, len(context) + grammar.consumed :].tolist():
+                grammar.advance(token)
+            legal_V = torch.from_numpy(grammar.legal_mask()).to(scores_1V.device)
+            return scores_1V.masked_fill(~legal_V, -torch.inf)
+
         with torch.inference_mode():
             output = self.model(dtype).generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
+                ids_1Q,
+                attention_mask=torch.ones_like(ids_1Q),
                 do_sample=False,
                 max_new_tokens=branch.budget,
                 eos_token_id=sorted(branch.request.stop_ids) or None,
                 pad_token_id=0,
                 return_dict_in_generate=True,
                 output_scores=True,
-                logits_processor=[] if grammar is None else [_only_legal(grammar, len(context))],
+                logits_processor=[] if grammar is None else [legal_only],
                 **beams,
             )
         scores = getattr(output, "sequences_scores", None)
@@ -155,22 +162,10 @@ def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
     return {"position_ids": positions_Q[None], "attention_mask": mask}
 
 
-def grammar_of(branch: Branch) -> Any:
-    """What an answer was written under (states.grammar.Matcher), at its beginning, or None."""
+def _grammar_of(branch: Branch) -> Any:
+    """What an answer was written under (a Matcher of outlines), at its beginning, or None."""
     new = branch.request.new_matcher
     return new() if new is not None and branch.matcher is not None else None
-
-
-def _only_legal(matcher: Any, start: int) -> Callable[[Tensor, Tensor], Tensor]:
-    """A logits processor that leaves the tokens that a grammar allows; start: ids before it."""
-
-    def process(ids_1Q: Tensor, scores_1V: Tensor) -> Tensor:
-        for token in ids_1Q[0, start + matcher.consumed :].tolist():
-            matcher.advance(token)
-        legal_V = torch.from_numpy(matcher.legal_mask()).to(scores_1V.device)
-        return scores_1V.masked_fill(~legal_V, -torch.inf)
-
-    return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +188,17 @@ class Bench:
     def dtype(self) -> str:
         return self.job.options.dtype
 
-    def show(self, text: str, share: float) -> None:
-        """What goes on while prompts are answered."""
-        self.tell(text)
+    @property
+    def graph(self) -> Graph:
+        return self.job.program.graph
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
         return self.job.prompts[: self.extent.prompts]
+
+    @property
+    def drawn_prompts(self) -> tuple[Prompt, ...]:
+        return self.prompts[: self.extent.drawn_prompts]
 
     def changed(self, *sets: str, tokens: int | None = None, **others: Any) -> Job:
         """The graph with other settings. Finished parts that it combines are computed anew.
@@ -211,13 +210,11 @@ class Bench:
         Raises:
             GraphError: the graph cannot be so.
         """
-        source = deepcopy(self.job.program.source)
-        skeleton = self.job.program.graph.skeleton
         options = self.job.options
         # A blended fold is an approximation: transformers has nothing to hold it to.
-        if skeleton is not None and skeleton.merge == "blend":
+        if self.graph.skeleton is not None and self.graph.skeleton.merge == "blend":
             sets = ("skeleton.merge=plain", *sets)
-        program = load_program(source, self.table, sets=sets)
+        program = load_program(deepcopy(self.job.program.source), self.table, sets=sets)
         budget = options.max_new_tokens or program.graph.limits.max_new_tokens
         most = budget if tokens is None else min(budget, tokens)
         options = replace(options, max_new_tokens=most, **others)
@@ -227,6 +224,40 @@ class Bench:
         """A job with its models, loaded when they are first asked for; raises ModelError."""
         drafter = self.drafter if job.program.graph.drafter.has_model else None
         return self.shelf.side(letter, job, self.reference.folder, drafter)
+
+    def answers(self, sides: Sequence[Side], prompts: Sequence[Prompt]) -> Iterator[ComparedPrompt]:
+        """Every prompt, answered by every side."""
+        return answer_all(sides, prompts, StopSignal(), lambda text, share: self.tell(text))
+
+    def tally(self) -> "TeacherTally":
+        return TeacherTally(self.reference, self.dtype)
+
+    def repeat(self, rerun: Callable[[], Iterable[tuple[Side, Request]]]) -> "Repeat | None":
+        """What a numeric tie needs: the same run in float64 holds to transformers in float64.
+
+        Args:
+            rerun: runs it, at the first tie, once. None in float64, where nothing may differ.
+        """
+
+        @cache
+        def repeat() -> bool:
+            tally = TeacherTally(self.reference, "float64")
+            for side, request in rerun():
+                tally.hold(side, request, None)
+            return tally.good
+
+        return None if self.dtype == "float64" else repeat
+
+    def repeated(self, side: Side, prompt: Prompt) -> "Repeat | None":
+        """The same prompt in float64."""
+
+        def rerun() -> Iterator[tuple[Side, Request]]:
+            job = replace(side.job, options=replace(side.job.options, dtype="float64"))
+            exact = self.side(job)
+            for answer in self.answers([exact], [prompt]):
+                yield exact, answer.runs[exact.letter].request
+
+        return self.repeat(rerun)
 
 
 Repeat = Callable[[], bool]
@@ -330,25 +361,6 @@ class TeacherTally:
         return None
 
 
-def repeat_in_float64(
-    bench: Bench, rerun: Callable[[], Iterable[tuple[Side, Request]]]
-) -> Repeat | None:
-    """What a numeric tie needs: the same run in float64 holds to transformers in float64.
-
-    Args:
-        rerun: runs it, at the first tie, once. None in float64, where nothing may differ.
-    """
-
-    @cache
-    def repeat() -> bool:
-        tally = TeacherTally(bench.reference, "float64")
-        for side, request in rerun():
-            tally.hold(side, request, None)
-        return tally.good
-
-    return None if bench.dtype == "float64" else repeat
-
-
 def _own_tokens(
     branch: Branch, context: Sequence[int], logits_QV: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
@@ -362,7 +374,7 @@ def _own_tokens(
     if branch.matcher is None and rules_of(branch).plain:
         yield from zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True)
         return
-    matcher = grammar_of(branch)
+    matcher = _grammar_of(branch)
     for place, logits_V in enumerate(logits_QV):
         order_V = match_scores(logits_V, branch, context, place)
         best = int(order_V.argmax())

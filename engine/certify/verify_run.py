@@ -87,7 +87,8 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
         rules = Sampling.model_validate(graph["sampling"]).rules()
         threads = threads or int(manifest["threads"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{run.path}: cannot be verified: {_first(error)}") from None
+        reason = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise UsageError(f"{run.path}: cannot be verified: {reason}") from None
     reasons = {
         "draws its tokens": not rules.greedy,
         "changes the target's scores": rules.greedy and not rules.plain,
@@ -104,15 +105,22 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
             findings.append(_compared(model, dtype, stops, text))
     wrong = sum(finding.wrong for finding in findings)
     code = Code.UNEQUAL if wrong and dtype in EXACT else Code.OK if findings else Code.FAILED
-    rows = [asdict(finding) for finding in findings]
-    document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
-    put(json_text(document) if as_json else _page(findings, dtype))
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
+        put(json_text(document))
+        return code
+    total = Finding("all")
+    for finding in findings:
+        for name in COUNTS:
+            setattr(total, name, getattr(total, name) + getattr(finding, name))
+        if finding.wrong and not total.first:
+            total.first = f"{finding.name}: {finding.first}"
+    lines = [finding.words for finding in (*findings, total)]
+    if dtype not in EXACT:
+        lines += [f"in {dtype} nothing is promised; the share tells how far forwards agree"]
+    put("".join(f"{line}\n" for line in lines))
     return code
-
-
-def _first(error: Exception) -> str:
-    """What is missing or wrong, in one line."""
-    return f"no {error}" if isinstance(error, KeyError) else first_line(error)
 
 
 def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
@@ -175,14 +183,3 @@ def _compared(model: "Transformers", dtype: str, stops: set[int], text: DecodedT
             finding.first = finding.first or f"token {place + 1} is {chosen}, it says {best}"
             finding.wrong += 1
     return finding
-
-
-def _page(findings: Sequence[Finding], dtype: str) -> str:
-    first = next((f"{finding.name}: {finding.first}" for finding in findings if finding.wrong), "")
-    total = Finding("all", first=first)
-    for name in COUNTS:
-        setattr(total, name, sum(getattr(finding, name) for finding in findings))
-    lines = [finding.words for finding in (*findings, total)]
-    if dtype not in EXACT:
-        lines += [f"in {dtype} nothing is promised; the share tells how far forwards agree"]
-    return "".join(f"{line}\n" for line in lines)

@@ -135,9 +135,8 @@ def bench(
     if listed:
         _list_experiments(options.as_json)
         return
-    from ..bench.command import bench_command
+    from ..bench.command import bench_command, tune_command
     from ..bench.experiment import BenchOptions
-    from ..bench.command import tune_command
 
     bench_options = BenchOptions(
         refs=tuple(refs or ()),

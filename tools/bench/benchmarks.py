@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from specsot.engine.bench.comparison import Row
 from specsot.engine.bench.experiment import Experiment
-from specsot.engine.bench.figures import Estimate
 from specsot.engine.bench.render import draw_all, experiment_markdown, measured_words
 from specsot.engine.bench.sides import letters
 
@@ -68,7 +66,7 @@ def _name(result: dict[str, Any]) -> str:
 
 def _section(result: dict[str, Any]) -> Iterator[str]:
     asked = result["experiment"] | {"name": _name(result)}  # its pictures are named so
-    experiment, rows = Experiment.model_validate(asked), _rows(result)
+    experiment, rows = Experiment.model_validate(asked), [*result["rows"].values()]
     yield f"## {_name(result)}\n\n{experiment.doc}\n"
     yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
     yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
@@ -84,30 +82,14 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
             plot.unlink()  # pages show the SVG
 
 
-def _rows(result: dict[str, Any]) -> list[Row]:
-    return [
-        Row(
-            letter=letter,
-            side=row["side"],
-            varied=row["varied"],
-            reference=row["reference"],
-            equal=row["equal"],
-            figures={name: Estimate(*values) for name, values in row["figures"].items()},
-            accepted=row["acceptance_by_depth"],
-            states=row["ms_per_visit"],
-        )
-        for letter, row in zip(letters(), result["rows"].values(), strict=False)
-    ]
-
-
-def _against(experiment: Experiment, rows: list[Row]) -> Iterator[str]:
+def _against(experiment: Experiment, rows: list[dict[str, Any]]) -> Iterator[str]:
     """What is slower than what it is compared with, and surely so."""
     for name in experiment.figures:
         if name.startswith("speedup"):
             slow = [
-                f"{row.letter} ({row.figures[name].value:.2f})"
-                for row in rows
-                if name in row.figures and (row.figures[name].high or 1) < 1
+                f"{letter} ({row['figures'][name][0]:.2f})"
+                for letter, row in zip(letters(), rows, strict=False)
+                if name in row["figures"] and (row["figures"][name][2] or 1) < 1
             ]
             if slow:
                 yield f"- `{name}`, surely below 1: {', '.join(slow)}"

@@ -61,6 +61,14 @@ def shown(found: Comparison, stream: TextIO) -> str:
     return rendered(partial(comparison_parts, found), stream, {})
 
 
+def settings_column(out: str) -> str:
+    """The settings of all graphs, as the first table has them; long ones are folded."""
+    table = out[: out.index("(equal: branches")].splitlines()
+    (header,) = (line for line in table if "settings" in line)
+    column = slice(header.index("settings"), header.index("file"))
+    return "".join(line[column].strip() for line in table)
+
+
 def again(found: Comparison) -> Comparison:
     """The same answers judged once more, as they are now."""
     pairs = pairs_of(found.sides)
@@ -418,10 +426,7 @@ def test_sides_of_one_graph_are_told_apart(
     few = replace(more, sets=("limits.max_rounds=3",))
     assert compare_command(sides, few) == Code.FAILED
     out, err = capsys.readouterr()
-    table = out[: out.index("Per prompt")].splitlines()
-    (header,) = (line for line in table if "settings" in line)
-    column = slice(header.index("settings"), header.index("file"))
-    settings = "".join(line[column].strip() for line in table)  # long names are folded
+    settings = settings_column(out)
     assert "layout.kind=batching" in settings and "drafter.num_draft_tokens=4" in settings
     assert "A bim_eagle: request 1 stopped" in err
     assert "B bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4: request 1 stopped" in err

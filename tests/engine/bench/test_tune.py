@@ -33,11 +33,11 @@ def scripted(
     def measure(prepared: Any, files: Any) -> Any:
         entries = prepared.entries
         asked.append(([one.side for one in entries], entries[0].varied.get("parts")))
-        rows = []
-        for one in entries:
+        rows = {}
+        for number, one in enumerate(entries):
             known = (value for word, value in speed.items() if word in f"{one.side},{one.varied}")
-            rows.append(SimpleNamespace(figures={FIGURE: SimpleNamespace(value=next(known, 1.0))}))
-        return SimpleNamespace(code=0, problems=[]), {}, rows
+            rows[str(number)] = {"figures": {FIGURE: [next(known, 1.0), None, None]}}
+        return SimpleNamespace(code=0, problems=[]), {"rows": rows}
 
     monkeypatch.setattr(command, "measure", measure)
 

@@ -10,24 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from specsot.engine.bench.sides import answer_all
 from specsot.engine.certify import reference as certify_bench
 from specsot.engine.certify import reference as certify_teacher
 from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
 from specsot.engine.certify.drawn import FILTERS, acceptance_checks, filter_gate
 from specsot.engine.certify.gates import GATES, Rig, gate_checks
 from specsot.engine.certify.probe import memory_checks
-from specsot.engine.certify.reference import Bench, Check, Extent, TeacherTally
+from specsot.engine.certify.reference import Bench, Check, Extent
 from specsot.engine.certify.texts import (
     GREEDY,
     blended_checks,
     greedy_checks,
-    repeated,
     sampled_checks,
 )
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.run.runner import StopSignal
 from specsot.engine.run.scoring import contexts
 from specsot.engine.run.session import Session
 from specsot.models.load.checkpoint import model_hash
@@ -40,7 +37,16 @@ from specsot.states.drafters.eagle import PairingDrafter
 from specsot.states.request import Branch, Finish
 from specsot.states.round import CommittedRows
 
-TINY = Extent(2, 8, 1, 1, 1, 6, 400, 12)
+TINY = Extent(
+    prompts=2,
+    tokens=8,
+    generated=1,
+    drawn_prompts=1,
+    seeds=1,
+    drawn_tokens=6,
+    answers=400,
+    gate_tokens=12,
+)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
 
 
@@ -316,14 +322,14 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyP
 
 def answer(made: Bench) -> tuple[Branch, list[int]]:
     side = made.side(made.changed(GREEDY, tokens=8))
-    (one,) = answer_all([side], made.prompts[:1], StopSignal(), made.show)
+    (one,) = made.answers([side], made.prompts[:1])
     return next(iter(contexts(one.runs["A"].request, side.session.prompts)))
 
 
 def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
-    tally = TeacherTally(made.reference, made.dtype)
+    tally = made.tally()
     tally.hold_branch(branch, context, None)
     assert tally.good and tally.tokens == len(branch.tokens)
     branch.tokens[3] += 1
@@ -337,7 +343,7 @@ def test_a_tie_needs_a_small_margin_and_float64(
     made = bench("autoregressive")
     branch, context = answer(made)
     branch.tokens[3] += 1
-    tally = TeacherTally(made.reference, made.dtype)
+    tally = made.tally()
     tally.hold_branch(branch, context, lambda: True)
     assert tally.ties == 0 and len(tally.wrong) == 1, "the margin is large"
     monkeypatch.setattr(certify_teacher, "TIE", 1e9)
@@ -349,14 +355,14 @@ def test_a_tie_needs_a_small_margin_and_float64(
 
 def test_the_same_run_in_float64_holds(bench: Make) -> None:
     made = bench("bim_eagle")
-    repeat = repeated(made, made.side(made.changed(GREEDY, tokens=8)), made.prompts[0])
+    repeat = made.repeated(made.side(made.changed(GREEDY, tokens=8)), made.prompts[0])
     assert repeat is not None and repeat()
 
 
 def test_a_stop_token_inside_and_a_wrong_length_are_told(bench: Make) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
-    teacher = TeacherTally(made.reference, made.dtype)
+    teacher = made.tally()
     branch.finish = Finish.LENGTH
     del branch.tokens[-1:]
     assert "the budget is" in str(teacher.first_wrong(branch, context))
