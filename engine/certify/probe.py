@@ -114,7 +114,9 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
         taps = getattr(drafter.model, "tap_ids", ())
         features_QF = None
         if taps:
-            output, _ = full_prefill(models.target, ids[:rows], models.dtype, models.device, taps)
+            output, _ = full_prefill(
+                models.target, ids[:rows], models.dtype, models.device, taps=taps
+            )
             features_QF = output.taps_QF
         ids_1Q = torch.tensor([ids[: rows + 1]], device=models.device)
         drafter.write_rows_(ids_1Q, rows, features_QF, fresh)
@@ -233,7 +235,8 @@ def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
     if skeleton is not None and trial.stops is not None:
         titles = TITLES[: min(trial.parts, skeleton.max_branches)]
         points = (
-            Point(number, trial.expected, None, (), title) for number, title in enumerate(titles, 1)
+            Point(number, trial.expected, None, (), title=title)
+            for number, title in enumerate(titles, 1)
         )
         job = replace(job, outline=Outline("plan", tuple(points), (), "ok"))
     side = bench.side(job)
@@ -243,7 +246,7 @@ def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
         request.budget = request.budget if trial.tokens is None else trial.tokens
         request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
     run = _drive(side, requests, watch or Watch())
-    return ProbedRun(bench, trial, side, run, tuple(requests))
+    return ProbedRun(bench, trial, side, run, requests=tuple(requests))
 
 
 def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
