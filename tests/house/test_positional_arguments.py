@@ -18,7 +18,7 @@ BUDGET = {
     "engine/certify": 4,
     "engine/chunks": 3,
     "engine/cli": 9,
-    "engine/prepare": 2,
+    "engine/prepare": 1,
     "engine/run": 5,
     "engine/simulate": 2,
     "engine/train": 3,
@@ -32,10 +32,10 @@ BUDGET = {
     "ops/sampling": 1,
     "ops/verify": 4,
     "states": 19,
-    "states/drafters": 7,
-    "states/graph": 7,
+    "states/drafters": 6,
+    "states/graph": 3,
     "states/phases": 2,
-    "states/text": 9,
+    "states/text": 6,
 }
 
 
