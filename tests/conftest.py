@@ -14,7 +14,7 @@ import pytest
 import torch
 from helpers.packages import Write
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny import write_tiny_eagle3, write_tiny_target
 
 from specsot.engine.hub import ModelCache
 

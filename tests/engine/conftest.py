@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.embedded import Embedded
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny import write_tiny_eagle3, write_tiny_target
 
 import specsot
 from specsot.engine.cli.run_command import run_command

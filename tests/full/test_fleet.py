@@ -17,9 +17,17 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
-from helpers.fleet_commands import ServedFleet, Streamed, serving_fleet, stream, stream_all
 from helpers.ray_clusters import gone
-from helpers.servers import BEES, RAIN, serving
+from helpers.servers import (
+    BEES,
+    RAIN,
+    ServedFleet,
+    Streamed,
+    serving,
+    serving_fleet,
+    stream,
+    stream_all,
+)
 from helpers.support import SEED
 
 KILLS = int(os.environ.get("SPECSOT_KILLS", "10"))

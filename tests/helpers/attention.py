@@ -1,6 +1,10 @@
-"""Attention with its scores written out, and batches and layers by hand."""
+"""Forwards put together by hand or drawn at random, what their rows may see, and attention with its
+scores written out."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +18,11 @@ from specsot.ops.attention.metadata import (
     TreeMask,
     Visibility,
 )
-from specsot.ops.kv.pool import KVCache
+from specsot.ops.kv.pool import NOBODY, UNKNOWN, KVCache
+from specsot.ops.types import PackedTrees, Proposal, Rows, no_trees
+from specsot.states.layout import BatchingLayout, Layout, PackedQueries
+from specsot.states.request_table import SegmentTree
+from specsot.states.round import Span, Trees
 
 
 def plain(folded_BgQd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, attn_mask: Tensor) -> Tensor:
@@ -94,3 +102,388 @@ def attend(
     positions_N = torch.zeros(rows * q_BQhd.shape[1], dtype=torch.int64)
     layer = plan.for_layers(positions_N, q_BQhd.shape[2] // kv_heads, q_BQhd.dtype)
     return runner.run(q_BQhd.flatten(0, 1), *pools, layer).view(q_BQhd.shape)
+
+
+def drawn(mask_QK: Any) -> str:
+    """A mask as a picture: one line per query row, `#` where it sees the slot."""
+    return "\n".join("".join("#" if cell else "." for cell in row) for row in mask_QK)
+
+
+def pool(capacity: int = 64) -> KVCache:
+    return KVCache(1, 1, 2, capacity)
+
+
+def lineages_of(parents: Mapping[int, int]) -> Visibility:
+    """Of segments by their parents; NOBODY is a root's."""
+    paths = []
+    for segment in sorted(parents):
+        paths.append([segment])
+        while parents[paths[-1][-1]] != NOBODY:
+            paths[-1].append(parents[paths[-1][-1]])
+    path_SA = np.full((len(paths), max(map(len, paths), default=1)), NOBODY, np.int32)
+    for row, path in zip(path_SA, paths, strict=True):
+        row[: len(path)] = path
+    ids = sorted(parents)
+    return Visibility(np.array(ids, np.int32), path_SA, tuple((path[-1],) for path in paths))
+
+
+@dataclass
+class Forward:
+    """Rows of one forward in a pool with one row; trees come first, as layouts have them.
+
+    parents: of every segment. Trees have `above` each, [T, T] which nodes are above which; the
+    nodes that are not `valid` have no row where the trees share theirs.
+    """
+
+    kv: KVCache
+    parents: Mapping[int, int]
+    owners: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    trees: list[tuple[int, int, list[int]]] = field(default_factory=list)  # owner, start, rows
+    above_STT: list[Tensor] = field(default_factory=list)
+    forest: dict[str, Any] = field(default_factory=dict)
+
+    def root(self, segment: int) -> int:
+        while self.parents[segment] != NOBODY:
+            segment = self.parents[segment]
+        return segment
+
+    def history(self, owners: Sequence[int], positions: Sequence[int]) -> None:
+        """Committed slots, in this order."""
+        slots = self.kv.append_(owners, positions, home=[self.root(one) for one in owners])
+        self.kv.commit_(slots, positions)
+
+    def add_tree(self, owner: int, start: int, above_TT: Tensor) -> None:
+        """A tree whose nodes all have a row, its root at position `start`."""
+        count = len(above_TT)
+        slots = self.kv.append_([owner] * count, [0] * count, home=self.root(owner))
+        depths = (above_TT.long().sum(1) - 1).tolist()
+        self._add(owner, start, above_TT, slots.tolist(), [start + depth for depth in depths])
+
+    def _add(
+        self, owner: int, start: int, above_TT: Tensor, slots: list[int], positions: list[int]
+    ) -> None:
+        rows = list(range(len(self.owners), len(self.owners) + len(slots)))
+        self.trees.append((owner, start, rows))
+        self.above_STT.append(above_TT)
+        self.owners += [owner] * len(slots)
+        self.positions += positions
+        self.slots += slots
+
+    def share_trees(
+        self, trees: Sequence[tuple[int, int]], above_STT: Tensor, valid_SN: Tensor, shared: int
+    ) -> None:
+        """All trees of the forward, (owner, start) each: the roots, then the valid nodes' rows, and
+        what is left of `shared` is nobody's."""
+        made, first = PackedTrees.of(valid_SN, shared), self.root(trees[0][0])
+        roots = [int(self.kv.append_([o], [0], home=self.root(o))[0]) for o, _ in trees]
+        drafted = self.kv.append_([UNKNOWN] * shared, [0] * shared, home=first).tolist()
+        self.slots, self.above_STT = [*roots, *drafted], list(above_STT)
+        tree_R, node_R = made.tree_R.tolist(), made.node_R.tolist()
+        for tree, node in zip(tree_R, node_R, strict=True):
+            self.owners.append(trees[tree][0] if tree >= 0 else NOBODY)
+            depth = int(above_STT[tree, node].sum()) - 1
+            self.positions.append(trees[tree][1] + depth if tree >= 0 else 0)
+        for tree, (owner, start) in enumerate(trees):
+            rows = [r for r, one in enumerate(tree_R) if one == tree]
+            self.trees.append((owner, start, rows))
+        self.forest = {"packed_trees": made, "node_R": node_R}
+
+    def add_prompt(self, owner: int, positions: Sequence[int], slots: Sequence[int] = ()) -> None:
+        """Rows that are in no tree; they take slots unless they have some."""
+        if not len(slots):
+            slots = self.kv.append_(
+                [owner] * len(positions), positions, home=self.root(owner)
+            ).tolist()
+        self.owners += [owner] * len(positions)
+        self.positions += positions
+        self.slots += slots
+
+    @property
+    def in_trees(self) -> int:
+        return len(self.forest["node_R"]) if self.forest else sum(len(r) for _, _, r in self.trees)
+
+    def members(self) -> tuple[QuerySequence, ...]:
+        """The rows of a request; those of all trees if they are shared."""
+        parts: dict[tuple[int, ...], list[int]] = {}
+        drafted = tuple(dict.fromkeys(self.root(owner) for owner, _, _ in self.trees))
+        for row, owner in enumerate(self.owners):
+            shared = self.forest and row < self.in_trees
+            alone = (self.root(owner),) if owner >= 0 else ()
+            parts.setdefault(drafted if shared else alone, []).append(row)
+        return tuple(QuerySequence(np.array(rows), 0, roots) for roots, rows in parts.items())
+
+    def rows(self) -> Rows:
+        segments = {s: self.parents[s] for s in sorted({*self.owners} - {NOBODY})}
+        lineages = lineages_of({s: p for one in segments for s, p in self._path(one)})
+        number = {segment: at for at, segment in enumerate(lineages.ids_S.tolist())}
+        segment_N = np.array([number.get(one, len(number)) for one in self.owners], np.int32)
+        nodes_ST, ancestors_STT = no_trees(torch.device("cpu"))
+        more: dict[str, Any] = {}
+        if self.forest:
+            count, made = self.in_trees, self.forest["packed_trees"]
+            nodes_ST, ancestors_STT = made.nodes_ST, torch.stack(self.above_STT)
+            more = {"packed_trees": made, "tree_segment_R": torch.tensor(segment_N[:count]).long()}
+            more |= {"node_rows_ST": np.arange(count, dtype=np.int32)}
+            more |= {"node_slots_ST": np.array(self.slots[:count], np.int32)}
+            segment_N[len(self.trees) : count] = len(number)
+        elif self.trees:
+            flat = np.array([rows for _, _, rows in self.trees], np.int32)
+            nodes_ST, ancestors_STT = torch.from_numpy(flat).long(), torch.stack(self.above_STT)
+            more = {"node_rows_ST": flat, "node_slots_ST": np.array(self.slots, np.int32)[flat]}
+        return Rows(
+            torch.zeros(1, len(self.owners), dtype=torch.int64),
+            torch.tensor([self.positions]),
+            torch.tensor([self.slots]),
+            lineages,
+            segment_N,
+            self.members(),
+            np.array(self.slots[self.in_trees :], np.int32),
+            nodes_ST,
+            ancestors_STT,
+            torch.tensor([], dtype=torch.int64),
+            **more,
+        )
+
+    def rows_of_pool(self, height: int, first_row: int) -> Rows:
+        """The rows as those of several rows of the pool, side by side."""
+        rows, size = self.rows(), len(self.owners) // height
+        flat = np.arange(len(self.owners)).reshape(height, size)
+        members = tuple(QuerySequence(flat[b], first_row + b, ()) for b in range(height))
+        three = (rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ)
+        tokens_BQ, positions_BQ, slots_BQ = (value.view(height, size) for value in three)
+        return replace(
+            rows,
+            tokens_BQ=tokens_BQ,
+            positions_BQ=positions_BQ,
+            slots_BQ=slots_BQ,
+            sequences=members,
+            prompt_slots=rows.prompt_slots[rows.prompt_slots != self.kv.scratch],
+        )
+
+    def _path(self, segment: int) -> Iterator[tuple[int, int]]:
+        while segment != NOBODY:
+            yield segment, self.parents[segment]
+            segment = self.parents[segment]
+
+    def naive(self) -> np.ndarray:
+        """bool [N, slots]: a row sees committed and prompt slots of its way to the root that do not
+        lie behind it, and of trees its ancestors and itself."""
+        kv, fresh = self.kv, {s: r for r, s in enumerate(self.slots)}
+        seen = np.zeros((len(self.owners), kv.slots), bool)
+        node_of = {
+            row: (tree, self.forest["node_R"][row] if self.forest else rows.index(row))
+            for tree, (_, _, rows) in enumerate(self.trees)
+            for row in rows
+        }
+        for row, owner in enumerate(self.owners):
+            path = [segment for segment, _ in self._path(owner)]
+            for slot in range(kv.slots):
+                other = fresh.get(slot)
+                if other is None or other >= self.in_trees:
+                    near = kv.position[slot] <= self.positions[row]
+                    there = kv.committed[slot] or other is not None
+                    seen[row, slot] = there and near and kv.owner[slot] in path
+                elif other in node_of and row in node_of:
+                    (tree, node), (mine, at) = node_of[other], node_of[row]
+                    seen[row, slot] = tree == mine and bool(self.above_STT[tree][at, node])
+                else:
+                    seen[row, slot] = other == row  # a row that is nobody's sees itself
+        return seen
+
+
+def sight(attention: AttentionPlan, kv: KVCache, rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """bool [N, slots], what each row sees, whatever groups say it, and int64, the position that it
+    sees each slot at (-1 where its group does not have the slot).
+
+    A row is in one group at most, or sees each slot in one of its groups; one that is repeated says
+    the same twice.
+    """
+    seen, place = np.zeros((rows, kv.slots + 1), bool), np.full((rows, kv.slots + 1), -1)
+    group_of: dict[tuple[int, int], tuple[int, int]] = {}
+    told: set[tuple[int, int, int]] = set()
+    for number, group in enumerate(attention.groups):
+        keys = group.keys
+        slots_GK = keys.numpy() if isinstance(keys, Tensor) else keys.slots_GK
+        shape = group.host_rows_Gq.shape
+        rows_Gq = group.rows_Gq
+        assert rows_Gq is None or (rows_Gq.numpy() == group.host_rows_Gq).all()
+        assert rows_Gq is not None or group.host_rows_Gq.reshape(-1).tolist() == list(range(rows))
+        for g, q in np.ndindex(shape):
+            row = int(group.host_rows_Gq[g, q])
+            again = group_of.setdefault((row, number if attention.merged else 0), (number, g))
+            assert again == (number, g), "a row in two groups"
+            mask_K, slots_K = group.mask_GqK[g, q].numpy(), slots_GK[g]
+            if (row, number, g) not in told:
+                assert not seen[row, slots_K[mask_K]].any(), "a slot that is seen twice"
+                assert len(set(slots_K[mask_K].tolist())) == mask_K.sum(), "a slot seen twice"
+            told.add((row, number, g))
+            seen[row, slots_K[mask_K]] = True
+            other_K = mask_K | (place[row, slots_K] < 0)
+            place[row, slots_K[other_K]] = group.positions_GK[g].numpy()[other_K]
+    assert not seen[:, kv.slots].any(), "nobody sees the scratch slot"
+    return seen[:, : kv.slots], place[:, : kv.slots]
+
+
+KV_HEADS, HEADS, DIM = 2, 4, 4
+CPU = torch.device("cpu")
+
+
+class FixedLayout(Layout):
+    """Every segment lies where `places` says; one sequence if there is only row 0."""
+
+    def __init__(self, segments: SegmentTree, places: dict[int, list[int]], packed: bool) -> None:
+        super().__init__(CPU, segments)
+        self.places, self.packed = places, packed
+
+    def rows_of(self, owner: int) -> Sequence[int]:
+        return self.places[owner]
+
+    def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
+        if self.packed:
+            return super().sequences(packed, num_trees)
+        return BatchingLayout.sequences(self, packed, num_trees)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A forward and what it was made of; `trees` says which rows of it are nodes."""
+
+    kv: KVCache
+    segments: SegmentTree
+    rows: Rows
+    trees: Trees | None
+    spans: list[Span]
+
+
+def proposal_of(
+    draw: Random, trees: int, nodes: int, shared: bool = False, ragged: bool = False
+) -> Proposal:
+    """Random trees; with `shared` some nodes are padding, and the others share their rows; with
+    `ragged` the host knows of each tree how many of its nodes, the first ones, are not."""
+    parents = [[draw.randrange(-1, n) for n in range(nodes)] for _ in range(trees)]
+    parents_SN = torch.tensor(parents, dtype=torch.int64)
+    depths_SN, valid_SN = torch.ones_like(parents_SN), torch.ones_like(parents_SN, dtype=torch.bool)
+    sizes = [draw.randint(0, nodes) for _ in range(trees)] if ragged else []
+    for tree in range(trees):
+        for node, parent in enumerate(parents_SN[tree].tolist()):
+            valid_SN[tree, node] = not shared or draw.random() < 0.7
+            valid_SN[tree, node] &= not ragged or node < sizes[tree]
+            if parent >= 0:
+                depths_SN[tree, node] = depths_SN[tree, parent] + 1
+                valid_SN[tree, node] &= valid_SN[tree, parent]
+    tokens_SN = 10 + torch.arange(trees * nodes).view(trees, nodes)
+    budget = max(int(valid_SN.sum()), min(nodes, 1)) + draw.randrange(2) * bool(nodes)
+    scores_SN, rows = -depths_SN.float(), budget if shared else None
+    drafts = tokens_SN, parents_SN, depths_SN, valid_SN, scores_SN
+    return Proposal(*drafts, nodes, shared=rows, sizes=tuple(sizes) if ragged else None)
+
+
+def scene(draw: Random, pool_rows: int, shared: bool = False, ragged: bool = False) -> Scene:
+    """A forward of trees and prompts over a pool in which anything may lie anywhere."""
+    segments = SegmentTree()
+    ids = [segments.add() for _ in range(draw.randint(1, 4))]
+    ids += [segments.add(draw.choice(ids)) for _ in range(draw.randint(0, 6))]
+    kv = KVCache(
+        *(1, KV_HEADS, DIM, 256 if pool_rows == 1 else 96, pool_rows),
+        block_size=draw.choice([1, 4, 16]),
+        dtype=torch.float64,
+    )
+    places = {s: draw.sample(range(pool_rows), draw.randint(1, pool_rows)) for s in ids}
+    _fill_(kv, segments, ids, draw)
+    layout = FixedLayout(segments, places, packed=pool_rows == 1)
+    owners = draw.sample(ids, draw.randint(0, min(len(ids), 3)))
+    trees = None
+    if owners:
+        proposal = proposal_of(draw, len(owners), draw.randint(0, 4), shared, ragged)
+        roots, positions = zip(
+            *((draw.randrange(9), draw.randrange(24)) for _ in owners), strict=True
+        )
+        trees = Trees(roots, positions, owners, (), proposal)
+    others = [s for s in ids if s not in owners]
+    starting = draw.sample(others, draw.randint(0 if owners else min(1, len(others)), len(others)))
+    spans = [
+        Span(s, segments.home[s], draw.randrange(24), [7] * draw.randint(1, 5)) for s in starting
+    ]
+    rows = layout.place_(kv, trees, spans).rows
+    kv.data.normal_(generator=torch.Generator().manual_seed(draw.randrange(1 << 20)))
+    return Scene(kv, segments, rows, trees, spans)
+
+
+def _fill_(kv: KVCache, segments: SegmentTree, ids: list[int], draw: Random) -> None:
+    """What earlier rounds left behind: committed rows and others, with holes, in any order."""
+    for root in {segments.home[s] for s in ids}:
+        if draw.random() < 0.7:
+            kv.open_(root, draw.choice([32, 32, 64]))
+    for _ in range(draw.randint(0, 14)):
+        segment, count = draw.choice(ids), draw.randint(1, 5)
+        positions = [draw.randrange(24) for _ in range(count)]
+        row = draw.randrange(kv.rows)
+        slots = kv.append_([segment] * count, positions, row, segments.home[segment])
+        if draw.random() < 0.8:
+            kv.commit_(slots, positions)
+        kv.release_([slot for slot in slots if draw.random() < 0.2])
+
+
+# -- who sees whom, naively ----------------------------------------------------------------------
+
+
+def seen_slots(one: Scene) -> dict[int, set[int]]:
+    """For every row that stands for something the slots that it may attend to."""
+    rows, kv = one.rows, one.kv
+    nodes = _nodes(one)
+    slot_N, position_N = rows.slots_BQ.view(-1).tolist(), rows.positions_BQ.view(-1).tolist()
+    prompts = set(rows.prompt_slots.tolist())
+    segment_N = rows.owner_N.tolist()
+    seen = {}
+    for row, slot in enumerate(slot_N):
+        segment = nodes[row][0] if row in nodes else segment_N[row]
+        if slot == kv.scratch or segment < 0:
+            continue
+        path = one.segments.path(segment)
+        first = slot // kv.capacity * kv.capacity
+        seen[row] = {
+            other
+            for other in range(first, first + kv.capacity)
+            if kv.owner[other] in path
+            and (kv.committed[other] or other in prompts)
+            and kv.position[other] <= position_N[row]
+        }
+        if row in nodes:
+            seen[row] |= {slot_N[ancestor] for ancestor in nodes[row][1]}
+    return seen
+
+
+def _nodes(one: Scene) -> dict[int, tuple[int, list[int]]]:
+    """Row of a node -> its segment, and the rows of its ancestors, its own among them."""
+    if one.trees is None:
+        return {}
+    found, proposal = {}, one.trees.proposal
+    row_ST = one.rows.nodes_ST.tolist()
+    for tree, (segment, parents) in enumerate(
+        zip(one.trees.owners, proposal.parents_SN.tolist(), strict=True)
+    ):
+        above = {0: [row_ST[tree][0]]}
+        found[row_ST[tree][0]] = segment, above[0]
+        for node, parent in enumerate(parents):
+            if proposal.valid_SN[tree, node] or not (proposal.sizes or one.rows.packed_trees):
+                row = row_ST[tree][node + 1]
+                above[node + 1] = [*above[parent + 1], row]
+                found[row] = segment, above[node + 1]
+    return found
+
+
+def attend_naively(one: Scene, q_Nhd: Tensor) -> dict[int, Tensor]:
+    """Row -> softmax over the slots that it may see, [heads * d]."""
+    keys_hKd, values_hKd = one.kv.data[0]
+    out = {}
+    for row, slots in seen_slots(one).items():
+        at = torch.from_numpy(np.array(sorted(slots), np.int64))
+        parts = []
+        for head in range(HEADS):
+            kv_head = head // (HEADS // KV_HEADS)
+            scores_K = keys_hKd[kv_head, at] @ q_Nhd[row, head] * DIM**-0.5
+            parts.append(scores_K.softmax(0) @ values_hKd[kv_head, at])
+        out[row] = torch.cat(parts)
+    return out

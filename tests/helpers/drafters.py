@@ -8,8 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers.support import Tiny
-from helpers.tiny_models.tiny_dflash import write_tiny_dflash
-from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from helpers.tiny import write_tiny_dflash, write_tiny_eagle
 from specsot.engine.models import Models, with_drafter
 
 KINDS = ("eagle3", "eagle2", "eagle1", "dflash", "vanilla", "ngram")

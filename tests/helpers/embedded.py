@@ -8,8 +8,8 @@ import torch
 from helpers.support import Graphs, Reference, contexts, requests_of
 from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Prompt, Session
-from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 from specsot.states.text.outline import Outline, Point
 
@@ -35,7 +35,7 @@ class Embedded:
         sets: Sequence[str] = (),
         budget: int | None = None,
         models: Models | None = None,
-    ) -> Run:
+    ) -> EngineCore:
         """A whole run of a shipped graph as it ships, but for `sets`; with EAGLE-3 by default."""
         from specsot.engine.prepare.files import open_graph
 
@@ -47,7 +47,7 @@ class Embedded:
             run.advance()
         return run
 
-    def check(self, run: Run, graph: str) -> int:
+    def check(self, run: EngineCore, graph: str) -> int:
         """Hold every branch, outlines under their grammar, to transformers; returns the tokens."""
         book, before = run.board["prompts"], self.reference.tally.tokens
         for request in requests_of(run):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import specsot
-from helpers.tiny_models.tiny import write_tiny_target
+from helpers.tiny import write_tiny_target
 
 EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded" / "target"
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -93,7 +93,7 @@ def short(layout: str, models: Models, graphs: Graphs) -> Session:
 def serve(session: Session, texts: Sequence[str], blocks: int) -> Served:
     """A run that is given the same texts again and again, and never comes to its end."""
     run, served = session.start([], lambda event: None), Served()
-    branches = run.board["branches"]
+    branches = run.manager
     counted = (blocks // 4, blocks - 1)  # when everything that is kept for good is there
     for number in range(blocks):
         for at, text in enumerate(texts):

@@ -16,9 +16,13 @@ from specsot.engine.models import Models, load_models, with_drafter
 from specsot.models.files import ModelError
 from specsot.models.load.inspect import inspect_model
 
-from .tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
-from .tiny_models.tiny_dflash import write_tiny_dflash
-from .tiny_models.tiny_eagle import write_tiny_eagle
+from .tiny import (
+    write_tiny_dflash,
+    write_tiny_eagle,
+    write_tiny_eagle3,
+    write_tiny_target,
+    write_tiny_tokenizer,
+)
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 KINDS = {"eagle": "eagle2", "eagle3": "eagle3", "dflash": "dflash", "vanilla": "vanilla"}

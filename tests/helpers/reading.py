@@ -9,8 +9,9 @@ from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
-from specsot.states.machine import OpRan, Run
+from specsot.states.machine import OpRan
 from specsot.states.round import BlendSummary, RoundSummary
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
@@ -127,7 +128,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.found: list[RoundSummary] = []
-        self.run: Run | None = None
+        self.run: EngineCore | None = None
 
     def __call__(self, event: Any) -> None:
         if isinstance(event, OpRan) and "committed" in event.results and self.run is not None:
@@ -138,7 +139,7 @@ class Rounds:
         return [one.blend for one in self.found if one.blend is not None]
 
 
-def watched(opened: Session, prompts: Any = None) -> tuple[Run, Rounds]:
+def watched(opened: Session, prompts: Any = None) -> tuple[EngineCore, Rounds]:
     """A whole run, checked after every phase, and what its forwards did."""
     sink = Rounds()
     sink.run = start(opened, prompts or asked(), sink)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroupGloo
 
 from helpers.embedded import Embedded
-from helpers.pooled import Pooled
+from helpers.sequences import Pooled
 from helpers.support import tokens_of
 from specsot.engine.models import Models, load_models, prepare_, with_drafter
 from specsot.engine.prepare.environment import embedded_folder

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.models.drafters.eagle import Eagle3
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.kv.pool import FREE
 from specsot.ops.registry import OpTable
 from specsot.states.graph.load import op_table
-from specsot.states.machine import Run
 from specsot.states.request import OPEN_STAGES, Branch, Finish, Request, Stage
 from specsot.states.text.outline import Outline, Point, parse_outline
 from specsot.states.text.prompts import NOTHING
@@ -229,6 +229,10 @@ class Tiny:
         return TokenBook(self.models.target.vocab_size, share, stop_ids)
 
 
+Make = Callable[..., Tiny]
+"""make(family, dtype, ...): models of these settings, built once."""
+
+
 # -- runs -------------------------------------------------------------------------------------
 
 
@@ -264,20 +268,21 @@ class Graphs:
         return Session(program, models, max_new_tokens=budget, outline=given, prompts=book)
 
 
-def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> Run:
+def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> EngineCore:
     """A run whose pools hold a large number wherever nothing was written yet.
 
     Whoever reads a slot that holds nothing is caught.
     """
     prompts = [t if isinstance(t, Prompt) else Prompt(str(i), t) for i, t in enumerate(texts)]
     run = session.start(prompts, sink or (lambda event: None))
-    for key in ("kv", "kv_draft"):
-        if run.board[key] is not None:
-            run.board[key].data.fill_(1e3)
+    for pool in run.manager.pools:
+        pool.data.fill_(1e3)
     return run
 
 
-def drive(run: Run, check: bool = True, until: Callable[[Run], bool] | None = None) -> Run:
+def drive(
+    run: EngineCore, check: bool = True, until: Callable[[EngineCore], bool] | None = None
+) -> EngineCore:
     """Advance to the end, or until something holds; everything is checked after every phase."""
     while not run.finished and not (until and until(run)):
         assert run.steps < MOST_STEPS, "the run does not come to an end"
@@ -287,26 +292,26 @@ def drive(run: Run, check: bool = True, until: Callable[[Run], bool] | None = No
     return run
 
 
-def run_all(session: Session, texts: Sequence[str | Prompt], check: bool = True) -> Run:
+def run_all(session: Session, texts: Sequence[str | Prompt], check: bool = True) -> EngineCore:
     """A run over the prompts, driven to its end."""
     return drive(start(session, texts), check)
 
 
-def requests_of(run: Run) -> list[Request]:
-    return list(run.board["branches"].requests)
+def requests_of(run: EngineCore) -> list[Request]:
+    return list(run.requests)
 
 
-def branches_of(run: Run) -> list[Branch]:
+def branches_of(run: EngineCore) -> list[Branch]:
     """All branches of all requests, the root branches left out."""
     return [b for r in requests_of(run) for b in r.branches]
 
 
-def tokens_of(run: Run) -> dict[str, list[list[int]]]:
+def tokens_of(run: EngineCore) -> dict[str, list[list[int]]]:
     """Token ids by request and branch, the outline first."""
     return {r.key: [list(b.tokens) for b in r.all_branches()] for r in requests_of(run)}
 
 
-def accepted_of(run: Run) -> dict[str, list[list[int]]]:
+def accepted_of(run: EngineCore) -> dict[str, list[list[int]]]:
     """Accepted drafts of each round, by request and branch."""
     return {r.key: [list(b.accepted) for b in r.all_branches()] for r in requests_of(run)}
 
@@ -314,26 +319,19 @@ def accepted_of(run: Run) -> dict[str, list[list[int]]]:
 # -- what holds after every phase -------------------------------------------------------------
 
 
-def memory_of(case: dict[str, Any]) -> list[str]:
-    """The options that say how a case lays out and reads what it has in the pools."""
-    sets = [f"layout.kind={case['layout']}", f"attention={case['attention']}"]
-    return sets if case["layout"] == "batching" else [*sets, f"layout.block_size={case['blocks']}"]
-
-
-def check_rows(run: Run) -> None:
+def check_rows(run: EngineCore) -> None:
     """Pools and book agree: nothing is missing, nothing is held twice, nothing is left over."""
-    for key in ("kv", "kv_draft"):
-        if run.board[key] is not None:
-            run.board[key].check_integrity()
+    for pool in run.manager.pools:
+        pool.check_integrity()
     _check_target_rows(run)
-    if run.board["kv_draft"] is not None:
+    if run.manager.kv_draft is not None:
         _check_draft_rows(run)
     _check_keys(run)
 
 
-def _check_keys(run: Run) -> None:
+def _check_keys(run: EngineCore) -> None:
     """What a forward reads of a request in the shared row is all that it has there."""
-    book = run.board["branches"]
+    book = run.manager
     segments = book.table.segments
     for pool in (pool for pool in book.pools if pool.rows == 1):
         used = np.flatnonzero(pool.owner != FREE)
@@ -353,8 +351,8 @@ def _check_keys(run: Run) -> None:
                 read[seen] = False
 
 
-def _check_target_rows(run: Run) -> None:
-    book, pool = run.board["branches"], run.board["kv"]
+def _check_target_rows(run: EngineCore) -> None:
+    book, pool = run.manager, run.manager.kv
     expected = 0
     for request in book.requests:
         if request.stage in OPEN_STAGES:
@@ -374,9 +372,9 @@ def _check_target_rows(run: Run) -> None:
         assert held == _seen(branch, branch.length), f"{branch.name} has a gap"
 
 
-def _check_draft_rows(run: Run) -> None:
+def _check_draft_rows(run: EngineCore) -> None:
     """The drafter's row j is for token j + 1, so a branch sees its rows 0 .. length - 1."""
-    book, pool = run.board["branches"], run.board["kv_draft"]
+    book, pool = run.manager, run.manager.kv_draft
     alive = set(book.prefixes.nodes) if book.prefixes is not None else set[int]()
     for request in book.requests:
         if request.stage in OPEN_STAGES:
@@ -413,10 +411,10 @@ def _seen(branch: Branch, length: int) -> list[int]:
     return sorted([*prefix, *parts, *own])
 
 
-def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
+def _positions(run: EngineCore, pool: Any, branch: Branch) -> list[int]:
     """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
-    (row,) = run.board["branches"].layout.rows_of(branch.owner)
-    path = run.board["branches"].table.segments.lineage[branch.owner]
+    (row,) = run.manager.layout.rows_of(branch.owner)
+    path = run.manager.table.segments.lineage[branch.owner]
     part = slice(row * pool.capacity, (row + 1) * pool.capacity)
     kept = pool.committed[part]
     own = np.isin(pool.owner[part][kept], path)
@@ -429,7 +427,7 @@ def _positions(run: Run, pool: Any, branch: Branch) -> list[int]:
 def contexts(request: Request, book: Any, plain: bool) -> list[tuple[Branch, list[int]]]:
     """Every branch with the token ids it was decoded behind, put together without the engine."""
     if plain:
-        return [(request.branches[0], list(book.plain(request.question)))]
+        return [(branch, list(book.plain(request.question))) for branch in request.branches]
     prefix, tail = book.skeleton(request.question)
     shared, found = [*prefix], []
     root = request.root
@@ -449,7 +447,7 @@ def contexts(request: Request, book: Any, plain: bool) -> list[tuple[Branch, lis
     return found
 
 
-def check_lossless(run: Run, book: Any, reference: Reference, plain: bool) -> None:
+def check_lossless(run: EngineCore, book: Any, reference: Reference, plain: bool) -> None:
     """Every branch of every request (the outline too) holds the target's own tokens."""
     for request in requests_of(run):
         for branch, context in contexts(request, book, plain):
@@ -458,7 +456,7 @@ def check_lossless(run: Run, book: Any, reference: Reference, plain: bool) -> No
 
 def outlined(
     graphs: Graphs, made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any
-) -> Run:
+) -> EngineCore:
     """A run over one question with `parts` branches (or one plain answer), held to the reference.
 
     Further arguments: `share`, `parts`, and those of Graphs.session.

@@ -16,19 +16,19 @@ import pytest
 import torch
 from helpers import folds
 from helpers.drafters import KINDS, SETTINGS, drafting
-from helpers.support import GRAPHS, Graphs, PlanBook, Tiny, TokenBook, drive, outline_of, start
+from helpers.support import GRAPHS, Graphs, Make, PlanBook, TokenBook, drive, outline_of, start
 
+from specsot.engine.run.core import EngineCore
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.registry import OpEntry, OpTable
 from specsot.states import machine
 from specsot.states.graph.program import OpStep
-from specsot.states.machine import BoundOp, Run
+from specsot.states.machine import BoundOp
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.scheduler import Inbox
 
-Make = Callable[..., Tiny]
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
 
 
@@ -123,7 +123,7 @@ class Watch:
         return op._replace(function=watched)
 
 
-def runs(graphs: Graphs, tiny: Make) -> Iterator[Run]:
+def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
     """All kinds of drafters; all graphs with given and written outlines, both ways of sharing;
     combined answers; and beam search."""
     made = tiny("qwen3")
@@ -202,10 +202,10 @@ def test_guards_change_nothing_they_were_given(graphs: Graphs, tiny: Make) -> No
             run.advance()
             if run.state == "idle":
                 inbox.close()
-            before = snapshot(run.board["branches"])
+            before = snapshot(run.manager)
             for name, entry in entries.items():
                 said[name].add(guards[name](*[run.board[key] for key in entry.reads]))
-            assert snapshot(run.board["branches"]) == before
+            assert snapshot(run.manager) == before
     assert all(answers == {True, False} for answers in said.values()), said
 
 
@@ -227,7 +227,7 @@ def test_the_watch_sees_small_changes(
     """The test of the test."""
     made = tiny("qwen3")
     run = start(graphs.session("eagle", made.models, made.book()), ["hello"])
-    kv, book, tensor = run.board["kv"], run.board["branches"], torch.zeros(3)
+    kv, book, tensor = run.manager.kv, run.manager, torch.zeros(3)
     assert isinstance(kv, KVCache) and isinstance(book, BranchStateManager)
     assert isinstance(book.requests[0], Request) and isinstance(run.board["host"], HostReader)
     before = snapshot((kv, book, tensor))

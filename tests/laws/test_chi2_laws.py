@@ -6,22 +6,24 @@ from fractions import Fraction
 import pytest
 import torch
 from helpers.laws import rounds as law_rounds
-from helpers.laws.chi2 import SAMPLES, TOYS, p_values
-from helpers.laws.drafts import Choice
-from helpers.laws.op_rounds import judged_round, judged_rounds
 from helpers.laws.rounds import (
+    SAMPLES,
+    TOYS,
     Keys,
     Round,
     Step,
     chain_round,
+    judged_round,
+    judged_rounds,
     match_round,
+    p_values,
     places_of,
     rounds,
     sample,
     tree_round,
 )
-from helpers.laws.toys import Toy, emitted, leftover_toy, reference_toy
-from helpers.vectors import vectors
+from helpers.laws.toys import Choice, Toy, emitted, leftover_toy, reference_toy
+from helpers.vanilla import vectors
 from torch import Tensor
 
 from specsot.engine.certify.drawn import ALPHA, chi_square, p_value

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.laws.drafts import Choice, Drafts, draft_lists
 from helpers.laws.outcomes import (
     RULES,
     TOLERANCE,
@@ -19,8 +18,17 @@ from helpers.laws.outcomes import (
     outcomes,
 )
 from helpers.laws.rounds import accept_block
-from helpers.laws.toys import Toy, joint, leftover_toy, random_toys, reference_toy
-from helpers.vectors import vectors
+from helpers.laws.toys import (
+    Choice,
+    Drafts,
+    Toy,
+    draft_lists,
+    joint,
+    leftover_toy,
+    random_toys,
+    reference_toy,
+)
+from helpers.vanilla import vectors
 from torch import Tensor
 
 from specsot.ops.sampling.settings import Rule

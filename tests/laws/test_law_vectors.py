@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.laws.drafts import Choice, Drafts, draft_lists
 from helpers.laws.outcomes import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
 from helpers.laws.rounds import accept_block
-from helpers.laws.toys import Toy, joint
-from helpers.vectors import vectors
+from helpers.laws.toys import Choice, Drafts, Toy, draft_lists, joint
+from helpers.vanilla import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

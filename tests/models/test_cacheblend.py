@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.blend_cases import BOS, FIRST, REUSE, SIZES, SUFFIX, TAPS, Case, made
-from helpers.blends import Sequence, blend, near
+from helpers.blends import BOS, FIRST, REUSE, SIZES, SUFFIX, TAPS, Case, Sequence, blend, made, near
 from helpers.decoders import CASES, LAYERS
 from torch.utils._python_dispatch import TorchDispatchMode
 

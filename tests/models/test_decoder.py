@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.decoders import CASES, LAYERS, LLAMA3, LONG, SHAPE, save
-from helpers.pooled import Pooled, causal
+from helpers.sequences import Pooled, causal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM

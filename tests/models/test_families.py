@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 import torch
 from helpers.support import FixedBook, Graphs, Reference, start, tiny_models
-from helpers.tiny_models.tiny import write_tiny_target
+from helpers.tiny import write_tiny_target
 
 from specsot.models.families import Biases, Family, decoder_config, families
 from specsot.models.files import Fields, ModelError

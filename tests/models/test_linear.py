@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.tiny_models.tiny import save, write_tiny_target
-from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from helpers.tiny import save, write_tiny_eagle, write_tiny_target
 from safetensors.torch import load_file
 
 from specsot.models.linear import Linear, can_pack, linear, pack_, padding

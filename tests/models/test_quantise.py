@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny_models.tiny import write_tiny_target
+from helpers.tiny import write_tiny_target
 from transformers import AutoModelForCausalLM
 
 from specsot.engine.models import prepare_

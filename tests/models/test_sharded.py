@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.decoders import CASES, LAYERS, SHAPE, UNEVEN, save
-from helpers.pooled import Pooled
+from helpers.sequences import Pooled
 from helpers.sharded_work import (
     alone,
     forwards,

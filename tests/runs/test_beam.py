@@ -1,16 +1,148 @@
-"""Beam search: the tokens and the scores of transformers, whoever else is there."""
+"""Beam search: the tokens and scores of transformers, few rows, and nothing copied."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from helpers.beams import FAMILIES, LAYOUTS, PROMPTS, Rig, check_beams, finish, rigs
-from helpers.support import SEED, Graphs, branches_of, drive, pairwise, requests_of, tokens_of
+from helpers.pools import permute_, watched
+from helpers.support import (
+    SEED,
+    FixedBook,
+    Graphs,
+    Reference,
+    branches_of,
+    drive,
+    pairwise,
+    requests_of,
+    start,
+    tiny_models,
+    tokens_of,
+)
+from helpers.tiny import likely_ids, write_tiny_target
+from safetensors.torch import load_file, save_file
 
+from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
-from specsot.states.machine import Run
+from specsot.engine.record.recorder import Recorder
+from specsot.engine.record.run_view import BRANCH, TREE, slot_codes
+from specsot.engine.run.core import EngineCore
 from specsot.states.request import Branch, Finish, Stage
+
+FLATTER = 0.2  # by so much the head is scaled: several continuations are likely everywhere
+FAMILIES: dict[str, dict[str, Any]] = {"llama": {}, "qwen3": {}, "mistral": {"sliding_window": 11}}
+LAYOUTS = ("bim", "batching", "paged")
+PROMPTS = {"a": 1, "b": 9, "c": 24}  # prompts by their lengths
+
+
+@dataclass
+class Rig:
+    """A tiny model in float64 with its prompts, and what transformers makes of them."""
+
+    models: Models
+    reference: Reference
+    likely: list[int]  # tokens that the model writes; the first of them serve as stop ids
+    graphs: Graphs
+
+    def prompt(self, key: str) -> list[int]:
+        draw = np.random.default_rng(len(key) + ord(key[0]))
+        return [int(one) for one in draw.choice(self.likely, PROMPTS.get(key, 6))]
+
+    def start(self, texts: Sequence[str | Prompt], **case: Any) -> EngineCore:
+        """A run over prompts; `case` are settings of the graph, `stops` and `budget`."""
+        stop_ids, budget = self.likely[: case.pop("stops", 3)], case.pop("budget", 20)
+        prompts = [t if isinstance(t, Prompt) else Prompt(t, t) for t in texts]
+        book = FixedBook({p.text: self.prompt(p.text) for p in prompts}, stop_ids)
+        sets = [f"{_path(key)}={_yaml(value)}" for key, value in case.items()]
+        made = self.graphs.session("beam", self.models, book, budget=budget, sets=sets)
+        return start(made, prompts)
+
+    def expected(self, text: str, **case: Any) -> tuple[list[int], float | None]:
+        """What transformers finds: tokens with the stop token, and the score of beam search."""
+        ids = torch.tensor([self.prompt(text)])
+        with torch.inference_mode():
+            found = self.reference.model(torch.float64).generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                num_beams=case["num_beams"],
+                length_penalty=case["length_penalty"],
+                early_stopping=case["early_stopping"],
+                max_new_tokens=case["budget"],
+                eos_token_id=self.likely[: case["stops"]] or None,
+                pad_token_id=0,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        score = getattr(found, "sequences_scores", None)
+        tokens = found.sequences[0, ids.shape[1] :].tolist()
+        return tokens, None if score is None else float(score[0])
+
+
+def _path(key: str) -> str:
+    if key == "layout":
+        return "layout.kind"
+    return f"layout.{key}" if key in ("kv_slots", "max_num_branches") else f"beam.{key}"
+
+
+def _yaml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_rig(folder: Path, graphs: Graphs, family: str = "llama", max_positions: int = 1024) -> Rig:
+    """A tiny model that is less sure of itself than the others, in float64."""
+    settings = {"restrict": 12, "max_positions": max_positions, "extra": FAMILIES[family]}
+    write_tiny_target(folder, family, **settings)
+    file = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    likely = likely_ids(tensors["lm_head.weight"]).tolist()
+    tensors["lm_head.weight"] *= FLATTER
+    save_file(tensors, file, metadata={"format": "pt"})
+    models = tiny_models(folder, None, (), "float64")
+    return Rig(models, Reference(folder, torch.float64), likely, graphs)
+
+
+def rigs(places: pytest.TempPathFactory, graphs: Graphs) -> Callable[..., Rig]:
+    """rig(family, max_positions): each made once."""
+
+    @cache
+    def rig(family: str = "llama", max_positions: int = 1024) -> Rig:
+        return make_rig(places.mktemp(family) / "target", graphs, family, max_positions)
+
+    return rig
+
+
+def check_beams(run: EngineCore) -> None:
+    """The pool holds the prompts and the rows that live beams need; nothing else, nothing less."""
+    book, pool = run.manager, run.manager.kv
+    pool.check_integrity()
+    assert set(book.beams.searches) == {b.owner for b in book.active}
+    if run.state not in ("select_beams", "merge", "done"):
+        return
+    rows: dict[int, int] = {}
+    for branch in book.active:
+        search = book.beams.searches[branch.owner]
+        width, length = search.tokens_Wn.shape
+        assert width == len(search.ended) == book.beams.width
+        assert search.owners_Wm.shape == (width, length - 1)
+        rows |= dict.fromkeys(np.unique(search.owners_Wm).tolist(), 1)
+        rows[branch.owner] = branch.length
+        assert branch.length == len(branch.prompt) + search.trunk
+        assert len({tuple(one) for one in search.tokens_Wn.tolist()}) == width, "beams differ"
+        for owner, tokens in zip(search.owners_Wm.T, search.tokens_Wn.T[:-1], strict=True):
+            pairs = set(zip(owner.tolist(), tokens.tolist(), strict=True))
+            assert len(pairs) == len(set(owner.tolist())), "two tokens in one row"
+    held = {o: int((pool.owner == o).sum()) for o in np.unique(pool.owner) if o >= 0}
+    assert held == rows and pool.committed.sum() == sum(rows.values())
+
+
+def finish(run: EngineCore) -> EngineCore:
+    return drive(run, check=False, until=lambda run: check_beams(run) is not None)
+
 
 FACTORS: dict[str, Sequence[Any]] = {
     "family": tuple(FAMILIES),
@@ -51,7 +183,7 @@ def test_tokens_and_scores_are_those_of_transformers(case: dict[str, Any], rig: 
     made: Rig = rig(case.pop("family"))
     layout = case.pop("layout")
     run = finish(made.start(list(PROMPTS), layout=layout, **case))
-    assert run.board["kv"].needed_length == 0 and not run.board["kv"].ledger.bytes
+    assert run.manager.kv.needed_length == 0 and not run.manager.kv.ledger.bytes
     for branch, text in zip(branches_of(run), PROMPTS, strict=True):
         tokens, score = made.expected(text, **case)
         answer_of(branch, made.likely[: case["stops"]], tokens)
@@ -114,7 +246,7 @@ def test_requests_side_by_side_are_what_they_are_alone(layout: str, rig: Any) ->
         assert (one.tokens, one.finish, one.score) == (other.tokens, other.finish, other.score)
 
 
-def _branches(run: Run, key: str) -> list[Branch]:
+def _branches(run: EngineCore, key: str) -> list[Branch]:
     return [b for r in requests_of(run) if r.key == key for b in r.branches]
 
 
@@ -126,7 +258,7 @@ def test_requests_may_come_late(layout: str, rig: Any) -> None:
         run = made.start(["a"], layout=layout)
         (late,) = requests_of(made.start(["b"], layout=layout))
         drive(run, check=False, until=lambda run, state=state: run.state == state)
-        run.board["branches"].lifecycle.submit(late)
+        run.manager.lifecycle.submit(late)
         assert tokens_of(finish(run)) == alone
 
 
@@ -149,11 +281,104 @@ def test_a_cancelled_search_gives_everything_back(layout: str, rig: Any) -> None
     made: Rig = rig()
     run = made.start(["a", "b"], layout=layout, stops=0)
     drive(run, check=False, until=lambda run: run.steps == 17)
-    book = run.board["branches"]
+    book = run.manager
     known = list(branches_of(run)[0].tokens)
     book.table.cancel("a")
     finish(run)
     first, second = branches_of(run)
     assert first.finish is Finish.CANCELLED and first.tokens[: len(known)] == known
     assert second.finish is Finish.LENGTH and len(second.tokens) == 20
-    assert run.board["kv"].needed_length == 0 and not book.beams.searches
+    assert run.manager.kv.needed_length == 0 and not book.beams.searches
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_is_copied_and_slot_order_never_matters(layout: str, rig: Any) -> None:
+    made: Rig = rig()
+    plain = made.start(["a", "b", "c"], layout=layout, stops=1)
+    watch = watched(plain)
+    assert not watch.copied and watch.attended and not plain.manager.kv.ledger.bytes
+    for every in (1, 4):
+        run = made.start(["a", "b", "c"], layout=layout, stops=1)
+        while not run.finished:
+            run.advance()
+            check_beams(run)
+            if run.steps % every == 0 and run.state == "select_beams":
+                permute_(run.manager.kv, run.steps)
+        assert tokens_of(run) == tokens_of(plain)
+
+
+def test_dead_beams_give_their_rows_back(rig: Any) -> None:
+    """Far fewer rows than beams times tokens: they share what they have in common."""
+    run = finish(rig().start(["c"], stops=0, budget=60, num_beams=5))
+    rows = run.manager.kv.peak_length - PROMPTS["c"]
+    assert 60 < rows < 5 * 60 / 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_pool_that_is_just_large_enough(layout: str, rig: Any) -> None:
+    """What a search may need is known before it starts: every beam its own rows to the end."""
+    made: Rig = rig()
+    needed = PROMPTS["b"] + 3 * 10 + 1
+    case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
+    run = finish(made.start(["b"], kv_slots=needed, **case))
+    assert len(branches_of(run)[0].tokens) == 10
+    run = finish(made.start(["b"], kv_slots=needed - 1, **case))
+    (branch,) = branches_of(run)
+    assert branch.finish is Finish.REFUSED
+    assert branch.note == f"needs {needed} slots, the pool has {needed - 1}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_searches_that_do_not_fit_side_by_side_wait(layout: str, rig: Any) -> None:
+    """What the first may still need is not given away; under batching it has a row of its own."""
+    made: Rig = rig()
+    case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
+    both = PROMPTS["b"] + PROMPTS["c"] + 2 * (3 * 10 + 1)
+    for capacity, together in ((both, 2), (both - 1, 2 if layout == "batching" else 1)):
+        run, most = made.start(["b", "c"], kv_slots=capacity, **case), set()
+        while not run.finished:
+            run.advance()
+            most.add(len(run.branches))
+        assert max(most) == together
+        assert [len(branch.tokens) for branch in branches_of(run)] == [10, 10]
+
+
+def test_a_search_at_the_models_last_position(rig: Any) -> None:
+    """The budget is cut to what the model takes, and the score is told all the same."""
+    made: Rig = rig(max_positions=30)
+    run = finish(made.start(["c"], stops=0))
+    (branch,) = branches_of(run)
+    assert len(branch.tokens) == 6 and branch.finish is Finish.LENGTH
+    assert branch.note.startswith("cut to the model's 30; score -")
+    case = {"num_beams": 4, "length_penalty": 1.0, "early_stopping": False, "stops": 0}
+    assert branch.tokens == made.expected("c", budget=6, **case)[0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_live_view_tells_what_is_shared(layout: str, rig: Any) -> None:
+    """Rows that all beams share are the branch's, other ones a tree's; none is shown as free."""
+    run, seen = rig().start(["a", "b"], layout=layout, stops=0), set()
+    while not run.finished:
+        run.advance()
+        pool, requests = run.manager.kv, requests_of(run)
+        used = slot_codes(pool, requests)[pool.owner >= 0].tolist()
+        seen |= set(used)
+        assert used.count(BRANCH) + used.count(TREE) == len(used)
+    assert seen == {BRANCH, TREE}
+
+
+def test_what_is_counted_is_what_was_answered(rig: Any) -> None:
+    """Every token once, whatever the beams did; a round for every step behind the prefill."""
+    run = rig().start(["a", "b", "c"], stops=2, length_penalty=2.0)
+    recorder = Recorder(str)
+    run.sink = recorder
+    recorder.attach(run)
+    while not run.finished:
+        run.advance()
+        recorder.snapshot_requested = True
+    meter, branches = recorder.meter, branches_of(run)
+    assert meter.tokens == sum(len(branch.tokens) for branch in branches)
+    assert min(meter.lengths) == 0 and meter.accepted == meter.drafted == 0
+    assert meter.forwards == run.board["host"].reads == meter.rounds + 1
+    assert recorder.snapshot is not None and recorder.snapshot.state == "done"
+    assert [view.tokens for view in recorder.snapshot.branches] == [len(b.tokens) for b in branches]

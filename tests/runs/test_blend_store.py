@@ -1,12 +1,10 @@
 """What runs keep of documents and find again, and what they tell of it."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
 from helpers.reading import BLENDED, asked, searching, session, watched
-from helpers.support import Graphs, Tiny, drive, requests_of, run_all, start, tokens_of
+from helpers.support import Graphs, Make, Tiny, drive, requests_of, run_all, start, tokens_of
 
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.record.metrics import Meter, figures
@@ -16,7 +14,6 @@ from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import compile_layer_plan
 
-Make = Callable[..., Tiny]
 PARTS = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"], deps=(4,))
 PREFIX = ("skeleton.documents=prefix",)
 
@@ -38,13 +35,13 @@ def test_the_drafter_reads_cached_features_of_rows_that_are_not_computed(
     (branch,) = request.branches
     rows = {
         segment.position + i: segment.features[i]
-        for segment in run.board["branches"].drafter.inbox
+        for segment in run.manager.drafter.inbox
         for i in range(len(segment.tokens))
         if segment.features is not None
     }
     assert len(branch.prompt.chunks) == 4
     for chunk in branch.prompt.chunks:
-        kept = run.board["branches"].blend.library.find(chunk)
+        kept = run.manager.blend.library.find(chunk)
         assert kept is not None and kept.features_RF is not None
         there = torch.stack([rows[chunk.at + i] for i in range(len(chunk.ids))])
         assert torch.equal(there, kept.features_RF)
@@ -61,7 +58,7 @@ def test_a_second_run_finds_everything_and_says_the_same(
     first, _ = watched(opened)
     before = {digest: _copies(store, digest) for digest in store._entries}
     second, _ = watched(opened)
-    libraries = [run.board["branches"].blend.library for run in (first, second)]
+    libraries = [run.manager.blend.library for run in (first, second)]
     assert libraries[0].made_sizes and not libraries[1].made_sizes and libraries[1].hits
     assert tokens_of(first) == tokens_of(second)
     after = {digest: _copies(store, digest) for digest in store._entries}
@@ -81,13 +78,13 @@ def test_what_is_not_cached_is_computed_where_it_stands(made: Tiny, graphs: Grap
     none, rounds = watched(
         session(graphs, made, "blend_eagle", "blend.collect=false", chunks=store), asked(1)
     )
-    assert not rounds.blends and none.board["branches"].blend.library.missed == 4
+    assert not rounds.blends and none.manager.blend.library.missed == 4
     twin = run_all(session(graphs, made, "eagle"), asked(1))
     assert tokens_of(none) == tokens_of(twin)
     watched(session(graphs, made, "blend_eagle", chunks=store), asked(1, documents=2))
     sets = ("blend.collect=false",)
     run, rounds = watched(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))
-    library = run.board["branches"].blend.library
+    library = run.manager.blend.library
     assert (library.hits, library.missed) == (2, 2)
     sizes = [len(chunk.ids) for chunk in requests_of(run)[0].tail.chunks]
     (blend,) = rounds.blends
@@ -114,7 +111,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
     none_1Q = np.zeros((1, len(ids)), np.int32)
     rows = BlendRows(role_1Q, none_1Q, none_1Q, chunk_1Q.astype(np.int32))
     target, taps = made.models.target, run.board["taps"]
-    blending = run.board["branches"].blend
+    blending = run.manager.blend
     with torch.no_grad():
         kept = [target.collect(chunk.ids, None, taps) for chunk in chunks]
         blend = Blend.of(rows, join(kept), blending.settings)
@@ -126,7 +123,7 @@ def test_the_pool_holds_what_one_blended_forward_writes(
         target.forward(
             torch.tensor([ids]), place_1Q, place_1Q, visible, kv, plan, last, taps, blend
         )
-    pool = run.board["kv"]
+    pool = run.manager.kv
     slots = np.argsort(np.where(pool.committed, pool.position, 1 << 30))[: len(ids)]
     there = pool.data[:, :, :, torch.tensor(slots)]
     assert torch.allclose(there, kv.data[:, :, :, : len(ids)], atol=1e-5)
@@ -140,7 +137,7 @@ def test_the_book_knows_which_rows_were_recomputed(
     """Those of every owner, until its rows are given back."""
     sets = (f"layout.kind={layout}", "blend.ratios=[0.4]")
     run = start(session(graphs, made, graph, *sets, outline=PARTS), asked(2))
-    book, most = run.board["branches"], 0
+    book, most = run.manager, 0
     while not run.finished:
         run.advance()
         for branch in book.active:

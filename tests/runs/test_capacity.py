@@ -12,9 +12,9 @@ from helpers.support import (
     GRAPHS,
     PLAIN,
     Graphs,
+    Make,
     PlanBook,
     SizedBook,
-    Tiny,
     branches_of,
     check_lossless,
     contexts,
@@ -33,56 +33,36 @@ from specsot.states.request import Finish
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.tokens import PromptTokens
 
-Make = Callable[..., Tiny]
-
 # -- capacity ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-@pytest.mark.parametrize(("graph", "nodes"), [("autoregressive", 0), ("eagle", 6)])
-def test_a_plain_request_that_just_fits_runs_and_one_slot_less_refuses_it(
-    graph: str, nodes: int, layout: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    book = made.book(stop_ids=())
-    prompt, budget = len(book.plain("hello")), 20
-    needed = prompt + budget + nodes + 1
-    sets = (*(FIXED if nodes else ()), f"layout.kind={layout}")
-    for capacity in (needed, needed - 1):
-        fixed = (*sets, f"layout.kv_slots={capacity}")
-        session = graphs.session(graph, made.models, book, budget=budget, sets=fixed)
-        run = run_all(session, ["hello"])
-        (branch,) = branches_of(run)
-        if capacity == needed:
-            check_lossless(run, book, made.reference, plain=True)
-            assert len(branch.tokens) == budget
-        else:
-            assert branch.finish is Finish.REFUSED and branch.tokens == []
-            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
-            assert run.board["kv"].peak_length == 0, "nothing was computed for it"
-            assert run.board["answers"][0].sections[0].finish == "refused"
+JUST = [(graph, layout) for graph in PLAIN for layout in ("bim", "batching", "paged")]
 
 
-@pytest.mark.parametrize("graph", FULL)
-def test_a_request_that_just_fits_opens_and_one_slot_less_refuses_it(
-    graph: str, tiny: Make, graphs: Graphs
+@pytest.mark.parametrize(("graph", "layout"), [*JUST, *((graph, "") for graph in FULL)])
+def test_what_just_fits_runs_and_one_slot_less_refuses_it(
+    graph: str, layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Prompt, outline, and the first branch with its trees: in one row, whatever the layout."""
+    """A plain prompt and its answer; or prompt, outline, and the first branch: in one row."""
     made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
     book = made.book(stop_ids=())
-    wide = outlined(graphs, made, graph, parts=3, sets=FIXED if nodes else ())
+    sets = (*(FIXED if nodes else ()), *([f"layout.kind={layout}"] if layout else ()))
+    wide = outlined(graphs, made, graph, parts=3, sets=sets)
     needed = request_slots(requests_of(wide)[0]) + nodes + 1
+    if graph in PLAIN:
+        assert needed == len(book.plain("hello")) + 10 + nodes + 1
     for capacity in (needed, needed - 1):
-        sets = (*(FIXED if nodes else ()), f"layout.kv_slots={capacity}")
-        session = graphs.session(graph, made.models, book, outline=outline_of(3), sets=sets)
+        fixed = (*sets, f"layout.kv_slots={capacity}")
+        session = graphs.session(graph, made.models, book, outline=outline_of(3), sets=fixed)
         run = run_all(session, ["hello"])
         if capacity == needed:
             assert tokens_of(run) == tokens_of(wide)
-        else:
-            (branch,) = branches_of(run)
-            assert branch.finish is Finish.REFUSED and branch.tokens == []
-            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
-            assert run.board["kv"].peak_length == 0, "nothing was computed for it"
+            continue
+        (branch,) = branches_of(run)
+        assert branch.finish is Finish.REFUSED and branch.tokens == []
+        assert branch.note == f"needs {needed} slots, the pool has {capacity}"
+        assert run.manager.kv.peak_length == 0, "nothing was computed for it"
+        assert run.board["answers"][0].sections[0].finish == "refused"
 
 
 @pytest.mark.parametrize("graph", FULL)
@@ -123,11 +103,7 @@ FILLED = [(name, ()) for name in GRAPHS] + [(name, SHARED) for name in GRAPHS if
 
 @pytest.mark.parametrize(("graph", "sets"), FILLED)
 def test_a_pool_may_be_filled_to_its_last_slot(
-    graph: str,
-    sets: tuple[str, ...],
-    tiny: Make,
-    graphs: Graphs,
-    monkeypatch: pytest.MonkeyPatch,
+    graph: str, sets: tuple[str, ...], tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All slots of every row but those that the run really needs are taken by somebody else."""
     made = tiny("llama")
@@ -137,18 +113,18 @@ def test_a_pool_may_be_filled_to_its_last_slot(
     )
     peaks = _watch_rows(monkeypatch)
     free = run_all(session, ["hello"])
-    need = peaks[id(free.board["kv"])].copy()
+    need = peaks[id(free.manager.kv)].copy()
     assert np.count_nonzero(need) == (4 if "batching" in graph else 1), need
     for less in (0, 1):
         run = start(session, ["hello"])
-        _occupy_(run.board["kv"], 600 - need + less)
+        _occupy_(run.manager.kv, 600 - need + less)
         if less:
             with pytest.raises(PoolFullError):
                 drive(run, check=False)
         else:
             drive(run, check=False)
             assert tokens_of(run) == tokens_of(free)
-            assert peaks[id(run.board["kv"])].tolist() == [600] * len(need)
+            assert peaks[id(run.manager.kv)].tolist() == [600] * len(need)
 
 
 def _watch_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
@@ -189,7 +165,7 @@ def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
     run, most = start(session, ["hello"]), 0
     while not run.finished:
         run.advance()
-        most = max(most, len(run.board["branches"].active))
+        most = max(most, len(run.branches))
     assert tokens_of(run) == tokens_of(wide)
     assert 1 <= most < 6, "the pool was meant to be too small for all at once"
     assert "batching" not in graph or most == 3, "every row was meant to be used"
@@ -202,27 +178,16 @@ def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
 def test_a_budget_beyond_the_models_context_is_cut_to_it_and_reported(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
+    """The cut comes first: what the model can never write needs no slots."""
     made = tiny("llama", max_positions=90)
     book = made.book(stop_ids=())
-    session = graphs.session(graph, made.models, book, outline=outline_of(2), budget=500)
+    session = graphs.session(graph, made.models, book, outline=outline_of(2), budget=100_000)
     run = run_all(session, ["hello"])
     check_lossless(run, book, made.reference, graph in PLAIN)
     for branch, context in contexts(requests_of(run)[0], book, graph in PLAIN):
         assert len(context) + len(branch.tokens) == 90
         assert branch.finish is Finish.LENGTH
         assert branch.note == "cut to the model's 90"
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_a_huge_budget_is_cut_and_not_refused_for_the_pools_sake(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    """The cut comes first: what the model can never write needs no slots."""
-    made = tiny("llama", max_positions=90)
-    book = made.book(stop_ids=())
-    session = graphs.session(graph, made.models, book, outline=outline_of(2), budget=100_000)
-    for branch in branches_of(run_all(session, ["hello"])):
-        assert branch.finish is Finish.LENGTH, branch.note
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

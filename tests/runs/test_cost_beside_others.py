@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.support import Graphs, TokenBook, tiny_models
-from helpers.tiny_models.tiny import write_tiny_target
+from helpers.tiny import write_tiny_target
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
@@ -41,9 +41,7 @@ def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) ->
 
     run = session.start([], sink)
     for number, length in enumerate(lengths):
-        run.board["branches"].lifecycle.submit(
-            _request(session.request(Prompt(str(number), "?")), length)
-        )
+        run.manager.lifecycle.submit(_request(session.request(Prompt(str(number), "?")), length))
     while not run.finished:
         run.advance()
     run.close()

@@ -1,14 +1,13 @@
 """Outlines that are none, partial ones, and what an answer is put together from."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from helpers.support import (
     FULL,
     Graphs,
+    Make,
     PlanBook,
-    Tiny,
     branches_of,
     check_lossless,
     drive,
@@ -24,9 +23,6 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
 from specsot.models.files import ModelError
-from specsot.states.request import Finish
-
-Make = Callable[..., Tiny]
 
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])
@@ -78,20 +74,6 @@ def test_a_written_outline_fans_out_and_a_partial_one_too(
         for request in requests_of(run):
             assert request.outline.status == status
             assert [b.point.deps for b in request.branches] == [(), (1,)]
-
-
-@pytest.mark.parametrize("graph", FULL)
-def test_a_dependency_that_was_cut_is_quoted_as_far_as_it_got(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    book = made.book(stop_ids=())
-    session = graphs.session(graph, made.models, book, outline=outline_of(2, {2: (1,)}), budget=6)
-    run = run_all(session, ["hello"])
-    first, second = branches_of(run)
-    assert first.finish is Finish.LENGTH and len(first.tokens) == 6
-    assert second.prompt[-7:] == (1, *first.tokens)
-    check_lossless(run, book, made.reference, plain=False)
 
 
 def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(

@@ -1,14 +1,15 @@
 """What broke earlier systems, each as a gate of its own: greedy, both layouts, with and without
 EAGLE-3."""
 
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
+from helpers.axes import Case, check_case
 from helpers.support import (
     FULL,
-    GRAPHS,
     Graphs,
+    Make,
     Tiny,
     branches_of,
     check_lossless,
@@ -20,10 +21,9 @@ from helpers.support import (
     start,
 )
 
-from specsot.states.machine import Run
+from specsot.engine.run.core import EngineCore
 from specsot.states.request import Branch, Finish
 
-Make = Callable[..., Tiny]
 WITH_EAGLE = ("eagle", "bim_eagle", "batching_eagle", "paged_eagle")
 
 
@@ -33,6 +33,30 @@ def drafted(branch: Branch) -> list[int]:
     for accepted, emitted in zip(branch.accepted, branch.emitted, strict=True):
         depths += [d if d <= accepted else 0 for d in range(1, emitted + 1)]
     return depths
+
+
+EAGLE = ("eagle3", 0)
+GATES = (
+    *(Case(drafter=EAGLE, stops=(), budget=budget) for budget in (1, 2, 3, 4, 7)),
+    *(
+        Case(drafter=EAGLE, stops=stops, budget=24)
+        for stops in ((0,), (0, 2, 3, 17), (*range(4, 130),))
+    ),
+    *(Case(drafter=EAGLE, parts=1, stops=(), share=share) for share in ("outline", "prompt")),
+    Case(drafter=EAGLE, temperature=1.0, dtype="float64", rules="top_p"),
+    Case(work="answer", drafter=EAGLE, budget=1, stops=()),
+)
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+@pytest.mark.parametrize("case", GATES, ids=lambda case: str(case)[:60])
+def test_budgets_stop_ids_and_single_branches(
+    case: Case, layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Exactly, also where a budget ends inside an accepted path or at the first token."""
+    run = check_case(replace(case, layout=layout), tiny, graphs)
+    if not case.stops:
+        assert all(len(b.tokens) == b.budget for b in branches_of(run))
 
 
 # -- the end of an answer ---------------------------------------------------------------------
@@ -68,31 +92,6 @@ def _stop_drafted_early(branches: list[Branch]) -> int:
     raise AssertionError("no path of two accepted drafts; choose another model")
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_any_number_of_stop_ids_ends_an_answer(graph: str, tiny: Make, graphs: Graphs) -> None:
-    made = tiny("qwen2")
-    free = branches_of(outlined(graphs, made, graph, budget=16))
-    for stops in ([free[0].tokens[5]], sorted(set(free[0].tokens[3:])), range(4, 130)):
-        for before, branch in zip(
-            free, branches_of(outlined(graphs, made, graph, tuple(stops), budget=16)), strict=True
-        ):
-            cut = next((i for i, t in enumerate(before.tokens) if t in stops), 16)
-            assert branch.tokens == before.tokens[:cut]
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_max_new_tokens_counts_tokens(graph: str, tiny: Make, graphs: Graphs) -> None:
-    """Exactly, also where the budget ends inside an accepted path or at the first token."""
-    made = tiny("llama")
-    longest = branches_of(outlined(graphs, made, graph, budget=12))
-    for budget in (1, 2, 3, 4, 7):
-        for before, branch in zip(
-            longest, branches_of(outlined(graphs, made, graph, budget=budget)), strict=True
-        ):
-            assert branch.tokens == before.tokens[:budget]
-            assert branch.finish is Finish.LENGTH
-
-
 def test_an_outline_and_a_direct_answer_have_their_own_budgets(tiny: Make, graphs: Graphs) -> None:
     made = tiny("llama")
     sets = ("skeleton.max_tokens=9", "skeleton.direct_tokens=5")
@@ -125,13 +124,6 @@ def test_token_0_and_the_pad_token_are_drafted_accepted_and_kept(
 
 
 @pytest.mark.parametrize("graph", FULL)
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-def test_one_branch_alone_is_an_answer(graph: str, share: str, tiny: Make, graphs: Graphs) -> None:
-    run = outlined(graphs, tiny("llama"), graph, parts=1, share=share)
-    assert [len(b.tokens) for b in branches_of(run)] == [10]
-
-
-@pytest.mark.parametrize("graph", FULL)
 @pytest.mark.parametrize("budget", [1, 2])
 def test_all_branches_may_end_in_the_same_round(
     graph: str, budget: int, tiny: Make, graphs: Graphs
@@ -146,7 +138,7 @@ def test_all_branches_may_end_in_the_same_round(
         sets=("layout.max_num_branches=12",),
     )
     run = start(session, ["hello", "again"])
-    drive(run, until=lambda run: bool(rounds.append(len(run.board["branches"].active))))
+    drive(run, until=lambda run: bool(rounds.append(len(run.branches))))
     assert 10 in rounds or budget == 1
     assert rounds[-1] == 0
     assert all(len(b.accepted) == budget - 1 for b in branches_of(run))
@@ -169,7 +161,7 @@ def test_one_endless_branch_does_not_starve_the_others(
     )
     run, ended = start(session, ["hello"]), []
 
-    def note(run: Run) -> bool:
+    def note(run: EngineCore) -> bool:
         ended.extend(b for b in branches_of(run) if b.finish and b not in ended)
         return False
 

@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN
+from helpers.sequences import DFLASH_GOLDEN
 from helpers.support import FixedBook, Graphs, start
 
 from specsot.engine.models import Models, with_drafter
 from specsot.models.load.weights import load_target
 from specsot.states.request import Branch
 
-RUNS: dict[str, Any] = json.loads((GOLDEN / "generate.json").read_text())
-TREES: dict[str, Any] = json.loads((GOLDEN / "ddtree.json").read_text())["runs"]
+RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "generate.json").read_text())
+TREES: dict[str, Any] = json.loads((DFLASH_GOLDEN / "ddtree.json").read_text())["runs"]
 GREEDY = [name for name, case in RUNS.items() if not case["temperature"]]
 GREEDY_TREES = [name for name, case in TREES.items() if not case["temperature"]]
 
 
 @pytest.fixture(scope="module")
 def models() -> Models:
-    target = load_target(GOLDEN / "target")
+    target = load_target(DFLASH_GOLDEN / "target")
     plain = Models(target, None, None, (), torch.device("cpu"), torch.float32)
-    return with_drafter(plain, GOLDEN / "draft", "dflash")
+    return with_drafter(plain, DFLASH_GOLDEN / "draft", "dflash")
 
 
 def rounds(
@@ -41,7 +41,7 @@ def rounds(
     run.advance()  # the first `schedule`: nobody has begun
     while branch is None or len(branch.accepted) < count:
         run.advance()
-        branch = run.board["branches"].requests[0].branches[0]
+        branch = run.requests[0].branches[0]
         if run.state == "grow_tree":
             proposal = run.board["proposal"]
             tokens, parents, depths = (

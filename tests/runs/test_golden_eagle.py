@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specsot.engine.models import with_drafter
-from specsot.states.machine import Run
+from specsot.engine.run.core import EngineCore
 
 EAGLE = Path(__file__).parents[1] / "golden" / "eagle"
 CASES = {"e2_llama": "eagle2", "e3_llama": "eagle3", "e3_qwen3": "eagle3"}
@@ -32,7 +32,7 @@ class Case:
     facts: Any
     rounds: dict[str, Tensor]
     first: dict[str, Tensor]
-    open: Callable[[str], Run]
+    open: Callable[[str], EngineCore]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -62,7 +62,7 @@ def case(request: pytest.FixtureRequest, golden: Callable[[str], Tiny], graphs: 
     )
 
 
-def states(run: Run, most: int = 400) -> Iterator[str]:
+def states(run: EngineCore, most: int = 400) -> Iterator[str]:
     run.advance()  # the first `schedule`: nobody has begun
     for _ in range(most):
         run.advance()
@@ -77,8 +77,8 @@ def test_every_tree_and_every_acceptance_of_a_run_is_the_recorded_one(
     run = case.open(str(prompt))
     branch, drafts = None, 0
     for state in states(run):
-        branch = run.board["branches"].requests[0].branches[0]
-        pool = run.board["kv_draft"]
+        branch = run.requests[0].branches[0]
+        pool = run.manager.kv_draft
         if state == "expand_root":
             assert len(pool.slots_of(branch.owner)) == golden["kv_len_after_each_draft"][drafts]
         elif state == "grow_tree":
@@ -96,7 +96,7 @@ def test_every_tree_and_every_acceptance_of_a_run_is_the_recorded_one(
     assert 1 + sum(branch.accepted) / golden["rounds"] == pytest.approx(golden["tau"])
 
 
-def _compare_tree(run: Run, rounds: dict[str, Tensor], key: str, root: int) -> None:
+def _compare_tree(run: EngineCore, rounds: dict[str, Tensor], key: str, root: int) -> None:
     proposal = run.board["proposal"]
     tokens = [root, *proposal.tokens_SN[0].tolist()]
     parents = [-1, *(proposal.parents_SN[0] + 1).tolist()]
@@ -111,8 +111,8 @@ def test_the_drafters_cache_holds_the_recorded_keys_and_values(case: Case) -> No
     run, found = case.open("0"), 0
     for state in states(run):
         if state in ("expand_root", "grow_tree"):
-            pool = run.board["kv_draft"]
-            slots = pool.slots_of(run.board["branches"].active[0].owner).tolist()
+            pool = run.manager.kv_draft
+            slots = pool.slots_of(run.branches[0].owner).tolist()
             name = ("draft", "round1")[found]
             for part, golden in enumerate(("k", "v")):
                 recorded = case.first[f"{name}.kv.{golden}"]
@@ -153,7 +153,7 @@ def test_the_first_draft_is_the_recorded_one_level_by_level(case: Case) -> None:
         torch.testing.assert_close(call["out"][0], case.first[f"{name}.out_hidden"], **CLOSE)
 
 
-def _spied(run: Run) -> list[dict[str, Tensor]]:
+def _spied(run: EngineCore) -> list[dict[str, Tensor]]:
     """Every forward of the drafter of this run: what went in and what came out."""
     calls: list[dict[str, Tensor]] = []
     drafter = run.board["drafter"].model

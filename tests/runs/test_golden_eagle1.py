@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from specsot.engine.models import with_drafter
+from specsot.engine.run.core import EngineCore
 from specsot.ops.draft.static_tree import MC_SIM_7B_63, lay_out
-from specsot.states.machine import Run
 
 EAGLE = Path(__file__).parents[1] / "golden" / "eagle"
 FACTS: dict[str, Any] = json.loads((EAGLE / "e1_llama" / "eagle1.json").read_text())
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
-Opened = Callable[[int], Run]
+Opened = Callable[[int], EngineCore]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def opened(golden: Callable[[str], Tiny], graphs: Graphs) -> Opened:
     return lambda prompt: start(session, [str(prompt)])
 
 
-def advance_to(run: Run, state: str) -> None:
+def advance_to(run: EngineCore, state: str) -> None:
     run.advance()
     while run.state != state:
         run.advance()
@@ -64,8 +64,8 @@ def test_every_acceptance_and_every_token_is_the_recorded_one(opened: Opened, pr
     committed = 0
     for number in range(golden["rounds"]):
         advance_to(run, "grow_tree")
-        branch = run.board["branches"].requests[0].branches[0]
-        assert run.board["kv_draft"].current_length == branch.length, "tree rows are given back"
+        branch = run.requests[0].branches[0]
+        assert run.manager.kv_draft.current_length == branch.length, "tree rows are given back"
         if f"candidates_round{number}" in golden:
             paths = _paths(run, branch.tokens[-1])
             assert paths == golden[f"candidates_round{number}"]
@@ -77,7 +77,7 @@ def test_every_acceptance_and_every_token_is_the_recorded_one(opened: Opened, pr
     assert committed / golden["rounds"] == pytest.approx(golden["tau"])
 
 
-def _paths(run: Run, root: int) -> list[list[int]]:
+def _paths(run: EngineCore, root: int) -> list[list[int]]:
     """Tokens from the root to every leaf, filled up with -1, as EAGLE-1 lists them."""
     tokens: list[int] = [root, *run.board["proposal"].tokens_SN[0].tolist()]
     rows = FACTS["verify"]["retrieve_indices"]

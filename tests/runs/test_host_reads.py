@@ -1,36 +1,28 @@
 """Device values reach the host through one counted function, once per round, and nowhere else."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from helpers import folds
-from helpers.reading import asked, searching, session
-from helpers.support import (
-    FULL,
-    GRAPHS,
-    Graphs,
-    PlanBook,
-    Tiny,
-    drive,
-    outline_of,
-    start,
-    tokens_of,
-)
+from helpers.axes import FORWARDS, Case, Make, book_of, prompts_of, session_of, target_of
+from helpers.support import Graphs, start
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.ops import forward as host
+from specsot.engine.run.core import EngineCore
 from specsot.ops.forward import HostReader
-from specsot.states.machine import Run
+from specsot.states.machine import OpRan
 
 READS = (
     *("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__index__"),
     *("__float__", "__complex__", "__array__", "__iter__", "__contains__", "unique"),
 )
-ROUNDS = ("verify", "continuous_decode")
-FORWARDS = (*ROUNDS, "prefill", "skeleton", "parallel_prefill")
+
+
+EAGLE, LAYOUTS = ("eagle3", 0), ("bim", "batching", "paged")
+BASE = Case(parts=4, deps="fan", max_num_branches=3, stops=())
 
 
 class HostRead(AssertionError):
@@ -44,30 +36,31 @@ class Door:
 
 
 @pytest.fixture
-def made(tiny: Callable[..., Tiny]) -> Tiny:
-    return tiny("llama")
-
-
-@pytest.fixture
-def door(made: Tiny, monkeypatch: pytest.MonkeyPatch) -> Door:
+def door(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> Door:
     """Every way from a tensor to the host raises, unless `ops.forward` takes it.
 
     From when the models are loaded: loading them looks at their weights.
     """
-    door, inside = Door(), host._to_host
-
-    def to_host(values: torch.Tensor) -> Any:
-        door.is_open = True
-        try:
-            return inside(values)
-        finally:
-            door.is_open = False
-
-    monkeypatch.setattr(host, "_to_host", to_host)
+    made = tiny("llama"), target_of(BASE, tiny)
+    assert all(one.models.drafter for one in made)
+    door = Door()
+    for name in ("read", "read_order"):
+        monkeypatch.setattr(HostReader, name, _opened(door, getattr(HostReader, name)))
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, _guarded(door, name, getattr(torch.Tensor, name)))
     monkeypatch.setattr(torch, "nonzero", _guarded(door, "nonzero", torch.nonzero))
     return door
+
+
+def _opened(door: Door, inside: Callable[..., Any]) -> Callable[..., Any]:
+    def read(*args: Any) -> Any:
+        door.is_open = True
+        try:
+            return inside(*args)
+        finally:
+            door.is_open = False
+
+    return read
 
 
 def _guarded(door: Door, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,150 +98,100 @@ class NoSynchronisation(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def opened(graphs: Graphs, made: Tiny, graph: str, share: str = "outline") -> Run:
-    session = graphs.session(
-        graph,
-        made.models,
-        made.book(share, ()),
-        outline=outline_of(4, {3: (1,)}),
-        sets=("layout.max_num_branches=3",),
-    )
-    # With budgets that differ, branches end at different times and newcomers join a round.
-    return start(session, ["hello", Prompt("1", "a second question", max_new_tokens=5)])
+ROWS = (
+    *(replace(BASE, work="answer", drafter=kind) for kind in (("none", 0), EAGLE)),
+    *(
+        replace(BASE, drafter=kind, layout=layout, share=share)
+        for kind in (("none", 0), EAGLE)
+        for layout in LAYOUTS
+        for share in ("outline", "prompt")
+    ),
+    *(
+        replace(BASE, drafter=kind, layout=layout, rows_per_round=7)
+        for kind in (EAGLE, ("ngram", 1))
+        for layout in LAYOUTS
+    ),
+    *(
+        replace(BASE, drafter=EAGLE, layout=layout, work=work)
+        for layout in LAYOUTS
+        for work in ("written", "blended", "folded")
+    ),
+)
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-def test_whole_runs_read_from_the_device_once_per_forward(
-    graph: str, share: str, made: Tiny, graphs: Graphs, door: Door
-) -> None:
-    run = opened(graphs, made, graph, share)
-    mode, forwards, states = NoSynchronisation(door), 0, set()
-    with mode:
-        while not run.finished:
-            before = run.board["host"].reads
-            run.advance()
-            states.add(run.state)
-            expected = run.state in FORWARDS
-            assert run.board["host"].reads - before == expected, run.state
-            forwards += expected
-    assert run.board["host"].full_reads == 0
-    assert run.board["host"].reads == forwards > 4
-    assert mode.seen > 100
-    wanted = {"verify", "continuous_decode"} if graph in FULL else {"verify"}
-    assert wanted <= states
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_branches_that_share_their_rows_read_no_more_often(
-    layout: str, kind: str, made: Tiny, graphs: Graphs, door: Door
-) -> None:
-    """Whose a row is comes with the round's one read."""
-    sets = (f"drafter.kind={kind}", "drafter.rows_per_round=7", "layout.max_num_branches=3")
-    book, outline = made.book(stop_ids=()), outline_of(4, {3: (1,)})
-    session = graphs.session(f"{layout}_plain", made.models, book, outline=outline, sets=sets)
-    second = Prompt("1", "a second question", max_new_tokens=5)
-    run, states = start(session, ["hello", second]), set()
-    with NoSynchronisation(door):
-        while not run.finished:
-            before = run.board["host"].reads
-            run.advance()
-            states.add(run.state)
-            assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
-    assert set(ROUNDS) <= states
-
-
-@pytest.mark.parametrize("accept", ["match", "rejection"])
-@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
-def test_explained_rounds_read_no_more_often(
-    kind: str, accept: str, made: Tiny, graphs: Graphs, door: Door
-) -> None:
-    """What the drafts were judged by comes with the round's one read."""
-    sets = (f"drafter.kind={kind}", "sampling.temperature=0.9", f"sampling.accept={accept}")
-    book, outline = made.book(stop_ids=()), outline_of(4, {3: (1,)})
-    session = graphs.session("bim_plain", made.models, book, outline=outline, sets=sets)
-    program = session.program.with_settings("verify.accept", {"explain": True})
-    assert program is not None
-    session.program = program
-    run, told = start(session, ["hello"]), 0
-    with NoSynchronisation(door):
-        while not run.finished:
-            before = run.board["host"].reads
-            run.advance()
-            assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
-            told += len(run.board["committed"].explained) if run.state in ROUNDS else 0
-    assert told > 5
-
-
-@pytest.mark.parametrize("graph", FULL)
-def test_written_outlines_and_fallbacks_read_no_more_often(
-    graph: str, made: Tiny, graphs: Graphs, door: Door
-) -> None:
-    for text in ("PLAN\n1|50|-|-|One\n2|50|-|1|Two\nEND", "DIRECT"):
-        book = PlanBook(130, "outline", ())
-        book.text = text
-        run = start(graphs.session(graph, made.models, book), ["hello"])
-        with NoSynchronisation(door):
-            drive(run, check=False)
-        assert sum(map(len, tokens_of(run)["0"])) > 20
-
-
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_a_beam_search_reads_once_per_step(
-    layout: str, made: Tiny, graphs: Graphs, door: Door
-) -> None:
-    """Which beams live on is decided on the device; the host is told with the step's one read."""
-    sets = (f"layout.kind={layout}", "layout.max_num_branches=2")
-    session = graphs.session("beam", made.models, made.book("outline", (2, 0)), sets=sets)
-    run = start(session, ["hello", Prompt("1", "b", max_new_tokens=4), "a third question"])
-    forwards, states = 0, set()
+def read_once_a_forward(run: EngineCore, door: Door, reads: Sequence[str]) -> set[str]:
+    """Drive a run that reads the device in these states alone; the states that it entered."""
+    states = set()
     with NoSynchronisation(door) as mode:
         while not run.finished:
             before = run.board["host"].reads
             run.advance()
             states.add(run.state)
-            assert run.board["host"].reads - before == (run.state == "select_beams"), run.state
-            forwards += run.state in ("prefill", "expand_beams", "continuous_decode")
-    assert run.board["host"].reads == forwards > 4 and run.board["host"].full_reads == 0
-    assert mode.seen > 100 and {"expand_beams", "continuous_decode"} <= states
+            assert run.board["host"].reads - before == (run.state in reads), run.state
+    assert run.board["host"].full_reads == 0 and run.board["host"].reads > 4 and mode.seen > 100
+    return states
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-@pytest.mark.parametrize("graph", ["blend_eagle", "bim_blend_eagle"])
-def test_cached_documents_are_blended_without_a_read(
-    graph: str, layout: str, made: Tiny, graphs: Graphs, door: Door
+@pytest.mark.parametrize("case", ROWS, ids=str)
+def test_whole_runs_read_from_the_device_once_per_forward(
+    case: Case, tiny: Make, graphs: Graphs, door: Door
 ) -> None:
-    """How many rows are picked is known on the host, which ones on the device alone."""
-    sets = (f"layout.kind={layout}", "layout.max_num_branches=3", "skeleton.search_top_k=8")
-    outline = searching(["bees rain", "rain tea", "tea rain iron"], deps=(3,))
-    run = start(
-        session(graphs, made, graph, *sets[: 2 if graph == "blend_eagle" else 3], outline=outline),
-        asked(3, documents=8),
+    """Whose a row is comes with the round's one read, and which rows were picked with none."""
+    run = start(session_of(case, target_of(case, tiny), graphs), prompts_of(case))
+    states = read_once_a_forward(
+        run, door, (*FORWARDS, *(["merge"] if case.work == "folded" else []))
     )
-    with NoSynchronisation(door):
-        while not run.finished:
-            before = run.board["host"].reads
-            run.advance()
-            assert run.board["host"].reads - before == (run.state in FORWARDS), run.state
-    assert run.board["branches"].blend.library.hits > 0
+    assert {"verify", "continuous_decode"} <= states or case.work == "answer"
+    assert case.work != "blended" or run.manager.blend.library.hits > 0
+    assert case.work != "folded" or run.manager.kv.ledger.moves["fold"] > 0
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_parts_are_folded_without_a_read(
-    layout: str, made: Tiny, graphs: Graphs, door: Door
+@pytest.mark.parametrize("accept", ["match", "rejection"])
+@pytest.mark.parametrize("kind", ["eagle3", "ngram"])
+def test_explained_rounds_read_no_more_often(
+    kind: str, accept: str, tiny: Make, graphs: Graphs, door: Door
 ) -> None:
-    """Nor are their rows kept with one; what is drawn behind the fold is read once."""
-    opened = folds.session(graphs, made, f"layout.kind={layout}", outline=outline_of(3))
-    run, states = start(opened, ["hello", "more"]), set()
-    with NoSynchronisation(door):
-        while not run.finished:
-            before = run.board["host"].reads
-            run.advance()
-            states.add(run.state)
-            reads = run.board["host"].reads - before
-            assert reads == (run.state in (*FORWARDS, "merge")), run.state
-    assert "merge" in states and run.board["kv"].ledger.moves["fold"] == 6
+    """What the drafts were judged by comes with the round's one read."""
+    drafter = (kind, int(kind == "ngram"))
+    case = replace(BASE, drafter=drafter, temperature=0.9, accept=accept, requests=1)
+    session = session_of(case, target_of(case, tiny), graphs)
+    program = session.program.with_settings("verify.accept", {"explain": True})
+    assert program is not None
+    session.program = program
+    explained = list[int]()
+
+    def sink(event: object) -> None:
+        if isinstance(event, OpRan) and "committed" in event.results:
+            explained.append(len(run.board["committed"].explained))
+
+    run = start(session, prompts_of(case), sink)
+    read_once_a_forward(run, door, FORWARDS)
+    assert sum(explained) > 5
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_answer_without_an_outline_reads_no_more_often(
+    layout: str, tiny: Make, graphs: Graphs, door: Door
+) -> None:
+    case = replace(BASE, work="written", drafter=EAGLE, layout=layout)
+    made = target_of(case, tiny)
+    book = book_of(case, made)
+    book.plan = "DIRECT"
+    run = start(session_of(case, made, graphs, book), prompts_of(case))
+    read_once_a_forward(run, door, FORWARDS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_beam_search_reads_once_per_step(
+    layout: str, tiny: Make, graphs: Graphs, door: Door
+) -> None:
+    """Which beams live on is decided on the device; the host gets it with the step's one read."""
+    sets = (f"layout.kind={layout}", "layout.max_num_branches=2")
+    made = tiny("llama")
+    session = graphs.session("beam", made.models, made.book("outline", (2, 0)), sets=sets)
+    run = start(session, ["hello", Prompt("1", "b", max_new_tokens=4), "a third question"])
+    states = read_once_a_forward(run, door, ("select_beams",))
+    assert {"expand_beams", "continuous_decode"} <= states
 
 
 def test_a_read_outside_is_noticed(door: Door) -> None:

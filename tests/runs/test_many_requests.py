@@ -1,19 +1,16 @@
 """A long run holds no more than a short one: what ended and was handed over leaves nothing."""
 
-from collections.abc import Callable
-
 import pytest
 from helpers import folds
 from helpers.drafters import drafting, settings_of
 from helpers.many import check, serve, short, sizes
-from helpers.support import Graphs, Tiny, TokenBook, outline_of, tiny_models
-from helpers.tiny_models.tiny import write_tiny_target
+from helpers.support import Graphs, Make, TokenBook, outline_of, tiny_models
+from helpers.tiny import write_tiny_target
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
 
-Make = Callable[..., Tiny]
 TEXTS = [f"text {number}" for number in range(40)]
 
 
@@ -29,14 +26,7 @@ def test_two_thousand_short_requests(layout: str, small: Models, graphs: Graphs)
     check(serve(short(layout, small, graphs), TEXTS, 50), 2000)
 
 
-KINDS = [
-    ("eagle3", 0),
-    ("eagle3", 1),
-    ("dflash", 0),
-    ("vanilla", 1),
-    ("ngram", 0),
-    ("ngram", 2),
-]
+KINDS = [("eagle3", 0), ("eagle3", 1), ("dflash", 0), ("vanilla", 1), ("ngram", 0), ("ngram", 2)]
 
 
 @pytest.mark.parametrize(("kind", "number"), KINDS)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.pool_watch import GATHER, branching, permute_, pools_of, watched
+from helpers.pools import GATHER, branching, permute_, pools_of, watched
 from helpers.support import (
     FULL,
     GRAPHS,
     Graphs,
+    Make,
     PlanBook,
-    Tiny,
     check_rows,
     drive,
     requests_of,
@@ -24,14 +24,13 @@ from helpers.support import (
     tokens_of,
 )
 
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.attention import backends
 from specsot.ops.attention.backends import MAX_WASTE, MAX_WASTED_ENTRIES
 from specsot.ops.kv.pool import SPREAD
-from specsot.states.machine import Run
 from specsot.states.request import Stage
 
-Make = Callable[..., Tiny]
 QUESTIONS = ("hello", "a second question")
 
 
@@ -67,7 +66,7 @@ def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
     plain = drive(start(made, QUESTIONS))
     run, where = start(made, QUESTIONS), dict[tuple[int, int, int], int]()
 
-    def scatter(run: Run) -> bool:
+    def scatter(run: EngineCore) -> bool:
         if run.state == "verify" and not where:
             for pool in pools_of(run):
                 permute_(pool, 3)
@@ -85,7 +84,7 @@ def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
     assert all(set(p.ledger.bytes) <= {"fork", "keep"} for p in pools_of(run))
 
 
-def check_places(run: Run, where: dict[tuple[int, int, int], int]) -> None:
+def check_places(run: EngineCore, where: dict[tuple[int, int, int], int]) -> None:
     """What is committed lies where it lay before: pool, owner and position -> slot; of a prefix
     with copies, where the first one lies."""
     for number, pool in enumerate(pools_of(run)):
@@ -151,10 +150,10 @@ def test_pools_keep_their_address_and_their_size_over_a_run(graph: str, session:
     before, places = _places(run), set()
     drive(run, until=lambda run: bool(places.add(_places(run))))
     assert places == {before}
-    assert run.board["kv"] is run.board["branches"].kv
+    assert run.manager.kv is run.manager.kv
 
 
-def _places(run: Run) -> tuple[Any, ...]:
+def _places(run: EngineCore) -> tuple[Any, ...]:
     return tuple((p.data.data_ptr(), p.data.untyped_storage().nbytes()) for p in pools_of(run))
 
 
@@ -181,10 +180,10 @@ def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: 
     run = start(session(graph, budget=40, stop_ids=(2,), sets=sets), QUESTIONS)
     lengths, ended = [], 0
     while not run.finished:
-        before = {b.owner for b in run.board["branches"].active}
+        before = {b.owner for b in run.branches}
         run.advance()
         check_rows(run)
-        alive = {b.owner for b in run.board["branches"].active}
+        alive = {b.owner for b in run.branches}
         if gone := before - alive:
             ended += len(gone)
             for pool in pools_of(run):
@@ -192,7 +191,7 @@ def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: 
                     r.root.owner for r in requests_of(run) if r.stage is Stage.OUTLINE and r.root
                 }
                 assert not (gone - kept) & set(pool.owner.tolist())
-        lengths.append(run.board["kv"].current_length)
+        lengths.append(run.manager.kv.current_length)
     assert ended >= 5
     assert lengths[-1] == 0 and max(lengths) > 60
     assert all(p.needed_length == 0 for p in pools_of(run))
@@ -221,7 +220,7 @@ def test_a_retired_outline_leaves_no_rows_when_branches_share_the_prompt(
         run = start(graphs.session(graph, made.models, book), ["hello"])
         drive(run, until=lambda run: run.state == "parse")
         (request,) = requests_of(run)
-        pool, prefix = run.board["kv"], len(request.prefix)
+        pool, prefix = run.manager.kv, len(request.prefix)
         rows = len(request.tail) + request.root.num_cached_tokens
         expected = prefix if share == "prompt" else prefix + rows
         assert len(pool.slots_of(request.prefix_owner)) == expected == pool.current_length

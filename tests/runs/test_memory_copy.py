@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.pool_watch import GATHER, PoolWatch, branching, pools_of, watched
-from helpers.support import Graphs, PlanBook, Tiny, check_rows, drive, requests_of, start
+from helpers.pools import GATHER, PoolWatch, branching, pools_of, watched
+from helpers.support import Graphs, Make, PlanBook, check_rows, drive, requests_of, start
 
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.kv.pool import KVCache
-from specsot.states.machine import Run
 from specsot.states.request import Request, Stage
 
 SHARED = ("bim_plain", "bim_eagle", "paged_plain", "paged_eagle")
@@ -24,7 +24,7 @@ SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 
 
 @pytest.fixture
-def session(tiny: Callable[..., Tiny], graphs: Graphs) -> Callable[..., Session]:
+def session(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
     """session(graph, share, parts): the model writes the outline; the last branch needs the first.
 
     So the drafter too holds shared rows when the branches start. Nothing is kept of what has ended.
@@ -40,14 +40,14 @@ def session(tiny: Callable[..., Tiny], graphs: Graphs) -> Callable[..., Session]
     return make
 
 
-def to_fork(made: Session) -> tuple[Run, list[torch.Tensor], list[np.ndarray]]:
+def to_fork(made: Session) -> tuple[EngineCore, list[torch.Tensor], list[np.ndarray]]:
     """A run right before its branches start, what its pools hold, and the slots in use."""
     run = drive(start(made, ["hello"]), until=lambda run: run.state == "parse")
     pools = pools_of(run)
     return run, [p.data.clone() for p in pools], [np.flatnonzero(p.owner >= 0) for p in pools]
 
 
-def fork(run: Run) -> PoolWatch:
+def fork(run: EngineCore) -> PoolWatch:
     return watched(run, until=lambda run: run.state == "parallel_prefill")
 
 
@@ -60,7 +60,7 @@ def prompt_rows(request: Request) -> int:
 def test_a_fork_in_a_shared_pool_moves_no_byte(graph: str, share: str, session: Any) -> None:
     """From one prefix to three branches: only the rows of their prompts are written."""
     run, before, used = to_fork(session(graph, share))
-    pool, owner = run.board["kv"], run.board["kv"].owner.copy()
+    pool, owner = run.manager.kv, run.manager.kv.owner.copy()
     watch = fork(run)
     assert not watch.copied and not any(p.ledger.bytes for p in pools_of(run))
     for one, data, slots in zip(pools_of(run), before, used, strict=True):
@@ -84,7 +84,7 @@ def test_a_batching_fork_copies_the_shared_slots_into_every_row_but_the_first(
     watch = fork(run)
     (request,) = requests_of(run)
     running = [b for b in request.branches if b.stage is Stage.RUNNING]
-    rows = [row for b in running for row in run.board["branches"].layout.rows_of(b.owner)]
+    rows = [row for b in running for row in run.manager.layout.rows_of(b.owner)]
     assert len(set(rows)) == len(rows) == max(parts - 1, 1)
     for i, (pool, data, shared) in enumerate(zip(pools_of(run), before, used, strict=True)):
         expected = (len(rows) - 1) * len(shared) * pool.slot_bytes
@@ -135,12 +135,12 @@ def test_a_row_that_is_used_again_by_its_request_copies_nothing(
 
 @pytest.mark.parametrize("graph", BATCHING)
 def test_copies_are_given_back_when_nobody_waits_for_them(
-    graph: str, tiny: Callable[..., Tiny], graphs: Graphs
+    graph: str, tiny: Make, graphs: Graphs
 ) -> None:
     """Branches end at different times; the rows of those that ended are free while others run."""
     made = branching(tiny, graphs)(graph, parts=6, budget=40, stop_ids=(2,))
     run = start(made, ["hello", "a second question"])
-    layout, fewer = run.board["branches"].layout, 0
+    layout, fewer = run.manager.layout, 0
     while not run.finished:
         run.advance()
         check_rows(run)

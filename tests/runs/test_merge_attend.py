@@ -1,19 +1,19 @@
 """Finished parts read where they lie: who sees what, what it costs, who may be in the way."""
 
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from helpers import pool_watch
+from helpers import pools as pool_watch
 from helpers.drafters import KINDS, drafting, settings_of
 from helpers.folds import FoldBook, book_of, combined_of
 from helpers.folds import session as folding
 from helpers.reading import asked, searching
 from helpers.support import (
     Graphs,
+    Make,
     SizedBook,
     Tiny,
     drive,
@@ -26,15 +26,13 @@ from helpers.support import (
 )
 
 from specsot.engine.certify.reference import Transformers
-from specsot.engine.events import finish_of
 from specsot.engine.record.report import uncombined
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.scoring import context_segments, next_scores
-from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.tokens import PromptTokens
 
-Make = Callable[..., Tiny]
 TEXTS = ("hello", "another question", "a third")
 LAYOUTS = ("layout.kind=bim", "layout.kind=batching", "layout.kind=paged")
 NONE = ("drafter.kind=none",)
@@ -83,7 +81,7 @@ def transformers_says(made: Tiny, branch: Branch) -> list[int]:
     return best
 
 
-def held(run: Run, made: Tiny, stops: tuple[int, ...]) -> None:
+def held(run: EngineCore, made: Tiny, stops: tuple[int, ...]) -> None:
     """Every combined answer is the target's own under its mask."""
     for request in requests_of(run):
         branch = combined_of(request)
@@ -96,8 +94,7 @@ def held(run: Run, made: Tiny, stops: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"),
-    taking_turns(["none", *KINDS], list(product(LAYOUTS, ("outline", "prompt")))),
+    ("kind", "how"), taking_turns(["none", *KINDS], list(product(LAYOUTS, ("outline", "prompt"))))
 )
 def test_the_answer_is_the_targets_own_under_its_mask(
     kind: str, how: tuple[str, str], made: Tiny, graphs: Graphs
@@ -139,28 +136,6 @@ def test_masks_over_the_whole_pool_say_the_same(attention: str, made: Tiny, grap
     sets = (f"attention={attention}", *settings_of("eagle3", 1))
     run = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
     held(run, made, ())
-
-
-@pytest.mark.parametrize(("kind", "how"), taking_turns(KINDS, list(product((1, 0), LAYOUTS))))
-def test_drawn_tokens_are_those_of_none(
-    kind: str, how: tuple[int, str], made: Tiny, graphs: Graphs
-) -> None:
-    found, (number, layout) = [], how
-    for own in (NONE, settings_of(kind, number)):
-        opened = session(
-            graphs,
-            made,
-            layout if own is not NONE else LAYOUTS[0],
-            "sampling.temperature=1.0",
-            "sampling.repetition_penalty=1.3",
-            *own,
-            outline=outline_of(3),
-            models=drafting(made, kind),
-            budget=14,
-        )
-        run = run_all(opened, TEXTS[:2])
-        found.append(tokens_of(run))
-    assert found[0] == found[1]
 
 
 def test_drawn_tokens_are_the_targets_own_with_their_coins(made: Tiny, graphs: Graphs) -> None:
@@ -212,15 +187,15 @@ def test_documents_of_parts_are_seen_where_they_lie(made: Tiny, graphs: Graphs) 
 # -- what it costs --------------------------------------------------------------------------------
 
 
-def combining(opened: Any, texts: tuple[str, ...] = TEXTS[:1]) -> tuple[Run, Any]:
+def combining(opened: Any, texts: tuple[str, ...] = TEXTS[:1]) -> tuple[EngineCore, Any]:
     """A run, halted where all parts are done, and what the pools' rows of them are."""
     run = start(opened, texts)
     drive(run, until=lambda run: bool(run.steps and run.board["step"].folds))
     return run, requests_of(run)[0]
 
 
-def rows_of(run: Run, branch: Branch, count: int, key: str = "kv") -> torch.Tensor:
-    book, pool = run.board["branches"], run.board[key]
+def rows_of(run: EngineCore, branch: Branch, count: int, key: str = "kv") -> torch.Tensor:
+    book, pool = run.manager, run.board[key]
     slots = pool.slots_of(branch.owner, book.layout.rows_of(branch.owner)[0])[:count]
     return pool.data[:, :, :, torch.tensor(slots, dtype=torch.int64)].clone()
 
@@ -250,7 +225,7 @@ def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(
     assert watch.attended and not sum(watch.copied.values())
     for pool in pool_watch.pools_of(run):
         assert not sum(pool.ledger.moves.values())
-    assert run.board["kv"].needed_length == 0
+    assert run.manager.kv.needed_length == 0
 
 
 def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) -> None:
@@ -260,27 +235,14 @@ def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) 
     watch = pool_watch.watched(run)
     moved = sum(sum(pool.ledger.bytes.values()) for pool in pool_watch.pools_of(run))
     assert moved == watch.copied[pool_watch.GATHER] == sum(watch.copied.values())
-    kv = run.board["kv"]
+    kv = run.manager.kv
     assert 0 < kv.ledger.moves["attend"] <= 3 * len(TEXTS)
     most = sum(b.num_tokens for r in requests_of(run) for b in r.parts)
     assert kv.ledger.bytes["attend"] <= most * kv.slot_bytes
-    assert kv.current_length == 0 and not run.board["branches"].layout._retained
+    assert kv.current_length == 0 and not run.manager.layout._retained
 
 
 # -- others, and ends of all kinds ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_request_gets_what_it_gets_alone(layout: str, made: Tiny, graphs: Graphs) -> None:
-    outline, found = outline_of(3, {2: (1,)}), []
-    for most in (4, 1):
-        run = run_all(
-            session(graphs, made, layout, f"layout.max_num_branches={most}", outline=outline), TEXTS
-        )
-        found.append(tokens_of(run))
-    alone = run_all(session(graphs, made, layout, outline=outline), TEXTS[:1])
-    assert found[0]["0"] == tokens_of(alone)["0"]
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -294,26 +256,6 @@ def test_in_a_narrow_pool_nobody_waits_for_what_others_hold(
     run = run_all(session(graphs, made, *narrow, outline=outline_of(4)), TEXTS)
     assert tokens_of(run) == tokens_of(wide)
     assert not uncombined(run.board["answers"])
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("last", ["parts", "combined"])
-def test_who_is_cancelled_leaves_nothing(
-    last: str, layout: str, made: Tiny, graphs: Graphs
-) -> None:
-    others = tokens_of(run_all(session(graphs, made, layout, outline=outline_of(3)), TEXTS))
-    run = start(session(graphs, made, layout, outline=outline_of(3)), TEXTS)
-    book, first = run.board["branches"], requests_of(run)[0]
-    held_or_combined = {
-        "parts": lambda run: any(b.retained for b in first.branches),
-        "combined": lambda run: any(b.combines and b.tokens for b in first.branches),
-    }
-    drive(run, until=held_or_combined[last])
-    book.table.cancel("0")
-    drive(run)
-    assert {k: tokens_of(run)[k] for k in "12"} == {k: others[k] for k in "12"}
-    assert finish_of(run.board["answers"][0]) == "cancelled"
-    assert run.board["kv"].needed_length == 0
 
 
 class ShortBook(SizedBook):
@@ -334,39 +276,9 @@ def test_a_refused_part_is_left_out(layout: str, made: Tiny, graphs: Graphs) -> 
     held(run, made, ())
 
 
-@pytest.mark.parametrize(("nodes", "layout"), taking_turns([0, 6], LAYOUTS))
-def test_parts_that_just_fit_are_combined_and_with_one_slot_less_they_stand_alone(
-    nodes: int, layout: str, made: Tiny, graphs: Graphs
-) -> None:
-    drafter = NONE
-    if nodes:
-        drafter = (
-            "drafter.kind=eagle3",
-            "drafter.num_draft_tokens=6",
-            "drafter.draft_depth=3",
-            "drafter.top_k=4",
-        )
-    sets = (layout, *drafter, "layout.max_num_branches=1")
-    opened = partial(session, graphs, made, outline=outline_of(4), budget=20)
-    wide = run_all(opened(*sets), ["hello"])
-    (request,) = requests_of(wide)
-    own = sum(b.num_tokens for b in request.parts) + len(combined_of(request).prompt) + 20
-    needed = request.prefix_length + own + nodes + 1
-    for capacity in (needed, needed - 1):
-        run = run_all(opened(*sets, f"layout.kv_slots={capacity}"), ["hello"])
-        (one,), answers = requests_of(run), run.board["answers"]
-        if capacity == needed:
-            assert tokens_of(run) == tokens_of(wide) and not uncombined(answers)
-            continue
-        note = f"needs {needed} slots, the pool has {capacity}"
-        assert combined_of(one).finish is Finish.REFUSED and combined_of(one).note == note
-        assert tokens_of(run)["0"][:-1] == tokens_of(wide)["0"][:-1]
-        assert uncombined(answers) == [f"request 0: the parts are not combined: {note}"]
-
-
 def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Graphs) -> None:
     """Its parts stay for others, the answer that combines them does not."""
     run = run_all(session(graphs, made, outline=outline_of(3)), ["hello"])
-    (request,), cache = requests_of(run), run.board["branches"].prefixes
+    (request,), cache = requests_of(run), run.manager.prefixes
     owners = [b.owner for b in request.branches]
     assert [owner in cache.nodes for owner in owners] == [True, True, True, False]

@@ -1,15 +1,13 @@
 """Branches that start late, or behind shared rows, are drafted for as well as any other."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from helpers.support import (
     FIXED,
     FixedBook,
     Graphs,
+    Make,
     PlanBook,
-    Tiny,
     TokenBook,
     accepted_of,
     contexts,
@@ -23,13 +21,12 @@ from helpers.support import (
     tokens_of,
 )
 
+from specsot.engine.run.core import EngineCore
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
-from specsot.states.machine import Run
 from specsot.states.request import Branch
 
-Make = Callable[..., Tiny]
 DRAFTED = ("bim_eagle", "batching_eagle")
 
 
@@ -88,7 +85,7 @@ def test_the_drafters_rows_are_those_of_one_sequence(
         run = start(session, ["hello", "again"])
         while not run.finished:
             drive(run, until=lambda run: run.state == "expand_root")
-            for branch in run.board["branches"].active:
+            for branch in run.branches:
                 _compare_drafter_rows(run, branch, _context(branch, book))
                 compared += 1
             if not run.finished:
@@ -103,11 +100,11 @@ def _context(branch: Branch, book: TokenBook) -> list[int]:
     return dict(contexts(request, book, False))[branch]
 
 
-def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
+def _compare_drafter_rows(run: EngineCore, branch: Branch, context: list[int]) -> None:
     """The pool's rows of a branch against a fresh target and drafter over its ids alone."""
     target = run.board["target"]
     drafter = run.board["drafter"].model
-    pool = run.board["kv_draft"]
+    pool = run.manager.kv_draft
     ids = torch.tensor([[*context, *branch.tokens]])
     count = ids.shape[1] - 1
     assert count == branch.length
@@ -128,7 +125,7 @@ def _compare_drafter_rows(run: Run, branch: Branch, context: list[int]) -> None:
     ).taps_QF
     alone = KVCache(drafter.num_layers, drafter.kv_heads, drafter.head_dim, count)
     drafter.forward(ids[:, 1:], drafter.fuse(taps)[None], slots, slots, visible, alone)
-    (row,) = run.board["branches"].layout.rows_of(branch.owner)
-    path = reversed(run.board["branches"].table.segments.path(branch.owner))
+    (row,) = run.manager.layout.rows_of(branch.owner)
+    path = reversed(run.manager.table.segments.path(branch.owner))
     held = pool.data[:, :, :, [slot for one in path for slot in pool.slots_of(one, row).tolist()]]
     torch.testing.assert_close(held, alone.data[:, :, :, :count], atol=1e-4, rtol=1e-4)

@@ -1,16 +1,15 @@
 """Which waiting branch starts next: by the outline's expected lengths, and never another token."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from helpers.support import FULL, GOLDEN, Graphs, Tiny, branches_of, drive, start, tokens_of
+from helpers.support import FULL, GOLDEN, Graphs, Make, branches_of, drive, start, tokens_of
 
-from specsot.states.machine import Run
+from specsot.engine.run.core import EngineCore
 from specsot.states.text.outline import Outline, Point
 
-Make = Callable[..., Tiny]
 LENGTHS = (40, 90, 40, 10, 75, 90)
 STARTS = {
     "fcfs": [0, 1, 2, 3, 4, 5],
@@ -32,12 +31,12 @@ def expecting(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = 
     return Outline("plan", tuple(points), (), "ok")
 
 
-def started(run: Run) -> list[int]:
+def started(run: EngineCore) -> list[int]:
     """Branches in the order in which they began to run; of one round, in the order of its rows."""
     order: list[int] = []
 
-    def note(run: Run) -> bool:
-        book = run.board["branches"]
+    def note(run: EngineCore) -> bool:
+        book = run.manager
         order.extend(b.index for b in book.active if not b.is_root and b.index not in order)
         return False
 
@@ -46,7 +45,7 @@ def started(run: Run) -> list[int]:
     return order
 
 
-def run_of(graph: str, outline: Outline, tiny: Make, graphs: Graphs, **layout: Any) -> Run:
+def run_of(graph: str, outline: Outline, tiny: Make, graphs: Graphs, **layout: Any) -> EngineCore:
     made = tiny("llama")
     sets = [f"layout.{key}={value}" for key, value in layout.items()]
     book = made.book(stop_ids=())
@@ -86,7 +85,7 @@ def test_one_device_starts_the_schedulers_batches(
     most = {"max_num_branches": case["max_parallel"], "order": "longest_first"}
     run = run_of(f"{layout}_plain", expecting(predicted), tiny, graphs, **most)
     drive(run, until=lambda run: run.state == "parallel_prefill")
-    assert [b.index for b in run.board["branches"].active] == batches[0]
+    assert [b.index for b in run.branches] == batches[0]
     assert started(run) == [index for batch in batches for index in batch]
     last = len(predicted) - 1
     back = run_of(f"{layout}_plain", expecting(predicted[::-1]), tiny, graphs, **most)

@@ -1,6 +1,5 @@
 """What stands for nothing has no influence: padding, whatever it holds, rows without a branch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 from helpers.support import (
     FIXED,
     Graphs,
+    Make,
     Tiny,
     branches_of,
     check_lossless,
@@ -22,8 +22,6 @@ from specsot.engine.models import Models
 from specsot.ops.kv.pool import NOBODY
 from specsot.ops.types import AlignmentState, DraftRows, Rows
 from specsot.states.layout import BatchingLayout
-
-Make = Callable[..., Tiny]
 
 
 class Finite:
@@ -63,7 +61,7 @@ def test_a_row_that_is_padding_throughout_changes_nothing(
     expected["0"][2] = expected["0"][2][:5]
     assert tokens_of(run) == expected
     check_lossless(run, book, made.reference, plain=False)
-    for pool in (run.board["kv"], run.board["kv_draft"]):
+    for pool in (run.manager.kv, run.manager.kv_draft):
         assert pool is None or torch.isfinite(pool.data).all()
 
 

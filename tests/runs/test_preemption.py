@@ -1,58 +1,50 @@
-"""Rows run out and the youngest makes way: whoever goes on later writes what it would have."""
-
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+"""Rows run out and the youngest makes way; that its text stays is an axis of test_axes.py."""
 
 import pytest
-from helpers.making_way import (
-    GRID,
-    OPTIMISTIC,
-    SMALL,
-    TEXTS,
-    LongBook,
-    check_forced,
-    preemptions,
-    session_of,
-)
-from helpers.support import SEED, Graphs, Tiny, drive, named, pairwise, start, tokens_of
+from helpers.drafters import drafting, settings_of
+from helpers.support import Graphs, Make, PlanBook, drive, start, tokens_of
 
-Make = Callable[..., Tiny]
-CASES = pairwise(GRID, 21)
-COPIED = {"graph": "bim_plain", "layout": "batching", "prefix_cache": "true"}  # rows move out of it
-CASES += [case | COPIED for case in CASES[:4]]
+from specsot.engine.prepare.inputs import Prompt
+
+OPTIMISTIC, SMALL = "scheduler.admission=optimistic", "layout.kv_slots=320"
 
 
-@pytest.mark.parametrize("case", CASES, ids=named)
-def test_whoever_makes_way_at_any_moment_writes_the_same(
-    case: dict[str, Any], tiny: Make, graphs: Graphs
-) -> None:
-    assert check_forced(case, tiny("llama"), graphs, SEED) > 0
+class LongBook(PlanBook):
+    """Prompts long enough to be cached."""
+
+    text = "PLAN\n1|5|-|-|One\n2|4|-|1|Two\n3|5|-|-|Three\n4|3|-|-|Four\nEND"
+
+    def ids(self, text: str, low: int, high: int) -> list[int]:
+        more = 70 if text.startswith("prefix") else 0
+        return super().ids(text, low + more, high + more)
 
 
 @pytest.mark.parametrize("kind", ("eagle3", "ngram"))
 def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Graphs) -> None:
-    """Reserved, nobody is ever interrupted; optimistic, more run side by side, and make way."""
-    found, steps = [], []
-    case = {"drafter": (kind, 0), "graph": "bim_plain", "layout": "bim", "share": "outline"}
-    texts = [replace(one, max_new_tokens=70) for one in TEXTS[:2]]
-    for sets in (["layout.kv_slots=2000"], [SMALL], [SMALL, OPTIMISTIC]):
-        session = session_of(case | {"temperature": 0.0}, tiny("llama"), graphs, *sets, stops=())
-        run = drive(start(session, texts), check=OPTIMISTIC in sets)
+    """Reserved, no request is ever interrupted; optimistic, more run side by side, and make way."""
+    found, preemptions = [], []
+    prompts = [
+        Prompt(str(n), f"question {n}", max_new_tokens=70, cache_salt="ab"[n]) for n in range(2)
+    ]
+    for more in (("layout.kv_slots=2000",), (SMALL,), (SMALL, OPTIMISTIC)):
+        sets = (*settings_of(kind, 0), "layout.max_num_branches=4", *more)
+        book = LongBook(130, "outline", ())
+        models = drafting(tiny("llama"), kind)
+        session = graphs.session("bim_plain", models, book, sets=sets)
+        run = drive(start(session, prompts), check=OPTIMISTIC in sets)
         found.append(tokens_of(run))
-        steps.append(preemptions(run))
+        preemptions.append(run.manager.lifecycle.preemptions)
     assert found[0] == found[1] == found[2]
-    assert steps[:2] == [0, 0] and steps[2] > 1
+    assert preemptions[:2] == [0, 0] and preemptions[2] > 1
 
 
 @pytest.mark.parametrize(("merge", "makes_way"), [("concat", True), ("attend", False)])
 def test_parts_that_stay_until_they_are_combined_are_reserved(
     merge: str, makes_way: bool, tiny: Make, graphs: Graphs
 ) -> None:
-    """Rows that somebody else still reads are nobody's to give away."""
+    """Rows that another branch still reads cannot be freed."""
     graph = {"concat": "bim_plain", "attend": "bim_attend_merge"}[merge]
+    sets = [OPTIMISTIC, "skeleton.grammar=false"]
     book = LongBook(130, "outline", ())
-    session = graphs.session(
-        graph, tiny("llama").models, book, sets=[OPTIMISTIC, "skeleton.grammar=false"]
-    )
-    assert start(session, []).board["branches"].admission.optimistic is makes_way
+    session = graphs.session(graph, tiny("llama").models, book, sets=sets)
+    assert start(session, []).manager.admission.optimistic is makes_way

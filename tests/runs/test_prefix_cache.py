@@ -1,23 +1,17 @@
 """What is kept of prompts and answers: nobody's tokens change, and nothing is computed twice."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
-from helpers.drafters import KINDS, SETTINGS, drafting
 from helpers.support import (
-    SEED,
     FixedBook,
     Graphs,
-    Tiny,
+    Make,
     TokenBook,
     branches_of,
     check_lossless,
     drive,
-    memory_of,
-    named,
     outline_of,
-    pairwise,
     requests_of,
     run_all,
     start,
@@ -25,46 +19,23 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.run.session import Session
-from specsot.ops.kv.pool import KVCache
-from specsot.states.machine import Run
+from specsot.engine.run.core import EngineCore
 from specsot.states.text.outline import Outline
 from specsot.states.text.prompts import NOTHING
 from specsot.states.text.tokens import PromptTokens
 
-Make = Callable[..., Tiny]
-CHOICES = tuple((kind, SEED % len(SETTINGS[kind])) for kind in KINDS)
 PARTS = outline_of(3, {3: (1,)})
-OFF = "scheduler.prefix_cache=false"
-GRID: dict[str, tuple[Any, ...]] = {
-    "drafter": CHOICES,
-    "share": ("outline", "prompt"),
-    "max_num_branches": (1, 3, 8),
-    "kv_slots": (330, 2000),
-    "temperature": (0.0, 0.9),
-    "attention": ("auto", "dense", "cascade"),
-    "layout": ("bim", "batching", "paged"),
-    "blocks": (1, 16, 64),
-    "long_half": ("first", "second"),
-    "chunk": (None, 20),
-    "policy": ("fcfs", "max_throughput", "sot_priority"),
-    "admission": ("reserved", "optimistic"),
-}
 
 
 class StemBook(TokenBook):
-    """Questions `stem/own` begin with the ids of their stem; the other half is short. Whatever an
-    outline's ids are, it has three parts, the last of which waits for the first."""
-
-    long_half = "first"
+    """Questions `stem/own` begin with the ids of their stem. Every outline is read as three parts,
+    the last of which waits for the first."""
 
     def skeleton(
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
         stem, _, own = question.partition("/")
         whole = [*self.ids(f"stem {stem}", 80, 90), *self.ids(f"own {own}", 2, 5)]
-        if self.long_half == "second":
-            return NOTHING + whole[:7], NOTHING + whole[7:]
         return NOTHING + whole, NOTHING + self.ids(f"tail {own}", 1, 4)
 
     def read_outline(
@@ -73,52 +44,8 @@ class StemBook(TokenBook):
         return PARTS
 
 
-QUESTIONS = ("a/1", "a/1", "b/1", "a/2", "a/1", "b/2", "a/3")
-
-
-def reused(run: Run) -> int:
-    return int(run.board["branches"].prefixes.figures.reused)
-
-
-def late(session: Session, texts: tuple[str, ...]) -> Run:
-    """A run whose last question comes when all others have ended, but not yet the run."""
-    run = start(session, texts[:-1])
-    drive(run, until=lambda run: run.state == "merge")
-    request = session.request(Prompt(str(len(texts) - 1), texts[-1]))
-    run.board["branches"].lifecycle.submit(request)
-    return drive(run)
-
-
-@pytest.mark.parametrize("case", pairwise(GRID, 14), ids=named)
-def test_with_and_without_it_the_tokens_are_the_same(
-    case: dict[str, Any], tiny: Make, graphs: Graphs
-) -> None:
-    made, (kind, number) = tiny("llama"), case["drafter"]
-    book = StemBook(130, case["share"], (2,))
-    book.long_half = case["long_half"]
-    sets = [f"drafter.kind={kind}", *SETTINGS[kind][number], *memory_of(case)]
-    sets += [f"layout.{key}={case[key]}" for key in ("max_num_branches", "kv_slots")]
-    sets += [f"sampling.temperature={case['temperature']}"]
-    sets += [f"scheduler.max_num_batched_tokens={case['chunk']}"] if case["chunk"] else []
-    sets += [f"scheduler.{key}={case[key]}" for key in ("policy", "admission")]
-    models = drafting(made, kind)
-
-    def made_with(*more: str) -> Session:
-        given = None if book.long_half == "second" else PARTS  # who has one does not ask for it
-        own = {"outline": given, "budget": 8, "sets": (*sets, *more)}
-        return graphs.session("bim_plain", models, book, **own)
-
-    run = late(made_with(), QUESTIONS)
-    assert tokens_of(run) == tokens_of(run_all(made_with(OFF), QUESTIONS))
-    if case["temperature"] == 0.0:
-        check_lossless(run, book, made.reference, plain=False)
-    least = 4 * 80 if case["kv_slots"] > 330 else 80  # in a small pool most of it is evicted
-    assert reused(run) >= least, "equal beginnings were computed again"
-    pools: list[KVCache] = run.board["branches"].pools
-    assert all(pool.needed_length == 0 for pool in pools)
-    moved = {cause for pool in pools for cause in pool.ledger.bytes}
-    copied = {"keep", "prefix", "fork"} if case["layout"] == "batching" else set()
-    assert moved <= copied, "rows were moved"
+def reused(run: EngineCore) -> int:
+    return int(run.manager.prefixes.figures.reused)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +68,7 @@ def test_eight_equal_prompts_that_arrive_together_are_prefilled_once(
     assert computed[0] == 489 and max(computed[1:]) <= 2, "one prefill, and a row or two"
     assert len({tuple(branch.tokens) for branch in branches_of(run)}) == 1
     assert reused(run) >= 7 * 487
-    pool, blocks = run.board["kv"], run.board["kv"].blocks
+    pool, blocks = run.manager.kv, run.manager.kv.blocks
     if pool.rows > 1:  # everybody has a copy
         return
     assert pool.peak_length < 489 + 8 * 40, "the prompt's rows are held once"
@@ -162,13 +89,13 @@ def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
     drive(run, until=lambda run: run.state == "merge")
     answer = requests_of(run)[0].branches[0].tokens
     book.prompts["second"] = [*first, *answer, 7, 8, 9]
-    run.board["branches"].lifecycle.submit(session.request(Prompt("1", "second")))
+    run.manager.lifecycle.submit(session.request(Prompt("1", "second")))
     drive(run)
     # What the last round committed has no row in a drafter's pool, its last token in none.
     last = requests_of(run)[0].branches[0].emitted[-1]
     reused = requests_of(run)[1].reused
     assert reused >= len(first) + len(answer) - 2 - last
-    kv, copied = run.board["kv"], reused if layout == "batching" else 0
+    kv, copied = run.manager.kv, reused if layout == "batching" else 0
     assert kv.ledger.bytes["prefix"] == copied * kv.slot_bytes
     check_lossless(run, book, made.reference, plain=True)
 
@@ -180,7 +107,7 @@ def test_a_full_pool_evicts_what_was_not_used_for_longest(tiny: Make, graphs: Gr
     session = graphs.session("bim_eagle", made.models, book, budget=8, sets=sets)
     run = run_all(session, questions)
     check_lossless(run, book, made.reference, plain=False)
-    figures = run.board["branches"].prefixes.figures
+    figures = run.manager.prefixes.figures
     assert figures.evicted > 0 and figures.reused > 0
     assert all(branch.tokens for branch in branches_of(run)), "nobody was refused"
 
@@ -203,12 +130,12 @@ def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs
     sets = () if together else ("layout.max_num_branches=1",)
     opened = graphs.session(graph, made.models, book, sets=sets)
     run = start(opened, prompts)
-    cache, tops = run.board["branches"].prefixes, list[dict[str, int]]()
+    cache, tops = run.manager.prefixes, list[dict[str, int]]()
 
-    def looked(run: Run) -> bool:
+    def looked(run: EngineCore) -> bool:
         tops.append({salt: len(shelf) for salt, shelf in cache._roots.items()})
-        for request in run.board["branches"].unfinished:
-            path = run.board["branches"].table.segments.path(request.prefix_owner)
+        for request in run.manager.unfinished:
+            path = run.manager.table.segments.path(request.prefix_owner)
             assert all(cache.nodes[s].salt == request.cache_salt for s in path if s in cache.nodes)
         return False
 

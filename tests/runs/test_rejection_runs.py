@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 import torch
+from helpers.axes import Make
 from helpers.drafters import drafting
-from helpers.sampled import Make
 from helpers.support import FixedBook, Graphs, Tiny, branches_of, drive, start
 
 from specsot.engine.certify.drawn import ALPHA, chi_square, p_value

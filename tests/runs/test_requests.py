@@ -1,4 +1,7 @@
-"""Several requests in one run: each gives the tokens of its own run, whatever the others do."""
+"""Requests that come late and that are cancelled: what changes at once, and what others see of it.
+
+That others keep their tokens, at any moment, is an axis of tests/runs/test_axes.py.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,89 +10,50 @@ import pytest
 from helpers.support import (
     FULL,
     GRAPHS,
-    PLAIN,
     Graphs,
+    Make,
     PlanBook,
-    Tiny,
-    TokenBook,
-    check_lossless,
     drive,
     requests_of,
     run_all,
     start,
-    taking_turns,
     tokens_of,
 )
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.session import Session
-from specsot.states.machine import Run
 from specsot.states.request import Finish, Stage
 
-Make = Callable[..., Tiny]
 FIRST, SECOND = "hello", "a second question"
 
 
 @pytest.fixture
-def session(tiny: Make, graphs: Graphs) -> Callable[..., tuple[Session, TokenBook]]:
+def session(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
     """session(graph, share, max_num_branches): its requests differ in prompts and branches."""
 
-    def make(graph: str, share: str = "outline", most: int = 8) -> tuple[Session, TokenBook]:
+    def make(graph: str, share: str = "outline", most: int = 8) -> Session:
         book = PlanBook(130, share, ())
         book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
         sets = (f"layout.max_num_branches={most}",)
-        return graphs.session(graph, tiny("llama").models, book, budget=12, sets=sets), book
+        return graphs.session(graph, tiny("llama").models, book, budget=12, sets=sets)
 
     return make
-
-
-def own_tokens(session: Session, key: str, text: str) -> list[list[int]]:
-    """The tokens of a request that has a run to itself."""
-    run = session.start([Prompt(key, text)], lambda event: None)
-    return tokens_of(drive(run))[key]
-
-
-def submit(run: Run, session: Session, key: str, text: str) -> None:
-    run.board["branches"].lifecycle.submit(session.request(Prompt(key, text)))
-
-
-def last_step(session: Session) -> int:
-    return run_all(session, [FIRST]).steps
-
-
-MODES = (("outline", 8), ("prompt", 2), ("outline", 1))
-
-
-@pytest.mark.parametrize(("graph", "mode"), taking_turns(GRAPHS, MODES))
-def test_a_second_request_may_come_at_any_step_and_both_keep_their_tokens(
-    graph: str, mode: tuple[str, int], session: Any, tiny: Make
-) -> None:
-    made, book = session(graph, *mode)
-    alone = {"0": own_tokens(made, "0", FIRST), "late": own_tokens(made, "late", SECOND)}
-    end = last_step(made) - 5  # `schedule`, `merge`, `schedule`, `idle` and `done` follow
-    for step in sorted({1, end // 2, end - 1, end + 2}):  # the last one: in `merge`
-        run = drive(start(made, [FIRST]), until=lambda run, step=step: run.steps >= step)
-        submit(run, made, "late", SECOND)
-        drive(run)
-        assert tokens_of(run) == alone, f"submitted after step {step}"
-        assert [a.key for a in run.board["answers"]] == ["0", "late"]
-    check_lossless(run, book, tiny("llama").reference, graph in PLAIN)
 
 
 @pytest.mark.parametrize("graph", FULL)
 def test_a_second_outline_is_written_while_branches_of_the_first_run(
     graph: str, session: Any
 ) -> None:
-    made, _ = session(graph)
-    run = start(made, [FIRST])
-    drive(run, until=lambda run: run.state == "parallel_prefill")
-    submit(run, made, "late", SECOND)
+    made = session(graph)
+    run = drive(start(made, [FIRST]), until=lambda run: run.state == "parallel_prefill")
+    run.manager.lifecycle.submit(made.request(Prompt("late", SECOND)))
     both = False
     while not run.finished:
         run.advance()
-        stages = {(b.request.key, b.is_root) for b in run.board["branches"].active}
+        stages = {(b.request.key, b.is_root) for b in run.branches}
         both = both or {("late", True), ("0", False)} <= stages
     assert both, "the second root branch was meant to run beside the first request's branches"
+    assert [answer.key for answer in run.board["answers"]] == ["0", "late"]
 
 
 @pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
@@ -97,36 +61,35 @@ def test_a_second_outline_is_written_while_branches_of_the_first_run(
 def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
     graph: str, share: str, session: Any
 ) -> None:
-    made, _ = session(graph, share)
-    alone = own_tokens(made, "1", SECOND)
+    made = session(graph, share)
+    alone = tokens_of(run_all(made, [Prompt("1", SECOND)]))["1"]
     end = run_all(made, [FIRST, SECOND]).steps - 5
     for step in sorted({1, 4, 7, end // 3, end // 2}):
         run = drive(start(made, [FIRST, SECOND]), until=lambda run, step=step: run.steps >= step)
-        book, doomed = run.board["branches"], requests_of(run)[0]
+        doomed = requests_of(run)[0]
         if doomed.finished:
             break
-        book.table.cancel("0")
+        run.manager.table.cancel("0")
         drive(run, until=lambda run, doomed=doomed: doomed.finished)
         owners = {doomed.prefix_owner, *(b.owner for b in doomed.all_branches())}
-        for pool in (run.board["kv"], run.board["kv_draft"]):
-            idle = set(book.prefixes.nodes) if book.prefixes is not None else set[int]()
+        cache = run.manager.prefixes
+        idle = set(cache.nodes) if cache is not None else set[int]()
+        for pool in run.manager.pools:
             assert not owners & set(pool.owner.tolist()) - idle, "its rows are given back"
-        assert not owners & {s.owner for s in book.drafter.inbox}
-        assert not owners & {b.owner for b in book.active}
+        assert not owners & {s.owner for s in run.manager.drafter.inbox}
+        assert not owners & {b.owner for b in run.branches}
         written = [list(b.tokens) for b in doomed.all_branches()]
         drive(run)
         assert tokens_of(run)["1"] == alone, f"cancelled after step {step}"
         assert [list(b.tokens) for b in doomed.all_branches()] == written, "it is kept, and ends"
-        ends = {b.finish for b in doomed.all_branches()}
-        assert Finish.CANCELLED in ends and ends <= {*Finish}
+        assert Finish.CANCELLED in {b.finish for b in doomed.all_branches()}
         assert run.board["answers"][0].sections[-1].finish in ("cancelled", "length")
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_cancelled_request_leaves_at_the_next_step_that_commits(graph: str, session: Any) -> None:
-    made, _ = session(graph)
-    run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 4)
-    run.board["branches"].table.cancel("1")
+    run = drive(start(session(graph), [FIRST, SECOND]), until=lambda run: run.steps >= 4)
+    run.manager.table.cancel("1")
     for _ in range(4):
         run.advance()
     assert requests_of(run)[1].finished
@@ -134,49 +97,33 @@ def test_a_cancelled_request_leaves_at_the_next_step_that_commits(graph: str, se
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_a_waiting_request_can_be_cancelled_before_it_got_a_row(graph: str, session: Any) -> None:
-    made, _ = session(graph, most=1)
-    alone = own_tokens(made, "0", FIRST)
+    made = session(graph, most=1)
+    alone = tokens_of(run_all(made, [FIRST]))["0"]
     run = drive(start(made, [FIRST, SECOND]), until=lambda run: run.steps >= 4)
     waits = requests_of(run)[1]
     assert waits.stage is Stage.WAITING
-    run.board["branches"].table.cancel("1")
+    run.manager.table.cancel("1")
     drive(run)
     assert tokens_of(run) == {"0": alone, "1": [[]]}
-    assert waits.branches[0].finish is Finish.CANCELLED
-    assert waits.root is None
+    assert waits.branches[0].finish is Finish.CANCELLED and waits.root is None
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_everybody_may_be_cancelled(graph: str, session: Any) -> None:
-    made, _ = session(graph)
+def test_all_requests_may_be_cancelled(graph: str, session: Any) -> None:
+    made = session(graph)
     for step in (0, 1, 4):
         run = drive(start(made, [FIRST, SECOND]), until=lambda run, step=step: run.steps >= step)
         for key in ("0", "1"):
-            run.board["branches"].table.cancel(key)
+            run.manager.table.cancel(key)
         drive(run)
         assert {s.finish for a in run.board["answers"] for s in a.sections} == {"cancelled"}
-        assert run.board["kv"].current_length == run.board["kv"].idle_length
+        assert run.manager.kv.current_length == run.manager.kv.idle_length
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_one_after_another_is_the_same_as_side_by_side(graph: str, session: Any) -> None:
-    """max_num_branches 1: every request and every branch waits for the one before it."""
-    most = 0
-    made, _ = session(graph, most=1)
-    run = start(made, [FIRST, SECOND, "a third one"])
-    while not run.finished:
-        run.advance()
-        most = max(most, len(run.board["branches"].active))
-    assert most == 1
-    wide, _ = session(graph, most=16)
-    assert tokens_of(run) == tokens_of(run_all(wide, [FIRST, SECOND, "a third one"]))
-
-
-def test_cancelling_a_key_that_is_not_there_or_over_changes_nothing(session: Any) -> None:
-    made, _ = session("eagle")
-    run = run_all(made, [FIRST])
+def test_cancelling_a_key_that_is_unknown_or_over_changes_nothing(session: Any) -> None:
+    run = run_all(session("eagle"), [FIRST])
     before = tokens_of(run)
-    run.board["branches"].table.cancel("0")
-    run.board["branches"].table.cancel("nobody")
+    run.manager.table.cancel("0")
+    run.manager.table.cancel("unknown")
     assert tokens_of(run) == before
     assert requests_of(run)[0].branches[0].finish is Finish.LENGTH

@@ -1,36 +1,85 @@
-"""`rows_per_round`: branches that share a round's drafted tokens, with every drafter of trees."""
+"""`rows_per_round`: branches that share a round's drafted tokens, and the slots that they need."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.sharing import BOUNDS, FULL_ROUNDS, LAYOUTS, bound_of, session_of
+from helpers.drafters import drafting
 from helpers.support import (
     Graphs,
-    PlanBook,
+    Make,
+    SizedBook,
     Tiny,
-    accepted_of,
     branches_of,
-    check_lossless,
     drive,
     outline_of,
+    requests_of,
     run_all,
     start,
     tokens_of,
 )
 
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.core import EngineCore
+from specsot.engine.run.session import Session
 from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
+from specsot.states.admission import PROMPT_ESTIMATE, request_slots
 from specsot.states.layout import Layout
 from specsot.states.phases import continuous_decode, verify
 from specsot.states.phases.grow_tree import force
+from specsot.states.request import Finish
 from specsot.states.round import RoundSummary
+from specsot.states.text.outline import Outline, Point
 
-Make = Callable[..., Tiny]
+LAYOUTS = ("bim", "batching", "paged")
+BOUNDS = {
+    "eagle3": ("num_draft_tokens=12", "draft_depth=5", "top_k=4", "rows_per_round=12"),
+    "eagle2": (
+        "num_draft_tokens={1: 12, 2: 9, 3: 6}",
+        "draft_depth=4",
+        "top_k=3",
+        "rows_per_round=10",
+    ),
+    "eagle1": ("rows_per_round=14",),
+    "dflash, ddtree": ("grow=ddtree", "num_draft_tokens=9", "block_size=5", "rows_per_round=11"),
+    "dflash, chain": ("grow=chain", "block_size=6", "rows_per_round=7"),
+    "ngram, lookup": ("num_draft_tokens=6", "rows_per_round=5"),
+    "ngram, nasd": (
+        "method=nasd",
+        "num_draft_tokens=8",
+        "width=3",
+        "filler_top_k=2",
+        "rows_per_round=9",
+    ),
+}
+LONG = SizedBook(130, "outline", ())
+PARTS = Outline("plan", tuple(Point(i, 90, None, (), f"Part {i}") for i in (1, 2, 3)), (), "ok")
+FULL_ROUNDS = tuple(kind for kind in BOUNDS if "ngram" not in kind)  # always enough candidates
+
+
+def session_of(
+    kind: str, layout: str, made: Tiny, graphs: Graphs, book: Any = None, **more: Any
+) -> Session:
+    """A session with up to three branches at once, that share what the kind's bound says."""
+    name = kind.partition(",")[0]
+    own = [f"drafter.{one}" for one in BOUNDS[kind]]
+    own += [f"layout.kind={layout}", "layout.max_num_branches=3"]
+    return graphs.session(
+        "bim_plain",
+        drafting(made, name),
+        book or made.book(stop_ids=()),
+        outline=more.pop("outline", outline_of(5)),
+        budget=more.pop("budget", 25),
+        sets=(f"drafter.kind={name}", *own, *more.pop("sets", ())),
+    )
+
+
+def bound_of(kind: str) -> int:
+    return int(BOUNDS[kind][-1].partition("=")[2])
 
 
 @dataclass
@@ -78,48 +127,6 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     monkeypatch.setattr(continuous_decode, "share", shared)
     monkeypatch.setattr(Layout, "place_", placed)
     return seen
-
-
-@pytest.mark.parametrize("kind", BOUNDS)
-def test_the_text_is_the_targets_own_and_both_layouts_accept_the_same(
-    kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
-) -> None:
-    made, found = tiny("llama"), []
-    for layout in LAYOUTS:
-        session = session_of(kind, layout, made, graphs)
-        run = run_all(session, ["hello"])
-        check_lossless(run, session.prompts, made.reference, plain=False)
-        found.append((tokens_of(run), accepted_of(run), [one.counts for one in rounds]))
-        rounds.clear()
-    assert found[0] == found[1], "the same tokens, accepted lengths and trees, round by round"
-    accepted = [count for branch in found[0][1]["0"] for count in branch]
-    assert sum(accepted) > 0, "nothing was ever accepted: nothing was tested"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", BOUNDS)
-def test_two_requests_share_the_rows_too(
-    kind: str, layout: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("qwen3")
-    session = session_of(kind, layout, made, graphs, made.book("prompt"))
-    run = run_all(session, ["hello", Prompt("1", "a second question", max_new_tokens=7)])
-    check_lossless(run, session.prompts, made.reference, plain=False)
-
-
-@pytest.mark.parametrize("kind", BOUNDS)
-def test_what_is_drawn_is_the_same_too(kind: str, tiny: Make, graphs: Graphs) -> None:
-    """At a temperature: a draft that was not verified costs a round, never a token."""
-    made = tiny("llama")
-    heat, found = ["sampling.temperature=1.0", "sampling.top_k=20"], []
-    for layout in LAYOUTS:
-        session = session_of(kind, layout, made, graphs, sets=heat)
-        found.append(tokens_of(run_all(session, ["hello"], check=False)))
-    sets, book = [*heat, "layout.max_num_branches=3"], made.book(stop_ids=())
-    outline = outline_of(5)
-    plain = graphs.session("bim_plain", made.models, book, outline=outline, budget=25, sets=sets)
-    found.append(tokens_of(run_all(plain, ["hello"], check=False)))
-    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -177,24 +184,6 @@ def test_the_best_nodes_are_kept_whosever_they_are(
         assert kept == every[: bound_of(kind)]
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "ngram, nasd"])
-def test_outlines_that_the_model_writes(
-    kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
-) -> None:
-    """A root branch has the round for itself; later its rows are everybody's prefix."""
-    made, found = tiny("llama"), []
-    for layout in LAYOUTS:
-        book = PlanBook(made.models.target.vocab_size, "outline", ())
-        book.text = "PLAN\n1|50|-|-|One\n2|80|-|1|Two\n3|20|-|-|Three\nEND"
-        session = session_of(kind, layout, made, graphs, book, outline=None)
-        run = run_all(session, ["hello"])
-        assert len(branches_of(run)) == 3
-        check_lossless(run, book, made.reference, plain=False)
-        found.append((tokens_of(run), accepted_of(run)))
-    assert found[0] == found[1]
-    assert {len(one.counts) for one in rounds} >= {1, 2}
-
-
 class Counting:
     """A target that notes how many rows it was asked to give logits for."""
 
@@ -247,7 +236,7 @@ def test_rows_that_stand_for_nothing_are_counted(
         summaries: list[RoundSummary] = []
         session = session_of(kind, layout, tiny("llama"), graphs)
         run = start(session, ["hello"])
-        branches = run.board["branches"]
+        branches = run.manager
         branches.committer = _Noting(branches.committer, summaries)
         drive(run, check=False)
         of_trees = [one for one in summaries if max(one.accepted) >= 0]
@@ -270,3 +259,69 @@ class _Noting:
     def commit_(self, *args: Any, **more: Any) -> RoundSummary:
         self.summaries.append(self.committer.commit_(*args, **more))
         return self.summaries[-1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
+    layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    """In one sequence: every branch's rows, a root for each, and the shared nodes once."""
+    one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
+    free = run_all(one(), ["hello"], check=False)
+    (request,) = requests_of(free)
+    own = [len(branch.prompt) + branch.budget for branch in request.branches]
+    rows = max(own) + 1 if layout == "batching" else sum(own) + 3
+    nodes = 36 if layout == "paged" else 12  # there each tree has room for all of them
+    needed = request.prefix_length + rows + nodes
+    assert needed > request_slots(request) + nodes + 1, "the request was meant to open"
+    for less in (0, 1):
+        run, most = start(one(sets=[f"layout.kv_slots={needed - less}"]), ["hello"]), 0
+        while not run.finished:
+            run.advance()
+            most = max(most, len(run.branches))
+        if less and layout == "batching":  # nor would it fit alone
+            assert {branch.finish for branch in branches_of(run)} == {Finish.REFUSED}
+        else:
+            assert tokens_of(run) == tokens_of(free)
+            assert most == 3 - less
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("nodes", "most"), [(6, 4), (4, 6)])
+def test_one_branch_needs_room_for_its_own_tree_or_the_whole_round(
+    layout: str, nodes: int, most: int, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    book = made.book(stop_ids=())
+    needed = len(book.plain("hello")) + 20 + min(nodes, most) + 1
+    for capacity in (needed, needed - 1):
+        sets = [
+            f"layout.kind={layout}",
+            f"layout.kv_slots={capacity}",
+            f"drafter.num_draft_tokens={nodes}",
+        ]
+        sets += [
+            f"drafter.rows_per_round={most}",
+            "drafter.draft_depth=3",
+            "layout.max_num_branches=1",
+        ]
+        session = graphs.session("eagle", made.models, book, budget=20, sets=sets)
+        (branch,) = branches_of(run_all(session, ["hello"]))
+        if capacity == needed:
+            assert branch.finish is Finish.LENGTH
+        else:
+            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whoever_starts_has_room_to_the_end(layout: str, tiny: Make, graphs: Graphs) -> None:
+    """Pools of many sizes, with requests whose branches come and go."""
+    one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
+    one = partial(one, budget=8)
+    wide, full = run_all(one(), ["hello"]), 0.0
+    need = request_slots(requests_of(wide)[0]) + LONG.hoist + 13 + 90 - PROMPT_ESTIMATE
+    for capacity in range(need, need + 220, 43):
+        run: EngineCore = run_all(one(sets=[f"layout.kv_slots={capacity}"]), ["hello", "another"])
+        assert tokens_of(run)["0"] == tokens_of(wide)["0"]
+        full = max(full, run.manager.kv.peak_length / run.manager.kv.slots)
+    assert full > 0.75, "the pools were meant to be used up"

@@ -4,25 +4,24 @@ expand_root is one drafter forward of [1, 5]; each level of grow_tree one of [1,
 thrown away, those of expand_root stay.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.support import Graphs, Tiny, drive, outline_of, start
+from helpers.support import Graphs, Make, drive, outline_of, start
 from torch import Tensor
 
 from specsot.engine.models import Models
+from specsot.engine.run.core import EngineCore
 from specsot.models.drafters.eagle import Eagle3
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.draft.eagle import Frontier
 from specsot.ops.kv.pool import KVCache
-from specsot.states.machine import Run
 
 TOP_K, LEVELS, BRANCHES = 10, 4, 5
-Make = Callable[..., Tiny]
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Spy:
 class Drawn:
     """The round that is looked at: the run before verify, and the drafter's forwards in it."""
 
-    run: Run
+    run: EngineCore
     root: Call
     levels: list[Call]
     after_root: int
@@ -79,7 +78,7 @@ class Drawn:
 
     @property
     def active(self) -> list[Any]:
-        return list(self.run.board["branches"].active)
+        return list(self.run.branches)
 
 
 @pytest.fixture(scope="module", params=["outline", "prompt"])
@@ -107,18 +106,18 @@ def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterato
     )
     run = start(session, ["hello"])
     drive(run, until=lambda run: run.state == "verify")
-    assert all(b.accepted == [0] for b in run.board["branches"].active), "one token each"
+    assert all(b.accepted == [0] for b in run.branches), "one token each"
     spy.calls.clear()
     drive(run, until=lambda run: run.state == "expand_root")
-    after_root, frontier = run.board["kv_draft"].current_length, run.board["frontier"]
+    after_root, frontier = run.manager.kv_draft.current_length, run.board["frontier"]
     (root,) = spy.calls
     drive(run, until=lambda run: run.state == "grow_tree")
     yield Drawn(run, root, spy.calls[1:], after_root, frontier)
     drafter.d2t.copy_(known)
 
 
-def bim(run: Run, owners: Any) -> list[int]:
-    return [run.board["branches"].table.bim(int(owner)) for owner in owners]
+def bim(run: EngineCore, owners: Any) -> list[int]:
+    return [run.manager.table.bim(int(owner)) for owner in owners]
 
 
 def history(call: Call, owners: set[int], up_to: int) -> set[int]:
@@ -199,7 +198,7 @@ def test_a_drafted_row_sees_its_history_and_its_own_ancestors(drawn: Drawn) -> N
 
 
 def test_the_drafters_length_afterwards_is_that_after_expand_root(drawn: Drawn) -> None:
-    pool = drawn.run.board["kv_draft"]
+    pool = drawn.run.manager.kv_draft
     lengths = [call.length for call in drawn.levels]
     assert max(lengths) == drawn.after_root + BRANCHES * TOP_K * (LEVELS - 1)
     assert pool.current_length == drawn.after_root == drawn.root.length

@@ -1,10 +1,9 @@
 """A simulation decides as a run does."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers.support import FixedBook, Graphs, Tiny, drive, requests_of, start
+from helpers.support import FixedBook, Graphs, Make, drive, requests_of, start
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.trace import action_of
@@ -12,8 +11,6 @@ from specsot.engine.simulate.arrivals import Arrival
 from specsot.engine.simulate.costs import StepCost
 from specsot.engine.simulate.world import Simulation
 from specsot.states.scheduler import Inbox, StepPlan
-
-Make = Callable[..., Tiny]
 
 
 def told(steps: list[StepPlan]) -> list[tuple[Any, ...]]:
@@ -57,7 +54,7 @@ def test_its_steps_are_those_of_a_run(
     session = graphs.session("autoregressive", tiny("llama").models, FixedBook(prompts),
                              budget=None, sets=sets)  # fmt: skip
     run = start(session, [Prompt(name, name) for name in prompts])
-    real = watch(run.board["branches"])
+    real = watch(run.manager)
     drive(run, check=False)
     assert all(len(r.branches[0].tokens) == 20 for r in requests_of(run))
     world = Simulation(session.program.graph, StepCost(), policy)
@@ -65,5 +62,5 @@ def test_its_steps_are_those_of_a_run(
     mine = watch(world.manager)
     served = world.run(Arrival(0.0, len(ids), (20,)) for ids in prompts.values())
     assert told(mine) == told(real) and served.tokens == 180
-    assert served.preemptions == run.board["branches"].lifecycle.preemptions
+    assert served.preemptions == run.manager.lifecycle.preemptions
     assert bool(served.preemptions) == (admission == "optimistic")

@@ -1,21 +1,19 @@
 """What rounds spend: no row of a tree stands for nothing, no forward is for nobody, and a round
 that chooses for itself goes by what forwards cost."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers.drafters import CHOOSING, SETTINGS, drafting
-from helpers.support import Graphs, Tiny, check_lossless, drive, outline_of, start
+from helpers.support import Graphs, Make, Tiny, check_lossless, drive, outline_of, start
 
 from specsot.engine.record.metrics import figures
 from specsot.engine.record.recorder import Recorder
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
-from specsot.states.machine import Run
 from specsot.states.round import RoundSummary
 from specsot.states.yaml.source import GraphError
 
-Make = Callable[..., Tiny]
 POLICIES = ("fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost")
 LAYOUTS = ("bim", "batching", "paged")
 
@@ -31,7 +29,9 @@ def session_of(graphs: Graphs, made: Tiny, kind: str, *sets: str, parts: int = 4
     )
 
 
-def rounds_of(session: Session) -> tuple[Run, list[tuple[Any, RoundSummary]], dict[str, Any]]:
+def rounds_of(
+    session: Session,
+) -> tuple[EngineCore, list[tuple[Any, RoundSummary]], dict[str, Any]]:
     """A run over two questions, its batches with what came of them, and its metrics."""
     recorder = Recorder(str, None)
     run = start(session, ["hello", "a second question"])

@@ -4,7 +4,7 @@ Reference: transformers' own greedy decoding with the grammar's mask as a logits
 model is random, so the outlines are odd, but every one is well-formed, and its parts are decoded.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from helpers.support import (
     FULL,
     Graphs,
+    Make,
     Reference,
     Tiny,
     branches_of,
@@ -26,14 +27,14 @@ from helpers.support import (
     tiny_models,
     tokens_of,
 )
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.tiny import write_tiny_eagle3, write_tiny_target
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList
 
 from specsot.engine.prepare.files import open_graph
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session, prompt_book
 from specsot.ops.types import Proposal
-from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 from specsot.states.text.grammar import OutlineGrammar
 from specsot.states.text.outline import parse_outline
@@ -100,9 +101,7 @@ class Writer:
 
 
 @pytest.fixture(scope="module")
-def writer(
-    tmp_path_factory: pytest.TempPathFactory, graphs: Graphs, tiny: Callable[..., Tiny]
-) -> Writer:
+def writer(tmp_path_factory: pytest.TempPathFactory, graphs: Graphs, tiny: Make) -> Writer:
     folder = tmp_path_factory.mktemp("writer")
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     target = write_tiny_target(folder / "target", "qwen3", 5, vocab=len(tokenizer), restrict=60)
@@ -124,7 +123,7 @@ def _prefer_plans_(folder: Path, tokenizer: Any) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def outlines_of(run: Run) -> list[Branch]:
+def outlines_of(run: EngineCore) -> list[Branch]:
     return [r.root for r in requests_of(run) if r.root is not None]
 
 
@@ -147,7 +146,7 @@ def test_an_outline_is_what_transformers_writes_under_the_same_grammar(
     _check_parts(run, session, writer)
 
 
-def _check_parts(run: Run, session: Session, writer: Writer) -> None:
+def _check_parts(run: EngineCore, session: Session, writer: Writer) -> None:
     """Branches behind a written outline, with the shipped prompts, are the target's own too."""
     for request in requests_of(run):
         for branch, context in contexts(request, session.prompts, plain=False):
@@ -174,7 +173,7 @@ class Anything:
 @pytest.mark.parametrize("graph", FULL)
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_a_grammar_that_allows_everything_changes_nothing(
-    graph: str, share: str, graphs: Graphs, tiny: Callable[..., Tiny]
+    graph: str, share: str, graphs: Graphs, tiny: Make
 ) -> None:
     """Each outline follows its own scores, also where several are begun or written at once."""
     made = tiny("qwen3", seed=2)
@@ -259,12 +258,12 @@ def test_an_end_token_inside_a_drafted_outline_ends_it_there(writer: Writer) -> 
     assert [b.tokens for b in branches_of(run)] == [b.tokens for b in branches_of(known)]
 
 
-def _oracle(run: Run, known: Run) -> Proposal:
+def _oracle(run: EngineCore, known: EngineCore) -> Proposal:
     """For every root branch a chain of what it is going to write, its end, and more of it."""
     proposal = run.board["proposal"]
     tokens, parents = proposal.tokens_SN.clone(), proposal.parents_SN.clone()
     depths, nodes = proposal.depths_SN.clone(), proposal.tokens_SN.shape[1]
-    for tree, branch in enumerate(run.board["branches"].active):
+    for tree, branch in enumerate(run.branches):
         if branch.is_root:
             whole = next(r.root for r in requests_of(known) if r.key == branch.request.key).tokens
             coming = [*whole[len(branch.tokens) :], 2, *whole][:nodes]

@@ -347,7 +347,7 @@ def test_a_broken_promise_ends_with_5(
 
     def planted(session: Any, *args: Any, **more: Any) -> Any:
         run, recorder, status = perform(session, *args, **more)
-        first = run.board["branches"].requests[0].branches[0]
+        first = run.requests[0].branches[0]
         if session.program.graph.name == "bim_eagle" and len(first.tokens) > 2:
             first.tokens[2] += 1
         return run, recorder, status
@@ -479,7 +479,7 @@ def test_ctrl_c_keeps_what_every_graph_has_answered(
 
     def interrupted(run: Run) -> None:
         advance(run)
-        asked = {request.question for request in run.board["branches"].requests}
+        asked = {request.question for request in run.requests}
         if asked == {"What is a lake?"} and run.steps == 4:
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)

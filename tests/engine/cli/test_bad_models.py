@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
+from helpers.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

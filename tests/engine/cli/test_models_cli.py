@@ -13,8 +13,8 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
-from helpers.tiny_models.tiny_gguf import tiny, write_gguf
+from helpers.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
+from helpers.tiny_gguf import tiny, write_gguf
 from safetensors.torch import load_file
 
 from specsot.engine import hub

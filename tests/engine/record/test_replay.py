@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from helpers.making_way import force
+from helpers.axes import preempt_at_random
 from rich.cells import cell_len
 
 from specsot.engine.cli import live_run
@@ -85,7 +86,11 @@ def test_who_makes_way_is_in_the_picture_live_and_again(
     prompts = Path("prompts.txt")
     prompts.write_text("How do bees make honey?\nWhat is water?\n")
     seen = watched(
-        shell, monkeypatch, before=lambda run: force(run, 3, 0.3), prompts=prompts, prompt=None
+        shell,
+        monkeypatch,
+        before=lambda run: preempt_at_random(run, Random(3)),
+        prompts=prompts,
+        prompt=None,
     )
     found = Replay(SavedRun(shell.latest))
     again = [found.snapshot(at) for at in range(len(seen))]

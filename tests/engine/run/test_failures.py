@@ -287,7 +287,7 @@ def test_a_tokenizer_that_fails_at_the_end_fails_its_own_answer(
     doomed = other.start([Prompt("1", BAD, seed=7)], lambda event: None)
     while not doomed.finished:
         doomed.advance()
-    tokens = list(doomed.board["answers"][0].sections[0].tokens)
+    tokens = list(doomed.answers[0].sections[0].tokens)
 
     def failing(ids: Any) -> str:
         if list(ids) == tokens:

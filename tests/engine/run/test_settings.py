@@ -1,12 +1,9 @@
-"""What one request may ask for instead of what the graph says, how its tokens came, and a request
-that another engine has begun."""
+"""What one request may ask for instead of what the graph says, and how its tokens came."""
 
 import json
 from collections.abc import Callable
 
 import pytest
-from helpers.clusters import BEES as BEES_READ
-from helpers.going_on import OBJECT, WARM, check_goes_on
 
 from specsot.engine.events import AnswerReady, Committed
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
@@ -131,12 +128,3 @@ def test_rules_stand_before_everything_that_is_said(make: Callable[[str], Engine
         stops = session.prompts.stop_ids
         ends = [sum(one in stops for one in [*r.prefix, *r.tail]) for r in (asked, bare)]
         assert ends[0] - ends[1] in (0, 1), "a turn of its own at most, none from its text"
-
-
-@pytest.mark.parametrize(
-    ("graph", "sets", "schema"),
-    [("bim_eagle", WARM, None), ("paged_plain", (), None), ("dflash", (), OBJECT)],
-)
-def test_a_begun_request_goes_on(graph: str, sets: tuple[str, ...], schema: str | None) -> None:
-    """Behind what is written of it, with the same tokens."""
-    check_goes_on(graph, sets, BEES_READ, schema)

@@ -5,9 +5,8 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from helpers.fleet_commands import serving_fleet, stream_all
 from helpers.ray_clusters import gone
-from helpers.servers import BEES, RAIN
+from helpers.servers import BEES, RAIN, serving_fleet, stream_all
 
 QUESTIONS = [
     {"text": BEES, "model": "bim_dflash", "max_tokens": 40},

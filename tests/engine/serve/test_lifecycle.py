@@ -19,8 +19,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.browsing import Visit
-from helpers.servers import CODE, PATIENCE, RAIN, Served, said, serving
+from helpers.servers import CODE, PATIENCE, RAIN, Served, Visit, said, serving
 
 from specsot.engine.cli.main import main
 from specsot.engine.serve.middleware import ServeOptions

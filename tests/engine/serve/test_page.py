@@ -11,8 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.browsing import Visit
-from helpers.servers import BEES, CODE, Served
+from helpers.servers import BEES, CODE, Served, Visit
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions

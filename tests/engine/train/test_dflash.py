@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN, Pair, golden_pair
+from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from specsot.engine.train.dflash import (
 from specsot.models.drafters.config import Reach
 from specsot.models.drafters.dflash import DFlashDraftModel
 
-FACTS: dict[str, Any] = json.loads((GOLDEN / "training.json").read_text())
+FACTS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "training.json").read_text())
 GAMMAS = {"gamma_none": math.inf, "gamma_4": 4.0, "gamma_7": 7.0}
 SLIDING = (Reach(FACTS["sliding_window"], causal=True), Reach())
 REACHES = [(Reach(), Reach()), (Reach(9, causal=True), Reach(9))]
@@ -33,7 +33,7 @@ Step = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def step() -> Step:
-    return load_file(GOLDEN / "training.safetensors")
+    return load_file(DFLASH_GOLDEN / "training.safetensors")
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN, Pair, golden_pair
 from helpers.interrupted import EMBEDDED, KINDS, check_equal, log_of, train_twice, write_inputs
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
+from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair
+from helpers.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -211,7 +211,7 @@ def test_rounds_of_a_chain() -> None:
 
 def golden_target(folder: Path) -> Path:
     target = folder / "golden"
-    shutil.copytree(GOLDEN / "target", target)
+    shutil.copytree(DFLASH_GOLDEN / "target", target)
     return write_tiny_tokenizer(target, 128)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.interrupted import EMBEDDED, write_inputs
-from helpers.tiny_models.tiny import write_tiny_tokenizer
+from helpers.tiny import write_tiny_tokenizer
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train

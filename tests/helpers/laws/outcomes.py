@@ -13,12 +13,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from helpers.laws.rounds import ChainRule, accept_block, target_match
+from helpers.laws.toys import Choice, Drafts, Toy, draft_lists, joint
 from specsot.ops.sampling.settings import Rule
 from specsot.ops.verify.rejection import Acceptance, accept_chain, accept_tree
-
-from .drafts import Choice, Drafts, draft_lists
-from .rounds import ChainRule, accept_block, target_match
-from .toys import Toy, joint
 
 CHAIN = (-1, 0, 1)
 TREE = (-1, -1, 0, 0)

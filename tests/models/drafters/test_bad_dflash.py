@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN
 from helpers.checkpoints import Spoil, change, drop, put
+from helpers.sequences import DFLASH_GOLDEN
 
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Reach, dflash_config
@@ -21,12 +21,12 @@ SLIDING = ["sliding_attention", "full_attention"]
 
 @pytest.fixture(scope="module")
 def target() -> Decoder:
-    return load_target(GOLDEN / "target")
+    return load_target(DFLASH_GOLDEN / "target")
 
 
 @pytest.fixture
 def draft(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN / "draft", tmp_path / "draft"))
+    return Path(shutil.copytree(DFLASH_GOLDEN / "draft", tmp_path / "draft"))
 
 
 def edit(**changes: object) -> Spoil:
@@ -255,5 +255,5 @@ def test_scaled_angles_survive(draft: Path, target: Decoder) -> None:
     assert (config.rope.kind, config.rope.settings) == ("linear", {"factor": 2.0})
     (draft / "config.json").write_text(json.dumps(config.to_json()))
     assert dflash_config(draft, target.config) == config
-    plain, scaled = load_dflash(GOLDEN / "draft", target), load_dflash(draft, target)
+    plain, scaled = load_dflash(DFLASH_GOLDEN / "draft", target), load_dflash(draft, target)
     assert torch.equal(scaled.frequencies * 2, plain.frequencies)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN, Pair, golden_pair
+from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from specsot.ops.forward import BlockDrafter
 from specsot.ops.kv.pool import KVCache
 
 LIMIT = 1e-4
-RUNS: dict[str, Any] = json.loads((GOLDEN / "generate.json").read_text())
+RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "generate.json").read_text())
 WEIGHTS = "model.safetensors"
 
 
@@ -30,7 +30,7 @@ def models() -> tuple[Decoder, DFlashDraftModel]:
 
 @pytest.fixture(scope="module")
 def at() -> dict[str, Tensor]:
-    return load_file(GOLDEN / "forward.safetensors")
+    return load_file(DFLASH_GOLDEN / "forward.safetensors")
 
 
 def near(ours: Tensor, theirs: Tensor) -> None:
@@ -44,7 +44,7 @@ def test_it_fulfils_its_protocol(models: tuple[Decoder, DFlashDraftModel]) -> No
 
 
 def test_its_parameters_are_the_published_tensors(models: tuple[Decoder, DFlashDraftModel]) -> None:
-    published, stored = models[1].published(), load_file(GOLDEN / "draft" / WEIGHTS)
+    published, stored = models[1].published(), load_file(DFLASH_GOLDEN / "draft" / WEIGHTS)
     assert published.keys() == stored.keys()
     assert all(torch.equal(published[name], stored[name]) for name in stored)
 
@@ -102,7 +102,7 @@ def test_whole_runs(models: tuple[Decoder, DFlashDraftModel], name: str) -> None
 
 
 def test_rounds_of_a_run(models: tuple[Decoder, DFlashDraftModel]) -> None:
-    at = load_file(GOLDEN / "rounds.safetensors")
+    at = load_file(DFLASH_GOLDEN / "rounds.safetensors")
     run = Pair(*models, seed=3).generate(RUNS["greedy"]["prompt"], 30, [], 8)
     for step in range(4):
         near(run.taps[step], at[f"step{step}.target_hidden"][0])
@@ -250,7 +250,7 @@ def test_taps_in_another_order_and_taken_twice(models: tuple[Decoder, DFlashDraf
 
 def test_bfloat16_and_the_ends_of_the_target(models: tuple[Decoder, DFlashDraftModel]) -> None:
     target, drafter = models
-    narrow = load_dflash(GOLDEN / "draft", target, torch.bfloat16)
+    narrow = load_dflash(DFLASH_GOLDEN / "draft", target, torch.bfloat16)
     assert narrow.ends.embed_VH is target.embed and narrow.ends.head_VH is target.lm_head.weight
     pair, wide = Pair(target, narrow), Pair(target, drafter)
     prompt = RUNS["greedy"]["prompt"]
@@ -259,6 +259,6 @@ def test_bfloat16_and_the_ends_of_the_target(models: tuple[Decoder, DFlashDraftM
 
 
 def test_the_rule_for_taps() -> None:
-    facts = json.loads((GOLDEN / "training.json").read_text())["build_target_layer_ids"]
+    facts = json.loads((DFLASH_GOLDEN / "training.json").read_text())["build_target_layer_ids"]
     for sizes, expected in facts.items():
         assert default_layer_ids(*map(int, sizes.split(","))) == tuple(expected), sizes

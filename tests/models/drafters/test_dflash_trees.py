@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN, Pair, cut, golden_pair
-from helpers.pooled import Pooled
+from helpers.sequences import DFLASH_GOLDEN, Pair, Pooled, cut, golden_pair
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
@@ -16,7 +15,7 @@ from specsot.ops.draft.dflash import tree
 from specsot.ops.layer_plan import decode_plan
 from specsot.ops.types import Proposal, ancestors
 
-RUNS: dict[str, Any] = json.loads((GOLDEN / "ddtree.json").read_text())["runs"]
+RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "ddtree.json").read_text())["runs"]
 GREEDY = [name for name, case in RUNS.items() if not case["temperature"]]
 
 

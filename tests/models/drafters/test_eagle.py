@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.checkpoints import WEIGHTS, Spoil, drop, edit, put
-from helpers.pooled import GOLDEN, causal, pool
-from helpers.tiny_models.tiny import write_tiny_target
-from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from helpers.sequences import EAGLE_GOLDEN, causal, pool
+from helpers.tiny import write_tiny_eagle, write_tiny_target
 from safetensors.torch import load_file
 
 from specsot.models.decoder import Decoder
@@ -18,12 +17,12 @@ from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.weights import load_eagle, load_target
 from specsot.ops.forward import HiddenDrafter
 
-DRAFT = GOLDEN / "drafts" / "llama_eagle2"
+DRAFT = EAGLE_GOLDEN / "drafts" / "llama_eagle2"
 
 
 @pytest.fixture(scope="module")
 def target() -> Decoder:
-    return load_target(GOLDEN / "targets" / "llama")
+    return load_target(EAGLE_GOLDEN / "targets" / "llama")
 
 
 @pytest.fixture
@@ -139,11 +138,11 @@ def test_a_silent_file_is_taken_as_the_reference_takes_it(draft: Path, target: D
 
 
 def test_predictions_are_the_recorded_ones_in_every_precision(target: Decoder) -> None:
-    at = load_file(GOLDEN / "e2_llama" / "first_round.safetensors")
+    at = load_file(EAGLE_GOLDEN / "e2_llama" / "first_round.safetensors")
     rows = len(at["prompt_ids"])
     slots = torch.arange(rows)[None]
     for dtype, limit in ((torch.float64, 1e-4), (torch.float32, 1e-4), (torch.bfloat16, 0.1)):
-        drafter = load_eagle(DRAFT, load_target(GOLDEN / "targets" / "llama", dtype), dtype)
+        drafter = load_eagle(DRAFT, load_target(EAGLE_GOLDEN / "targets" / "llama", dtype), dtype)
         kv, hidden = pool(drafter, rows, dtype), drafter.fuse(at["draft.in_hidden"])
         with torch.inference_mode():
             ids = at["draft.in_ids"].long()[None]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.checkpoints import edit, put
-from helpers.pooled import GOLDEN, Pooled, causal, pool
+from helpers.sequences import EAGLE_GOLDEN, Pooled, causal, pool
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -22,7 +22,7 @@ from specsot.ops.layer_plan import decode_plan
 
 LIMIT = 1e-4
 CASES = {"e3_llama": ("llama", "llama_eagle3"), "e3_qwen3": ("qwen3", "qwen3_eagle3")}
-SPECULATORS = GOLDEN / "drafts" / "llama_eagle3_speculators"
+SPECULATORS = EAGLE_GOLDEN / "drafts" / "llama_eagle3_speculators"
 
 
 class Golden:
@@ -30,9 +30,9 @@ class Golden:
 
     def __init__(self, case: str, draft: str | None = None) -> None:
         target, eagle3 = CASES[case]
-        self.at = load_file(GOLDEN / case / "first_round.safetensors")
-        self.target: Decoder = load_target(GOLDEN / "targets" / target)
-        self.drafter: Eagle3 = load_eagle3(GOLDEN / "drafts" / (draft or eagle3), self.target)
+        self.at = load_file(EAGLE_GOLDEN / case / "first_round.safetensors")
+        self.target: Decoder = load_target(EAGLE_GOLDEN / "targets" / target)
+        self.drafter: Eagle3 = load_eagle3(EAGLE_GOLDEN / "drafts" / (draft or eagle3), self.target)
         self.length = len(self.at["prompt_ids"])
 
     def near(self, ours: Tensor, name: str) -> None:
@@ -171,13 +171,13 @@ def test_both_layouts_of_one_drafter_give_the_same_output() -> None:
 
 def test_float64_and_bfloat16() -> None:
     golden = Golden("e3_llama")
-    wide = load_eagle3(GOLDEN / "drafts" / "llama_eagle3", golden.target, torch.float64)
+    wide = load_eagle3(EAGLE_GOLDEN / "drafts" / "llama_eagle3", golden.target, torch.float64)
     hidden = wide.fuse(golden.at["draft.in_hidden"])
     kv = pool(wide, 20, torch.float64)
     out = draft(wide, kv, golden.at["draft.in_ids"], hidden, 0, causal(golden.length))
     assert out.dtype == wide.logits(out).dtype == torch.float64
     golden.near(out.float(), "root.out_hidden")
-    narrow = load_eagle3(GOLDEN / "drafts" / "llama_eagle3", golden.target, torch.bfloat16)
+    narrow = load_eagle3(EAGLE_GOLDEN / "drafts" / "llama_eagle3", golden.target, torch.bfloat16)
     hidden = narrow.fuse(golden.at["draft.in_hidden"])
     kv = pool(narrow, 20, torch.bfloat16)
     out = draft(narrow, kv, golden.at["draft.in_ids"], hidden, 0, causal(golden.length))
@@ -243,13 +243,13 @@ def test_switches_of_speculators(name: str, tmp_path: Path) -> None:
 
 
 def test_what_a_silent_or_ambiguous_file_is_taken_to_mean(tmp_path: Path) -> None:
-    target = load_target(GOLDEN / "targets" / "llama")
+    target = load_target(EAGLE_GOLDEN / "targets" / "llama")
     folder = variant(tmp_path / "silent", "default")
     edit(folder, norm_before_residual=None)
     drafter = load_eagle3(folder, target)
     assert drafter.config.norm_before_residual and "norm_before_residual" in drafter.notes[0]
     other = tmp_path / "specforge"
-    shutil.copytree(GOLDEN / "drafts" / "llama_eagle3", other)
+    shutil.copytree(EAGLE_GOLDEN / "drafts" / "llama_eagle3", other)
     edit(other, norm_output=True)
     drafter = load_eagle3(other, target)
     assert not drafter.config.norm_output and "norm_output" in drafter.notes[0]
@@ -257,9 +257,9 @@ def test_what_a_silent_or_ambiguous_file_is_taken_to_mean(tmp_path: Path) -> Non
 
 def test_a_config_of_forty_layers_over_the_tensors_of_one(tmp_path: Path) -> None:
     """Communities copy a target's config.json and change what their loader looks at."""
-    target = load_target(GOLDEN / "targets" / "llama")
+    target = load_target(EAGLE_GOLDEN / "targets" / "llama")
     folder = tmp_path / "odd"
-    shutil.copytree(GOLDEN / "drafts" / "llama_eagle3", folder)
+    shutil.copytree(EAGLE_GOLDEN / "drafts" / "llama_eagle3", folder)
     plain = load_eagle3(folder, target)
     edit(folder, num_hidden_layers=40, architectures=["Odd"], rope_theta=10000.0)
     odd = load_eagle3(folder, target)
@@ -269,9 +269,9 @@ def test_a_config_of_forty_layers_over_the_tensors_of_one(tmp_path: Path) -> Non
 
 
 def test_where_tap_ids_come_from(tmp_path: Path) -> None:
-    target = load_target(GOLDEN / "targets" / "llama")
+    target = load_target(EAGLE_GOLDEN / "targets" / "llama")
     folder = tmp_path / "taps"
-    shutil.copytree(GOLDEN / "drafts" / "llama_eagle3", folder)
+    shutil.copytree(EAGLE_GOLDEN / "drafts" / "llama_eagle3", folder)
     key = "eagle_aux_hidden_state_layer_ids"
     edit(folder, eagle_config={key: [1, 3, 4]})
     assert load_eagle3(folder, target).tap_ids == (2, 4, 5)
@@ -292,7 +292,7 @@ def test_the_embedding_is_the_targets_own_memory(tmp_path: Path) -> None:
     assert shared.data_ptr() == golden.target.embed.data_ptr()
     assert "embed_tokens.weight" not in golden.drafter.published()
     folder = tmp_path / "own"
-    shutil.copytree(GOLDEN / "drafts" / "llama_eagle3", folder)
+    shutil.copytree(EAGLE_GOLDEN / "drafts" / "llama_eagle3", folder)
     put("embed_tokens.weight", 2 * golden.target.embed.detach())(folder)
     drafter = load_eagle3(folder, golden.target)
     assert torch.equal(drafter.embed_tokens.weight, 2 * golden.target.embed)

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.checkpoints import WEIGHTS, Spoil, change, drop, edit, put
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
-from helpers.tiny_models.tiny_dflash import write_tiny_dflash
-from helpers.tiny_models.tiny_eagle import write_tiny_eagle
+from helpers.tiny import (
+    write_tiny_dflash,
+    write_tiny_eagle,
+    write_tiny_eagle3,
+    write_tiny_target,
+    write_tiny_tokenizer,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

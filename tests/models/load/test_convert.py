@@ -14,14 +14,12 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from helpers.blocks import GOLDEN as DFLASH
-from helpers.pooled import GOLDEN as EAGLE
-from helpers.pooled import Pooled
+from helpers.sequences import DFLASH_GOLDEN as DFLASH
+from helpers.sequences import EAGLE_GOLDEN as EAGLE
+from helpers.sequences import Pooled
 from helpers.support import FixedBook, Graphs, start
-from helpers.tiny_models.tiny import write_tiny_eagle3, write_tiny_target
-from helpers.tiny_models.tiny_dflash import write_tiny_dflash
-from helpers.tiny_models.tiny_eagle import write_tiny_eagle
-from helpers.tiny_models.tiny_gguf import tiny, write_gguf
+from helpers.tiny import write_tiny_dflash, write_tiny_eagle, write_tiny_eagle3, write_tiny_target
+from helpers.tiny_gguf import tiny, write_gguf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.blocks import GOLDEN as DFLASH
 from helpers.checkpoints import drop, edit, put
-from helpers.pooled import GOLDEN as EAGLE
-from helpers.tiny_models.tiny import write_tiny_target, write_tiny_tokenizer
+from helpers.sequences import DFLASH_GOLDEN as DFLASH
+from helpers.sequences import EAGLE_GOLDEN as EAGLE
+from helpers.tiny import write_tiny_target, write_tiny_tokenizer
 
 import specsot
 from specsot.models.load.inspect import inspect_model

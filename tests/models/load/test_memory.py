@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.tiny_models.tiny import write_tiny_target
+from helpers.tiny import write_tiny_target
 
 LOAD = """
 import sys, threading

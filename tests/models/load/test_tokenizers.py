@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny_models.tiny import write_tiny_target, write_tiny_tokenizer
+from helpers.tiny import write_tiny_target, write_tiny_tokenizer
 
 import specsot
 from specsot.engine.errors import Code, code_of

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.attention import PlainBackend, attend
 from helpers.packages import install
-from helpers.pool_watch import branching
+from helpers.pools import branching
 from helpers.support import Graphs, drive, start, tokens_of
 from torch import Tensor
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from helpers.attention import batches
-from helpers.sight import drawn, lineages_of
+from helpers.attention import batches, drawn, lineages_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.sight import Forward, drawn, pool, sight
+from helpers.attention import Forward, drawn, pool, sight
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

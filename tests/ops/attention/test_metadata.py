@@ -6,8 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from helpers.attention import attended
-from helpers.forwards import DIM, HEADS, attend_naively, scene
+from helpers.attention import DIM, HEADS, attend_naively, attended, scene
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

@@ -7,8 +7,15 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from helpers.cost_model import acceptance_rate, best_gamma, mean_emitted, speedup
-from helpers.vectors import cases, tensor, vectors
+from helpers.vanilla import (
+    acceptance_rate,
+    best_gamma,
+    cases,
+    mean_emitted,
+    speedup,
+    tensor,
+    vectors,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.trees import chain_of, paths
-from helpers.vectors import cases
+from helpers.vanilla import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,25 @@ from specsot.ops.sampling.processors import filler_ids
 from specsot.ops.types import ancestors
 
 IDS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def chain_of(tree: HostTree) -> list[int]:
+    """The tokens of a tree that is a chain."""
+    count = len(tree)
+    assert tree.parents == tuple(range(-1, count - 1))
+    assert tree.depths == tuple(range(1, count + 1))
+    return list(tree.tokens)
+
+
+def paths(tree: HostTree) -> dict[tuple[int, ...], float]:
+    """The tokens from the root to every node, and its score."""
+    found: list[tuple[int, ...]] = []
+    for node, parent in enumerate(tree.parents):
+        assert parent < node
+        found.append((*(found[parent] if parent >= 0 else ()), tree.tokens[node]))
+        assert len(found[-1]) == tree.depths[node]
+    assert len(set(found)) == len(found), "no two siblings have the same token"
+    return dict(zip(found, tree.scores, strict=True))
 
 
 @pytest.mark.parametrize("case", cases("prompt_lookup"))

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.cost_model import best_gamma
-from helpers.vectors import cases
+from helpers.vanilla import best_gamma, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.vectors import cases, tensor
+from helpers.vanilla import cases, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor

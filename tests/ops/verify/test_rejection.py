@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.laws.rounds import accept_block, target_match
-from helpers.vectors import cases, tensor
+from helpers.vanilla import cases, tensor
 from torch import Tensor
 from torch.nn.functional import pad
 

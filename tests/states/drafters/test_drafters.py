@@ -164,10 +164,7 @@ def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
 def test_dflash_takes_every_token_with_its_own_feature() -> None:
     branch = branch_of()
     state = started("dflash", branch)
-    assert queued(state) == [
-        (PREFIX, 0, [1, 2, 3], [10, 11, 12]),
-        (OWNER, 3, [4, 5], [13, 14]),
-    ]
+    assert queued(state) == [(PREFIX, 0, [1, 2, 3], [10, 11, 12]), (OWNER, 3, [4, 5], [13, 14])]
     state.inbox.clear()
     take_in_path(state, after_path(branch, (21,), 22), rows(0, 2), features(60, 61, 62))
     assert queued(state) == [(OWNER, 5, [20, 21], [60, 62])]

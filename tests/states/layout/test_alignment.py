@@ -75,11 +75,7 @@ def commit(
     features = torch.arange(rows.tokens_BQ.numel())[:, None].float()
     accepted = None if proposal is None else accept(rows, logits, proposal)
     summary = book.committer.commit_(
-        batch,
-        host=HostReader(),
-        features_QF=features,
-        accepted=accepted,
-        roots=root(rows, logits),
+        batch, host=HostReader(), features_QF=features, accepted=accepted, roots=root(rows, logits)
     )
     return summary
 

@@ -222,11 +222,7 @@ def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
     verify_(made, proposal(chain(50, 51)), [[1]], [90])
     queued = [(one.owner, one.position, [*one.tokens]) for one in made.drafter.inbox]
     prefix = branch.request.prefix_owner
-    assert queued == [
-        (prefix, 0, [5, 6]),
-        (branch.owner, 2, [7, 20]),
-        (branch.owner, 4, [50, 90]),
-    ]
+    assert queued == [(prefix, 0, [5, 6]), (branch.owner, 2, [7, 20]), (branch.owner, 4, [50, 90])]
     assert made.kv_draft is not None
     tips = [(branch.owner, branch.length, branch.tokens[-1])]
     rows = made.layout.place_draft_(made.kv_draft, made.drafter.inbox, tips)

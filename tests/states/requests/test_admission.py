@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from helpers.support import (
     Graphs,
+    Make,
     SizedBook,
-    Tiny,
     branches_of,
     check_lossless,
     check_rows,
@@ -22,7 +22,6 @@ from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.text.outline import Outline, Point
 
-Make = Callable[..., Tiny]
 BUDGET = 8
 
 
@@ -56,17 +55,13 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
             book,
             outline=outlines[0],
             budget=BUDGET,
-            sets=(
-                *sets,
-                f"layout.kv_slots={capacity}",
-                f"layout.max_num_branches={most}",
-            ),
+            sets=(*sets, f"layout.kv_slots={capacity}", f"layout.max_num_branches={most}"),
         )
         run = start(session, [])
         for index, given in enumerate(outlines):
             prompt = Prompt(str(index), "hello", max_new_tokens=budgets[index])
             request = session.request(prompt)
-            run.board["branches"].lifecycle.submit(replace(request, given_outline=given))
+            run.manager.lifecycle.submit(replace(request, given_outline=given))
         return run
 
     return make
@@ -109,7 +104,7 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
     assert (first.finish, first.tokens) == (Finish.REFUSED, [])
     assert first.note == "no room beside the other requests"
     assert second.finish is Finish.LENGTH
-    assert run.board["kv"].needed_length == 0
+    assert run.manager.kv.needed_length == 0
     tiny("llama").reference.check(second, _context(run, second), ())
 
 
@@ -146,7 +141,7 @@ def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[
         for branch in branches_of(run):
             assert branch.finish in (Finish.LENGTH, Finish.REFUSED)
             assert len(branch.tokens) == (BUDGET if branch.finish is Finish.LENGTH else 0)
-        full = max(full, run.board["kv"].peak_length / capacity)
+        full = max(full, run.manager.kv.peak_length / capacity)
     assert 0.85 < full <= 1, "the pools were meant to be used up"
 
 
@@ -186,11 +181,11 @@ def test_rows_are_handed_out_as_slots_are(
     while not run.finished:
         run.advance()
         check_rows(run)
-        peak = max(peak, len(run.board["branches"].active))
+        peak = max(peak, len(run.branches))
         opened = [r.key for r in requests_of(run) if r.stage is not Stage.WAITING]
         order += [key for key in opened if key not in order]
     assert order == ["0", "1", "2"] and peak == most
-    assert run.board["kv"].rows == most
+    assert run.manager.kv.rows == most
     assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
     check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
 
@@ -218,9 +213,7 @@ def test_rows_that_idle_prefixes_hold_are_used_by_their_own_branches(
     for graph in ("bim_plain", "batching_plain"):
         run = run_of([outline((3, 3, 3))] * 8, 400, graph, budgets=(BUDGET,) * 8)
         busy: list[int] = []
-        drive(
-            run, until=lambda run, busy=busy: bool(busy.append(len(run.board["branches"].active)))
-        )
+        drive(run, until=lambda run, busy=busy: bool(busy.append(len(run.branches))))
         assert all(len(b.tokens) == BUDGET for b in branches_of(run) if not b.is_root)
         rounds[graph] = sum(count > 0 for count in busy)
     assert rounds["batching_plain"] <= 1.3 * rounds["bim_plain"]

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from helpers.vectors import cases
+from helpers.vanilla import cases
 
 from specsot.states.commit import append_tokens
 from specsot.states.request import Branch, Request, Stage

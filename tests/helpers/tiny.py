@@ -1,4 +1,4 @@
-"""Seeded random tiny models in Hugging Face layout: a target, a drafter for it, a tokenizer.
+"""Seeded random tiny models in Hugging Face layout: a target, drafters for it, a tokenizer.
 
 They stand in for real checkpoints in tests and offline runs. A plain random model repeats one
 token and no drafter can guess it; these are built so that neither is so:
@@ -9,6 +9,10 @@ token and no drafter can guess it; these are built so that neither is so:
   of its two successors a token gets is up to what the layers add from the context.
 * The drafter forwards the embedding and a share of the last tap to the target's own head, and so
   agrees with the target as often as the context does not matter.
+
+The DFlash drafter's first layer has one head for each distance: it looks at the token that far
+back, whatever it is, and applies the linear map from that token's embedding to the mixture that
+follows it at that distance. A block's row so sees its anchor, and more faintly the context.
 """
 
 import json
@@ -17,15 +21,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
 from specsot.models.config import DecoderConfig, RopeConfig
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.config import Eagle3Config, default_taps
-from specsot.models.drafters.eagle import Eagle3
+from specsot.models.drafters.config import (
+    DFlashConfig,
+    Eagle3Config,
+    EagleConfig,
+    Reach,
+    default_taps,
+)
+from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
+from specsot.models.drafters.eagle import EMBEDDING, Eagle, Eagle3
 from specsot.models.families import decoder_config
-from specsot.models.layers import DrafterAttention
+from specsot.models.layers import DrafterAttention, DrafterLayer
 from specsot.models.load.checkpoint import SINGLE
 from specsot.models.load.weights import load_target
 
@@ -229,3 +241,173 @@ def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tiny_eagle(
+    folder: Path,
+    target_folder: Path,
+    seed: int = 0,
+    *,
+    fc_bias: bool = True,
+    qkv_bias: bool = False,
+    feature: float = 0.2,
+    noise: float = 0.05,
+) -> Path:
+    """Write config.json and model.safetensors (float32), the same for the same arguments.
+
+    Args:
+        feature: weight of the target's last hidden state beside the new token's embedding.
+        noise: what is added to all weights; more of it lowers acceptance.
+    """
+    target = load_target(target_folder)
+    drafter = Eagle(_eagle_config(folder, target.config, fc_bias, qkv_bias))
+    drafter.owned = frozenset({EMBEDDING})  # published files hold a copy of the target's
+    draw, hidden = torch.Generator().manual_seed(seed), target.hidden_size
+    (layer,) = drafter.layers
+    assert isinstance(layer, DrafterLayer)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
+        drafter.embed_tokens.weight.copy_(target.embed)
+        drafter.fc.weight[:, :hidden] += torch.eye(hidden)
+        drafter.fc.weight[:, hidden:] += feature * torch.eye(hidden)
+        layer.post_attention_layernorm.weight.add_(1.0)
+        attend_to_itself_(layer.self_attn, hidden, draw)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", drafter.config.to_json())
+    save(folder, drafter.published())
+    return folder
+
+
+def _eagle_config(
+    folder: Path, target: DecoderConfig, fc_bias: bool, qkv_bias: bool
+) -> EagleConfig:
+    hidden = target.hidden_size
+    return EagleConfig(
+        path=folder / "config.json",
+        vocab_size=target.vocab_size,
+        hidden_size=hidden,
+        intermediate_size=hidden,
+        heads=hidden // 16,
+        kv_heads=hidden // 16,
+        head_dim=16,
+        eps=target.eps,
+        rope=RopeConfig("default", 10000.0, {}, target.rope.trained),
+        taps=(target.num_layers,),
+        fc_bias=fc_bias,
+        qkv_bias=qkv_bias,
+    )
+
+
+SHARP = 6.0  # weight of the query and key norms: a head sees one distance and nearly nothing else
+LOUD = 4.0  # what is seen, against the mask's own embedding in the residual stream
+FAINT = 0.2  # the context, against the anchor
+
+
+def write_tiny_dflash(
+    folder: Path,
+    target_folder: Path,
+    seed: int = 0,
+    *,
+    block_size: int = 8,
+    layers: int = 2,
+    window: int | None = None,
+    noise: float = 0.03,
+) -> Path:
+    """Write config.json and model.safetensors (float32), the same for the same arguments.
+
+    Args:
+        layers: all but the first add noise only.
+        window: the first layer is a sliding one.
+        noise: what is added to all weights; more of it lowers acceptance.
+    """
+    target = load_target(target_folder)
+    config = _dflash_config(folder, target.config, block_size, layers, window, _spare_id(target))
+    drafter = DFlashDraftModel(config, TargetEnds(target.embed, target.lm_head.weight))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
+            if parameter.ndim == 1:
+                parameter.add_(1.0)
+        _aim_dflash_(drafter, target)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config.to_json())
+    save(folder, drafter.published())
+    return folder
+
+
+def _spare_id(target: Decoder) -> int:
+    """The highest id that the target hardly ever says: it stands for the mask."""
+    likely = set(likely_ids(target.lm_head.weight).tolist())
+    return max(set(range(target.vocab_size)) - likely)
+
+
+def _dflash_config(
+    folder: Path,
+    target: DecoderConfig,
+    block_size: int,
+    layers: int,
+    window: int | None,
+    mask_token_id: int,
+) -> DFlashConfig:
+    hidden, heads = target.hidden_size, block_size - 1
+    return DFlashConfig(
+        path=folder / "config.json",
+        vocab_size=target.vocab_size,
+        hidden_size=hidden,
+        intermediate_size=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden,
+        eps=target.eps,
+        rope=RopeConfig("default", 10000.0, {}, target.rope.trained),
+        reaches=(Reach(window, window is not None), *(Reach() for _ in range(layers - 1))),
+        layer_ids=(0, target.num_layers // 2),
+        block_size=block_size,
+        mask_token_id=mask_token_id,
+        target_layers=target.num_layers,
+    )
+
+
+def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
+    hidden = target.hidden_size
+    drafter.fc.weight[:, :hidden] += torch.eye(hidden)
+    drafter.hidden_norm.weight.mul_(FAINT)
+    drafter.norm.weight.copy_(target.norm.weight)
+    attention, maps_dHH = drafter.stack[0].self_attn, _maps(drafter, target)
+    _look_back_(attention, drafter.frequencies, len(maps_dHH))
+    attention.v_proj.weight.add_(maps_dHH.flatten(0, 1))
+    attention.o_proj.weight.add_(LOUD * torch.eye(hidden).repeat(1, len(maps_dHH)))
+
+
+def _look_back_(attention: DrafterAttention, frequencies: Tensor, heads: int) -> None:
+    """Head d - 1 attends to the position d back.
+
+    Its queries and keys are constant, read from the residual stream's constant first dimension;
+    the queries are turned back by d positions.
+    """
+    angles_dF = torch.arange(1, heads + 1)[:, None] * frequencies
+    query_dD = torch.cat((angles_dF.cos(), -angles_dF.sin()), -1)
+    key_dD = torch.cat((torch.ones_like(angles_dF), torch.zeros_like(angles_dF)), -1)
+    attention.q_proj.weight[:, 0] += query_dD.flatten()
+    attention.k_proj.weight[:, 0] += key_dD.flatten()
+    attention.q_norm.weight.mul_(SHARP)
+    attention.k_norm.weight.mul_(SHARP)
+
+
+def _maps(drafter: DFlashDraftModel, target: Decoder) -> Tensor:
+    """[block - 1, H, H]: the map of each distance takes a token's embedding to the mixture of what
+    stands one token before that distance (the head does the last step), and the mask's to zero."""
+    ids_L = likely_ids(target.lm_head.weight)
+    token_LH, mask_H = target.embed[ids_L], target.embed[drafter.mask_token_id]
+    step_LL = F.linear(target.norm(token_LH), target.lm_head.weight[ids_L]).softmax(-1)
+    size = token_LH.shape[-1:]
+    known_LH = F.rms_norm(torch.cat((token_LH, mask_H[None])), size)
+    solve_HL = torch.linalg.pinv(known_LH)
+    later_LH, found = token_LH, []
+    for _ in range(drafter.block_size - 1):
+        wanted_LH = torch.cat((later_LH, torch.zeros_like(mask_H)[None]))
+        found.append((solve_HL @ wanted_LH).t())
+        later_LH = step_LL @ later_LH
+    return torch.stack(found)

@@ -1,9 +1,32 @@
-"""What a chain of drafts is worth if each draft is accepted independently (Leviathan et al.).
+"""Vanilla speculative decoding: its vectors (tests/golden/vanilla/README.md) and its cost model."""
 
-alpha: probability that a draft is accepted, below 1. cost: time of one drafter forward divided by
-that of one target forward. gamma: drafts per round. From "Fast inference from transformers via
-speculative decoding" (2211.17192), sections 3.3 to 3.5.
-"""
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+FOLDER = Path(__file__).parents[1] / "golden" / "vanilla"
+
+
+def vectors(name: str) -> Any:
+    """A whole file."""
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def cases(name: str) -> list[Any]:
+    found: list[Any] = vectors(name)["cases"]
+    return found
+
+
+def tensor(numbers: Any, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Numbers, or the strings of infinities, nested in lists."""
+    return torch.tensor(_floats(numbers), dtype=dtype)
+
+
+def _floats(numbers: Any) -> Any:
+    return [_floats(n) for n in numbers] if isinstance(numbers, list) else float(numbers)
+
 
 MOST_GAMMA = 32
 

@@ -1,0 +1,36 @@
+"""Thousands of rows of the table of `helpers.axes`; every planted fault in rows drawn at random.
+
+    pytest tests/full/test_axes_grid.py
+
+SPECSOT_TEST_SEED draws the rows; in every draw any two values of two axes meet.
+SPECSOT_GRID_PART=2/8 runs the second of eight parts.
+"""
+
+import os
+
+import pytest
+from helpers.axes import Case, Make, check_case, draw_cases, many_cases
+from helpers.faults import FAULTS, Fault
+from helpers.support import SEED, Graphs
+
+ROWS = 5000
+NUMBER, _, PARTS = os.environ.get("SPECSOT_GRID_PART", "1/1").partition("/")
+
+
+@pytest.mark.parametrize("case", many_cases(ROWS)[int(NUMBER) - 1 :: int(PARTS)], ids=str)
+def test_every_run_has_the_property(case: Case, tiny: Make, graphs: Graphs) -> None:
+    check_case(case, tiny, graphs)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_drawn_grid_finds_every_planted_fault(
+    fault: Fault, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the rows of one draw, without knowing where it is."""
+    fault.plant(monkeypatch)
+    for case in draw_cases(SEED):
+        try:
+            check_case(case, tiny, graphs)
+        except Exception:
+            return
+    raise AssertionError("a row that shows this fault is missing")

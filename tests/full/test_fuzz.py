@@ -1,0 +1,64 @@
+"""Run by name: changed graphs, odd inputs, broken streams and bad model folders, by thousands."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers.fuzz import Tally, try_graphs, try_inputs
+from helpers.fuzz_streams import run_cases, stream_cases
+from helpers.mutations import KINDS, Outside, faults_of, write_good
+from helpers.support import SEED
+
+from specsot.engine.models import load_models
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_changed_graphs_are_explained_or_run(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report(try_graphs(range(first, first + 100), SEED), f"graphs from {first}", capsys, 10, code=3)
+
+
+@pytest.mark.parametrize("first", range(0, 350, 70))
+def test_odd_inputs_are_explained_or_answered(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    report(try_inputs(range(first, first + 70), SEED), f"inputs from {first}", capsys, 7, code=2)
+
+
+def report(
+    tally: Tally, what: str, capsys: pytest.CaptureFixture[str], least: int, *, code: int
+) -> None:
+    with capsys.disabled():
+        print(f"\n{tally.report(what)}")
+    assert not tally.faults, "\n".join(tally.faults)
+    assert tally.ended[0] > least and tally.ended[code] > least
+
+
+def test_streams_disks_and_signals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = stream_cases(Random(SEED))
+    codes, faults = run_cases(cases, tmp_path)
+    counts = ", ".join(f"{count} x {code}" for code, count in sorted(Counter(codes).items()))
+    with capsys.disabled():
+        print(f"\nstreams: {len(codes)} tried ({counts}), {len(faults)} faults")
+    assert not faults, "\n".join(faults)
+    assert len(codes) >= 80
+
+
+FOLDERS = 2400
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is opened is told by inotify")
+def test_bad_folders(tmp_path: Path) -> None:
+    good = write_good(tmp_path)
+    models, outside = load_models(good / "target", None), Outside(good / "outside")
+    kinds = ["target", "target", *KINDS]
+    faults: list[str] = []
+    for number in range(FOLDERS):
+        seed = SEED * 100_000 + number
+        faults += faults_of(good, models, kinds[number % len(kinds)], seed, outside)
+    assert not faults, "\n".join(faults)

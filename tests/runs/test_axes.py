@@ -1,0 +1,72 @@
+"""Every run is the target's own, whatever it is set to: the table of `helpers.axes`."""
+
+from dataclasses import replace
+
+import pytest
+from helpers.axes import (
+    CHOICES,
+    FAMILIES,
+    Case,
+    Make,
+    check_case,
+    draw_cases,
+    play,
+    session_of,
+    target_of,
+)
+from helpers.faults import FAULTS, Fault
+from helpers.support import Graphs, branches_of, contexts
+
+from specsot.states.request import Finish
+
+
+@pytest.mark.parametrize("case", draw_cases(), ids=str)
+def test_every_run_has_the_property(case: Case, tiny: Make, graphs: Graphs) -> None:
+    check_case(case, tiny, graphs)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_every_planted_fault_is_found(
+    fault: Fault, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [fault.case, *(replace(fault.case, family=family) for family in FAMILIES)]
+    with monkeypatch.context() as patch:
+        fault.plant(patch)
+        found = next(case for case in cases if _fails(case, tiny, graphs))
+    check_case(found, tiny, graphs)
+
+
+def _fails(case: Case, tiny: Make, graphs: Graphs) -> bool:
+    try:
+        check_case(case, tiny, graphs)
+    except Exception:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("drafter", CHOICES[1:], ids=str)
+def test_drafts_are_accepted_and_refused_so_that_something_is_tested(
+    drafter: tuple[str, int], tiny: Make, graphs: Graphs
+) -> None:
+    """With models that never agree, or always, trees and commits would be tested in vain."""
+    case = Case(family="qwen3", drafter=drafter, parts=4, stops=(), budget=30)
+    branches = branches_of(check_case(case, tiny, graphs))
+    rounds = [count for branch in branches for count in branch.accepted]
+    assert 0.05 < sum(rounds) / len(rounds) < 3.5 and len(set(rounds)) >= 2, rounds
+
+
+@pytest.mark.parametrize("work", ["answer", "parts"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_of_transformers_itself_writes_the_same(
+    work: str, family: str, tiny: Make, graphs: Graphs
+) -> None:
+    case = Case(family=family, work=work, drafter=("eagle3", 0), deps="chain", budget=14)
+    made = target_of(case, tiny)
+    session = session_of(case, made, graphs)
+    run, _ = play(session, case)
+    for branch, context in contexts(run.requests[0], session.prompts, work == "answer"):
+        written = made.reference.generate(context, case.stops, branch.budget)
+        stopped = branch.finish is Finish.STOP
+        assert written[: len(branch.tokens)] == branch.tokens
+        assert (written[-1] in case.stops) == stopped
+        assert len(written) == len(branch.tokens) + stopped

@@ -1,0 +1,110 @@
+"""EAGLE-1 and EAGLE-2: one head, two kinds of trees, and what they have in common."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+from helpers.drafters import drafting
+from helpers.support import Graphs, Make, Tiny, drive, outline_of, start
+
+from specsot.engine.prepare.environment import model_folder
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.run.api import open_session
+from specsot.engine.run.core import EngineCore
+from specsot.engine.run.runner import perform
+from specsot.models.files import ModelError
+from specsot.ops.types import Proposal
+
+QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
+
+
+def drafted(made: Tiny, graphs: Graphs, branches: int, *sets: str, layout: str = "bim") -> Proposal:
+    """What the first round offers to `branches` branches of one outline."""
+    session = graphs.session(
+        f"{layout}_plain",
+        drafting(made, "eagle2"),
+        made.book(stop_ids=()),
+        outline=outline_of(branches),
+        sets=sets,
+    )
+
+    def grown(run: EngineCore) -> bool:
+        return run.state == "grow_tree" and len(run.board["proposal"].tokens_SN) == branches
+
+    proposal: Proposal = drive(start(session, QUESTIONS[:1]), until=grown).board["proposal"]
+    return proposal
+
+
+def paths(proposal: Proposal, branch: int) -> dict[tuple[int, ...], float]:
+    """Score of every node, by the tokens from the root on."""
+    found: list[tuple[int, ...]] = []
+    tokens, parents = proposal.tokens_SN[branch].tolist(), proposal.parents_SN[branch].tolist()
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append((*(found[parent] if parent >= 0 else ()), token))
+    assert [len(path) for path in found] == proposal.depths_SN[branch].tolist()
+    assert len(set(found)) == len(found) and proposal.valid_SN.all()
+    return dict(zip(found, proposal.scores_SN[branch].tolist(), strict=True))
+
+
+def static(nodes: Any) -> tuple[str, str]:
+    return "drafter.kind=eagle1", f"drafter.tree={[list(node) for node in nodes]}"
+
+
+WIDE = [node for depth in (1, 2, 3) for node in product(range(3), repeat=depth)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dynamic"),
+    [
+        (WIDE[:12], ("drafter.draft_depth=2", "drafter.top_k=3", "drafter.num_draft_tokens=12")),
+        (
+            [(0,) * n for n in range(1, 6)],
+            ("drafter.draft_depth=5", "drafter.top_k=1", "drafter.num_draft_tokens=5"),
+        ),
+    ],
+    ids=["all of two levels", "a chain"],
+)
+def test_where_both_draft_everything_they_draft_the_same(
+    nodes: list[tuple[int, ...]], dynamic: tuple[str, ...], tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    one = drafted(made, graphs, 3, *static(nodes))
+    other = drafted(made, graphs, 3, "drafter.kind=eagle2", *dynamic)
+    for branch in range(3):
+        assert paths(one, branch) == pytest.approx(paths(other, branch), abs=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+def test_a_node_is_the_same_in_every_tree_that_has_it(
+    layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    """Whatever else is drafted beside it, and however the branches lie in tensors."""
+    made = tiny("llama")
+    whole = drafted(made, graphs, 3, *static(WIDE))
+    parts = ([(2,), (0,), (2, 1), (2, 1, 2)], [(1,), (1, 0), (1, 2), (1, 2, 0), (1, 0, 0)])
+    for part in (*parts, [(2, 0), (0,), (2,), (1,)]):
+        some = drafted(made, graphs, 3, *static(part), layout=layout)
+        for branch in range(3):
+            every, few = paths(whole, branch), paths(some, branch)
+            chosen = dict(zip(sorted(WIDE, key=lambda n: (len(n), n)), every, strict=True))
+            assert set(few) == {chosen[node] for node in part}
+            assert few == pytest.approx({path: every[path] for path in few}, abs=1e-4)
+
+
+def test_the_packaged_head_drafts_for_both_kinds() -> None:
+    """Out of the box, and the text is the target's own."""
+    found: list[list[int]] = []
+    rounds: list[int] = []
+    for graph, *sets in (["autoregressive"], ["eagle2"], ["eagle2", "drafter.kind=eagle1"]):
+        session = open_session(graph, sets=sets, max_new_tokens=40, threads=1)
+        run, recorder, _ = perform(session, [Prompt("1", "Tell me about honey bees.")])
+        found.append(run.requests[0].branches[0].tokens)
+        rounds.append(recorder.meter.rounds)
+        run.close()
+    assert found[0] == found[1] == found[2]
+    assert max(rounds[1:]) < 0.8 * rounds[0]
+
+
+def test_a_kind_that_has_no_packaged_model() -> None:
+    with pytest.raises(ModelError, match=r"no embedded other model: name one with --drafter-model"):
+        model_folder("embedded", "other")

@@ -1,0 +1,82 @@
+"""Shipped graphs of one family differ in one word: the layout, or the drafter."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from helpers.support import FULL, PLAIN, Graphs
+
+from specsot.engine.prepare.files import graph_names, open_graph, open_source
+from specsot.ops.draft.static_tree import MC_SIM_7B_63
+
+# Without a drafter, as their docs say, or with a block that the others do not have.
+OTHERS = (
+    *("autoregressive", "bim_plain", "batching_plain", "paged_plain", "beam"),
+    *("blend_eagle", "bim_blend_eagle", "bim_blend_merge", "bim_attend_merge"),
+)
+# The algorithm as published accepts by rejection; the second drafter stands in its own block.
+MORE = {"speculative": ("sampling",), "bim_two_drafters": ("skeleton",)}
+PREFIXES = ("bim_", "batching_", "paged_")
+KINDS = pytest.mark.parametrize("kind", ["plain", "eagle"])
+
+
+def resolved(name: str, graphs: Graphs, sets: Iterable[str] = ()) -> dict[str, Any]:
+    """A graph with its defaults, each op with the function and the settings that it became."""
+    program = open_graph(name, sets=tuple(sets), table=graphs.table)
+    steps = {
+        state: [(step.entry.function, dict(step.settings)) for step in steps]
+        for state, steps in program.steps.items()
+    }
+    return program.graph.model_dump(by_alias=True) | {"steps": steps}
+
+
+@pytest.mark.parametrize("twin", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
+def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str) -> None:
+    """`bim_ngram` is `bim_eagle` but for its name and its drafter."""
+    prefix = twin.rpartition("eagle")[0]
+    family = [
+        name
+        for name in graph_names()
+        if next((p for p in PREFIXES if name.startswith(p)), "") == prefix and name not in OTHERS
+    ]
+    assert family
+    for name in family:
+        one, other = (open_source(n).data for n in (twin, name))
+        assert one.keys() == other.keys()
+        unlike = {k for k in one if one[k] != other[k]}
+        assert unlike <= {"name", "doc", "drafter", *MORE.get(name, ())}, name
+
+
+@KINDS
+def test_twins_differ_in_name_and_layout_alone(kind: str, graphs: Graphs) -> None:
+    bim, batching = (resolved(f"{layout}_{kind}", graphs) for layout in ("bim", "batching"))
+    assert {key for key in bim if bim[key] != batching[key]} == {"name", "doc", "layout"}
+    assert bim["layout"].pop("block_size") == 1, "a row is a block under batching"
+    assert bim["layout"] | {"kind": "batching"} == batching["layout"]
+    assert list(bim["states"]) == list(batching["states"])
+
+
+@KINDS
+def test_one_word_turns_a_graph_into_its_twin(kind: str, graphs: Graphs) -> None:
+    swapped = resolved(f"bim_{kind}", graphs, ["layout.kind=batching"])
+    twin = resolved(f"batching_{kind}", graphs)
+    assert swapped | {key: twin[key] for key in ("name", "doc")} == twin
+
+
+def test_all_full_graphs_have_the_same_states_and_transitions(graphs: Graphs) -> None:
+    first, *others = [resolved(name, graphs) for name in FULL]
+    for graph in others:
+        assert list(graph["states"]) == list(first["states"])
+        assert graph["transitions"] == first["transitions"]
+    assert all("skeleton" not in resolved(name, graphs)["states"] for name in PLAIN)
+
+
+def test_eagle2_is_the_twin_of_eagle_and_keeps_a_tree_as_it_was_given() -> None:
+    one, other = open_graph("eagle").graph, open_graph("eagle2").graph
+    assert other.drafter.kind == "eagle2"
+    assert other.drafter.model_dump(exclude={"kind"}) == one.drafter.model_dump(exclude={"kind"})
+    same = {"name": one.name, "doc": one.doc, "drafter": one.drafter}
+    assert other.model_copy(update=same) == one
+    drafter = open_graph("eagle2", ("drafter.kind=eagle1",)).graph.drafter
+    assert drafter.model_dump()["tree"] == MC_SIM_7B_63
+    assert (drafter.offered, drafter.scratch) == (25, 10)
