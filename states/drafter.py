@@ -176,8 +176,11 @@ class Drafter:
         return batch
 
     def grow(self, frontier: Any) -> Proposal:
-        """Deepen the trees of all active branches; the temporary rows are given back."""
-        raise NotImplementedError
+        """Deepen the trees of all active branches and free the temporary rows.
+
+        Here the trees have no drafts: verifying them is one ordinary decoding step.
+        """
+        return self.no_drafts(len(self.active))
 
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""

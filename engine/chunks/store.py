@@ -314,16 +314,15 @@ class ChunkLibrary:
         return cached
 
 
-def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker | None:
-    """The chunk maker of a graph, by default with a store in memory; None if it reuses no chunks.
+def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker:
+    """The chunk maker of a graph with the block `blend`, by default with a store in memory.
 
     Raises:
         GraphError: the model lacks a check layer, or its layers cannot use the mask.
     """
     blend = program.graph.blend
     target = models.target
-    if blend is None:
-        return None
+    assert blend is not None
     _check_model(program, blend, target)
     drafter = models.drafter if program.graph.drafter.has_model else None
     if store is None:

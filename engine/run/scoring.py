@@ -315,14 +315,12 @@ SECONDS_PER_POINT = MAX_SECONDS / 7
 REPEATS = 5  # of each point; the fastest counts, since noise only adds time
 
 
-def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts | None:
-    """The graph's figures, or measured ones; None for a drafter that does not choose by them.
+def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts:
+    """The graph's figures, or measured ones, for a drafter that chooses by them.
 
     Raises:
         ModelError: several ranks would each measure, and decide differently.
     """
-    if not block.chooses:
-        return None
     costs = getattr(block, "costs", None)
     if costs is not None:
         return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)

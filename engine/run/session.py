@@ -89,7 +89,7 @@ class Session:
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._outline_grammar()
         self._schemas: SchemaGrammar | None = None
-        self.maker = chunks_for(program, models, chunks)
+        self.maker = None if graph.blend is None else chunks_for(program, models, chunks)
         documents = skeleton.search_top_k if skeleton is not None else 0
         chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
@@ -262,12 +262,16 @@ class Session:
 
     @cached_property
     def costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
-        """Forward costs for the graph's drafter and for the outlines'; measured once."""
+        """Forward costs for the graph's drafter and for the outlines'; measured once, and None for
+        a drafter that does not choose by them."""
         graph = self.program.graph
-        costs = costs_of(self.models, graph.drafter, self.models.drafter)
-        if graph.outline_drafter is None:
+        costs = None
+        if graph.drafter.chooses:
+            costs = costs_of(self.models, graph.drafter, self.models.drafter)
+        second = graph.outline_drafter
+        if second is None or not second.chooses:
             return costs, None
-        return costs, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
+        return costs, costs_of(self.models, second, self.outline_drafter)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:

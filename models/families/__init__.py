@@ -89,26 +89,29 @@ class Family:
         )
 
 
-def families() -> dict[str, Family]:
+def families() -> dict[str, type[Family]]:
     """All families by name: those of this package, and other subclasses of `Family`."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     classes = sorted(Family.__subclasses__(), key=lambda family: family.name)
-    return {family.name: family() for family in classes}
+    return {family.name: family for family in classes}
 
 
 def decoder_config(folder: Path) -> DecoderConfig:
     """The target's config.json, checked; ModelError names the key that is wrong."""
     fields = read_fields(folder)
-    by_name = families()
     name = fields.get("model_type")
+    if any(module.name == name for module in iter_modules(__path__)):
+        import_module(f"{__name__}.{name}")  # the other families stay unread
+    loaded = {family.name: family for family in Family.__subclasses__()}
+    by_name = loaded if name in loaded else families()
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if not isinstance(name, str) or name not in by_name or custom:
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
         raise fields.wrong(
-            f"{what} is not supported ({', '.join(by_name)}); remote code is never executed"
+            f"{what} is not supported ({', '.join(families())}); remote code is never executed"
         )
-    return by_name[name].config(fields)
+    return by_name[name]().config(fields)
 
 
 def _stop_ids(fields: Fields, size: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kv.pool import Ints
+from ..kv.pool import Ints, is_among
 from .metadata import (
     AttentionBatch,
     AttentionGroup,
@@ -484,7 +484,7 @@ def _batch(
     valid_GK = None
     if sequences[0].owners:  # the slots that belong to the segments that each sequence sees
         pairs = zip(metadata.kv.owner[slots_GK], sequences, strict=True)
-        valid_GK = np.stack([np.isin(owner_K, sequence.owners) for owner_K, sequence in pairs])
+        valid_GK = np.stack([is_among(owner_K, sequence.owners) for owner_K, sequence in pairs])
     lengths_G = np.array([len(slots) for slots in lists])
     if (lengths_G < slots_GK.shape[1]).any():
         is_real_GK = np.arange(slots_GK.shape[1]) < lengths_G[:, None]
@@ -523,7 +523,7 @@ def shared_parts(
     levels: list[tuple[set[int], list[QuerySequence]]] = []
     unshared = list[QuerySequence]()
     for sharers in sorted(parts, key=len, reverse=True):
-        rows = rows_M[np.isin(segment_M, sharers)]
+        rows = rows_M[is_among(segment_M, sharers)]
         part = QuerySequence(rows, 0, (), tuple(parts[sharers]))
         if len(sharers) == 1:
             unshared.append(part)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ..drafter import Drafter
 from ..graph.drafter_settings import DrafterSettings
-
-if TYPE_CHECKING:
-    from ...ops.types import Proposal
-    from ..request import Branch
 
 
 class NoDrafterSettings(DrafterSettings):
@@ -21,10 +17,7 @@ class NoDrafterSettings(DrafterSettings):
 
 
 class NoDrafter(Drafter):
-    """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
+    """A drafter as its base class is: trees without drafts."""
 
     Settings = NoDrafterSettings
     settings: NoDrafterSettings
-
-    def grow(self, frontier: tuple[Branch, ...]) -> Proposal:
-        return self.no_drafts(len(frontier))
