@@ -104,7 +104,7 @@ def decoder_config(folder: Path) -> DecoderConfig:
     if any(module.name == name for module in iter_modules(__path__)):
         import_module(f"{__name__}.{name}")  # the other families stay unread
     loaded = {family.name: family for family in Family.__subclasses__()}
-    by_name = loaded if name in loaded else families()
+    by_name = loaded if isinstance(name, str) and name in loaded else families()
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if not isinstance(name, str) or name not in by_name or custom:
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
