@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,7 +22,6 @@ from ...models.files import ModelError
 from ...models.load.checkpoint import model_hash
 from ...ops.blend import ChunkKV
 from ...ops.layer_plan import compile_layer_plan
-from ...states.graph.graph import BlendBlock
 from ...states.graph.program import Program
 from ...states.text.tokens import Chunk, leading_id
 from ...states.yaml.source import GraphError, ProblemCode
@@ -321,18 +320,9 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
         GraphError: the model lacks a check layer, or its layers cannot use the mask.
     """
     blend = program.graph.blend
+    source = program.source
     target = models.target
     assert blend is not None
-    _check_model(program, blend, target)
-    drafter = models.drafter if program.graph.drafter.has_model else None
-    if store is None:
-        store = ChunkStore(CHUNK_BYTES, device=models.device)
-    weights = "" if store.files is None else model_hash(target.config.path.parent)
-    return chunk_maker(store, replace(models, drafter=drafter), weights)
-
-
-def _check_model(program: Program, blend: BlendBlock, target: Any) -> None:
-    source = program.source
     try:
         compile_layer_plan(blend.settings, target.num_layers)
     except ValueError:
@@ -344,3 +334,8 @@ def _check_model(program: Program, blend: BlendBlock, target: Any) -> None:
         message = "bottom_right cannot be used: layers of this model have a sliding window"
         wrong = source.problem(("blend", "mask"), message, ProblemCode.MODEL_LAYERS)
         raise GraphError([wrong])
+    drafter = models.drafter if program.graph.drafter.has_model else None
+    if store is None:
+        store = ChunkStore(CHUNK_BYTES, device=models.device)
+    weights = "" if store.files is None else model_hash(target.config.path.parent)
+    return chunk_maker(store, replace(models, drafter=drafter), weights)

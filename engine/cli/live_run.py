@@ -128,25 +128,13 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
 
 
 def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, threads: int) -> bool:
-    """The answer to stdout, how the run went to stderr; False if stdout does not take the answer.
+    """The answer, or a JSON document with all results, to stdout, how the run went to stderr; False
+    if stdout does not take the answer.
 
     Then it is in the run folder; where that lacks something, it goes to stderr.
     """
     place = "" if folder.faults else str(folder.path / OUTPUTS)
-    delivered = deliver(_result_text(job, folder, outcome), place, "answer")
-    say = Writer(sys.stderr)
-    if not job.options.quiet:
-        kind = job.program.graph.drafter.kind
-        lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
-        lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
-        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
-        for line in (*lines, folder.words, f"digest {outcome.digest}"):
-            say(f"{line}\n")
-    return delivered
-
-
-def _result_text(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome) -> str:
-    """The answer, or a JSON document with all results."""
+    text = answer_text(outcome.answers)
     if job.options.as_json:
         document = {
             "schema_version": SCHEMA,
@@ -156,14 +144,22 @@ def _result_text(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome) -> 
             "digest": outcome.digest,
             "run_folder": str(folder.path) if folder.exists else None,
         }
-        return json_text(document)
-    text = answer_text(outcome.answers)
-    if not sys.stdout.isatty():
-        return text
-    console = Console(highlight=False)  # breaks lines between words
-    with console.capture() as capture:
-        console.print(Text(text), end="")
-    return capture.get()
+        text = json_text(document)
+    elif sys.stdout.isatty():
+        console = Console(highlight=False)  # breaks lines between words
+        with console.capture() as capture:
+            console.print(Text(text), end="")
+        text = capture.get()
+    delivered = deliver(text, place, "answer")
+    say = Writer(sys.stderr)
+    if not job.options.quiet:
+        kind = job.program.graph.drafter.kind
+        lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
+        lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
+        lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
+        for line in (*lines, folder.words, f"digest {outcome.digest}"):
+            say(f"{line}\n")
+    return delivered
 
 
 def exit_code(job: Job, outcome: RunOutcome) -> int:

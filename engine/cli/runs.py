@@ -8,7 +8,7 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Exit
@@ -26,9 +26,6 @@ from ..record.run_folder import (
 from ..shell import complain, print_json, put
 from .completing import runs_of
 from .options import RUNS_DIR, WHICH, Json, Runs, Which, argument, option
-
-if TYPE_CHECKING:
-    from ..record.replay import Replay
 
 MAX_CELLS = 400  # columns or lines of a picture
 MIN_COLUMNS = 20
@@ -174,7 +171,7 @@ def replay(
 
     from ..record.replay import Replay
     from ..terminal import usable
-    from ..view.player import MAX_SPEED, MIN_SPEED, Player, play, replay_lines
+    from ..view.player import MAX_SPEED, MIN_SPEED, Player, play, replay_lines, still
     from ..view.tui import Keys, frame
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
@@ -183,7 +180,17 @@ def replay(
     for missing in replayed.missing:
         complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
     if step is not None or svg is not None:
-        _print_picture(replayed, -1 if step is None else step, _size(size), svg)
+        width, height = _size(size)
+        number = len(replayed) if step is None or step == -1 else step
+        if not 1 <= number <= len(replayed):
+            raise UsageError(f"--step {step}: the run has transitions 1 to {len(replayed)}")
+        picture = still(replayed, number - 1, width, height)
+        if svg is None:
+            lines = picture.export_text().splitlines()
+            put("".join(f"{line.rstrip()}\n" for line in lines))
+        else:
+            title = f"specsot replay {replayed.scene.graph} --step {number}"
+            svg.write_text(picture.export_svg(title=title), encoding="utf-8")
         return
     console = Console()
     if not usable(console, dict(os.environ)):
@@ -205,22 +212,3 @@ def _size(text: str) -> tuple[int, int]:
         limit = f"at most {MAX_CELLS} of each"
         raise UsageError(f"--size {text}: columns x lines, as in 100x30, {limit}")
     return width, height
-
-
-def _print_picture(replayed: "Replay", step: int, size: tuple[int, int], svg: Path | None) -> None:
-    """Print the picture after one transition, or write it as SVG.
-
-    step: numbered from 1 as in the trace; -1 is the last.
-    """
-    from ..view.player import still
-
-    number = len(replayed) if step == -1 else step
-    if not 1 <= number <= len(replayed):
-        raise UsageError(f"--step {step}: the run has transitions 1 to {len(replayed)}")
-    console = still(replayed, number - 1, *size)
-    if svg is None:
-        lines = console.export_text().splitlines()
-        put("".join(f"{line.rstrip()}\n" for line in lines))
-    else:
-        title = f"specsot replay {replayed.scene.graph} --step {number}"
-        svg.write_text(console.export_svg(title=title), encoding="utf-8")

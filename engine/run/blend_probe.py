@@ -40,7 +40,10 @@ def _compare(figures: ProbeFigures, core: EngineCore) -> None:
     rows = core.board["rows"]
     kv = core.board["kv"]
     cached = _cached(rows)
-    tips = _tips(rows, core.board["logits"])
+    # [V] logits of each branch that draws its first token; they follow the rows of the trees.
+    owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
+    logits_RV = core.board["logits"]
+    tips = dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
     for owner, prefix, ids in _prompts(core.requests):
         draws = owner in tips and (owner in cached or prefix in cached)
         if not (draws or owner in cached):
@@ -66,12 +69,6 @@ def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
         index = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))
         reused.setdefault(int(rows.owner_N[index[0]]), (slot_M[index], position_M[index]))
     return reused
-
-
-def _tips(rows: Rows, logits_RV: Tensor) -> dict[int, Tensor]:
-    """[V] logits of each branch that draws its first token; they follow the rows of the trees."""
-    owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
-    return dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
 
 
 def _prompts(requests: Sequence[Request]) -> Iterator[tuple[int, int, list[int]]]:

@@ -402,38 +402,32 @@ class Engine:
                 self._stop(fatal)
 
     def _on_event(self, event: Event) -> None:
-        if isinstance(event, OpRan):
-            if "step" in event.results:
-                self._stats.steps += 1
-                self._emit_tokens()
-            if "committed" in event.results:
-                summary: RoundSummary = self.core.board["committed"]
-                self._stats.count(summary)
-                if self._rounds is not None:
-                    self._rounds(summary)
-            if "answers" in event.results:
-                self._deliver()
+        """Count steps and forwards, emit what open requests have committed since the last step, and
+        deliver the answers of finished requests."""
+        results = event.results if isinstance(event, OpRan) else ()
+        if "step" in results:
+            self._stats.steps += 1
+            for request in self.manager.table.open.values():
+                if handle := self._handles.get(request):
+                    handle.update(request, self.manager, self._stats.steps)
+        if "committed" in results:
+            summary: RoundSummary = self.core.board["committed"]
+            self._stats.count(summary)
+            if self._rounds is not None:
+                self._rounds(summary)
+        if "answers" in results:
+            finished = self.manager.table.forget_finished()
+            for request, answer in zip(finished, self.core.board["answers"], strict=True):
+                with self._lock:
+                    done = self._handles.pop(request, None)
+                finish = finish_of(answer)
+                self._stats.ended[finish] = self._stats.ended.get(finish, 0) + 1
+                if done is not None:
+                    done.update(request, self.manager, self._stats.steps)
+                    done.request = None
+                    done.emit([answer_ready(answer, request)])
         if self._sink is not None:
             self._sink(event)
-
-    def _emit_tokens(self) -> None:
-        """Emit what open requests have committed since the last step."""
-        for request in self.manager.table.open.values():
-            if handle := self._handles.get(request):
-                handle.update(request, self.manager, self._stats.steps)
-
-    def _deliver(self) -> None:
-        """Deliver the answers of finished requests, and forget these."""
-        finished = self.manager.table.forget_finished()
-        for request, answer in zip(finished, self.core.board["answers"], strict=True):
-            with self._lock:
-                handle = self._handles.pop(request, None)
-            finish = finish_of(answer)
-            self._stats.ended[finish] = self._stats.ended.get(finish, 0) + 1
-            if handle is not None:
-                handle.update(request, self.manager, self._stats.steps)
-                handle.request = None
-                handle.emit([answer_ready(answer, request)])
 
     # -- errors -----------------------------------------------------------------------------------
 

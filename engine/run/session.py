@@ -16,7 +16,7 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
 from ...states.drafter import Drafter
 from ...states.fold import FoldState
-from ...states.graph.graph import Graph, Skeleton
+from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.machine import Sink
 from ...states.manager import BranchStateManager
@@ -364,9 +364,22 @@ def tie(job: Job, models: Models) -> Session:
 
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:
-    """The graph's template over the model's tokenizer; raises TemplateError."""
+    """The graph's template over the model's tokenizer; raises TemplateError.
+
+    By default `embedded` for models with the embedded model's chat template. Other models get the
+    format of the graph, `list` by default.
+    """
     skeleton = graph.skeleton
-    template = load_template(template_for(skeleton, models))
+    name = "auto" if skeleton is None else skeleton.template
+    if name == "auto":
+        file = embedded_folder("target") / "chat_template.jinja"
+        chat = models.tokenizer.chat_template
+        embedded = bool(chat) and chat == file.read_text(encoding="utf-8")
+        outline_format = "auto" if skeleton is None else skeleton.format
+        name = "instruct" if skeleton is None or outline_format == "fields" else "list"
+        if embedded and outline_format != "list":
+            name = "embedded"
+    template = load_template(name)
     if skeleton is None:
         return PromptBook(models.tokenizer, template, stop_ids=models.stop_ids)
     if skeleton.format not in ("auto", template.format):
@@ -381,20 +394,3 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
         max_branches=skeleton.max_branches,
         tools=skeleton.tools,
     )
-
-
-def template_for(skeleton: Skeleton | None, models: Models) -> str:
-    """The template that the graph names, or the default for this model.
-
-    `embedded` is for models with the embedded model's chat template. Other models get the format
-    of the graph, `list` by default.
-    """
-    if skeleton is not None and skeleton.template != "auto":
-        return skeleton.template
-    file = embedded_folder("target") / "chat_template.jinja"
-    chat = models.tokenizer.chat_template
-    embedded = bool(chat) and chat == file.read_text(encoding="utf-8")
-    outline_format = "auto" if skeleton is None else skeleton.format
-    if embedded and outline_format != "list":
-        return "embedded"
-    return "instruct" if skeleton is None or outline_format == "fields" else "list"

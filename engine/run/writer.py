@@ -69,12 +69,10 @@ class RunWriter:
         self._document: dict[str, Any] = {}
 
     def begin(self, environ: Mapping[str, str], stop_ids: Sequence[int]) -> None:
-        """manifest.json and run.yaml, before the first step.
-
-        Args:
-            stop_ids: all token ids that end an answer.
-        """
-        graph = self.job.program.graph
+        """manifest.json and run.yaml, before the first step; long prompts and the user's template
+        go into files of their own. stop_ids: all token ids that end an answer."""
+        job = self.job
+        graph = job.program.graph
         options = self.options
         provenance = self.provenance
         # Only the variables of specsot: others can hold secrets.
@@ -104,16 +102,10 @@ class RunWriter:
             },
             "versions": provenance.versions,
             **{name: getattr(options, name) for name in settings},
-            "requests": len(self.job.prompts),
+            "requests": len(job.prompts),
             "machine": machine(),
         }
-        self._document = self._run_document()
-        self._write()
-
-    def _run_document(self) -> dict[str, Any]:
-        """run.yaml; long prompts and the user's template go into files of their own."""
-        job = self.job
-        document = run_document(self.options, job.program.graph, job.prompts, job.outline)
+        document = run_document(options, graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
         if skeleton is not None and Path(skeleton["template"]).is_file():  # a file of the user
             text = Path(skeleton["template"]).read_text(encoding="utf-8")
@@ -122,7 +114,8 @@ class RunWriter:
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])
             document["prompts"] = PROMPTS_FILE
-        return {**document, "made_with": self.provenance.model_dump(exclude_none=True)}
+        self._document = {**document, "made_with": provenance.model_dump(exclude_none=True)}
+        self._write()
 
     def _write(self) -> None:
         self.folder.write_json("manifest.json", self._manifest)
