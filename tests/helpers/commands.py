@@ -1,10 +1,12 @@
 """Command lines of specsot, in this process and in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,24 @@ def call(*words: str) -> int:
     with pytest.raises(SystemExit) as caught:
         main(words)
     return int(caught.value.code or 0)
+
+
+class CommandLine:
+    """A command that is called with more words, and what it printed last."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], *words: str) -> None:
+        self.capsys, self.words = capsys, words
+        self.out = self.err = ""
+
+    def __call__(self, *words: str) -> int:
+        self.capsys.readouterr()
+        code = call(*self.words, *words)
+        self.out, self.err = self.capsys.readouterr()
+        return code
+
+    def json(self, *words: str) -> Any:
+        assert self(*words, "--json") == 0, self.err
+        return json.loads(self.out)
 
 
 def ended(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.commands import call
+from helpers.commands import CommandLine
 
 from specsot.engine.chunks.store import ChunkStore, chunk_maker
 from specsot.engine.errors import Code
@@ -19,25 +19,16 @@ from specsot.states.prompt_builder import chunks_of
 TEXTS = {"bees.txt": "Bees make honey. " * 12, "rain.txt": "Rain falls."}
 
 
-class Cache:
+class Cache(CommandLine):
     """The command line in a folder of its own, with the tiny models."""
 
-    def __init__(self, tiny: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-        self.models = ["--model", str(tiny[0]), "--drafter-model", str(tiny[1]), "--threads", "1"]
-        self.capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *words: str) -> int:
-        code = call("cache", *words)
-        self.out, self.err = self.capsys.readouterr()
-        return code
+    models: list[str]
 
     def add(self, *words: str) -> int:
         return self("add", *words, "--graph", "bim_eagle", *self.models)
 
     def listed(self) -> list[dict[str, Any]]:
-        assert self("list", "--json") == 0
-        found: list[dict[str, Any]] = json.loads(self.out)["chunks"]
+        found: list[dict[str, Any]] = self.json("list")["chunks"]
         return found
 
 
@@ -51,7 +42,9 @@ def cache(
     monkeypatch.chdir(tmp_path)
     for name, text in TEXTS.items():
         (tmp_path / name).write_text(text)
-    return Cache(tiny, capsys)
+    made = Cache(capsys, "cache")
+    made.models = ["--model", str(tiny[0]), "--drafter-model", str(tiny[1]), "--threads", "1"]
+    return made
 
 
 def test_add_makes_what_is_not_there(cache: Cache, tiny: tuple[Path, Path]) -> None:

@@ -13,37 +13,27 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from helpers.commands import CommandLine
 from helpers.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from helpers.tiny_gguf import tiny, write_gguf
 from safetensors.torch import load_file
 
 from specsot.engine import hub
 from specsot.engine.cli import models as models_command
-from specsot.engine.cli.main import main
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.hub import ModelCache, find_model
 from specsot.engine.prepare.environment import model_folder
 from specsot.models.files import ModelError
 
 
-class Models:
+class Models(CommandLine):
     """The command line with a cache of its own, and no network."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.capsys = folder, capsys
-        self.cache = ModelCache(folder / "kept")
-        self.out = self.err = ""
+    folder: Path
 
-    def __call__(self, *words: str) -> int:
-        self.capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main(["models", *words])
-        self.out, self.err = self.capsys.readouterr()
-        return int(caught.value.code or 0)
-
-    def json(self, *words: str) -> Any:
-        assert self(*words, "--json") == 0, self.err
-        return json.loads(self.out)
+    @property
+    def cache(self) -> ModelCache:
+        return ModelCache(self.folder / "kept")
 
 
 @pytest.fixture
@@ -58,7 +48,9 @@ def models(
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    return Models(tmp_path, capsys)
+    made = Models(capsys, "models")
+    made.folder = tmp_path
+    return made
 
 
 @pytest.fixture(scope="session")
