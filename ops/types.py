@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .attention.metadata import QuerySequence, Visibility
 from .blend import Blend
-from .kv.pool import NOBODY, Ints
+from .kv.pool import NO_SEGMENT, Ints
 from .sampling.processors import Sampler
 
 Bools = npt.NDArray[np.bool_]
@@ -297,7 +297,7 @@ class Rows:
     @property
     def owner_N(self) -> Ints:
         """int32, the id of each row's segment; NO_SEGMENT for padding."""
-        return np.append(self.visibility.ids_S, np.int32(NOBODY))[self.segment_N]
+        return np.append(self.visibility.ids_S, np.int32(NO_SEGMENT))[self.segment_N]
 
     def of_trees(self, value_BQ: Tensor) -> Tensor:
         """A value of every row -> [S, T], that of the tree nodes."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..ops.beam import Beams, Chosen, Searches, first_beams
 from ..ops.forward import HostReader
-from ..ops.kv.pool import NOBODY, Ints, KVCache
+from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from ..ops.types import Proposal
 from .request import Branch, Finish
 from .request_table import RequestTable
@@ -200,7 +200,7 @@ class BeamState:
         alive = np.unique(parent_W)
         self.kv.release_(np.delete(slots_W, alive))
         tips = search.tips(branch.owner)
-        owner_W = np.full(len(parent_W), NOBODY, np.int32)
+        owner_W = np.full(len(parent_W), NO_SEGMENT, np.int32)
         owner_W[alive] = [segments.add(tips[beam]) for beam in alive]
         position = _position(branch, search) - 1  # the search has moved on
         home = segments.home[branch.owner]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..ops.kv.pool import NOBODY, Ints, KVCache
+from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from .beam import BeamState
 from .blend import BlendState
 from .drafter import Drafter
@@ -229,7 +229,7 @@ class PrefixCacheManager:
             self.close_(request)
             request.shared = 0
             request.prefix_length = 0
-            self.cache.segments.set_parent(request.prefix_owner, NOBODY)
+            self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         return bool(waiting)
 
     # -- requests that end ------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
 
     def _detach_(self, request: Request) -> None:
         self.cache.detach_(request.prefix_owner)
-        self.cache.segments.set_parent(request.prefix_owner, NOBODY)
+        self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         self.borrowers.pop(request.prefix_owner, None)
         request.shared = 0
 
@@ -547,7 +547,7 @@ class KVCacheManager:
         owner = request.prefix_owner
         for pool in self.pools:
             pool.retire_([owner])
-        self.table.segments.set_parent(owner, NOBODY)
+        self.table.segments.set_parent(owner, NO_SEGMENT)
         self.forget_([owner])
         request.shared = 0
         request.prefix_length = 0

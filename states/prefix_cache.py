@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ..ops.kv.pool import NOBODY, Ints, SlotTable
+from ..ops.kv.pool import NO_SEGMENT, Ints, SlotTable
 from .request_table import SegmentTree
 
 # Minimal tokens of a match. Attention gathers rows that are not contiguous in every forward; fewer
@@ -179,7 +179,7 @@ class PrefixCache:
                 (shared_length(self.nodes[segment].tokens, rest), segment)
                 for segment in children.candidates(rest)
             ]
-            length, best = max(matches, default=(0, NOBODY))
+            length, best = max(matches, default=(0, NO_SEGMENT))
             if not length:
                 break
             path.append(best)
@@ -238,13 +238,13 @@ class PrefixCache:
         """Let a segment continue after the first `length` cached rows only."""
         parent = self.segments.parent[segment]
         path = reversed(self.segments.path(parent))
-        self.segments.set_parent(segment, self._pin_end_at_(path, length) if length else NOBODY)
+        self.segments.set_parent(segment, self._pin_end_at_(path, length) if length else NO_SEGMENT)
         self._pin_(parent, -1)
 
     def detach_(self, segment: int, *, drop: bool = False) -> None:
         """Unpin the cached rows that a segment continues after; drop: evict the idle ones."""
         parent = self.segments.parent[segment]
-        if parent == NOBODY:
+        if parent == NO_SEGMENT:
             return
         self._pin_(parent, -1)
         idle = [s for s in self.segments.path(parent) if not self.nodes[s].pins]
@@ -290,7 +290,7 @@ class PrefixCache:
             False if its tokens are cached already: then the caller frees its rows.
         """
         parent = self.segments.parent[segment]
-        if not len(tokens) or (parent != NOBODY and parent not in self.nodes):
+        if not len(tokens) or (parent != NO_SEGMENT and parent not in self.nodes):
             return False
         siblings = self._siblings(parent, salt).candidates(tokens)
         if any(shared_length(self.nodes[s].tokens, tokens) == len(tokens) for s in siblings):
@@ -332,7 +332,7 @@ class PrefixCache:
         return self._clock
 
     def _siblings(self, parent: int, salt: str) -> ChildIndex:
-        if parent == NOBODY:
+        if parent == NO_SEGMENT:
             return self._roots.setdefault(salt, self._new_index())
         return self.nodes[parent].children
 
@@ -397,14 +397,14 @@ class PrefixCache:
         parent = self.segments.parent[node.segment]
         siblings = self._siblings(parent, node.salt)
         siblings.remove(node.segment, node.tokens)
-        if parent == NOBODY and not len(siblings):
+        if parent == NO_SEGMENT and not len(siblings):
             del self._roots[node.salt]
         self._count(node, -1)
         del self.nodes[node.segment]
         for pool in self.pools:
             pool.retire_([node.segment])
         self.segments.remove([node.segment])
-        if parent != NOBODY:
+        if parent != NO_SEGMENT:
             self._evictable.push(self.nodes[parent])
 
     def check_integrity(self) -> None:
@@ -416,7 +416,7 @@ class PrefixCache:
             rows = np.sort(target.position[target.owner == node.segment])
             assert np.array_equal(rows, np.arange(node.start, node.end)), f"{name}: rows"
             parent = self.segments.parent[node.segment]
-            above = None if parent == NOBODY else self.nodes[parent]
+            above = None if parent == NO_SEGMENT else self.nodes[parent]
             start, salt = (0, node.salt) if above is None else (above.end, above.salt)
             assert (start, salt) == (node.start, node.salt), f"{name} does not follow its parent"
             assert above is None or above.pins >= node.pins, f"{name}: pins"

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..ops.attention.metadata import Visibility
 from ..ops.draft.sizes import RoundCosts
-from ..ops.kv.pool import NOBODY
+from ..ops.kv.pool import NO_SEGMENT
 from .graph.drafter_settings import DrafterSettings, nodes_for
 from .graph.graph import AnyLayout, SchedulerBlock
 from .request import ENDING_OF, Branch, Finish, Request, move
@@ -50,7 +50,7 @@ class SegmentTree:
         separate_homes: every segment is its own home (the layout ``paged``).
 
     Attributes:
-        parent: of each segment; NOBODY for a root. home: of each segment.
+        parent: of each segment; NO_SEGMENT for a root. home: of each segment.
         lineage: all segments whose rows a segment sees: its path, and what it reads in addition.
         homes: the homes of all segments that a segment sees, its own home first.
         visibility: the lineages of some segments as arrays for the attention backend.
@@ -72,11 +72,11 @@ class SegmentTree:
     def __contains__(self, segment: int) -> bool:
         return segment in self.parent
 
-    def add(self, parent: int = NOBODY) -> int:
+    def add(self, parent: int = NO_SEGMENT) -> int:
         """Add a child of `parent`, or a root."""
         segment = next(self._ids)
         self.parent[segment] = parent
-        is_home = self.separate_homes or parent == NOBODY
+        is_home = self.separate_homes or parent == NO_SEGMENT
         self.home[segment] = segment if is_home else self.home[parent]
         return segment
 
@@ -121,7 +121,7 @@ class SegmentTree:
     def path(self, segment: int) -> list[int]:
         """The segment, its parent, and so on up to the root."""
         path = [segment]
-        while (parent := self.parent[path[-1]]) != NOBODY:
+        while (parent := self.parent[path[-1]]) != NO_SEGMENT:
             path.append(parent)
         return path
 
@@ -135,7 +135,7 @@ class SegmentTree:
         if len(self.visibility) > MAX_VISIBILITIES:
             self.visibility.clear()
         paths = [self.lineage[segment] for segment in segments]
-        path_SA = np.full((len(paths), max(map(len, paths), default=1)), NOBODY, np.int32)
+        path_SA = np.full((len(paths), max(map(len, paths), default=1)), NO_SEGMENT, np.int32)
         for row_A, path in zip(path_SA, paths, strict=True):
             row_A[: len(path)] = path
         homes = tuple(self.homes[segment] for segment in segments)

@@ -396,7 +396,7 @@ def _sign(figure: Figure, past: list[float | None], values: list[float | None]) 
 PROFILE = "profile.yaml"
 FIGURE = "speedup_decode"
 MARGIN = 1.02  # what is so much faster only is not worth a larger tree, or another setting
-SEVERAL = 4  # branches that a graph with an outline is tuned for beside one
+SEVERAL = 4  # numbers of branches besides 1 for which a graph with an outline is tuned
 BRANCHED = "num_draft_tokens"  # the setting that may differ by the number of branches
 
 _TREES = {"num_draft_tokens": (2, 4, 8, 16, 32), "draft_depth": (2, 3, 5, 7)}

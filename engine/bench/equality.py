@@ -132,7 +132,7 @@ def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[Bra
 
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
     """All branches of a prompt, the outline first."""
-    # By name (`outline`, or the number), with the ids that the answer stands behind.
+    # By name (`outline`, or the number), with the ids before the answer.
     decoded: list[dict[str, tuple[Branch, list[int]]]] = []
     complete = True
     for side in (pair.reference, pair.other):

@@ -34,7 +34,7 @@ PEERS: Mapping[str, tuple[str, ...]] = {  # settings of the plain graph, for the
     LLAMA_CPP: (),
 }
 PEERS_KNOW = ("sampling", "limits")  # blocks whose settings for all are the peers' too
-PARTS = "parts"  # a path that no graph has: so many parts of a given outline
+PARTS = "parts"  # a path that no graph has: the number of parts of a given outline
 PART_TOKENS = 60  # that a part of a given outline is expected to have
 MAX_PARTS = 64
 DEFAULT = ("speedup_decode", "speedup_ttlt", "tokens", "tau_step", "kv_held_mb")

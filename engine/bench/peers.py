@@ -95,7 +95,7 @@ def _answer(
 # tokens that a look-up proposes, and that must match at most
 LOOKED_UP = 10
 MATCHED = 3
-DRAWN = ("temperature", "top_k", "top_p")  # what of `sampling` both have
+DRAWN = ("temperature", "top_k", "top_p")  # settings of `sampling` that both have
 
 
 def with_peers(sides: Sequence[Side], names: Sequence[str]) -> list[Side]:

@@ -40,7 +40,7 @@ COLUMNS = {  # columns of the Markdown table, and how their numbers are written
 STYLE: dict[str, Any] = {"title_justify": "left", "title_style": "bold"}
 STYLE |= {"pad_edge": False, "padding": (0, 1, 0, 0)}
 WIDTH = 100
-QUESTION = 20  # characters of a question beside its figures
+QUESTION = 20  # characters of a question next to its figures
 STATES = 9  # states side by side; a graph with more gets another table
 MOST = 20  # differences that are printed; --json has all
 HEADINGS = ("equal", "tau", "forwards", "tokens", "ms", "KV peak", "KV moved", "padding")
@@ -390,7 +390,7 @@ def experiment_parts(
 
 SIZE = (6.4, 3.8)  # inches
 BAR = 0.26  # of height, at least
-MANY = 6  # lines of which the names stand beside the picture, not in it
+MANY = 6  # lines with a legend next to the picture
 DPI = 110
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 MARKS = "osD^vP*X"

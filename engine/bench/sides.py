@@ -96,8 +96,8 @@ def total(costs: Sequence[Cost]) -> Cost:
 class Peer:
     """Another program that decodes a side's prompts with the side's models.
 
-    answer: one prompt, with at most so many tokens if there is a number.
-    codes: how it keeps the weights, where that is not as the side's are.
+    answer: answers one prompt; the number limits the tokens.
+    codes: its number format of the weights, if it differs from the side's.
     """
 
     name: str

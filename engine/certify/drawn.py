@@ -33,7 +33,7 @@ HEAT = 30.0
 CHOICES = 3
 LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
 AT_ONCE = 200  # answers of a run
-BEHIND = 8  # tokens of the prompt that the answers stand behind
+BEHIND = 8  # tokens of the prompt before the answers
 ALPHA = 1e-6
 """A correct rule has a smaller p-value once in a million changes of the seed."""
 FEWEST = 5.0  # expected samples in a cell; rarer ones are counted together

@@ -192,7 +192,7 @@ def _schedules(rig: Rig) -> GateResult:
     reused = 0
     some = rig.bench.job.prompts[: 1 if graph.skeleton is not None else 2]
     prompts = tuple(replace(prompt, text=" ".join([prompt.text] * LONG)) for prompt in some)
-    if graph.blend is None:  # what is reused of documents depends on who came before
+    if graph.blend is None:  # the reused documents depend on the requests before
         prompts += tuple(replace(prompt, key=f"{prompt.key} again") for prompt in prompts)
     free = rig.probe(Trial(prompts=prompts, expected=1))
     text, figures, wrong = _comparison("long prompts twice", free)

@@ -56,7 +56,7 @@ def up(options: RunOptions, workers: Workers = None) -> None:
 
 @cluster.command()
 def status() -> None:
-    """The cluster of this machine, its workers, and who serves on it."""
+    """Show the cluster of this machine, its workers, and its server."""
     there = _alive()
     fleet = ask_router("state", put)
     if there is None and fleet is None:
@@ -68,8 +68,8 @@ def status() -> None:
 
 
 @cluster.command()
-def scale(count: Annotated[int, argument("How many there are to be.", min=1, max=1024)]) -> None:
-    """Have so many replicas of a server with --workers."""
+def scale(count: Annotated[int, argument("The number of replicas.", min=1, max=1024)]) -> None:
+    """Set the number of replicas of a server with --workers."""
     fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
     if fleet is None:
         raise ClusterError(NONE if _alive() is None else NO_SERVER)
@@ -78,7 +78,7 @@ def scale(count: Annotated[int, argument("How many there are to be.", min=1, max
 
 @cluster.command()
 def down() -> None:
-    """End the cluster of this machine, all of its processes."""
+    """End all processes of the cluster of this machine."""
     there = standing_cluster()
     if there is None:
         raise ClusterError(NONE)

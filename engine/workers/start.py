@@ -131,8 +131,8 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
     ends with them; each has a device, and its share of the machine's threads.
 
     jobs: of the served graphs. start: first message of a server's only engine. Raises UsageError:
-    Ray is not installed, or another server with --workers runs here. ClusterError: there is no such
-    cluster, or one is up here.
+    Ray is not installed, or another server with --workers runs here. ClusterError: the cluster does
+    not exist, or another one runs here.
     """
     set_up_ray(block.address)
     with ExitStack() as stack:

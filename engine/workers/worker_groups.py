@@ -107,7 +107,7 @@ class WorkerGroups:
         )
         self._loop.run_until_complete(self._members.open())
 
-    # -- who they are -----------------------------------------------------------------------------
+    # -- names of the workers ---------------------------------------------------------------------
 
     @property
     def ready(self) -> list[RunWorker]:

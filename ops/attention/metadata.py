@@ -78,8 +78,8 @@ class Visibility(NamedTuple):
     """The segments of a forward's rows, and the segments that each of them sees.
 
     ids_S: int32, ids of the segments. path_SA: int32, the ids on the path from each segment to its
-    root, starting with the segment itself, then those that it reads outside its path; NOBODY after
-    the last one. homes_S: the homes of all segments that each may see, its own home first.
+    root, starting with the segment itself, then those that it reads outside its path; NO_SEGMENT
+    after the last one. homes_S: the homes of all segments that each may see, its own home first.
     """
 
     ids_S: Ints

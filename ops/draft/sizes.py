@@ -260,7 +260,7 @@ NODE_PRIOR = 0.7  # acceptance of the best node before any was judged, weighted 
 NODE_TRIES = 2.0
 RANK_SHARE = 0.5  # prior gain of a range of ranks, relative to the range before it
 DEPTH_SHARE = 0.7  # the same for a level
-TRIAL_ROUNDS = 16  # every so many rounds the tree is one size larger, as a trial
+TRIAL_ROUNDS = 16  # rounds between trials of a tree that is one size larger
 
 
 class TreeChooser(Chooser):

@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int32]
 Row = int | Ints
 
 FREE = -1  # owner of a free slot
-NOBODY = -2  # no segment
+NO_SEGMENT = -2  # no segment
 UNKNOWN = -4  # owner of a fresh slot whose segment only the device knows
 LABEL_OFFSET = 16  # labels that are not segments are above its negative
 SPREAD = 64  # other homes' slots that a run may hold, besides as many as its own
@@ -94,7 +94,7 @@ class BlockManager:
     size: slots of a block (the last one of a pool may have fewer).
     tables: for each segment its blocks, and the number of its slots in each.
     references: int32 [blocks], how many tables name a block. writer: int32 [blocks], the segment
-        that may take its free slots, NOBODY for none.
+        that may take its free slots, NO_SEGMENT for none.
     in_use: blocks that are named; high_water, most_wasted: the maxima of that and of `wasted`.
     """
 
@@ -103,7 +103,7 @@ class BlockManager:
         self.size = size
         self.tables: dict[int, dict[int, int]] = {}
         self.references: Ints = np.zeros(-(-slots // size), np.int32)
-        self.writer: Ints = np.full(len(self.references), NOBODY, np.int32)
+        self.writer: Ints = np.full(len(self.references), NO_SEGMENT, np.int32)
         self.in_use = self.high_water = self.most_wasted = 0
 
     def __len__(self) -> int:
@@ -121,7 +121,7 @@ class BlockManager:
         """bool [last - first]: whether a segment may take these slots, where they are free."""
         blocks = slice(first // self.size, -(-last // self.size))
         writer_b = self.writer[blocks]
-        is_free_b: Bools = (writer_b == NOBODY) & (self.references[blocks] == 0)
+        is_free_b: Bools = (writer_b == NO_SEGMENT) & (self.references[blocks] == 0)
         open_b: Bools = is_free_b | (writer_b == segment)
         start = blocks.start * self.size
         return np.repeat(open_b, self.size)[first - start : last - start]
@@ -137,7 +137,7 @@ class BlockManager:
                 table[block] = 0
                 if not self.references[block]:
                     self.in_use += 1
-                    if self.writer[block] == NOBODY:
+                    if self.writer[block] == NO_SEGMENT:
                         self.writer[block] = segment
                 self.references[block] += 1
             table[block] += count
@@ -152,7 +152,7 @@ class BlockManager:
                 del table[block]
                 self.references[block] -= 1
                 if not self.references[block]:
-                    self.writer[block] = NOBODY
+                    self.writer[block] = NO_SEGMENT
                     self.in_use -= 1
             if not table:
                 del self.tables[segment]
@@ -191,7 +191,7 @@ class BlockManager:
             named[list(table)] += 1
         assert np.array_equal(named, self.references), "block references are counted wrongly"
         assert self.in_use == np.count_nonzero(named), "blocks in use are counted wrongly"
-        assert (self.writer[named == 0] == NOBODY).all(), "a free block has a writer"
+        assert (self.writer[named == 0] == NO_SEGMENT).all(), "a free block has a writer"
 
 
 class SlotTable:
@@ -215,7 +215,7 @@ class SlotTable:
         self.slots = rows * capacity
         self.blocks = BlockManager(self.slots, capacity if rows > 1 else block_size)
         self.owner: Ints = np.full(self.slots, FREE, np.int32)
-        self.home: Ints = np.full(self.slots, NOBODY, np.int32)
+        self.home: Ints = np.full(self.slots, NO_SEGMENT, np.int32)
         self.position: Ints = np.zeros(self.slots, np.int32)
         self.committed = np.zeros(self.slots, np.bool_)
         self.regions: dict[int, Region] = {}
@@ -281,7 +281,7 @@ class SlotTable:
         owner: npt.ArrayLike,
         position: npt.ArrayLike,
         row: Row = 0,
-        home: npt.ArrayLike = NOBODY,
+        home: npt.ArrayLike = NO_SEGMENT,
     ) -> Ints:
         """Label free slots as fresh and return them, in the order of `owner`.
 
@@ -406,7 +406,7 @@ class SlotTable:
         index = np.asarray(slots, np.int64)
         if index.size:
             self._label_(index, FREE)
-            self.home[index] = NOBODY
+            self.home[index] = NO_SEGMENT
             self.committed[index] = False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
@@ -442,7 +442,7 @@ class SlotTable:
         slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:
             self._label_(slots, first)
-            self.blocks.writer[self.blocks.table(first)] = NOBODY
+            self.blocks.writer[self.blocks.table(first)] = NO_SEGMENT
             self.home[slots], region = first, self._include_(first, slots)
             region.first = region.low // self.blocks.size * self.blocks.size
             region.size = self.blocks.whole(region.high - region.first, up=True)

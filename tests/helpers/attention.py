@@ -18,7 +18,7 @@ from specsot.ops.attention.metadata import (
     TreeMask,
     Visibility,
 )
-from specsot.ops.kv.pool import NOBODY, UNKNOWN, KVCache
+from specsot.ops.kv.pool import NO_SEGMENT, UNKNOWN, KVCache
 from specsot.ops.types import PackedTrees, Proposal, Rows, no_trees
 from specsot.states.layout import BatchingLayout, Layout, PackedQueries
 from specsot.states.request_table import SegmentTree
@@ -114,13 +114,13 @@ def pool(capacity: int = 64) -> KVCache:
 
 
 def lineages_of(parents: Mapping[int, int]) -> Visibility:
-    """Of segments by their parents; NOBODY is a root's."""
+    """Of segments by their parents; NO_SEGMENT is a root's."""
     paths = []
     for segment in sorted(parents):
         paths.append([segment])
-        while parents[paths[-1][-1]] != NOBODY:
+        while parents[paths[-1][-1]] != NO_SEGMENT:
             paths[-1].append(parents[paths[-1][-1]])
-    path_SA = np.full((len(paths), max(map(len, paths), default=1)), NOBODY, np.int32)
+    path_SA = np.full((len(paths), max(map(len, paths), default=1)), NO_SEGMENT, np.int32)
     for row, path in zip(path_SA, paths, strict=True):
         row[: len(path)] = path
     ids = sorted(parents)
@@ -145,7 +145,7 @@ class Forward:
     forest: dict[str, Any] = field(default_factory=dict)
 
     def root(self, segment: int) -> int:
-        while self.parents[segment] != NOBODY:
+        while self.parents[segment] != NO_SEGMENT:
             segment = self.parents[segment]
         return segment
 
@@ -182,7 +182,7 @@ class Forward:
         self.slots, self.above_STT = [*roots, *drafted], list(above_STT)
         tree_R, node_R = made.tree_R.tolist(), made.node_R.tolist()
         for tree, node in zip(tree_R, node_R, strict=True):
-            self.owners.append(trees[tree][0] if tree >= 0 else NOBODY)
+            self.owners.append(trees[tree][0] if tree >= 0 else NO_SEGMENT)
             depth = int(above_STT[tree, node].sum()) - 1
             self.positions.append(trees[tree][1] + depth if tree >= 0 else 0)
         for tree, (owner, start) in enumerate(trees):
@@ -215,7 +215,7 @@ class Forward:
         return tuple(QuerySequence(np.array(rows), 0, roots) for roots, rows in parts.items())
 
     def rows(self) -> Rows:
-        segments = {s: self.parents[s] for s in sorted({*self.owners} - {NOBODY})}
+        segments = {s: self.parents[s] for s in sorted({*self.owners} - {NO_SEGMENT})}
         lineages = lineages_of({s: p for one in segments for s, p in self._path(one)})
         number = {segment: at for at, segment in enumerate(lineages.ids_S.tolist())}
         segment_N = np.array([number.get(one, len(number)) for one in self.owners], np.int32)
@@ -263,7 +263,7 @@ class Forward:
         )
 
     def _path(self, segment: int) -> Iterator[tuple[int, int]]:
-        while segment != NOBODY:
+        while segment != NO_SEGMENT:
             yield segment, self.parents[segment]
             segment = self.parents[segment]
 

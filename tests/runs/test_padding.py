@@ -19,7 +19,7 @@ from helpers.support import (
 )
 
 from specsot.engine.models import Models
-from specsot.ops.kv.pool import NOBODY
+from specsot.ops.kv.pool import NO_SEGMENT
 from specsot.ops.types import AlignmentState, DraftRows, Rows
 from specsot.states.layout import BatchingLayout
 
@@ -76,7 +76,7 @@ def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int
 
     def filled(layout: Any, *args: Any, **more: Any) -> Rows:
         rows = plain_(layout, *args, **more)
-        rows.tokens_BQ.view(-1)[torch.from_numpy(rows.owner_N == NOBODY)] = token
+        rows.tokens_BQ.view(-1)[torch.from_numpy(rows.owner_N == NO_SEGMENT)] = token
         return rows
 
     def noted(layout: Any, *args: Any) -> Any:
@@ -104,7 +104,7 @@ def test_every_intake_of_a_run_is_aligned(
     outlined(graphs, tiny("llama"), "batching_eagle", parts=5, budget=40, sets=FIXED)
     for draft in seen:
         mask_BQ = torch.from_numpy(draft.rows.alignment.padding_mask)
-        mine_BQ = torch.from_numpy(draft.rows.owner_N != NOBODY).view(mask_BQ.shape)
+        mine_BQ = torch.from_numpy(draft.rows.owner_N != NO_SEGMENT).view(mask_BQ.shape)
         assert torch.equal(mask_BQ, mine_BQ)
         tips = draft.rows.positions_BQ.view(-1)[draft.rows.tips_R]
         assert (tips + 1).tolist() == draft.position_S.tolist()

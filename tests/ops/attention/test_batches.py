@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import MAX_WASTE, MAX_WASTED_ENTRIES, AttentionPlan
 from specsot.ops.attention.metadata import AttentionBatch, QuerySequence, SlotRun
-from specsot.ops.kv.pool import FREE, NOBODY, KVCache
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, KVCache
 
 
 def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
@@ -208,7 +208,7 @@ def test_a_forward_by_hand_is_one_group() -> None:
 
 
 def test_a_lineage_is_the_way_to_the_root() -> None:
-    lineages = lineages_of({1: NOBODY, 2: 1, 3: 2, 4: NOBODY})
+    lineages = lineages_of({1: NO_SEGMENT, 2: 1, 3: 2, 4: NO_SEGMENT})
     owner_PK = np.array([[1, 2, 3, 4, FREE]] * 5, np.int32)
     seen = lineages.sees(np.arange(5, dtype=np.int32), owner_PK)
     assert drawn(seen) == "#....\n##...\n###..\n...#.\n.....", "padding sees nothing"

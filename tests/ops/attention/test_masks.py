@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import window_mask
 from specsot.ops.forward import plan_attention
-from specsot.ops.kv.pool import FREE, NOBODY, KVCache
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, KVCache
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"
 PREFIX = 0  # segment of the shared rows; branch i is segment i + 1
 BACKENDS = ("dense", "grouped", "cascade")
-BEHIND_PREFIX = {PREFIX: NOBODY} | dict.fromkeys(range(1, 9), PREFIX)
+BEHIND_PREFIX = {PREFIX: NO_SEGMENT} | dict.fromkeys(range(1, 9), PREFIX)
 
 pytestmark = pytest.mark.parametrize("attention", BACKENDS)
 
@@ -167,8 +167,8 @@ def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:
 
 
 def test_a_root_sees_neither_free_slots_nor_other_roots(attention: str) -> None:
-    """NOBODY and FREE are no segments: what they mark is seen by no row."""
-    forward = Forward(pool(), dict.fromkeys((3, 4, 5, 6), NOBODY))
+    """NO_SEGMENT and FREE are no segments: what they mark is seen by no row."""
+    forward = Forward(pool(), dict.fromkeys((3, 4, 5, 6), NO_SEGMENT))
     forward.history([3, 4], [0, 0])
     forward.kv.release_([0])
     forward.add_prompt(5, [0])
@@ -187,7 +187,9 @@ def test_padding_sees_nothing_and_every_row_of_the_pool_is_read_by_itself(attent
     kv.commit_(kv.append_([1], [2], 1, PREFIX), [2])
     forward = Forward(kv, BEHIND_PREFIX)
     new = [*kv.append_([1], [3], 1, PREFIX), *kv.append_([2, 2, 2], [2, 3, 4], 2, PREFIX)]
-    prompts(forward, [NOBODY, NOBODY, 1, 2, 2, 2], [0, 0, 3, 2, 3, 4], [kv.scratch] * 2 + new)
+    prompts(
+        forward, [NO_SEGMENT, NO_SEGMENT, 1, 2, 2, 2], [0, 0, 3, 2, 3, 4], [kv.scratch] * 2 + new
+    )
     rows = forward.rows_of_pool(height=2, first_row=1)
     told = plan_attention(rows, kv, attention=attention)
     seen, _ = sight(told, kv, 6)
@@ -209,7 +211,7 @@ def test_shared_rows_of_trees_beside_another_requests_prompt(
     drafted: int, newcomer: int, prompt: int, attention: str
 ) -> None:
     """Which rows are whose is not known on the host, wherever the other request's slots lie."""
-    forward = Forward(pool(), {0: NOBODY, 1: 0, 2: NOBODY, 3: 2})
+    forward = Forward(pool(), {0: NO_SEGMENT, 1: 0, 2: NO_SEGMENT, 3: 2})
     for root in (0, 2):
         forward.kv.open_(root, 24)
         forward.history([root] * 3, [0, 1, 2])
@@ -247,7 +249,7 @@ def any_forward(data: st.DataObject) -> Forward:
     lengths: dict[int, tuple[int, int]] = {}  # position of the first row, rows
     for _ in range(requests):
         root = len(parents)
-        parents[root], lengths[root] = NOBODY, (0, draw(st.integers(0, 3)))
+        parents[root], lengths[root] = NO_SEGMENT, (0, draw(st.integers(0, 3)))
         for _ in range(draw(st.integers(1, 3))):
             parent = draw(st.sampled_from([s for s in parents if s >= root]))
             start, rows = lengths[parent]
@@ -255,7 +257,7 @@ def any_forward(data: st.DataObject) -> Forward:
             parents[len(parents)] = parent
     forward = Forward(KVCache(1, 1, 2, 120), parents)
     for segment, parent in parents.items():
-        if parent == NOBODY:
+        if parent == NO_SEGMENT:
             forward.kv.open_(segment, draw(st.sampled_from((0, 12, 24))))
     held = [(s, start + i) for s, (start, rows) in lengths.items() for i in range(rows)]
     for segment, position in draw(st.permutations(held)):

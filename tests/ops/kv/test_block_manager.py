@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.pools import pool
 
-from specsot.ops.kv.pool import FREE, NOBODY, BlockManager, KVCache
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, BlockManager, KVCache
 
 
 def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:
@@ -93,7 +93,7 @@ def test_the_peak_is_remembered_and_nothing_is_left_in_the_end() -> None:
     assert (kv.blocks.in_use, kv.blocks.high_water) == (4, 6)
     kv.retire_([1, 3])
     assert kv.blocks.in_use == 0 and not kv.blocks.tables
-    assert (kv.blocks.writer == NOBODY).all()
+    assert (kv.blocks.writer == NO_SEGMENT).all()
 
 
 @pytest.mark.parametrize(

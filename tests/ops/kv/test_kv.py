@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
 
-from specsot.ops.kv.pool import FREE, NOBODY, PoolFullError
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, PoolFullError
 
 
 def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:
@@ -80,7 +80,7 @@ def test_relabelling_moves_no_byte() -> None:
     kv = pool()
     commit(kv, 1, [0, 1])
     address, before = kv.data.data_ptr(), kv.data.clone()
-    kv.relabel_(1, 6, NOBODY)
+    kv.relabel_(1, 6, NO_SEGMENT)
     assert kv.slots_of(6).tolist() == [0, 1]
     assert kv.slots_of(1).size == 0
     assert kv.data.data_ptr() == address and torch.equal(kv.data, before)
@@ -128,9 +128,9 @@ def test_what_is_committed_stays_where_it_is_and_holes_go_to_whoever_comes_next(
         (lambda kv: kv.position.__setitem__(2, 5), "owner 1 has a gap"),
         (lambda kv: kv.release_([1]), "owner 1 has a gap"),
         (lambda kv: kv.owner.__setitem__(3, 2), "slots in use are counted wrongly"),
-        (lambda kv: kv.regions[NOBODY].include_(0, 0), None),
-        (lambda kv: setattr(kv.regions[NOBODY], "high", 2), "slots outside region"),
-        (lambda kv: setattr(kv.regions[NOBODY], "low", 1), "slots outside region"),
+        (lambda kv: kv.regions[NO_SEGMENT].include_(0, 0), None),
+        (lambda kv: setattr(kv.regions[NO_SEGMENT], "high", 2), "slots outside region"),
+        (lambda kv: setattr(kv.regions[NO_SEGMENT], "low", 1), "slots outside region"),
     ],
 )
 def test_an_inconsistent_table_is_noticed(break_: object, message: str | None) -> None:

@@ -7,7 +7,7 @@ from helpers.pools import DIM, HEADS, commit, mark_, pool
 
 from specsot.ops.attention.backends import slots_of
 from specsot.ops.attention.metadata import SlotRun
-from specsot.ops.kv.pool import FREE, NOBODY, PoolFullError
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, PoolFullError
 
 
 def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:
@@ -70,7 +70,7 @@ def test_relabelling_and_truncating_reach_every_row() -> None:
     kv = pool(4, 2)
     for row in range(2):
         commit(kv, 1, [0, 1, 2], row)
-    kv.relabel_(1, 6, NOBODY)
+    kv.relabel_(1, 6, NO_SEGMENT)
     kv.truncate_(6, 1)
     assert kv.owner.tolist() == [6, FREE, FREE, FREE] * 2
     assert not kv.ledger.bytes

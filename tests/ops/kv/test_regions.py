@@ -6,7 +6,7 @@ from helpers.pools import pool
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.ops.kv.pool import FREE, NOBODY, SPREAD, KVCache, PoolFullError, Region
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, SPREAD, KVCache, PoolFullError, Region
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_regions_are_of_pools_with_one_row() -> None:
     kv.open_(1, 4)
     assert kv.regions[1].size == 0
     assert kv.append_([1, 1], [0, 1], 2, 1).tolist() == [16, 17]
-    assert kv.home[16:18].tolist() == [1, 1] and kv.home[0] == NOBODY and kv.owner[0] == FREE
+    assert kv.home[16:18].tolist() == [1, 1] and kv.home[0] == NO_SEGMENT and kv.owner[0] == FREE
     kv.check_integrity()
 
 
@@ -181,7 +181,7 @@ def test_a_slot_that_was_given_back_is_nobodys() -> None:
     kv.release_(slots[1:3])
     kv.release_(slots[1:3])
     assert kv.owner[:4].tolist() == [1, FREE, FREE, 1]
-    assert kv.home[:4].tolist() == [1, NOBODY, NOBODY, 1]
+    assert kv.home[:4].tolist() == [1, NO_SEGMENT, NO_SEGMENT, 1]
     assert kv.current_length == 2, "what is given back twice is counted once"
 
 

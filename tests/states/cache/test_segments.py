@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.ops.attention.metadata import Visibility
-from specsot.ops.kv.pool import FREE, NOBODY, UNKNOWN
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, UNKNOWN
 from specsot.states.request_table import SegmentTree
 
 Picture = list[list[bool]]
@@ -93,7 +93,7 @@ def test_lineages_are_padded_behind_the_root() -> None:
     leaf = tree.add(branch)
     lineages = tree.visibility[leaf, root]
     assert lineages.ids_S.tolist() == [leaf, root]
-    assert lineages.path_SA.tolist() == [[leaf, branch, root], [root, NOBODY, NOBODY]]
+    assert lineages.path_SA.tolist() == [[leaf, branch, root], [root, NO_SEGMENT, NO_SEGMENT]]
     assert lineages.homes_S == ((root,), (root,))
     assert tree.visibility[()].path_SA.shape[0] == 0
 
@@ -102,7 +102,7 @@ def test_lineages_are_padded_behind_the_root() -> None:
 def test_lineages_are_the_paths(forest: tuple[SegmentTree, list[int]]) -> None:
     tree, ids = forest
     lineages = tree.visibility[tuple(ids)]
-    paths = [[s for s in row if s != NOBODY] for row in lineages.path_SA.tolist()]
+    paths = [[s for s in row if s != NO_SEGMENT] for row in lineages.path_SA.tolist()]
     assert paths == [tree.path(segment) for segment in ids]
     assert lineages.homes_S == tuple((path[-1],) for path in paths)
 

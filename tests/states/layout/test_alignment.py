@@ -7,7 +7,7 @@ import torch
 from helpers.managers import admit_, fork_, open_requests_, tree_rows_
 
 from specsot.ops.forward import HostReader
-from specsot.ops.kv.pool import NOBODY, KVCache
+from specsot.ops.kv.pool import NO_SEGMENT, KVCache
 from specsot.ops.types import (
     AlignmentManager,
     AlignmentState,
@@ -142,7 +142,7 @@ def test_each_row_has_its_own_tokens_features_and_slots(unequal: DraftRows) -> N
         [scratch, 800 + 99, 800 + 100],
     ]
     padding_N = ~rows.alignment.padding_mask.reshape(-1)
-    assert (rows.owner_N[padding_N] == NOBODY).all() and (rows.owner_N[~padding_N] >= 0).all()
+    assert (rows.owner_N[padding_N] == NO_SEGMENT).all() and (rows.owner_N[~padding_N] >= 0).all()
     assert (rows.segment_N[padding_N] == len(rows.visibility.ids_S)).all(), "which sees nothing"
     assert len(set(rows.owner_N.tolist())) == 4
 
