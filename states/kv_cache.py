@@ -329,6 +329,8 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         return [pool for pool in self.cache.pools if isinstance(pool, KVCache)]
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
+        if request.shared:
+            return  # its pool row is not allocated yet, and its rows are cached
         owners = (request.prefix_owner, *more)
         row = self.layout.rows_of(owners[-1])[0]
         self._copy_out_(self._row_ids(request)[:end], owners, row, request.cache_salt)
