@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...ops.forward import HostReader
 from ...states.graph.program import Program
 from ...states.machine import Run, Sink
 from ...states.manager import BranchStateManager
+from ...states.phases.merge import Answer
 from ...states.request import Branch, Request
 from ...states.round import RoundSummary
 
@@ -49,6 +51,24 @@ class EngineCore(Run):
     def branches(self) -> list[Branch]:
         """The running branches, in the order of every [S, ...] tensor."""
         return self.manager.active
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The answers of the requests that ended, after the state `merge`."""
+        answers: tuple[Answer, ...] = self.board["answers"]
+        return answers
+
+    @property
+    def summary(self) -> RoundSummary:
+        """What the last forward committed, until the next one."""
+        summary: RoundSummary = self.board["committed"]
+        return summary
+
+    @property
+    def host(self) -> HostReader:
+        """Reads the device and counts the reads."""
+        host: HostReader = self.board["host"]
+        return host
 
 
 @dataclass(slots=True, kw_only=True)

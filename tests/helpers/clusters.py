@@ -97,7 +97,7 @@ class Chaos:
 def alone(session: Session, prompts: Sequence[Prompt]) -> str:
     """The digest of an ordinary run."""
     run, _, _ = perform(session, prompts)
-    return output_digest(answers_of(run.board["branches"].requests, session.prompts))
+    return output_digest(answers_of(run.manager.requests, session.prompts))
 
 
 def on_workers(
@@ -126,7 +126,7 @@ def on_workers(
             run.advance()
             assert run.steps < TURNS, f"stuck in {run.state}"
         recorder.flush()
-        answers = answers_of(run.board["branches"].requests, session.prompts)
+        answers = answers_of(run.manager.requests, session.prompts)
         figures = recorder.figures(run.board)
         return Ran(output_digest(answers), answers, director, recorder, records, figures)
 

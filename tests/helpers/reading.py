@@ -132,7 +132,7 @@ class Rounds:
 
     def __call__(self, event: Any) -> None:
         if isinstance(event, OpRan) and "committed" in event.results and self.run is not None:
-            self.found.append(self.run.board["committed"])
+            self.found.append(self.run.summary)
 
     @property
     def blends(self) -> list[BlendSummary]:

@@ -37,7 +37,7 @@ def decoded(graph: str, *sets: str, questions: tuple[str, ...] = QUESTIONS) -> t
     session = open_session(graph, sets=sets, threads=1, max_new_tokens=12)
     prompts = [Prompt(str(place), question) for place, question in enumerate(questions)]
     run, recorder, _ = perform(session, prompts)
-    digest = token_digest(run.board["answers"])
+    digest = token_digest(run.answers)
     run.close()
     return digest, recorder.meter
 

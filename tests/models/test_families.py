@@ -59,7 +59,7 @@ def test_a_toy_family_decodes_as_its_twin(toy: str, graphs: Graphs, tmp_path: Pa
     run = start(session, ["p"])
     while not run.finished:
         run.advance()
-    (branch,) = run.board["branches"].requests[0].branches
+    (branch,) = run.manager.requests[0].branches
     reference = Reference(tmp_path / "twin", torch.float32)
     assert [*branch.tokens, 2] == reference.generate(PROMPT, (2,), 40)
     assert len(set(branch.tokens)) > 2, "or nothing was decoded"

@@ -62,7 +62,7 @@ def test_what_just_fits_runs_and_one_slot_less_refuses_it(
         assert branch.finish is Finish.REFUSED and branch.tokens == []
         assert branch.note == f"needs {needed} slots, the pool has {capacity}"
         assert run.manager.kv.peak_length == 0, "nothing was computed for it"
-        assert run.board["answers"][0].sections[0].finish == "refused"
+        assert run.answers[0].sections[0].finish == "refused"
 
 
 @pytest.mark.parametrize("graph", FULL)
@@ -222,7 +222,7 @@ def test_a_run_whose_requests_are_all_refused_comes_to_an_end(
     sets = ("layout.kv_slots=100", "layout.max_num_branches=2")
     session = graphs.session(graph, made.models, made.book(), budget=300, sets=sets)
     run = run_all(session, ["hello", "again"])
-    assert [s.finish for a in run.board["answers"] for s in a.sections] == ["refused"] * 2
+    assert [s.finish for a in run.answers for s in a.sections] == ["refused"] * 2
 
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])

@@ -32,7 +32,7 @@ def test_speculation_changes_no_token_and_saves_forwards(embedded: Embedded) -> 
     plain = embedded.run("bim_plain", QUESTIONS[:1])
     eagle = embedded.run("bim_eagle", QUESTIONS[:1])
     assert tokens_of(plain) == tokens_of(eagle)
-    assert eagle.board["host"].reads < 0.7 * plain.board["host"].reads
+    assert eagle.host.reads < 0.7 * plain.host.reads
 
 
 def test_the_drafter_agrees_with_the_target(embedded: Embedded) -> None:

@@ -54,7 +54,7 @@ def listen(session: Session, prompts: Any = SINGLE) -> tuple[EngineCore, list[He
     def sink(event: Event) -> None:
         if isinstance(event, OpRan) and "committed" in event.results:
             sizes = {b.name: len(b.tokens) for r in requests_of(run) for b in r.all_branches()}
-            for told in run.board["committed"].explained:
+            for told in run.summary.explained:
                 observe.append(Heard(told, sizes[told.branch] - told.committed))
 
     run = start(session, prompts, sink)
@@ -339,6 +339,6 @@ def test_explaining_changes_no_token_and_nothing_is_read_where_nobody_asks(
     loud, observe = listen(explaining(session))
     assert not nothing and observe
     assert tokens_by_branch(quiet) == tokens_by_branch(loud)
-    assert quiet.board["host"].reads == loud.board["host"].reads == len(reads) == len(plain)
+    assert quiet.host.reads == loud.host.reads == len(reads) == len(plain)
     laid = sum(reads) - sum(plain)
     assert laid % 7 == 0 and laid // 7 >= sum(len(one.told.drafts) for one in observe)

@@ -85,7 +85,7 @@ def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(
     outline = outline_of(4, {2: (1,), 3: (2,)})
     session = graphs.session("bim_eagle", made.models, book, outline=outline, budget=6)
     run = run_all(session, ["hello"])
-    (answer,) = run.board["answers"]
+    (answer,) = run.answers
     assert [s.index for s in answer.sections] == [0, 1, 2, 3]
     assert [s.title for s in answer.sections] == [f"Part {i}" for i in range(1, 5)]
     assert [list(s.tokens) for s in answer.sections] == [b.tokens for b in branches_of(run)]

@@ -32,6 +32,6 @@ def test_layouts_accept_the_same_in_every_round(case: Case, tiny: Make, graphs: 
         run, recorder = play(session_of(case, made, graphs), case)
         branches = [b for request in run.requests for b in request.all_branches()]
         ends = [(b.name, b.tokens, b.accepted, b.emitted, b.finish, b.note) for b in branches]
-        found.append((ends, run.board["answers"], recorder.meter.drafted, recorder.meter.accepted))
+        found.append((ends, run.answers, recorder.meter.drafted, recorder.meter.accepted))
     assert found[0] == found[1] == found[2]
     assert found[0][-1] > 0 or case.drafter[0] in ("none", "ngram"), "nothing was accepted"

@@ -255,7 +255,7 @@ def test_in_a_narrow_pool_nobody_waits_for_what_others_hold(
     narrow = (*sets, "layout.kv_slots=330")
     run = run_all(session(graphs, made, *narrow, outline=outline_of(4)), TEXTS)
     assert tokens_of(run) == tokens_of(wide)
-    assert not uncombined(run.board["answers"])
+    assert not uncombined(run.answers)
 
 
 class ShortBook(SizedBook):

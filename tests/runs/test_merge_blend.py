@@ -92,7 +92,7 @@ def test_with_concat_the_graph_is_the_one_without_the_phase(made: Tiny, graphs: 
     sets = ("skeleton.merge=concat",)
     run = run_all(session(graphs, made, *sets, outline=outline_of(3), book=book), TEXTS)
     assert not any(b.combines for r in requests_of(run) for b in r.branches)
-    assert all(answer.combined is None for answer in run.board["answers"])
+    assert all(answer.combined is None for answer in run.answers)
     assert run.manager.kv.ledger.moves["fold"] == 0
 
 
@@ -290,7 +290,7 @@ def test_a_later_request_runs_on_while_the_first_is_combined(made: Tiny, graphs:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_part_alone_is_the_answer(layout: str, made: Tiny, graphs: Graphs) -> None:
     run = run_all(session(graphs, made, *REUSED, layout, outline=outline_of(1)), ["hello"])
-    (request,), (answer,) = requests_of(run), run.board["answers"]
+    (request,), (answer,) = requests_of(run), run.answers
     assert len(request.branches) == 1 and answer.combined is None
     assert answer.sections[0].text in answer.text
 
@@ -313,7 +313,7 @@ def test_a_refused_part_is_left_out(which: int, layout: str, made: Tiny, graphs:
     book = FoldSized(made.models.target.vocab_size, "outline", ())
     sets = (*REUSED, layout, "layout.kv_slots=500")
     run = run_all(session(graphs, made, *sets, outline=outline, book=book), ["hello"])
-    (request,), (answer,) = requests_of(run), run.board["answers"]
+    (request,), (answer,) = requests_of(run), run.answers
     assert request.branches[which - 1].finish is Finish.REFUSED
     combined = combined_of(request)
     assert [*combined.prompt] == fold_of(request, book) and len(combined.tokens) == 14
@@ -338,7 +338,7 @@ def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: 
         opened = session(graphs, made, *REUSED, layout, outline=outline_of(3), book=book)
         run = run_all(opened, TEXTS)
         answers = answers_of(requests_of(run), book)
-        assert answers == run.board["answers"], "the last ones that the state made"
+        assert answers == run.answers, "the last ones that the state made"
         found.append(output_digest(answers))
         for request, line in zip(requests_of(run), outputs(answers, Meter(), {}, {}), strict=True):
             tokens = combined_of(request).tokens

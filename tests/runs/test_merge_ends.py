@@ -48,10 +48,10 @@ def test_a_cancelled_request_leaves_its_parts_and_no_row(
     drive(run, until=holds)
     run.manager.table.cancel("0")
     drive(run)
-    if not run.board["answers"][0].combined:
+    if not run.answers[0].combined:
         assert at == "parts" or combined_of(first).finish is Finish.CANCELLED
     assert {k: tokens_of(run)[k] for k in "12"} == {k: others[k] for k in "12"}
-    answer = run.board["answers"][0]
+    answer = run.answers[0]
     assert answer.sections[0].text in answer.text, "its parts are what it has"
     assert finish_of(answer) == "cancelled" and run.manager.kv.needed_length == 0
 
@@ -74,7 +74,7 @@ def test_what_just_fits_is_combined_and_with_one_slot_less_the_parts_stand_alone
     needed = request.prefix_length + rows + nodes + 1
     for capacity in (needed, needed - 1):
         run = run_all(opened(*sets, f"layout.kv_slots={capacity}"), ["hello"])
-        (one,), answers = run.requests, run.board["answers"]
+        (one,), answers = run.requests, run.answers
         if capacity == needed:
             assert tokens_of(run) == tokens_of(wide) and not uncombined(answers)
             continue

@@ -115,7 +115,7 @@ def test_a_full_pool_evicts_what_was_not_used_for_longest(tiny: Make, graphs: Gr
 def test_blended_rows_and_beams_are_not_kept(tiny: Make, graphs: Graphs) -> None:
     made = tiny("llama")
     session = graphs.session("beam", made.models, TokenBook(130, "outline", ()))
-    assert start(session, ["q"]).board["branches"].prefixes is None
+    assert start(session, ["q"]).manager.prefixes is None
 
 
 @pytest.mark.parametrize("together", [True, False])

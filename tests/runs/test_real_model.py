@@ -22,7 +22,7 @@ def test_an_outline_and_its_parts(
     run = session.start([Prompt("1", QUESTION)], lambda event: None)
     while not run.finished:
         run.advance()
-    (answer,) = run.board["answers"]
+    (answer,) = run.answers
     titles = [section.title for section in answer.sections]
     assert answer.outline.status == "ok" and 2 <= len(titles) <= 8
     assert len(set(titles)) == len(titles) and QUESTION not in titles

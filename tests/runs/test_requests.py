@@ -53,7 +53,7 @@ def test_a_second_outline_is_written_while_branches_of_the_first_run(
         stages = {(b.request.key, b.is_root) for b in run.branches}
         both = both or {("late", True), ("0", False)} <= stages
     assert both, "the second root branch was meant to run beside the first request's branches"
-    assert [answer.key for answer in run.board["answers"]] == ["0", "late"]
+    assert [answer.key for answer in run.answers] == ["0", "late"]
 
 
 @pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
@@ -83,7 +83,7 @@ def test_cancelling_frees_a_requests_rows_and_leaves_the_other_unchanged(
         assert tokens_of(run)["1"] == alone, f"cancelled after step {step}"
         assert [list(b.tokens) for b in doomed.all_branches()] == written, "it is kept, and ends"
         assert Finish.CANCELLED in {b.finish for b in doomed.all_branches()}
-        assert run.board["answers"][0].sections[-1].finish in ("cancelled", "length")
+        assert run.answers[0].sections[-1].finish in ("cancelled", "length")
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -116,7 +116,7 @@ def test_all_requests_may_be_cancelled(graph: str, session: Any) -> None:
         for key in ("0", "1"):
             run.manager.table.cancel(key)
         drive(run)
-        assert {s.finish for a in run.board["answers"] for s in a.sections} == {"cancelled"}
+        assert {s.finish for a in run.answers for s in a.sections} == {"cancelled"}
         assert run.manager.kv.current_length == run.manager.kv.idle_length
 
 

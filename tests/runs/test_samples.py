@@ -79,7 +79,7 @@ def test_all_samples_that_end_with_the_first_leave_nobody_waiting(
 
 def test_the_answer_shows_all_of_them(made: Tiny, graphs: Graphs) -> None:
     run = run_all(session(graphs, made), ["long"])
-    (answer,), (request,) = run.board["answers"], requests_of(run)
+    (answer,), (request,) = run.answers, requests_of(run)
     book = run.board["prompts"]
     assert answer.samples == tuple(book.decode(b.tokens) for b in request.branches)
     assert all(text in answer.text for text in answer.samples)

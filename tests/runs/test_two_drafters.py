@@ -25,7 +25,7 @@ def answered(*sets: str) -> tuple[str, list[Branch], int]:
     session = open_session("bim_plain", sets=sets, threads=1, max_new_tokens=20)
     run, recorder, _ = perform(session, PROMPTS)
     branches = [b for r in run.requests for b in r.all_branches()]
-    return token_digest(run.board["answers"]), branches, recorder.meter.rounds
+    return token_digest(run.answers), branches, recorder.meter.rounds
 
 
 @pytest.fixture(scope="module")

@@ -211,7 +211,7 @@ def test_forced_tokens_are_drafted_for_nothing(writer: Writer) -> None:
 def test_a_grammar_that_forbids_the_best_64_reads_a_whole_row_and_goes_on(writer: Writer) -> None:
     """The only other way to the host, counted apart; the random model likes other tokens."""
     run = drive(start(writer.session("bim_plain", "outline", 5, 200), QUESTIONS))
-    host = run.board["host"]
+    host = run.host
     forwards = sum(len(r.accepted) for r in outlines_of(run))
     assert 0 < host.full_reads <= forwards + len(QUESTIONS)
 
@@ -222,7 +222,7 @@ def test_answers_hold_no_marker_text(writer: Writer) -> None:
     special = set(writer.tokenizer.all_special_ids) - {2}
     tokens = {t for r in requests_of(run) for b in r.branches for t in b.tokens}
     assert tokens & special, "special tokens were meant to be written"
-    for answer in run.board["answers"]:
+    for answer in run.answers:
         texts = [answer.text, *(text for s in answer.sections for text in (s.text, s.title))]
         assert not any("<|" in text or "PLAN" in text for text in texts)
 

@@ -73,7 +73,7 @@ def test_by_hand_from_python(session: Any) -> None:
         assert states[:2] == ["schedule", "skeleton"]
         assert states[-4:] == ["merge", "schedule", "idle", "done"]
         assert recorder.meter.visits.total() == len(states)
-        digests.append(token_digest(run.board["answers"]))
+        digests.append(token_digest(run.answers))
     assert digests[0] == digests[1]
 
 

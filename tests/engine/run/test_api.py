@@ -32,7 +32,7 @@ def test_the_python_that_is_shown_runs(
         out = capsys.readouterr().out
         assert "honey" in out
     if run := names.get("run"):
-        assert run.finished and run.board["answers"][0].text in out
+        assert run.finished and run.answers[0].text in out
 
 
 def test_the_readme_begins_with_two_lines() -> None:

@@ -98,7 +98,7 @@ def test_an_answer_is_that_of_a_run(graph: str, session: Callable[..., Session])
     while not run.finished:
         run.advance()
     assert {answer.key: ids(answer) for answer in answers} == wanted
-    assert output_digest(answers) == output_digest(run.board["answers"])
+    assert output_digest(answers) == output_digest(run.answers)
 
 
 def test_half_a_character_is_never_told(engine: Engine) -> None:

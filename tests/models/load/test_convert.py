@@ -134,7 +134,7 @@ def run(kind: str, folder: Path, target: Path, graph: str, graphs: Graphs) -> li
     steps = start(session, ["p"])
     while not steps.finished:
         steps.advance()
-    branch = steps.board["branches"].requests[0].branches[0]
+    branch = steps.manager.requests[0].branches[0]
     return [branch.tokens, branch.accepted, *said]
 
 
