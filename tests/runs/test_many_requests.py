@@ -69,4 +69,4 @@ def test_whatever_an_object_holds_is_seen(small: Models, graphs: Graphs) -> None
     manager.samplers._counts[5] = None
     manager.table.segments.add()
     found = {path.split(".", 1)[1]: more for path, more in (sizes(manager) - before).items()}
-    assert found == {"regions": 1, "_counts": 1, "segments._parent": 1, "segments._home": 1}
+    assert found == {"regions": 1, "_counts": 1, "segments.parent": 1, "segments.home": 1}
