@@ -25,6 +25,30 @@ def test_every_run_has_the_property(case: Case, tiny: Make, graphs: Graphs) -> N
     check_case(case, tiny, graphs)
 
 
+def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make, graphs: Graphs) -> None:
+    """Its prefix was matched in the cache, but no pool row was allocated for it yet."""
+    case = Case(
+        family="qwen2",
+        dtype="float64",
+        work="documents",
+        deps="chain",
+        drafter=("ngram", 3),
+        layout="batching",
+        attention="dense",
+        order="shortest_first",
+        max_num_branches=2,
+        kv_slots=360,
+        admission="optimistic",
+        chunk=7,
+        arrivals="busy",
+        requests=1,
+        budget=1,
+        temperature=2.0,
+        rules="top_p",
+    )
+    check_case(case, tiny, graphs)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_found(
     fault: Fault, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
