@@ -177,8 +177,9 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """Write the rows' keys and values into layer `index` of the pool, then attend and transform
         -> [N, H], of the rows that the hook leaves."""
-        attended_NI = x_NH[:, :0]
-        if self.kv_heads:  # 0: a rank of more ranks than there are heads
+        if not self.kv_heads:  # a rank of more ranks than there are heads
+            attended_NI = x_NH[:, :0]
+        else:
             all_ND = self.qkv.forward(rms_norm(x_NH, self.input_norm.weight, self.eps))
             all_Nhd = all_ND.view(x_NH.shape[0], -1, self.head_dim)
             sizes = (self.heads + self.kv_heads, self.kv_heads)

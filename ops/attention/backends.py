@@ -266,15 +266,19 @@ class AttentionBackend:
             q_Mhd = q_Nhd if group.rows_M is None else q_Nhd.index_select(0, group.rows_M)
             keys_GhKd, values_GhKd = slots_of(keys_hKd, values_hKd, group.keys)
             sequences = keys_GhKd.shape[0]
-            q_Gqghd = q_Mhd.view(sequences, -1, kv_heads, heads // kv_heads, dim)
-            queries = q_Gqghd.shape[1]
-            folded = q_Gqghd.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
+            queries = len(q_Mhd) // sequences if sequences else 0
+            if queries == 1:  # already in the order of the heads
+                folded = q_Mhd.view(sequences, kv_heads, -1, dim)
+            else:
+                q_Gqghd = q_Mhd.view(sequences, queries, kv_heads, heads // kv_heads, dim)
+                folded = q_Gqghd.permute(0, 2, 3, 1, 4).reshape(sequences, kv_heads, -1, dim)
             if merged:
                 out, sums = with_sums(folded, keys_GhKd, values_GhKd, group.bias_G1qK)
             else:
                 out = self.attend(folded, keys_GhKd, values_GhKd, attn_mask=group.bias_G1qK)
-            unfolded = out.view(sequences, kv_heads, -1, queries, dim).permute(0, 3, 1, 2, 4)
-            out_MI = unfolded.reshape(-1, heads * dim)
+            if queries > 1:
+                out = out.view(sequences, kv_heads, -1, queries, dim).permute(0, 3, 1, 2, 4)
+            out_MI = out.reshape(-1, heads * dim)
             if merged:
                 index = slice(None) if group.rows_M is None else group.rows_M
                 sums_Gqh = sums.view(sequences, kv_heads, -1, queries).permute(0, 3, 1, 2)
