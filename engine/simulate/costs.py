@@ -70,9 +70,11 @@ class StepCost:
             usable = min(cost.step, cost.forward, cost.row, cost.branch, cost.slot) >= 0
             usable = usable and all(int(k) > 0 and n > 0 for k, n in cost.tokens.items())
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise UsageError(f"{path}: not costs of steps: {error}") from None
+            raise UsageError(f"{path}: invalid costs of steps: {error}") from None
         if not (usable and cost.tokens):
-            raise UsageError(f"{path}: not costs of steps: they are at least 0, tokens at least 1")
+            raise UsageError(
+                f"{path}: invalid costs of steps: they are at least 0, tokens at least 1"
+            )
         return cost
 
 

@@ -118,7 +118,7 @@ def test_costs_are_found_again_and_saved(tmp_path: Path) -> None:
         fit(records[:6])
     for wrong in ("{", "[]", '{"row": -1}', '{"tokens": {}}', '{"tokens": {"0": 1}}', '{"a": 1}'):
         (tmp_path / "costs.json").write_text(wrong)
-        with pytest.raises(UsageError, match="not costs of steps"):
+        with pytest.raises(UsageError, match="invalid costs of steps"):
             StepCost.load(tmp_path / "costs.json")
 
 
