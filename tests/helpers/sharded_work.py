@@ -287,9 +287,9 @@ def often(rank: int, folder: Path, ids: Tensor, times: int) -> tuple[list[int], 
         run.forward(ids, 0)
         heads = peer_heads(replica.kv_heads, ranks, ranks, peers(rank, ranks, ranks, 1))
         gather_kv_(run.kv, rows, whole.kv, into=rows, peers=own, heads=heads)
-        own.leave_()
+        dist.destroy_process_group(own.group)
         if others.group is not own.group:
-            others.leave_()
+            dist.destroy_process_group(others.group)
         files.append(len(list(Path("/proc/self/fd").iterdir())))
         memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4)
     return files, memory
