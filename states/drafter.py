@@ -178,8 +178,10 @@ class Drafter:
     def grow(self, frontier: Any) -> Proposal:
         """Deepen the trees of all active branches and free the temporary rows.
 
-        Here the trees have no drafts: verifying them is one ordinary decoding step.
+        A kind that never drafts has trees without drafts; every other kind overrides this.
         """
+        if self.settings.drafts:
+            raise NotImplementedError(f"{type(self).__name__} drafts, but has no method `grow`")
         return self.no_drafts(len(self.active))
 
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:

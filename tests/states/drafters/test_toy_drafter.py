@@ -64,3 +64,13 @@ def test_a_drafter_is_one_file_and_a_graph(layout: str, write: Write) -> None:
     digest, accepted = decoded(str(graph), kind)
     assert accepted > 0
     assert (digest, 0) == decoded("bim_plain", kind, "drafter.kind=none")
+
+
+def test_a_drafter_without_grow_is_an_error_and_not_plain_decoding(write: Write) -> None:
+    text = DRAFTER[: DRAFTER.index("    def grow")].replace("toy", "mute")
+    folder = write({"own_mute": text})
+    install(folder, "specsot.drafters", "own_mute:ToyDrafter", point="mute")
+    graph = folder / "mute.yaml"
+    graph.write_text("extends: bim_plain\nname: mute\ndoc: No drafts.\ndrafter: {kind: mute}\n")
+    with pytest.raises(NotImplementedError, match="ToyDrafter drafts, but has no method `grow`"):
+        decoded(str(graph))
