@@ -150,9 +150,10 @@ class Comparison:
         return by_name
 
     def best_line(self) -> str:
-        """Which graph takes the least time per token, and how surely; empty if none can be named.
+        """The graph with the least time per token, and its number of wins over the second; empty
+        if there is none.
 
-        One that writes other tokens than it must, or leaves an answer unfinished, is not named.
+        A graph with different tokens or an unfinished answer is not named.
         """
         bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
         unlike = {one.pair.other.letter for one in self.results if one.result in bad}

@@ -409,7 +409,7 @@ def _job(
 
 
 def _placed(problem: Problem, side: str, places: Mapping[str, Place], source: Source) -> Problem:
-    """With the place in the experiment's file of the setting that is wrong, if it is one of it."""
+    """The problem at its place in the experiment's file, if that file has the wrong setting."""
     option = problem.file.removeprefix("--set ")
     if option == problem.file or option not in places:
         return problem

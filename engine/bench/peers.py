@@ -99,7 +99,7 @@ DRAWN = ("temperature", "top_k", "top_p")  # settings of `sampling` that both ha
 
 
 def with_peers(sides: Sequence[Side], names: Sequence[str]) -> list[Side]:
-    """The sides, those that have a name here with their peer; models are loaded once.
+    """The sides, each that names a peer with that peer; models are loaded once.
 
     Raises:
         UsageError: the graphs draw as a peer cannot.

@@ -126,7 +126,7 @@ def comparison_parts(
 
 
 def _graphs(comparison: Comparison, lines: box.Box) -> Table:
-    """The graph of each letter, with its own settings if any graph has some."""
+    """Which graph each letter stands for, and its settings, if a graph has settings."""
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
     for side in comparison.sides:
         graph = side.job.program.graph
@@ -240,7 +240,7 @@ def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box)
 
 
 def _moves(comparison: Comparison) -> Iterator[str]:
-    """Where bytes were moved: by what."""
+    """Moved KV bytes of each pool, by cause."""
     for side in comparison.sides:
         for name, pool in comparison.total(side).pools.items():
             causes = (
@@ -336,7 +336,7 @@ def experiment_table(
 
 
 def experiment_markdown(experiment: Experiment, rows: Rows) -> str:
-    """Of the figures that the experiment names."""
+    """The table of the experiment's figures."""
     if not rows:
         return "No prompt was answered by every side.\n"
     heads, cells = experiment_table(experiment, rows)
@@ -440,7 +440,7 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
 
 
 def _bars(axes: Any, plot: Plot, rows: Rows) -> None:
-    """One for each row, the first on top; the interval is a line."""
+    """A bar for each row, the first on top; the interval is a line."""
     places = range(len(rows))
     figures = [row["figures"][plot.y] for row in rows]
     values = [value for value, _, _ in figures]
