@@ -98,8 +98,8 @@ class Figure:
     def quotients(
         self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
     ) -> tuple[list[int], Values, Values]:
-        """The prompts of the rounds with a figure, and [rounds, part and whole] of this side, and of
-        the reference if rounds are paired."""
+        """The prompts of the rounds with a figure, and [rounds, part and whole] of this side and of
+        the reference, which is 1 / 1 unless rounds are paired."""
         groups: list[int] = []
         mine: list[Quotient] = []
         theirs: list[Quotient] = []
