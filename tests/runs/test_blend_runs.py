@@ -4,7 +4,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.reading import BLENDED, DOCUMENTS, TWINS, asked, book_of, searching, session, watched
+from helpers.reading import (
+    BLENDED,
+    DOCUMENTS,
+    TWINS,
+    Rounds,
+    asked,
+    book_of,
+    searching,
+    session,
+    watched,
+)
 from helpers.support import (
     Graphs,
     Make,
@@ -98,32 +108,6 @@ def _within(part: list[int], whole: list[int]) -> list[bool]:
     return [whole[i : i + len(part)] == part for i in range(len(whole) - len(part) + 1)]
 
 
-@pytest.mark.parametrize(("layout", "budget"), [("bim", "per_chunk"), ("batching", "per_branch")])
-def test_a_newcomer_changes_nobody_and_is_blended_as_ever(
-    layout: str, budget: str, made: Tiny, graphs: Graphs
-) -> None:
-    """With room for few branches, the others are blended beside running trees; with room for all,
-    in one prefill. Tokens and acceptance, round by round, are the same."""
-    found, parts = [], searching(["bees rain", "rain tea", "", "tea iron rain", "bees"])
-    for most in (10, 3, 2, 1):
-        sets = (
-            f"layout.kind={layout}",
-            f"layout.max_num_branches={most}",
-            f"blend.budget={budget}",
-        )
-        fixed = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "blend.ratios=[0.4]")
-        run, rounds = watched(
-            session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
-        )
-        mixed = [one for one in rounds.found if one.blend and max(one.accepted) >= 0]
-        assert bool(mixed) == (most in (2, 3)), "newcomers were to be blended beside running trees"
-        for one in rounds.found:
-            if one.blend is not None:
-                assert one.blend.reused + one.blend.suffix == one.rows - one.padding
-        found.append((tokens_of(run), accepted_of(run)))
-    assert all(one == found[0] for one in found[1:])
-
-
 class Logits:
     """A sink that keeps the logits of every branch's trees, round by round."""
 
@@ -139,26 +123,40 @@ class Logits:
                 self.of.setdefault(branch.name, []).append(logits_TV.clone())
 
 
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_a_newcomer_leaves_the_logits_of_running_branches_alone(
-    layout: str, made: Tiny, graphs: Graphs
+@pytest.mark.parametrize(
+    ("layout", "budget"), [("bim", "per_chunk"), ("batching", "per_branch"), ("paged", "per_chunk")]
+)
+def test_newcomers_are_blended_as_ever_and_leave_running_branches_alone(
+    layout: str, budget: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """They ride through a forward in which most rows are dropped on the way; every round's logits
-    are those of a run in which everybody had started before."""
-    parts, found = searching(["bees rain", "rain tea", "", "tea iron rain", "bees"]), []
-    for most in (10, 3):
+    """With few branches at once, the others are blended next to running trees; else in one prefill.
+
+    Tokens, acceptance and logits of every round are the same.
+    """
+    found, parts = [], searching(["bees rain", "rain tea", "", "tea iron rain", "bees"])
+    fixed = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "blend.ratios=[0.4]")
+    for most in (10, 3, 2, 1):
         sets = (f"layout.kind={layout}", f"layout.max_num_branches={most}")
-        fixed = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3")
-        sink = Logits()
-        opened = session(graphs, made, "bim_blend_eagle", *sets, *fixed, outline=parts)
-        sink.run = start(opened, asked(), sink)
-        drive(sink.run)
-        found.append(sink.of)
-    assert found[0].keys() == found[1].keys() and len(found[0]) == 10
-    for name, rounds in found[0].items():
-        assert len(rounds) == len(found[1][name])
-        for one, other in zip(rounds, found[1][name], strict=True):
-            assert torch.allclose(one, other, atol=1e-4)
+        sets = (*sets, f"blend.budget={budget}", *fixed)
+        rounds, logits = Rounds(), Logits()
+        opened = session(graphs, made, "bim_blend_eagle", *sets, outline=parts)
+        run = start(
+            opened, asked(), lambda event, sinks=(rounds, logits): [s(event) for s in sinks]
+        )
+        rounds.run = logits.run = run
+        drive(run)
+        mixed = [one for one in rounds.found if one.blend and max(one.accepted) >= 0]
+        assert bool(mixed) == (most in (2, 3)), "newcomers were to be blended next to running trees"
+        for one in rounds.found:
+            if one.blend is not None:
+                assert one.blend.reused + one.blend.suffix == one.rows - one.padding
+        found.append((tokens_of(run), accepted_of(run), logits.of))
+    tokens, accepted, expected = found[0]
+    assert len(expected) == 10
+    for other in found[1:]:
+        assert other[:2] == (tokens, accepted) and other[2].keys() == expected.keys()
+        for name, logits_TV in expected.items():
+            torch.testing.assert_close(other[2][name], logits_TV, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])

@@ -151,26 +151,6 @@ def _occupy_(pool: KVCache, counts: Any) -> None:
     pool.current_length = 0  # of this run
 
 
-@pytest.mark.parametrize("graph", FULL)
-def test_branches_wait_until_the_pool_has_room_and_all_are_decoded(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    """For slots of the one sequence, or for one of the rows; the rows are no longer than needed."""
-    made = tiny("qwen3")
-    book = made.book(stop_ids=())
-    wide = outlined(graphs, made, graph, parts=6, budget=20)
-    capacity = request_slots(requests_of(wide)[0]) + 12
-    sets = [f"layout.kv_slots={capacity}"] + ["layout.max_num_branches=3"] * ("batching" in graph)
-    session = graphs.session(graph, made.models, book, outline=outline_of(6), budget=20, sets=sets)
-    run, most = start(session, ["hello"]), 0
-    while not run.finished:
-        run.advance()
-        most = max(most, len(run.branches))
-    assert tokens_of(run) == tokens_of(wide)
-    assert 1 <= most < 6, "the pool was meant to be too small for all at once"
-    assert "batching" not in graph or most == 3, "every row was meant to be used"
-
-
 # -- the model's context -----------------------------------------------------------------------
 
 

@@ -28,7 +28,7 @@ from helpers.support import (
 from specsot.engine.certify.reference import Transformers
 from specsot.engine.record.report import uncombined
 from specsot.engine.run.core import EngineCore
-from specsot.engine.run.scoring import context_segments, next_scores
+from specsot.engine.run.scoring import context_segments
 from specsot.states.request import Branch, Finish
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.tokens import PromptTokens
@@ -131,25 +131,6 @@ def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) 
     assert all(alike[::2]) and not all(alike[1::2])
 
 
-@pytest.mark.parametrize("attention", ["dense", "grouped"])
-def test_masks_over_the_whole_pool_say_the_same(attention: str, made: Tiny, graphs: Graphs) -> None:
-    sets = (f"attention={attention}", *settings_of("eagle3", 1))
-    run = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
-    held(run, made, ())
-
-
-def test_drawn_tokens_are_the_targets_own_with_their_coins(made: Tiny, graphs: Graphs) -> None:
-    """Put together from the ids, the mask and the coins of the positions."""
-    opened = session(graphs, made, "sampling.temperature=1.0", outline=outline_of(3))
-    run = run_all(opened, TEXTS[:1])
-    branch = combined_of(requests_of(run)[0])
-    own = [
-        int(next_scores(made.models, branch, branch.before, place).argmax())
-        for place in range(len(branch.tokens))
-    ]
-    assert own == branch.tokens
-
-
 def test_what_it_sees_decides(made: Tiny, graphs: Graphs) -> None:
     """Or the tests above would prove nothing: folded parts make another text."""
     attends = run_all(session(graphs, made, outline=outline_of(4), budget=30), TEXTS)
@@ -159,21 +140,6 @@ def test_what_it_sees_decides(made: Tiny, graphs: Graphs) -> None:
         for run in (attends, run_all(plain, TEXTS))
     ]
     assert found[0] != found[1]
-
-
-@pytest.mark.parametrize("budget", [6, 7, 10])
-def test_how_a_part_was_drafted_does_not_matter_where_its_budget_ends_it(
-    budget: int, made: Tiny, graphs: Graphs
-) -> None:
-    """Inside an accepted path its last token has a row, at the end of one it gets it with the
-    prompt that combines."""
-    found = []
-    for drafter in (NONE, settings_of("eagle3", 0), settings_of("eagle3", 1)):
-        opened = session(graphs, made, *drafter, outline=outline_of(4), budget=budget)
-        run = run_all(opened, TEXTS[:2])
-        held(run, made, ())
-        found.append(tokens_of(run))
-    assert found[0] == found[1] == found[2]
 
 
 def test_documents_of_parts_are_seen_where_they_lie(made: Tiny, graphs: Graphs) -> None:

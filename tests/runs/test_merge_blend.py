@@ -3,7 +3,6 @@
 import pytest
 import torch
 from helpers import pools as pool_watch
-from helpers.drafters import settings_of
 from helpers.folds import (
     REUSED,
     FoldBook,
@@ -53,24 +52,6 @@ def made(tiny: Make) -> Tiny:
 
 
 # -- what is folded, and that it is computed exactly ----------------------------------------------
-
-
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", ["none", "eagle3"])
-def test_plain_is_the_target_itself_behind_the_folded_parts(
-    kind: str, layout: str, share: str, made: Tiny, graphs: Graphs
-) -> None:
-    """Teacher forcing by transformers, over ids that are put together here."""
-    book = book_of(made, share, (2,))
-    drafter = ("drafter.kind=none",) if kind == "none" else settings_of(kind, 0)
-    sets = (*PLAIN, layout, *drafter)
-    run = run_all(session(graphs, made, *sets, outline=outline_of(4), book=book), TEXTS)
-    for request in requests_of(run):
-        branch = combined_of(request)
-        assert [*branch.prompt] == fold_of(request, book)
-        made.reference.check(branch, [*request.context, *branch.prompt], (2,))
-        assert len(branch.tokens) > 0
 
 
 @pytest.mark.parametrize(
@@ -242,20 +223,6 @@ def test_documents_and_quotes_are_left_out_of_the_fold(
     own = [len(book.branch(b.point, request.outline, ())[1]) for b in parts if b.point]
     said = [len(b.tokens) - 1 for b in parts]  # the last one is computed anew
     assert fold.protected + fold.reused == sum(own) + sum(said)
-
-
-@pytest.mark.parametrize("budget", [6, 7, 10])
-def test_how_a_part_was_drafted_does_not_matter_where_its_budget_ends_it(
-    budget: int, made: Tiny, graphs: Graphs
-) -> None:
-    """Inside an accepted path its last token has a row, at the end of one it has none."""
-    found = []
-    for drafter in ("drafter.kind=none", "drafter.kind=eagle3"):
-        sets = (*REUSED, drafter)
-        opened = session(graphs, made, *sets, outline=outline_of(4), budget=budget)
-        run, rounds = watched(opened, asked(1))
-        found.append((tokens_of(run), [(fold.protected, fold.reused) for fold in rounds.blends]))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -68,15 +68,6 @@ def test_in_rows_of_their_own_the_prompt_is_copied(made: Tiny, graphs: Graphs) -
     assert kv.ledger.bytes["fork"] == 3 * (len(PROMPTS["long"]) - 1) * kv.slot_bytes
 
 
-@pytest.mark.parametrize("kind", ["none", "eagle3"])
-def test_all_samples_that_end_with_the_first_leave_nobody_waiting(
-    kind: str, made: Tiny, graphs: Graphs
-) -> None:
-    """Answers of one token: the first has ended before the others begin."""
-    run = run_all(session(graphs, made, kind=kind, budget=1), [*PROMPTS])
-    assert all(len(b.tokens) == 1 for r in requests_of(run) for b in r.branches)
-
-
 def test_the_answer_shows_all_of_them(made: Tiny, graphs: Graphs) -> None:
     run = run_all(session(graphs, made), ["long"])
     (answer,), (request,) = run.answers, requests_of(run)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.axes import REJECTING, Case, Make, play, session_of, target_of, tokens_by_branch
 from helpers.drafters import SETTINGS, drafting
-from helpers.support import Graphs, accepted_of, branches_of, outline_of, run_all, tokens_of
+from helpers.support import Graphs, accepted_of, outline_of, run_all, tokens_of
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.yaml.source import GraphError
@@ -28,33 +28,6 @@ def test_another_seed_is_another_text(tiny: Make, graphs: Graphs) -> None:
     assert found[0] != found[1] != found[3]
     branches = found[0]["a"]
     assert len({tuple(branch) for branch in branches}) == len(branches), "branches share coins"
-
-
-def test_filters_and_bans_hold(tiny: Make, graphs: Graphs) -> None:
-    made = tiny("llama")
-
-    def answer(*sets: str) -> list[list[int]]:
-        session = graphs.session(
-            "bim_plain",
-            made.models,
-            made.book(),
-            outline=outline_of(4),
-            budget=14,
-            sets=["drafter.kind=eagle3", *(f"sampling.{one}" for one in sets)],
-        )
-        return [b.tokens for b in branches_of(run_all(session, ["hello"]))]
-
-    free = answer("temperature=1.5")
-    common = max((t for b in free for t in b), key=[t for b in free for t in b].count)
-    assert answer("temperature=1.5", "top_k=1") == answer("temperature=0.0")
-    assert answer("temperature=1.5", "top_p=1e-6") == answer("temperature=0.0")
-    assert all(common not in b for b in answer("temperature=1.5", f"banned=[{common}]"))
-    assert all(b[:3] == [8, 8, 3] for b in answer("temperature=1.5", "forced=[8, 8, 3]"))
-    assert {t for b in answer("logit_bias={17: 1000.0}") for t in b} == {17}
-    stops = answer("temperature=1.5", "logit_bias={2: 1000.0}")
-    assert all(b == [] for b in stops)
-    held = answer("temperature=1.5", "logit_bias={2: 1000.0}", "min_new_tokens=6")
-    assert all(len(b) == 6 for b in held)
 
 
 @pytest.mark.parametrize("kind", ["dflash", "vanilla"])
