@@ -10,13 +10,7 @@ from tools.embedded.corpus import MIXTURE, Corpus
 from tools.embedded.heldout import KINDS, probes
 from tools.embedded.people import people, person
 from tools.embedded.pieces import (
-    Line,
     Pieces,
-    branch_turn,
-    outline_text,
-    plan_part,
-    plan_prompt,
-    rounded_length,
 )
 from tools.embedded.quality import outline_titles
 from tools.embedded.questions import broad_question, cores, fill, held_out
@@ -85,24 +79,6 @@ def test_a_summary_quotes_all_other_parts() -> None:
     quoted = re.findall(r"\nPart (\d) says: ", text(sample.branches[0]))
     assert quoted == [str(i) for i in range(1, len(titles))]
     assert "|" + ",".join(quoted) + "|Summary\nEND" in text(sample.trunk)
-
-
-def test_forms_of_turns() -> None:
-    lines = (Line("One", 60), Line("Two", 80, "Search", (1,)))
-    assert outline_text(lines) == "PLAN\n1|60|-|-|One\n2|80|Search|1|Two\nEND"
-    assert text(branch_turn(2, "Two", ((1, "Body."),))) == (
-        "\n<|im_start|>user\nWrite part 2: Two\nPart 1 says: Body.<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-    assert text(plan_prompt("Why?", ("One", "Two")) + plan_part(1, "One")) == (
-        "<|im_start|>user\nWhy?\nThe plan:\n1. One\n2. Two\nWrite part 1: One<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
-@pytest.mark.parametrize(("tokens", "length"), [(0, 10), (9, 10), (10, 20), (59, 60), (5000, 990)])
-def test_lengths_leave_room_for_the_end_mark(tokens: int, length: int) -> None:
-    assert rounded_length(tokens) == length
 
 
 def test_held_out_questions_are_never_trained() -> None:
