@@ -1,4 +1,8 @@
-"""`rows_per_round`: branches that share a round's drafted tokens, and the slots that they need."""
+"""What a round spends: no row stands for nothing, and no forward is for nobody.
+
+Branches share a round's drafted tokens (`rows_per_round`), a round chooses its size by what
+forwards cost, and under ``bim`` a forward is never more than under ``batching``.
+"""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -7,33 +11,43 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.drafters import drafting
+from helpers.drafters import CHOOSING, SETTINGS, drafting
 from helpers.support import (
     Graphs,
     Make,
     SizedBook,
     Tiny,
+    TokenBook,
     branches_of,
+    check_lossless,
     drive,
     outline_of,
     requests_of,
     run_all,
     start,
+    tiny_models,
     tokens_of,
 )
+from helpers.tiny import write_tiny_target
 
+from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.metrics import figures
+from specsot.engine.record.recorder import Recorder
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
 from specsot.states.admission import PROMPT_ESTIMATE, request_slots
 from specsot.states.layout import Layout
+from specsot.states.machine import OpRan
 from specsot.states.phases import continuous_decode, verify
 from specsot.states.phases.grow_tree import force
-from specsot.states.request import Finish
+from specsot.states.request import Finish, Request
 from specsot.states.round import RoundSummary
 from specsot.states.text.outline import Outline, Point
+from specsot.states.text.tokens import PromptTokens
+from specsot.states.yaml.source import GraphError
 
 LAYOUTS = ("bim", "batching", "paged")
 BOUNDS = {
@@ -325,3 +339,231 @@ def test_whoever_starts_has_room_to_the_end(layout: str, tiny: Make, graphs: Gra
         assert tokens_of(run)["0"] == tokens_of(wide)["0"]
         full = max(full, run.manager.kv.peak_length / run.manager.kv.slots)
     assert full > 0.75, "the pools were meant to be used up"
+
+
+POLICIES = ("fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost")
+
+
+def choosing_session_of(
+    graphs: Graphs, made: Tiny, kind: str, *sets: str, parts: int = 4
+) -> Session:
+    return graphs.session(
+        "bim_plain",
+        drafting(made, kind),
+        made.book(stop_ids=()),
+        outline=outline_of(parts),
+        budget=14,
+        sets=(f"drafter.kind={kind}", *sets),
+    )
+
+
+def rounds_of(
+    session: Session,
+) -> tuple[EngineCore, list[tuple[Any, RoundSummary]], dict[str, Any]]:
+    """A run over two questions, its batches with what came of them, and its metrics."""
+    recorder = Recorder(str, None)
+    run = start(session, ["hello", "a second question"])
+    run.sink, found = recorder, list[tuple[Any, RoundSummary]]()
+    recorder.attach(run)
+
+    def look(event: Any) -> None:
+        if "batch" in run.board and run.board["batch"] is not None:
+            batches.append(run.board["batch"])
+        if "committed" in getattr(event, "results", {}):
+            found.append((batches[-1], run.summary))
+
+    batches: list[Any] = []
+    recorder.listeners.append(look)
+    drive(run)
+    return run, found, figures(recorder.meter, run.board)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Graphs) -> None:
+    """The drafter stops with the longest chain, the target verifies roots and drafts alone."""
+    made = tiny("llama")
+    costs = CHOOSING["vanilla"][-1:] if policy == "cost" else ()
+    sets = (f"drafter.gamma_policy={policy}", "drafter.gamma_max=5", f"layout.kind={layout}")
+    run, rounds, found = rounds_of(choosing_session_of(graphs, made, "vanilla", *sets, *costs))
+    book = made.book(stop_ids=())
+    check_lossless(run, book, made.reference, plain=False)
+    lengths, forwards, rested = [], 0, 0
+    for batch, summary in rounds:
+        drafts = [sum(token >= 0 for token in tree.tokens) - 1 for tree in summary.trees]
+        lengths.append(drafts)
+        prompts = sum(span.flat_Cn.size for span in batch.placed.spans)
+        rows = sum(1 + n for n in drafts) + prompts
+        assert summary.rows - summary.padding == rows
+        assert layout != "bim" or summary.padding == 0
+        longest = max(drafts, default=0)
+        if policy == "cost" and not longest:
+            assert summary.work.forwards <= 1
+            rested += not summary.work.forwards and bool(summary.trees)
+        elif summary.trees:
+            assert summary.work.forwards == max(longest, 1)
+        forwards += summary.work.forwards
+    assert found["drafter_forwards"] == forwards > 0
+    assert found["target_rows"] == sum(one.rows for _, one in rounds)
+    assert policy != "cost" or rested, "what nobody asks for waits"
+    assert policy == "fixed" or len({n for own in lengths for n in own}) > 2, "lengths differ"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("number", range(2))
+def test_trees_of_ngrams_have_the_rows_of_what_was_found(
+    number: int, layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    sets = (*SETTINGS["ngram"][number], f"layout.kind={layout}")
+    _, rounds, found = rounds_of(choosing_session_of(graphs, made, "ngram", *sets))
+    drafts = [[len(tree.tokens) - 1 for tree in one.trees] for _, one in rounds]
+    there = [[sum(t >= 0 for t in tree.tokens) - 1 for tree in one.trees] for _, one in rounds]
+    assert drafts != there, "some trees were smaller than the others"
+    assert found["padding_waste"] == found["target_rows_empty"] / found["target_rows"]
+    assert (found["target_rows_empty"] == 0) is (layout == "bim")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", CHOOSING)
+def test_what_is_chosen_is_what_is_drafted(
+    kind: str, layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    sets = (*CHOOSING[kind], f"layout.kind={layout}")
+    run, rounds, found = rounds_of(choosing_session_of(graphs, made, kind, *sets))
+    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    sizes = {}
+    for _, one in rounds:
+        if not one.trees:
+            continue
+        (choice,) = one.choices
+        sizes[choice.size] = sizes.get(choice.size, 0) + 1
+        drafted = [sum(token >= 0 for token in tree.tokens) - 1 for tree in one.trees]
+        assert max(drafted) == choice.size or (kind == "ngram" and max(drafted) <= choice.size)
+        assert choice.tokens >= len(one.trees) and choice.ms > 0
+    assert found["chosen_sizes"] == {str(size): n for size, n in sorted(sizes.items())}
+    assert len(sizes) > 1
+
+
+def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
+    """The same text, at other costs."""
+    made, drafted = tiny("llama"), []
+    for target in ("{1: 100.0, 64: 101.0}", "{1: 1.0, 64: 60.0}"):
+        costs = f"drafter.costs={{target: {target}, drafter: {{1: 0.1}}}}"
+        sets = ("drafter.num_draft_tokens=auto", "drafter.draft_depth=4", "drafter.top_k=3", costs)
+        run, rounds, _ = rounds_of(choosing_session_of(graphs, made, "eagle3", *sets))
+        check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+        drafted.append(sum(one.drafted for _, one in rounds) / len(rounds))
+    assert drafted[0] > 2 * drafted[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ("eagle3", "dflash", "vanilla"))
+def test_a_drafter_that_costs_more_than_it_saves_is_left_alone_but_for_a_look(
+    kind: str, layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    made = tiny("llama")
+    dear = "drafter.costs={target: {1: 1.0}, drafter: {1: 90.0}}"
+    sets = (*CHOOSING[kind][:-1], dear, f"layout.kind={layout}")
+    run, rounds, _ = rounds_of(choosing_session_of(graphs, made, kind, *sets))
+    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    sizes = [one.choices[0].size for _, one in rounds if one.trees]
+    drafted = [one.drafted for _, one in rounds if one.trees]
+    assert sizes[0] and [size > 0 for size in sizes] == [count > 0 for count in drafted]
+    assert 2 <= sum(size > 0 for size in sizes) < len(sizes) / 3
+
+
+@pytest.mark.parametrize("kind", CHOOSING)
+def test_costs_that_are_not_given_are_measured(kind: str, tiny: Make, graphs: Graphs) -> None:
+    made = tiny("llama")
+    session = choosing_session_of(graphs, made, kind, *CHOOSING[kind][:-1])
+    run, _, _ = rounds_of(session)
+    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    (costs, _) = session.costs
+    assert costs is not None and len(costs.target.rows) >= 2 and min(costs.target.ms) > 0
+    assert bool(costs.drafter.rows) is (kind != "ngram")
+    assert session.costs[0] is costs, "once for all runs of a session"
+
+
+def test_what_a_clock_decides_is_not_drawn(tiny: Make, graphs: Graphs) -> None:
+    made = tiny("llama")
+    drawn = ("sampling.temperature=0.8", "sampling.accept=rejection", "drafter.draws=sampled")
+    with pytest.raises(GraphError, match="so that runs can be repeated"):
+        choosing_session_of(graphs, made, "vanilla", *drawn, "drafter.gamma_policy=cost")
+    choosing_session_of(graphs, made, "vanilla", *drawn, *CHOOSING["vanilla"])
+
+
+def test_trees_that_are_chosen_are_not_shared_out_as_well(tiny: Make, graphs: Graphs) -> None:
+    with pytest.raises(GraphError, match="both set the size of trees"):
+        choosing_session_of(
+            graphs, tiny("llama"), "ngram", *CHOOSING["ngram"], "drafter.rows_per_round=4"
+        )
+
+
+ROOM, NEW = 64, 4
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A target of one layer, no drafter."""
+    folder = tmp_path_factory.mktemp("small")
+    return tiny_models(write_tiny_target(folder, layers=1, hidden=16), None, ())
+
+
+def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) -> list[Any]:
+    """For each forward of all requests together its rows, and its groups' slots and mask sizes."""
+    capacity = ROOM * (len(lengths) if layout == "bim" else 1)
+    sets = (f"layout.kind={layout}", f"layout.max_num_branches={len(lengths)}")
+    book = TokenBook(models.target.vocab_size, "outline", ())
+    session = graphs.session(
+        "autoregressive", models, book, budget=NEW, sets=(*sets, f"layout.kv_slots={capacity}")
+    )
+    seen = []
+
+    def sink(event: object) -> None:
+        if isinstance(event, OpRan) and event.op == "mask.build":
+            groups = run.board["attention"].groups
+            rows = run.board["batch"].rows.tokens_BQ.numel()
+            seen.append((rows, [(group.keys, tuple(group.mask_GqK.shape)) for group in groups]))
+
+    run = session.start([], sink)
+    for number, length in enumerate(lengths):
+        run.manager.lifecycle.submit(_request(session.request(Prompt(str(number), "?")), length))
+    while not run.finished:
+        run.advance()
+    run.close()
+    return seen
+
+
+def _request(one: Request, length: int) -> Request:
+    tail = PromptTokens(tuple(range(3, 3 + length)))
+    return replace(one, prefix=PromptTokens(), tail=tail, stop_ids=frozenset())
+
+
+def entries(groups: list[Any]) -> int:
+    """Of all masks of a forward."""
+    return sum(g * q * k for _, (g, q, k) in groups)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_requests_of_one_length_are_the_same_forwards(
+    count: int, small: Models, graphs: Graphs
+) -> None:
+    lengths = [20] * count
+    bim = forwards("bim", lengths, small, graphs)
+    assert bim == forwards("batching", lengths, small, graphs)
+    assert [entries(groups) for _, groups in bim] == [
+        count * 20 * 20,
+        *(count * (20 + new) for new in range(1, NEW)),
+    ], "every request costs its own context"
+
+
+def test_requests_of_several_lengths_are_less(small: Models, graphs: Graphs) -> None:
+    lengths = [3, 40, 11, 5]
+    bim = forwards("bim", lengths, small, graphs)
+    batching = forwards("batching", lengths, small, graphs)
+    assert [rows for rows, _ in bim] == [sum(lengths), *[4] * (NEW - 1)]
+    assert [rows for rows, _ in batching] == [4 * max(lengths), *[4] * (NEW - 1)]
+    for (_, ours), (_, theirs) in zip(bim, batching, strict=True):
+        assert entries(ours) <= entries(theirs)

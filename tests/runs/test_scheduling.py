@@ -1,0 +1,236 @@
+"""What starts next, what makes way, and prompts that are read in chunks; never another token."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.drafters import drafting, settings_of
+from helpers.support import (
+    FIXED,
+    FULL,
+    GOLDEN,
+    FixedBook,
+    Graphs,
+    Make,
+    PlanBook,
+    Tiny,
+    branches_of,
+    drive,
+    requests_of,
+    start,
+    tokens_of,
+)
+
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.record.trace import action_of
+from specsot.engine.run.core import EngineCore
+from specsot.engine.run.session import Session
+from specsot.states.machine import OpRan
+from specsot.states.request import Finish, Stage
+from specsot.states.scheduler import MIN_CHUNK
+from specsot.states.text.outline import Outline, Point
+
+LENGTHS = (40, 90, 40, 10, 75, 90)
+STARTS = {
+    "fcfs": [0, 1, 2, 3, 4, 5],
+    "longest_first": [1, 5, 4, 0, 2, 3],  # equal ones in reading order
+    "shortest_first": [3, 0, 2, 4, 1, 5],
+}
+ONE_DEVICE = [
+    case
+    for case in json.loads((GOLDEN / "specsot" / "scheduler.json").read_text())
+    if len(case["compute"]) == 1
+]
+
+
+def expecting(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
+    points = [
+        Point(i, length, None, (deps or {}).get(i, ()), f"Part {i}")
+        for i, length in enumerate(lengths, 1)
+    ]
+    return Outline("plan", tuple(points), (), "ok")
+
+
+def started(run: EngineCore) -> list[int]:
+    """Branches in the order in which they began to run; of one round, in the order of its rows."""
+    order: list[int] = []
+
+    def note(run: EngineCore) -> bool:
+        book = run.manager
+        order.extend(b.index for b in book.active if not b.is_root and b.index not in order)
+        return False
+
+    drive(run, until=note)
+    assert all(b.ended for b in branches_of(run))
+    return order
+
+
+def run_of(graph: str, outline: Outline, tiny: Make, graphs: Graphs, **layout: Any) -> EngineCore:
+    made = tiny("llama")
+    sets = [f"layout.{key}={value}" for key, value in layout.items()]
+    book = made.book(stop_ids=())
+    return start(graphs.session(graph, made.models, book, outline=outline, sets=sets), ["hello"])
+
+
+@pytest.mark.parametrize("graph", FULL)
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_branches_start_in_the_order_asked_for_and_no_token_changes(
+    graph: str, most: int, tiny: Make, graphs: Graphs
+) -> None:
+    found = []
+    for order, expected in STARTS.items():
+        run = run_of(graph, expecting(LENGTHS), tiny, graphs, max_num_branches=most, order=order)
+        assert started(run) == expected, order
+        found.append(tokens_of(run))
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize("graph", ["bim_plain", "batching_plain"])
+def test_a_branch_that_is_not_ready_lets_others_go_first(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    """The longest needs the shortest: it starts once that is done, before whoever still waits."""
+    outline = expecting((20, 90, 50, 10, 5), {2: (4,)})
+    run = run_of(graph, outline, tiny, graphs, max_num_branches=1, order="longest_first")
+    assert started(run) == [2, 0, 3, 1, 4]
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+@pytest.mark.parametrize("case", ONE_DEVICE, ids=lambda case: f"{case['predicted']}")
+def test_one_device_starts_the_schedulers_batches(
+    layout: str, case: dict[str, Any], tiny: Make, graphs: Graphs
+) -> None:
+    """Longest first, as many side by side as a batch of the scheduler holds; also backwards."""
+    predicted, batches = case["predicted"], case["lpt"]["0"]["batches"]
+    most = {"max_num_branches": case["max_parallel"], "order": "longest_first"}
+    run = run_of(f"{layout}_plain", expecting(predicted), tiny, graphs, **most)
+    drive(run, until=lambda run: run.state == "parallel_prefill")
+    assert [b.index for b in run.branches] == batches[0]
+    assert started(run) == [index for batch in batches for index in batch]
+    last = len(predicted) - 1
+    back = run_of(f"{layout}_plain", expecting(predicted[::-1]), tiny, graphs, **most)
+    assert [last - index for index in started(back)] == case["lpt"]["0"]["assigned"]
+
+
+OPTIMISTIC, SMALL = "scheduler.admission=optimistic", "layout.kv_slots=320"
+
+
+class LongBook(PlanBook):
+    """Prompts long enough to be cached."""
+
+    text = "PLAN\n1|5|-|-|One\n2|4|-|1|Two\n3|5|-|-|Three\n4|3|-|-|Four\nEND"
+
+    def ids(self, text: str, low: int, high: int) -> list[int]:
+        more = 70 if text.startswith("prefix") else 0
+        return super().ids(text, low + more, high + more)
+
+
+@pytest.mark.parametrize("kind", ("eagle3", "ngram"))
+def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Graphs) -> None:
+    """Reserved, no request is ever interrupted; optimistic, more run side by side, and make way."""
+    found, preemptions = [], []
+    prompts = [
+        Prompt(str(n), f"question {n}", max_new_tokens=70, cache_salt="ab"[n]) for n in range(2)
+    ]
+    for more in (("layout.kv_slots=2000",), (SMALL,), (SMALL, OPTIMISTIC)):
+        sets = (*settings_of(kind, 0), "layout.max_num_branches=4", *more)
+        book = LongBook(130, "outline", ())
+        models = drafting(tiny("llama"), kind)
+        session = graphs.session("bim_plain", models, book, sets=sets)
+        run = drive(start(session, prompts), check=OPTIMISTIC in sets)
+        found.append(tokens_of(run))
+        preemptions.append(run.manager.lifecycle.preemptions)
+    assert found[0] == found[1] == found[2]
+    assert preemptions[:2] == [0, 0] and preemptions[2] > 1
+
+
+@pytest.mark.parametrize(("merge", "makes_way"), [("concat", True), ("attend", False)])
+def test_parts_that_stay_until_they_are_combined_are_reserved(
+    merge: str, makes_way: bool, tiny: Make, graphs: Graphs
+) -> None:
+    """Rows that another branch still reads cannot be freed."""
+    graph = {"concat": "bim_plain", "attend": "bim_attend_merge"}[merge]
+    sets = [OPTIMISTIC, "skeleton.grammar=false"]
+    book = LongBook(130, "outline", ())
+    session = graphs.session(graph, tiny("llama").models, book, sets=sets)
+    assert start(session, []).manager.admission.optimistic is makes_way
+
+
+TEXTS = [Prompt(str(n), f"question {n}", max_new_tokens=5 + n * 5 % 11) for n in range(4)]
+BUDGET, LONG, MANY = 64, 1500, 8
+
+
+def session_of(graph: str, made: Tiny, graphs: Graphs, most: int, *sets: str) -> Session:
+    book = PlanBook(130, "outline", ())
+    book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
+    sets = (*sets, "layout.max_num_branches=4", f"scheduler.max_num_batched_tokens={most}")
+    return graphs.session(graph, made.models, book, sets=sets)
+
+
+@pytest.mark.parametrize(
+    ("layout", "admission"),
+    [("bim", "reserved"), ("bim", "optimistic"), ("batching", "reserved"), ("paged", "reserved")],
+)
+def test_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
+    layout: str, admission: str, tiny: Make, graphs: Graphs
+) -> None:
+    """A long prompt arrives while eight branches decode."""
+    prompts = {str(n): [9 + n] * 12 for n in range(MANY)} | {"long": [7] * LONG}
+    sets = (f"scheduler.max_num_batched_tokens={BUDGET}", f"scheduler.admission={admission}")
+    sets += ("layout.kv_slots=3000", f"layout.max_num_branches={MANY + 1}", f"layout.kind={layout}")
+    models = tiny("llama", max_positions=2048).models
+    session = graphs.session("autoregressive", models, FixedBook(prompts), budget=60, sets=sets)
+    rows, seen = list[tuple[int, int]](), set()
+
+    def see(event: object) -> None:
+        if isinstance(event, OpRan) and event.op == "target.forward_":
+            batch = run.board["batch"]
+            rows.append((sum(len(span.tokens) for span in batch.spans), len(batch.ran)))
+        if isinstance(event, OpRan) and "step" in event.results:
+            seen.add((action_of(run.board["step"]), bool(run.board["step"].chunks)))
+
+    run = start(session, [Prompt(str(n), str(n)) for n in range(MANY)], see)
+    drive(run, check=False, until=lambda run: len(run.branches) == MANY)
+    run.manager.lifecycle.submit(session.request(Prompt("long", "long")))
+    first, start_row = run.requests[-1], len(rows)
+    drive(run, check=False, until=lambda run: bool(first.branches))
+    curve = rows[start_row:]
+    assert len(curve) >= LONG // (BUDGET - MANY) and max(map(sum, rows)) <= BUDGET
+    assert {ran for _, ran in curve} == {MANY}, "all that decode go on in every step"
+    assert max(new for new, _ in curve) == BUDGET - MANY, "and the prompt gets the rest"
+    drive(run, check=False)
+    assert first.branches[0].finish is Finish.LENGTH and ("round", True) in seen
+
+
+def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Graphs) -> None:
+    run, chunks = start(session_of("eagle", tiny("llama"), graphs, 1, *FIXED), TEXTS), []
+    while not run.finished:
+        drive(run, until=lambda run, steps=run.steps: run.steps > steps)
+        if run.state == "schedule":
+            chunks += [count for _, count in run.board["step"].chunks]
+    assert chunks and max(chunks) == MIN_CHUNK
+
+
+@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
+def test_a_request_that_is_cancelled_while_it_is_read_gives_everything_back(
+    graph: str, tiny: Make, graphs: Graphs
+) -> None:
+    session = session_of(graph, tiny("llama"), graphs, 5)
+    expected = tokens_of(drive(start(session, TEXTS)))
+    run = start(session, TEXTS)
+    drive(run, until=lambda run: any(r.stage is Stage.PREFILL for r in requests_of(run)))
+    doomed = next(r for r in requests_of(run) if r.stage is Stage.PREFILL)
+    run.manager.table.cancel(doomed.key)
+    drive(run)
+    assert [b.finish for b in doomed.branches] == [Finish.CANCELLED]
+    assert tokens_of(run) | {doomed.key: []} == expected | {doomed.key: []}
+
+
+def test_beams_are_searched_behind_chunks(tiny: Make, graphs: Graphs) -> None:
+    made, found = tiny("llama"), []
+    for most in ("layout.order=fcfs", "scheduler.max_num_batched_tokens=11"):
+        sets = ("layout.max_num_branches=3", most)
+        session = graphs.session("beam", made.models, made.book(), sets=sets)
+        found.append(tokens_of(drive(start(session, TEXTS), check=False)))
+    assert found[0] == found[1]
