@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from importlib import invalidate_caches
+from importlib import import_module, invalidate_caches
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A worker for each core: threads of their own would wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+    import_module("tools.plug_ins").install("eagle1")
     config.stash[TALLY] = Tally()
 
 

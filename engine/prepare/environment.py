@@ -18,12 +18,9 @@ PACKAGES = ["specsot", "torch", "transformers", "tokenizers", "safetensors", "ll
 PACKAGES += ["gguf", "bm25s", "transitions", "numpy", "pydantic", "rich", "typer"]
 
 
-SAME_MODEL = {"eagle1": "eagle2"}  # one head, two ways to draft with it
-
-
 def embedded_folder(name: str) -> Path:
     """The folder of a packaged model: the target, or a drafter's kind."""
-    return Path(str(files(PACKAGE) / "models" / "embedded" / SAME_MODEL.get(name, name)))
+    return Path(str(files(PACKAGE) / "models" / "embedded" / name))
 
 
 def embedded_layers() -> int:
@@ -56,7 +53,8 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
     dtype = job.options.dtype
     target = model_folder(job.options.model, "target", dtype)
     named = job.options.drafter_model
-    return target, model_folder(named, drafter.kind, dtype) if drafter.has_model else None
+    kind = drafter.checkpoint or drafter.kind
+    return target, model_folder(named, kind, dtype) if drafter.has_model else None
 
 
 def threads_of(job: Job) -> int:

@@ -78,10 +78,11 @@ class Session:
         self.models = models
         self.seed = seed
         self.outline_drafter: Any = None  # loaded, if outlines have a drafter model of their own
-        if graph.outline_drafter is not None and graph.outline_drafter.has_model:
-            kind = graph.outline_drafter.kind
-            folder = model_folder(getattr(graph.outline_drafter, "model", None) or EMBEDDED, kind)
-            self.outline_drafter = with_drafter(models, folder, kind).drafter
+        drafter = graph.outline_drafter
+        if drafter is not None and drafter.has_model:
+            ref = getattr(drafter, "model", None) or EMBEDDED
+            folder = model_folder(ref, drafter.checkpoint or drafter.kind)
+            self.outline_drafter = with_drafter(models, folder, drafter.kind).drafter
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline

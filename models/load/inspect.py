@@ -126,7 +126,7 @@ class _Inspector:
 
     def drafter(self) -> None:
         """Load it without values, for a target with the sizes that the drafter's file gives."""
-        self.kinds = ("eagle2", "eagle1") if self.tensors_kind == "eagle" else (self.tensors_kind,)
+        self.kinds = ("eagle2" if self.tensors_kind == "eagle" else self.tensors_kind,)
         self.family = self.tensors_kind
         fields = read_fields(self.path)
         section = fields.section("transformer_layer_config")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..sampling.coins import CoinRole, ranked, round_keys, token_keys
+from ..sampling.coins import CoinRole, round_keys, token_keys
 from ..sampling.processors import Sampler, choose, probabilities, process
 from ..sampling.settings import Accept, Draws
 from ..types import DraftRows
@@ -50,34 +50,15 @@ class Drawing:
 
     def draw(self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor) -> Tensor:
         """int64 [R]: a draft of each row, at this depth of its branch's tree."""
-        key_R = self._keys(branch_R, depth_R, torch.zeros_like(depth_R))
+        key_R = self.keys(branch_R, depth_R, torch.zeros_like(depth_R))
         return choose(scores_RV, self.sampler.rules, branch_R, key_R)
-
-    def children(
-        self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor, count: int, draws: str
-    ) -> Tensor:
-        """int64 [R, count]: the children of each row in the order they are tried; -1 for none.
-
-        draws: SAMPLED for independent draws, DISTINCT for draws without their earlier siblings.
-            With the target's coins there are no two independent ones.
-        """
-        rules = self.sampler.rules
-        rank_R = torch.zeros_like(depth_R)
-        if draws == Draws.SAMPLED and self.accept is Accept.REJECTION:
-            keys = [self._keys(branch_R, depth_R, rank_R + rank) for rank in range(count)]
-            return torch.stack([choose(scores_RV, rules, branch_R, key_R) for key_R in keys], 1)
-        key_R = self._keys(branch_R, depth_R, rank_R)
-        drawn_RC = ranked(scores_RV, key_R, rules.most_kept, count)
-        best_RC = scores_RV.topk(drawn_RC.shape[1]).indices
-        greedy_R1 = rules.greedy_S[branch_R][:, None]
-        first_C = torch.arange(drawn_RC.shape[1], device=drawn_RC.device) == 0
-        return drawn_RC.where(~greedy_R1, best_RC.where(first_C, -1))
 
     def probabilities(self, scores_RV: Tensor, branch_R: Tensor) -> Tensor:
         """float [R, V]: the distribution that a draft of each row is drawn from."""
         return probabilities(scores_RV, self.sampler.rules.greedy_S[branch_R])
 
-    def _keys(self, branch_R: Tensor, depth_R: Tensor, rank_R: Tensor) -> Tensor:
+    def keys(self, branch_R: Tensor, depth_R: Tensor, rank_R: Tensor) -> Tensor:
+        """int64 [R]: keys of drafts at these depths, with these ranks among their siblings."""
         key_R = self.sampler.key_S[branch_R]
         root_R = self.position_S[branch_R]
         if self.accept is Accept.MATCH:

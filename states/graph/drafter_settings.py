@@ -77,10 +77,12 @@ class DrafterSettings(Spec):
     Attributes:
         drafts: whether the kind ever drafts a token.
         has_model: whether it has a network, and so a checkpoint and a KV pool.
+        checkpoint: the kind whose checkpoints it reads, if not its own.
     """
 
     drafts: ClassVar[bool] = True
     has_model: ClassVar[bool] = False
+    checkpoint: ClassVar[str] = ""
     if TYPE_CHECKING:
         kind: str
 

@@ -36,7 +36,7 @@ from .graph import (
     Graph,
     StateSpec,
 )
-from .plugins import installed_kinds, settings_class, with_installed
+from .plugins import PLUG_INS, installed_kinds, settings_class, with_installed
 from .program import Program
 
 OPTION = "--set"
@@ -230,6 +230,8 @@ def _schema_problem(source: Source, error: Any) -> Problem:
         if isinstance(kind, str):
             there = f"there are: {', '.join(known)}"
             message = f"no {block} {quoted(kind)}{hint(kind, known)}; {there}"
+            if kind in PLUG_INS:
+                message = f"the drafter {quoted(kind)} is a plug-in: pip install ./{PLUG_INS[kind]}"
         return source.problem((*loc, "kind"), message, ProblemCode.UNKNOWN_KIND)
     if error["type"] == "extra_forbidden":
         key = str(loc[-1])

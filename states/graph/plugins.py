@@ -39,12 +39,14 @@ BUILT_IN = {
     "none": "none:NoDrafter",
     "eagle3": "eagle:Eagle3Drafter",
     "eagle2": "eagle:Eagle2Drafter",
-    "eagle1": "eagle1:Eagle1Drafter",
     "dflash": "dflash:DFlashDrafter",
     "vanilla": "vanilla:VanillaDrafter",
     "ngram": "ngram:NgramDrafter",
 }
 """By kind the class in `states/drafters`, as module:class."""
+
+PLUG_INS = {"eagle1": "examples/eagle1"}
+"""By kind the folder of the repository with its package."""
 
 _DRAFTERS = f"{__name__.split('.')[0]}.states.drafters"
 _CLASSES = {

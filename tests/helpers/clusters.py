@@ -39,7 +39,8 @@ TURNS = 20_000  # transitions after which a run on a cluster is stuck
 def models_for(kind: str, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Models:
     """The embedded target, or a part of it, with the embedded drafter of a kind."""
     plain = kind in ("none", "ngram")
-    drafter, used = None if plain else embedded_folder(kind), "eagle3" if plain else kind
+    drafter = None if plain else embedded_folder({"eagle1": "eagle2"}.get(kind, kind))
+    used = "eagle3" if plain else kind
     return load_models(embedded_folder("target"), drafter, used, packed=packed, part=part)
 
 

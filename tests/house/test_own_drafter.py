@@ -1,4 +1,4 @@
-"""examples/own_drafter: a drafter and an op of a user's package, installed as a user would."""
+"""The packages of examples/, drafters and an op, installed as a user would."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_drafter"
+EAGLE1 = ROOT / "examples" / "eagle1"
 LEFT_OUT = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
 RUN = "import sys; from specsot.engine.cli.main import main; main(sys.argv[1:])"
 LOADED = """
@@ -22,8 +23,10 @@ try:
 finally:
     print("loaded:", sorted({"torch", "own_drafter", "own_drafter.ops"} & sys.modules.keys()))
 """
+SPECSOT = [place for place in sys.path if (Path(place) / "specsot").is_dir()]
 ECHO = ("--set", "drafter.kind=echo")
 NONE = ("--set", "drafter.kind=none")
+STATIC = ("--set", "drafter.kind=eagle1")
 SIDES = {
     "own graph": (str(EXAMPLE / "echo.yaml"), "40", NONE),
     "outline and parts": ("bim_plain", "12", ()),
@@ -32,19 +35,21 @@ SIDES = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the example is installed into; specsot is the one under test."""
-    work = tmp_path_factory.mktemp("own_drafter")
-    shutil.copytree(EXAMPLE, work / "source", ignore=LEFT_OUT)
+    """The folder that the examples are installed into; specsot is the one under test."""
+    work = tmp_path_factory.mktemp("examples")
+    sources = [work / example.name for example in (EXAMPLE, EAGLE1)]
+    for example, source in zip((EXAMPLE, EAGLE1), sources, strict=True):
+        shutil.copytree(example, source, ignore=LEFT_OUT)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     offline = ["--no-index", "--no-deps", "--no-build-isolation"]
     target = work / "site"
-    subprocess.run([*pip, *offline, "--target", str(target), str(work / "source")], check=True)
+    subprocess.run([*pip, *offline, "--target", str(target), *map(str, sources)], check=True)
     return target
 
 
 def call(site: Path, program: str, *words: str, code: int = 0) -> str:
     """What the program printed; it must end with this code."""
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(site), *SPECSOT])
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=site.parent,
@@ -100,6 +105,23 @@ def test_it_drafts_and_changes_no_token(side: str, site: Path) -> None:
         assert int(acceptance) > 0
     manifest = max((site.parent / "runs").glob("*/manifest.json"), key=os.path.getmtime)
     assert json.loads(manifest.read_text())["versions"]["own-drafter"]
+
+
+def test_eagle1_drafts_and_changes_no_token(site: Path) -> None:
+    words = ("run", "eagle2", "--no-tui", "--threads", "1", "--max-new-tokens", "24", "Bees?")
+    plain = digest_of(call(site, RUN, *words, *NONE))
+    text = call(site, RUN, *words, *STATIC)
+    assert digest_of(text) == plain
+    (acceptance,) = re.findall(r"acceptance (\d+) %", text)
+    assert int(acceptance) > 0
+
+
+def test_a_graph_of_eagle1_without_its_package_names_it(tmp_path: Path) -> None:
+    empty = tmp_path / "site"
+    empty.mkdir()
+    text = call(empty, RUN, "check", "eagle2", *STATIC, code=3)
+    message = "the drafter 'eagle1' is a plug-in: pip install ./examples/eagle1 [G106]"
+    assert f"--set drafter.kind=eagle1: drafter: {message}" in text
 
 
 def test_its_fault_is_its_own(site: Path) -> None:

@@ -13,11 +13,11 @@ import pytest
 import torch
 from helpers.support import FixedBook, Graphs, Tiny, start
 from safetensors.torch import load_file
+from specsot_eagle1.static_tree import MC_SIM_7B_63, lay_out
 from torch import Tensor
 
 from specsot.engine.models import with_drafter
 from specsot.engine.run.core import EngineCore
-from specsot.ops.draft.static_tree import MC_SIM_7B_63, lay_out
 
 EAGLE = Path(__file__).parents[1] / "golden" / "eagle"
 FACTS: dict[str, Any] = json.loads((EAGLE / "e1_llama" / "eagle1.json").read_text())

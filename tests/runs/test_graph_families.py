@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from helpers.support import FULL, PLAIN, Graphs
+from specsot_eagle1.static_tree import MC_SIM_7B_63
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
-from specsot.ops.draft.static_tree import MC_SIM_7B_63
 
 # Without a drafter, as their docs say, or with a block that the others do not have.
 OTHERS = (

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..plug_ins import install
+
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "oracle"
 PROCESSES = 2
@@ -87,6 +89,7 @@ def perform(cases: Sequence[Case], take: Callable[[Outcome], Sequence[Case]]) ->
 def warm() -> None:
     """Import in this process what most cases need, by one small run."""
     os.environ.update(QUIET | SINGLE)
+    install("eagle1")
     for name in [one for one in os.environ if one.startswith("SPECSOT_")]:
         del os.environ[name]
     words = ["run", "bim_eagle", "Hello", "--max-new-tokens", "1", "--threads", "1", "-q"]

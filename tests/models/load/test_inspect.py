@@ -62,7 +62,7 @@ def test_a_model_without_a_tokenizer_can_only_draft() -> None:
 @pytest.mark.parametrize(
     ("folder", "family", "kinds", "layout"),
     [
-        (EAGLE / "drafts" / "llama_eagle2", "eagle", ("eagle2", "eagle1"), "SafeAILab"),
+        (EAGLE / "drafts" / "llama_eagle2", "eagle", ("eagle2",), "SafeAILab"),
         (EAGLE / "drafts" / "llama_eagle3", "eagle3", ("eagle3",), "SafeAILab"),
         (EAGLE / "drafts" / "llama_eagle3_speculators", "eagle3", ("eagle3",), "speculators"),
         (EAGLE / "drafts" / "qwen3_eagle3", "eagle3", ("eagle3",), "SafeAILab"),

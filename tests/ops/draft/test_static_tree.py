@@ -1,9 +1,9 @@
 """Static trees: laid out level by level, or refused with the node that is wrong."""
 
 import pytest
+from specsot_eagle1.static_tree import MC_SIM_7B_63, Node, StaticTree, lay_out
 
 from specsot.engine.prepare.files import open_graph
-from specsot.ops.draft.static_tree import MC_SIM_7B_63, Node, StaticTree, lay_out
 from specsot.states.yaml.source import GraphError
 
 

@@ -123,7 +123,7 @@ def test_a_loader_that_is_not_there(model: str, message: str, echo: Path, write:
     ("sets", "message"),
     [
         ("drafter.kind=eco", "no drafter 'eco'; did you mean 'echo'?; there are: none, eagle3,"),
-        ("drafter.kind=3", "must be one of: none, eagle3, eagle2, eagle1, dflash, vanilla, ngram"),
+        ("drafter.kind=3", "must be one of: none, eagle3, eagle2, dflash, vanilla, ngram"),
         (
             "drafter.num_draft=3",
             "drafter.num_draft: unknown key 'num_draft'; did you mean 'num_draft_tokens'?",

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.static_tree import MC_SIM_7B_63, Node, fault, lay_out
-from ..drafter import DraftContext
-from ..graph.drafter_settings import TreeSettings
-from ..yaml.spec import Int, Text
-from .eagle import PairingDrafter
+from specsot.states.drafter import DraftContext
+from specsot.states.drafters.eagle import Eagle2Drafter
+from specsot.states.graph.drafter_settings import TreeSettings
+from specsot.states.yaml.spec import Int, Text
+
+from .static_tree import MC_SIM_7B_63, Node, fault, lay_out
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
-
-    from ...ops.draft.eagle import Frontier
-    from ...ops.types import DraftRows, Proposal
-    from ..request import Branch
+    from specsot.ops.draft.eagle import Frontier
+    from specsot.ops.types import DraftRows, Proposal
+    from specsot.states.request import Branch
 
 
 def _tree(tree: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -40,6 +37,7 @@ class Eagle1Settings(TreeSettings):
 
     kind: Literal["eagle1"]
     has_model: ClassVar[bool] = True
+    checkpoint: ClassVar[str] = "eagle2"
     tree: Annotated[tuple[Ranks, ...], AfterValidator(_tree)] = Field(
         MC_SIM_7B_63, min_length=1, max_length=1024
     )
@@ -70,7 +68,7 @@ class Eagle1Settings(TreeSettings):
         return lay_out(self.tree).inner
 
 
-class Eagle1Drafter(PairingDrafter):
+class Eagle1Drafter(Eagle2Drafter):
     """Drafts the nodes of a fixed tree; only nodes with children take a forward."""
 
     Settings = Eagle1Settings
@@ -80,20 +78,14 @@ class Eagle1Drafter(PairingDrafter):
         super().__init__(settings, context)
         self.plan = lay_out(settings.tree)
 
-    @classmethod
-    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        from ...models.load.weights import load_eagle
-
-        return load_eagle(folder, target, dtype=dtype, device=device)
-
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Frontier:
-        from ...ops.draft.eagle import first_level
+        from specsot.ops.draft.eagle import first_level
 
         assert not isinstance(batch, tuple), "this kind drafts in every round"
         return first_level(self.model, batch, self.kv, self.plan.levels[0].breadth)
 
     def grow(self, frontier: Frontier) -> Proposal:
-        from ...ops.draft.eagle1 import grow_tree_
+        from .draft import grow_tree_
 
         draws = self.settings.draws
         accept = self.context.accept

@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..forward import HiddenDrafter
-from ..kv.pool import KVCache
-from ..types import Proposal
-from .drawing import Drawing
-from .eagle import Frontier, Workspace, top_children
+from specsot.ops.draft.drawing import Drawing
+from specsot.ops.draft.eagle import Frontier, Workspace, top_children
+from specsot.ops.forward import HiddenDrafter
+from specsot.ops.kv.pool import KVCache
+from specsot.ops.sampling.coins import ranked
+from specsot.ops.sampling.processors import choose
+from specsot.ops.sampling.settings import Accept, Draws
+from specsot.ops.types import Proposal
+
 from .static_tree import Level, StaticTree
 
 
@@ -50,7 +54,7 @@ def grow_tree_(
                 probs_RV = drawing.probabilities(scores_RV, branch_R)
                 draft_probs.append(probs_RV.view(trees, width, -1))
             depth_R = torch.full_like(branch_R, below.depth)
-            drawn_RC = drawing.children(scores_RV, branch_R, depth_R, below.breadth, draws)
+            drawn_RC = drawn_children(drawing, scores_RV, branch_R, depth_R, below.breadth, draws)
             tokens_RC = F.pad(drawn_RC, (0, below.breadth - drawn_RC.shape[1]), value=-1)
             scores_RC = logits_RV.log_softmax(-1).gather(1, tokens_RC.clamp(min=0))
         shape = (*scores_SE.shape, -1)
@@ -108,3 +112,29 @@ def grow_tree_(
         draft_probs_STV=draft_probs_STV,
         work=draft_rows.work.plus(work.spent),
     )
+
+
+def drawn_children(
+    drawing: Drawing,
+    scores_RV: Tensor,
+    branch_R: Tensor,
+    depth_R: Tensor,
+    count: int,
+    draws: str,
+) -> Tensor:
+    """int64 [R, count]: the children of each row in the order they are tried; -1 for none.
+
+    draws: SAMPLED for independent draws, DISTINCT for draws without their earlier siblings. With
+        the target's coins there are no two independent ones.
+    """
+    rules = drawing.sampler.rules
+    rank_R = torch.zeros_like(depth_R)
+    if draws == Draws.SAMPLED and drawing.accept is Accept.REJECTION:
+        keys = [drawing.keys(branch_R, depth_R, rank_R + rank) for rank in range(count)]
+        return torch.stack([choose(scores_RV, rules, branch_R, key_R) for key_R in keys], 1)
+    key_R = drawing.keys(branch_R, depth_R, rank_R)
+    drawn_RC = ranked(scores_RV, key_R, rules.most_kept, count)
+    best_RC = scores_RV.topk(drawn_RC.shape[1]).indices
+    greedy_R1 = rules.greedy_S[branch_R][:, None]
+    first_C = torch.arange(drawn_RC.shape[1], device=drawn_RC.device) == 0
+    return drawn_RC.where(~greedy_R1, best_RC.where(first_C, -1))
