@@ -1,14 +1,9 @@
 """Data that packages hand to each other: rows of a forward, token trees, draft rows.
 
-Queries are at the right end of their tensor row. Padding exists on the query axis only: it has the
-pool's scratch slot, sees nothing, and its output is not read.
-
 If the host knows the sizes of unequal trees, every tree has rows of its own (`LiveNodes`). Else the
-rows are packed (`PackedTrees`): the roots come first, then the drafted nodes that have a row, tree
-by tree. The host knows their number; only the device knows which nodes they are, until the round is
-read.
-
-Further shape letters: R the rows of all trees, M those of drafted nodes (R = S + M).
+rows are packed (`PackedTrees`): the roots, then the drafted nodes that have a row, tree by tree;
+the host knows their number, only the device which they are. R: rows of all trees, M: those of
+drafted nodes (R = S + M).
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,80 +26,36 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class AlignmentState:
-    """One forward's padding.
-
-    padding_lengths, valid_lengths: number of padding and of valid queries of each tensor row.
-    padding_mask: bool [B, Q], True for valid queries.
-    position_offsets: what columns are lowered by: the position of the valid column c of a row with
-        n cached positions is n + c - offset.
-    """
+    """The padding of a forward of trees, by tensor row: the position of its valid column c is that
+    of its cached positions, plus c, less `position_offsets`."""
 
     padding_lengths: tuple[int, ...]
     valid_lengths: tuple[int, ...]
-    padding_mask: Bools = field(compare=False)
     position_offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ContinuousDecodingState:
-    """A forward with the prompts of new branches and the trees of running ones.
+    """A forward with prompts of new branches and trees of running ones, by tensor row.
 
     cache_length: positions of the longest row afterwards; valid_lengths: of each row.
-    input_lengths: valid queries of each row; is_prefill: whether the row is a prompt's.
-    padding_mask: bool [B, Q]; position_ids: int64 [B, Q] on the device (padding: 0).
+    input_lengths: valid queries.
     """
 
     cache_length: int
     valid_lengths: tuple[int, ...]
     input_lengths: tuple[int, ...]
     is_prefill: tuple[bool, ...]
-    padding_mask: Bools = field(compare=False)
-    position_ids: Tensor = field(compare=False)
-
-
-class AlignmentManager:
-    """Aligns rows after unequal acceptance, and prompts with running branches."""
-
-    @staticmethod
-    def align_for_decode(lengths: Sequence[int]) -> AlignmentState:
-        """Padding that makes rows of these lengths equally long."""
-        most = max(lengths, default=0)
-        padding = tuple(most - length for length in lengths)
-        is_valid_BQ = np.arange(most) >= np.array(padding, np.int64)[:, None]
-        return AlignmentState(padding, tuple(lengths), is_valid_BQ, padding)
-
-    @staticmethod
-    def align_continuous_decode(
-        aligned: AlignmentState,
-        cache_lengths: Sequence[int],
-        is_prefill: Sequence[bool],
-        position_ids: Tensor,
-    ) -> ContinuousDecodingState:
-        """The padding of a forward with prompts and running branches.
-
-        cache_lengths: positions in each row before this forward.
-        """
-        pairs = zip(cache_lengths, aligned.valid_lengths, strict=True)
-        valid = tuple(cached + new for cached, new in pairs)
-        return ContinuousDecodingState(
-            max(valid, default=0),
-            valid,
-            aligned.valid_lengths,
-            tuple(is_prefill),
-            aligned.padding_mask,
-            position_ids,
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedLayout:
     """Conversion between [S, ...], by branch, and [B, Q, ...], as a drafter's forward takes it.
 
-    rows_S: the pool's row of each branch (host ints). With `packed`, all branches share row 0, one
-    after another (``bim``); else each has a tensor row of its own, and rows in between may be empty
-    (``batching``). place_S: int64 on the host, the flat index of each branch in a forward with one
-    row per branch; index_S: the same on the device. places: rows of such a forward, empty ones
-    included. is_whole: whether none is empty and branches are in order.
+    rows_S: the pool's row of each branch. With `packed` all branches share row 0, one after another
+    (``bim``); else each has a tensor row, and rows in between may be empty (``batching``).
+    place_S, index_S: int64 on the host and on the device, the tensor row of each branch; places:
+    number of tensor rows. is_whole: none is empty, and branches are in order.
     """
 
     rows_S: tuple[int, ...]
@@ -116,7 +67,6 @@ class PaddedLayout:
 
     @classmethod
     def of(cls, rows_S: tuple[int, ...], packed: bool, device: torch.device) -> "PaddedLayout":
-        """The layout of branches in these rows of the pool."""
         first_row = min(rows_S, default=0)
         place_S = np.arange(len(rows_S)) if packed else np.array(rows_S, np.int64) - first_row
         places = int(place_S.max(initial=0)) + 1
@@ -147,11 +97,8 @@ class PaddedLayout:
 
 @dataclass(frozen=True, slots=True)
 class NodeRows:
-    """Trees of which not every node has a row.
-
-    rows: int64 [R], the flat indices of the trees' rows. nodes_ST: int64, for every node which of
-    the R rows it is; a node without a row has its root's.
-    """
+    """Trees of which not every node has a row. rows: int64 [R], their flat indices. nodes_ST:
+    int64, which of the R rows each node is; the root's for a node without one."""
 
     rows: Tensor
     nodes_ST: Tensor
@@ -164,20 +111,15 @@ class NodeRows:
 
 @dataclass(frozen=True, slots=True)
 class PackedTrees(NodeRows):
-    """The nodes of trees in the first R rows of a forward.
-
-    tree_R, node_R: int64, the tree and the node (0 the root) of each row; -1 for unused rows.
-    """
+    """The nodes of trees in the first R rows of a forward. tree_R, node_R: int64, the tree and the
+    node (0 the root) of each row; -1 for unused rows."""
 
     tree_R: Tensor
     node_R: Tensor
 
     @classmethod
     def of(cls, valid_SN: Tensor, shared: int) -> "PackedTrees":
-        """Give every valid node a row, without reading values on the host.
-
-        shared: M, at least the number of valid nodes; further rows are unused.
-        """
+        """Give every valid node a row, without a host read; `shared` is M, their number or more."""
         trees, drafted = valid_SN.shape
         device = valid_SN.device
         count_X = valid_SN.reshape(-1).cumsum(0)
@@ -238,31 +180,23 @@ def packed_places(has_ST: Bools) -> npt.NDArray[np.int64]:
 class Rows:
     """The rows of one forward: token trees of running branches, and prefill rows.
 
-    Under ``bim`` B is 1 and all rows are concatenated; under ``batching`` tensor row b is the
-    pool's row `first_row + b`; under ``paged`` it is a branch's, and the pool has one row. Queries
-    are at the right end of their row, after padding.
+    Under ``bim`` B is 1; under ``batching`` tensor row b is the pool's row `first_row + b`; under
+    ``paged`` it is a branch's. Queries are at the right end of their row, after padding, which has
+    the scratch slot, sees nothing, and is not read.
 
-    tokens_BQ, positions_BQ, slots_BQ: int64. Slots are flat indices into the pool; padding has the
-        scratch slot.
-    visibility, segment_N: the segments of the rows, and int32, the number of each row's segment in
-        it (padding: the number after the last one).
-    sequences: the rows that may see the same part of the pool. prompt_slots: int32, the slots of
-        rows that the host knows: those of prompts, and of roots without drafts.
-    nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first.
-    ancestors_STT: bool, for each tree which nodes are ancestors-or-self of which.
+    tokens_BQ, positions_BQ, slots_BQ: int64; slots are flat indices into the pool.
+    visibility, segment_N: the segments, and int32, the number of each row's (of padding: the number
+        after the last one). sequences: the rows that may see the same part of the pool.
+    prompt_slots: int32, slots of rows that the host knows: of prompts, and of roots without drafts.
+    nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first; the root's for
+        nodes without a row. ancestors_STT: bool, which nodes are ancestors-or-self of which.
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.
-    bound_trees, bound_tips: the trees and the tips (host ints) that a grammar restricts.
-    node_rows_ST, node_slots_ST: int32 on the host, the flat indices and the slots of the nodes;
-        int32 [R] of packed trees.
-    alignment: how the rows are padded; None under ``bim``.
-    packed_trees: the rows of the nodes, if only the device knows which nodes have a row; a node
-        without one has its root's in `nodes_ST`. tree_segment_R: int64, the number of the segment
-        of each of its rows.
-    live: the rows of trees that differ in size, if the host knows their sizes; a node without a row
-        has its root's row and slot, in `nodes_ST` and on the host.
-    sampler: how the next tokens are drawn, of the trees' branches and then of the tips'; None if
-        all take the best token of the logits.
-    blend: the cached rows, None without any.
+    node_rows_ST, node_slots_ST: int32 on the host, flat indices and slots of the nodes; int32 [R]
+        of packed trees. bound_trees, bound_tips: those that a grammar restricts (host ints).
+    alignment: the padding; None under ``bim``.
+    sampler: of the trees' branches, then of the tips'; None if all take the best token.
+    packed_trees, tree_segment_R: the nodes' rows if only the device knows them, and int64, the
+        number of each row's segment. live: the nodes' rows if trees differ in size.
     """
 
     tokens_BQ: Tensor
@@ -296,7 +230,7 @@ class Rows:
 
     @property
     def owner_N(self) -> Ints:
-        """int32, the id of each row's segment; NO_SEGMENT for padding."""
+        """int32, the id of each row's segment."""
         return np.append(self.visibility.ids_S, np.int32(NO_SEGMENT))[self.segment_N]
 
     def of_trees(self, value_BQ: Tensor) -> Tensor:
@@ -306,12 +240,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DraftSize:
-    """The size of a round's drafts.
-
-    size: nodes of each tree, or drafts of the longest chain. levels: of each tree. lengths: of each
-    chain. tokens, ms: the expected tokens of the round, the target's own included, and its expected
-    milliseconds.
-    """
+    """A round's drafts. size: nodes of a tree, or drafts of the longest chain. lengths: of each
+    chain. tokens, ms: expected tokens, the target's own included, and milliseconds of the round."""
 
     size: int
     levels: int
@@ -321,17 +251,13 @@ class DraftSize:
 
 
 class DraftWork(NamedTuple):
-    """Forwards of a drafter in a round, and the rows in them (host ints).
-
-    padding: those of the rows that are padding.
-    """
+    """Forwards of a drafter in a round, their rows, and those that are padding (host ints)."""
 
     forwards: int = 0
     rows: int = 0
     padding: int = 0
 
     def plus(self, other: "DraftWork") -> "DraftWork":
-        """The sum of both."""
         forwards, rows, padding = other
         return DraftWork(self.forwards + forwards, self.rows + rows, self.padding + padding)
 
@@ -343,24 +269,17 @@ NO_WORK = DraftWork()
 class Proposal:
     """A drafter's offer to every active branch: a token tree each.
 
-    tokens_SN: int64 drafted tokens, parents before children.
-    parents_SN: int64, index of the parent node in the same tree, -1 for the root token.
-    depths_SN: int64, 1 for children of the root.
-    valid_SN: bool, False for padding nodes, which are never accepted.
-    scores_SN: float32 cumulative log-probability of the node under the drafter.
-    levels: upper bound of the trees' depth (host int).
-    side_outputs_SC: int64, values of the drafter for the host; they are part of the round's one
-        read.
-    shared: rows of all nodes together in the target's forward, at least the number of valid nodes
-        (host int); None if every node has a row.
+    tokens_SN: int64, parents before children. parents_SN: int64, index in the same tree, -1 for the
+        root. depths_SN: int64, from 1. valid_SN: bool, False for padding, which is never accepted.
+    scores_SN: float32 cumulative log-probability under the drafter. levels: most depth (host int).
+    side_outputs_SC: int64, values for the host, part of the round's one read.
     draft_probs_STV: the distribution that each node's children were drawn from (node 0 is the root;
-        rows of nodes without children are undefined); None if drafts were not drawn or the
-        distributions are not needed.
-    is_chain: whether every tree has one path, by the drafting method.
-    forced: the trees (host ints) that a grammar determines instead of the drafter.
-    sizes: the number of real nodes of each tree, if the host knows it; they come first in their
-        tree, and only they have a row. None: any node may be real.
-    work: the cost of drafting.
+        undefined without children); None if drafts were not drawn or it is not needed.
+    is_chain: every tree has one path, by the drafting method.
+    shared: rows of all nodes together, at least the valid ones; None if every node has a row.
+    forced: the trees that a grammar determines instead of the drafter.
+    sizes: the real nodes of each tree, its first ones, if the host knows them; only they have a
+        row. work: the cost of drafting.
     """
 
     tokens_SN: Tensor
@@ -398,14 +317,12 @@ class Proposal:
 class DraftRows:
     """The input of a drafter at expand_root: all rows committed since its last forward.
 
-    rows: the drafter's own rows; `tips_R` are the last rows of the active branches, in order.
-    features_NF: the true features of the target at each row that is not padding, None for drafters
-        that read tokens alone; index_N the flat indices (b * Q + q) of these rows, increasing.
-    segment_S, start_S: the number of each branch's segment in `rows.visibility`, and the position
-        of its root token (host ints); position_S, root_S: int64, the same position, and the token.
-    frame: where the branches are in the tensors of a forward.
-    sampler: how the active branches' next tokens are drawn, as in `Rows`.
-    attention: the backend of the drafter's forwards, as for `mask.build`.
+    rows: the drafter's own; `tips_R` are the last rows of the active branches, in order.
+    features_NF, index_N: the target's features (None for drafters that read tokens alone), and
+        int64, the flat indices of the rows that are not padding, increasing.
+    segment_S, start_S: the number of each branch's segment in `rows.visibility`, the position of
+        its root token (host ints); position_S, root_S: int64, that position, and the token.
+    frame: where the branches are in a forward. attention: the backend, as for `mask.build`.
     choice: the size of the trees, where the graph does not give it.
     """
 
@@ -436,12 +353,10 @@ def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
         return torch.zeros(0, 1, dtype=torch.int64, device=device), ancestors_STT
 
 
-@cache
 def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
     """bool [S, T, T]: which nodes (columns) are ancestors-or-self of which (rows).
 
-    parents_SN: int64, -1 for children of the root; node n of the tree is column n + 1.
-    levels: upper bound of the trees' depth.
+    parents_SN: int64, -1 the root; node n is column n + 1. levels: upper bound of the depth.
     """
     trees = parents_SN.shape[0]
     parent_ST = torch.cat([parents_SN.new_zeros(trees, 1), parents_SN + 1], dim=1)
@@ -455,11 +370,7 @@ def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
 
 
 class Candidates(NamedTuple):
-    """All nodes a drafter created, in creation order (a parent before its children).
-
-    tokens_SC int64; parents_SC int64 creation index of the parent, -1 for the root;
-    depths_SC int64; scores_SC float32 cumulative log-probability.
-    """
+    """All nodes a drafter created, parents before children; fields as in `Proposal`."""
 
     tokens_SC: Tensor
     parents_SC: Tensor
@@ -468,7 +379,6 @@ class Candidates(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Iterable["Candidates"]) -> "Candidates":
-        """All nodes of some levels, one level after another."""
         return cls(*(torch.cat(values, dim=1) for values in zip(*parts, strict=True)))
 
     def pick(self, pick_SN: Tensor) -> "Candidates":
@@ -484,18 +394,16 @@ class Candidates(NamedTuple):
         )
 
     def proposal(self, levels: int) -> Proposal:
-        """Trees of all these nodes, none of them padding."""
         valid_SC = torch.ones_like(self.tokens_SC, dtype=torch.bool)
         nodes = (self.tokens_SC, self.parents_SC, self.depths_SC, valid_SC, self.scores_SC)
         return Proposal(*nodes, levels)
 
 
 def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
-    """The `nodes` best candidates over all levels, still in creation order, or the best first.
+    """The `nodes` best candidates over all levels, in creation order, or the best first (`ranked`).
 
-    The sort is stable and the scores are float32: a child never scores above its parent, and among
-    equals the parent comes first, so the kept set is always connected (EAGLE-2 relies on an
-    unstable top-k here and can keep a child without its parent).
+    A child never scores above its parent and the sort is stable, so the kept set is connected
+    (EAGLE-2's unstable top-k can keep a child without its parent).
     """
     order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
     best_SN = order_SC[:, :nodes]

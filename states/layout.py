@@ -19,7 +19,6 @@ from torch import Tensor
 from ..ops.attention.metadata import QuerySequence, tensor
 from ..ops.kv.pool import UNKNOWN, Ints, KVCache
 from ..ops.types import (
-    AlignmentManager,
     AlignmentState,
     ContinuousDecodingState,
     DraftRows,
@@ -81,10 +80,6 @@ class PackedQueries:
         for start, end in pairwise([0, *accumulate(self.sizes)]):
             self.flat.append(self.index[start:end])
             self.slots.append(self.all_slots[start:end])
-
-    @property
-    def aligned(self) -> AlignmentState:
-        return AlignmentManager.align_for_decode([self.queries - n for n in self.paddings])
 
     def _index(self) -> Ints:
         if self.height == 1:  # no padding
@@ -161,7 +156,7 @@ class Layout:
         """Free the copies of a prefix that no waiting branch needs."""
 
     def alignment(
-        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span]
     ) -> AlignmentState | ContinuousDecodingState | None:
         """The padding of a forward with trees; None without padding."""
         return None
@@ -203,8 +198,7 @@ class Layout:
         if trees is not None:
             rows = self._with_trees(rows, trees, packed, fresh, shared=shared, is_bare=is_bare)
             if not self.packed:
-                aligned = self.alignment(packed, trees, spans, rows.positions_BQ)
-                rows = replace(rows, alignment=aligned)
+                rows = replace(rows, alignment=self.alignment(packed, trees, spans))
         if bound:
             rows = replace(rows, bound_tips=tuple(bound))
         return PlacedRows(
@@ -422,7 +416,7 @@ class Layout:
         active_S3 = self._ids(active).view(-1, 3)
         tensor_rows = [self.tensor_rows_of(owner)[0] for owner, _, _ in active]
         return DraftRows(
-            rows=replace(rows, alignment=None if self.packed else packed.aligned),
+            rows=rows,
             features_NF=torch.cat(present) if present else None,
             index_N=self._ids(np.concatenate([packed.flat[i] for i in order])),
             segment_S=np.array([ids.index(owner) for owner, _, _ in active], np.int32),
@@ -449,11 +443,12 @@ class RowPerBranch(Layout):
         self._row: dict[int, int] = {}  # owner of a branch -> its tensor row
 
     def alignment(
-        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span], positions_BQ: Tensor
+        self, packed: PackedQueries, trees: Trees, spans: Sequence[Span]
     ) -> AlignmentState | ContinuousDecodingState | None:
         """The padding of running branches, with or without rows of prompts."""
+        inputs = tuple([packed.queries - padding for padding in packed.paddings])
         if not spans:
-            return packed.aligned
+            return AlignmentState(packed.paddings, inputs, packed.paddings)
         length = [0] * packed.height
         prefill = [False] * packed.height
         for owner, position in zip(trees.owners, trees.positions, strict=True):
@@ -462,9 +457,8 @@ class RowPerBranch(Layout):
             for row in self.tensor_rows_of(span.owner):
                 length[row - packed.first_row] = span.position
                 prefill[row - packed.first_row] = True
-        return AlignmentManager.align_continuous_decode(
-            packed.aligned, length, prefill, positions_BQ
-        )
+        valid = tuple(map(sum, zip(length, inputs, strict=True)))
+        return ContinuousDecodingState(max(valid), valid, inputs, tuple(prefill))
 
 
 class BatchingLayout(RowPerBranch):

@@ -4,7 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import wraps
 from typing import Any
 
@@ -54,10 +54,8 @@ def _round(summary: RoundSummary) -> Record:
     }
     alignment = summary.alignment
     lengths = None
-    if alignment is not None:  # of each tensor row, under the field names of the state
-        names = [f.name for f in fields(alignment) if f.compare]  # the others are tensors
-        lengths = {name: getattr(alignment, name) for name in names}
-        lengths = {"state": type(alignment).__name__, **lengths}
+    if alignment is not None:
+        lengths = {"state": type(alignment).__name__, **asdict(alignment)}
     return {
         **{name: getattr(summary, name) for name in ROUND_FIELDS},
         "drafting": summary.work._asdict(),

@@ -2,15 +2,12 @@
 
 A pool is one sequence (the layouts ``bim`` and ``paged``) or several rows of equal capacity
 (``batching``); a slot is a flat index over all rows. `SlotTable` labels the slots, on the host
-alone; `KVCache` adds the keys and values. Forwards get the table as small tensors; ops never write
-it. The order of slots in a row has no meaning, so a segment's slots may be anywhere in it;
-committed rows are never moved.
+alone; `KVCache` adds the keys and values. A segment's slots may be anywhere in a row; committed
+rows are never moved.
 
-A pool is cut into blocks of equally many slots. A segment has a table of the blocks in which it has
-slots; a block is free if no table names it. A writer takes free slots of its blocks before it takes
-another block, and the blocks of one home are near each other, so that a forward reads one run.
-Shared rows are never written: a block whose rows became another segment's is sealed, and its writer
-takes a new one.
+A pool is cut into blocks, and a segment has a table of the blocks with slots of it. A writer takes
+free slots of its blocks first; the blocks of one home are near each other, so that a forward reads
+one run. A block whose rows became another segment's is sealed: its writer takes a new one.
 """
 
 from collections import Counter
@@ -38,7 +35,7 @@ SPREAD = 64  # other homes' slots that a run may hold, besides as many as its ow
 
 
 def is_among(label_N: Ints, values: Sequence[int]) -> npt.NDArray[np.bool_]:
-    """bool [N]: `np.isin` for a few values, without its fixed cost."""
+    """`np.isin` for a few values, without its fixed cost."""
     among_N = np.zeros(label_N.shape, np.bool_)
     for value in values:
         among_N |= label_N == value
@@ -63,8 +60,7 @@ class CopyLedger:
 
 @dataclass(slots=True)
 class Region:
-    """The slots of a home: `size` slots from `first` on are reserved for it; the slots that it
-    uses are from `low` to before `high`."""
+    """A home's slots: `size` from `first` on are reserved; it uses some from `low` to `high`."""
 
     first: int = 0
     size: int = 0
@@ -73,8 +69,7 @@ class Region:
 
     @classmethod
     def between(cls, others: Iterable["Region"], size: int, limit: int) -> "Region":
-        """The first gap of `size` slots between other regions and below `limit`; without one, a
-        region that reserves nothing."""
+        """The first gap of `size` slots below `limit`; reserves nothing if there is none."""
         first = 0
         for other in sorted(others, key=lambda region: region.first):
             if other.size and other.first - first >= size:
@@ -83,18 +78,16 @@ class Region:
         return cls(first, size) if first + size <= limit else cls()
 
     def include_(self, first: int, last: int) -> None:
-        """Extend it to the slots from `first` to `last`."""
         self.low = min(self.low, first)
         self.high = max(self.high, last + 1)
 
 
 class BlockManager:
-    """Tables of blocks, counted by slots.
+    """Tables of blocks of `size` slots (the last one of a pool may have fewer).
 
-    size: slots of a block (the last one of a pool may have fewer).
     tables: for each segment its blocks, and the number of its slots in each.
-    references: int32 [blocks], how many tables name a block. writer: int32 [blocks], the segment
-        that may take its free slots, NO_SEGMENT for none.
+    references, writer: int32 [blocks], how many tables name a block, and the segment that may take
+        its free slots.
     in_use: blocks that are named; high_water, most_wasted: the maxima of that and of `wasted`.
     """
 
@@ -110,15 +103,14 @@ class BlockManager:
         return len(self.references)
 
     def table(self, segment: int) -> list[int]:
-        """The blocks of a segment, in the order of the pool."""
         return sorted(self.tables.get(segment, ()))
 
     def whole(self, slots: int, *, up: bool = False) -> int:
-        """A number of slots rounded down to whole blocks, at least one; up with `up`. 0 stays 0."""
+        """Slots rounded down (or `up`) to whole blocks, at least one; 0 stays 0."""
         return max((slots + up * (self.size - 1)) // self.size, 1) * self.size if slots else 0
 
     def is_open(self, segment: int, first: int, last: int) -> Bools:
-        """bool [last - first]: whether a segment may take these slots, where they are free."""
+        """bool [last - first]: the slots that a segment may take where they are free."""
         blocks = slice(first // self.size, -(-last // self.size))
         writer_b = self.writer[blocks]
         is_free_b: Bools = (writer_b == NO_SEGMENT) & (self.references[blocks] == 0)
@@ -127,10 +119,7 @@ class BlockManager:
         return np.repeat(open_b, self.size)[first - start : last - start]
 
     def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]) -> None:
-        """Free slots become these segments'.
-
-        A segment whose slots are the first ones of a block becomes its writer, if it has none.
-        """
+        """Free slots become these segments'; the first segment of a block becomes its writer."""
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables.setdefault(segment, {})
             if block not in table:
@@ -144,7 +133,6 @@ class BlockManager:
         self.high_water = max(self.high_water, self.in_use)
 
     def leave_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.int64]) -> None:
-        """These slots no longer belong to these segments."""
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables[segment]
             table[block] -= count
@@ -158,7 +146,7 @@ class BlockManager:
                 del self.tables[segment]
 
     def wasted(self, used: int) -> int:
-        """Slots of the blocks in use that no segment owns; `used` slots are owned."""
+        """Slots of blocks in use that are not among the `used` ones."""
         missing = len(self) * self.size - self.slots
         is_short = bool(missing) and self.references[-1] > 0
         return self.in_use * self.size - is_short * missing - used
@@ -170,17 +158,14 @@ class BlockManager:
         if self.size == 1:  # every slot is a block by itself
             ones = repeat(1, owner_Q.size)
             return zip(owner_Q.tolist(), slots_Q.tolist(), ones, strict=True)
-        keys_Q = (owner_Q.astype(np.int64) + LABEL_OFFSET) * len(
-            self.references
-        ) + slots_Q // self.size
-        keys, counts = np.unique(keys_Q, return_counts=True)
+        labels_Q = owner_Q.astype(np.int64) + LABEL_OFFSET
+        keys, counts = np.unique(labels_Q * len(self) + slots_Q // self.size, return_counts=True)
         segments, blocks = np.divmod(keys, len(self))
         segments -= LABEL_OFFSET
         return zip(segments.tolist(), blocks.tolist(), counts.tolist(), strict=True)
 
     def check_integrity(self, owner: Ints) -> None:
-        """Raise AssertionError unless tables agree with `owner` [slots], and every block is free or
-        referenced as often as tables name it."""
+        """Raise AssertionError unless tables and references agree with `owner` [slots]."""
         used = np.flatnonzero(owner != FREE)
         tables: dict[int, dict[int, int]] = {}
         for segment, block, count in self._pairs(owner[used], used):
@@ -195,18 +180,15 @@ class BlockManager:
 
 
 class SlotTable:
-    """Labels of the slots of a pool.
+    """Labels of the slots of a pool: `rows` rows of `capacity` slots.
 
-    capacity: slots of each row; `slots` = rows x capacity.
-    owner: int32 [slots], FREE or the id of the slot's segment; home: int32 [slots], the home of
-        that segment.
-    position: int32 [slots], RoPE position of the slot's token.
+    owner, home: int32 [slots], FREE or the id of the slot's segment, and the home of that.
+    position: int32 [slots], RoPE positions.
     committed: bool [slots]; False for fresh slots (a tree under verification, draft levels), which
         only their own tree sees.
-    blocks: the blocks in which each segment has slots; under ``batching`` a row is a block.
-    regions: for each home, where its slots are.
-    current_length: slots in use; idle_length: those of them that no request needs; peak_length: the
-        maximum that requests needed.
+    blocks: under ``batching`` a row is a block. regions: for each home, where its slots are.
+    current_length: slots in use; idle_length: those that no request needs; peak_length: the maximum
+        that requests needed.
     """
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
@@ -224,12 +206,12 @@ class SlotTable:
 
     @property
     def needed_length(self) -> int:
-        """Slots that a request needs."""
+        """Slots that requests need."""
         return self.current_length - self.idle_length
 
     def open_(self, home: int, size: int, least: int | None = None) -> None:
-        """Reserve a region for a home: `size` adjacent slots; if no gap has that many, `least` in
-        place of idle regions; else none. Pools of several rows reserve nothing."""
+        """Reserve `size` adjacent slots for a home; `least` in place of idle regions if no gap has
+        that many; else none. Pools of several rows reserve nothing."""
         limit = self.capacity if self.rows == 1 else 0
         size = self.blocks.whole(size)
         region = Region.between(self.regions.values(), size, limit)
@@ -241,12 +223,12 @@ class SlotTable:
         self.regions[home] = region
 
     def near_(self, home: int, other: int) -> None:
-        """Give a home the region of another home."""
+        """Start a home's region where another's is."""
         self.regions[home] = Region(self.regions[other].first)
 
     def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:
-        """The slots of some homes: first slot and number of slots of the run that holds them all,
-        or the list of the slots if the run would be too sparse."""
+        """The slots of some homes: first slot and length of the run that holds them all, or a list
+        of the slots if the run would be too sparse."""
         low = self.slots
         high = 0
         for home in homes:
@@ -255,23 +237,21 @@ class SlotTable:
                 low = min(low, region.low)
                 high = max(high, region.high)
         low = min(low, high)
-        part = self.home[low:high]
-        is_own = is_among(part, homes)
+        is_own = is_among(self.home[low:high], homes)
         if high - low <= 2 * np.count_nonzero(is_own) + SPREAD:
             return low, high - low
         return (low + np.flatnonzero(is_own)).astype(np.int32)
 
     def keys_of_segments(self, owners: Sequence[int]) -> tuple[int, int] | Ints:
         """The slots of some segments, as `keys_of` gives them."""
-        owned = [self.slots_owned(owner) for owner in owners]
-        slots = np.sort(np.concatenate(owned)).astype(np.int32)
+        slots = np.sort(np.concatenate(list(map(self.slots_owned, owners)))).astype(np.int32)
         if not slots.size:
             return 0, 0
         length = int(slots[-1] - slots[0]) + 1
         return (int(slots[0]), length) if length <= 2 * slots.size + SPREAD else slots
 
     def extents(self) -> list[int]:
-        """For every row of the pool the end of its slots in use, from the row's first slot."""
+        """The end of the slots in use of every row, from its first slot."""
         used = self.owner.reshape(self.rows, self.capacity) != FREE
         ends = self.capacity - used[:, ::-1].argmax(1)
         return list(np.where(used.any(1), ends, 0).tolist())
@@ -285,8 +265,7 @@ class SlotTable:
     ) -> Ints:
         """Label free slots as fresh and return them, in the order of `owner`.
 
-        owner: int, segments; position: int, one for all or one for each slot.
-        row: the pool's row, one for all or one for each slot; home: of the owners, likewise.
+        owner: int, segments. position, row, home: one for all or one for each slot.
         Raises PoolFullError: there are fewer free slots.
         """
         owner_Q = np.asarray(owner, np.int32)
@@ -305,7 +284,6 @@ class SlotTable:
         return slots
 
     def _label_(self, slots_Q: npt.NDArray[np.integer[Any]], owner: npt.ArrayLike) -> None:
-        """Change the owner of slots, or free them."""
         if not slots_Q.size:
             return
         slots = slots_Q.astype(np.int64)
@@ -321,17 +299,13 @@ class SlotTable:
         self.current_length += more - less
 
     def _include_(self, home: int, slots: npt.NDArray[np.integer[Any]]) -> Region:
-        """Extend a home's region to these slots."""
         region = self.regions.setdefault(home, Region())
         if slots.size:
             region.include_(int(slots.min()), int(slots.max()))
         return region
 
     def _take_(self, owner_Q: Ints, home_Q: Ints) -> Ints:
-        """Free slots of the only row, for each owner in its own blocks near its home.
-
-        Raises PoolFullError: there are fewer.
-        """
+        """Free slots of the only row, for each owner in its own blocks near its home."""
         if (free := int(np.count_nonzero(self.owner == FREE))) < owner_Q.size:
             raise PoolFullError(f"{owner_Q.size} slots requested, {free} free")
         slots = np.empty(owner_Q.size, np.int32)
@@ -351,8 +325,8 @@ class SlotTable:
         return slots
 
     def _lowest(self, owner: int, region: Region, count: int) -> Ints:
-        """The lowest free slots from a region's first on, or of the whole pool: in blocks that the
-        owner may write to, or in any block if these have fewer."""
+        """The lowest free slots from a region's first on, or of the pool: in blocks that the owner
+        may write to, or in any if these have fewer."""
         end = max(region.high, region.first) + count
         near = ((region.first, end), (region.first, self.slots), (0, self.slots))
         for only_writable in (True, False) if self.blocks.size > 1 else (False,):
@@ -366,10 +340,7 @@ class SlotTable:
         raise AssertionError("there are as many free slots as are counted")
 
     def lowest_free(self, count: int, row: Row) -> Ints:
-        """Free slots of one row, or of a row for each slot.
-
-        Raises PoolFullError: a row has fewer.
-        """
+        """Free slots of one row, or of a row for each; raises PoolFullError."""
         row_Q = np.full(count, row, np.int32)
         slots = np.empty(count, np.int32)
         for number, needed in zip(*np.unique(row_Q, return_counts=True), strict=True):
@@ -387,11 +358,8 @@ class SlotTable:
         owner: npt.ArrayLike | None = None,
         home: int | None = None,
     ) -> None:
-        """Make fresh slots part of their owner's history, in place.
-
-        position: their positions; those of tree nodes are known on the host only now.
-        owner, home: new labels; None to keep the labels.
-        """
+        """Make fresh slots history in place, at positions that the host knows only now; `owner` and
+        `home` are new labels, None keeps the old ones."""
         index = np.asarray(slots, np.int64)
         if owner is not None and (self.owner[index] != owner).any():
             self._label_(index, owner)
@@ -402,7 +370,6 @@ class SlotTable:
         self.committed[index] = True
 
     def release_(self, slots: npt.ArrayLike) -> None:
-        """Free slots."""
         index = np.asarray(slots, np.int64)
         if index.size:
             self._label_(index, FREE)
@@ -410,7 +377,7 @@ class SlotTable:
             self.committed[index] = False
 
     def retire_(self, owners: Iterable[int], row: int | None = None) -> None:
-        """Free all slots of these owners, in all rows or in one row, and the regions of homes."""
+        """Free all slots of these owners, in all rows or in one, and the regions of homes."""
         for owner in owners:
             slots = self.slots_owned(owner)
             self.release_(slots if row is None else slots[slots // self.capacity == row])
@@ -418,7 +385,7 @@ class SlotTable:
                 self.regions.pop(owner, None)
 
     def slots_owned(self, owner: int) -> npt.NDArray[np.int64]:
-        """int64: all slots of an owner, increasing."""
+        """All slots of an owner, increasing."""
         if self.blocks.size == 1:  # the labels say the same, in fewer steps
             return np.flatnonzero(self.owner == owner)
         blocks = np.array(self.blocks.table(owner), np.int64)[:, None]
@@ -428,7 +395,7 @@ class SlotTable:
         return owned
 
     def relabel_(self, old: int, new: int, home: int) -> None:
-        """Give all rows and blocks of one owner to another one and its home; moves 0 bytes."""
+        """Give all rows and blocks of an owner to another and its home; moves 0 bytes."""
         slots = self.slots_owned(old)
         self._label_(slots, new)
         self.blocks.writer[self.blocks.writer == old] = new
@@ -436,8 +403,8 @@ class SlotTable:
         self._include_(home, slots)
 
     def split_(self, owner: int, first: int, position: int) -> None:
-        """Give the owner's committed rows before a position to `first`, which is its own home.
-        Blocks with these rows get no writer any more. Moves 0 bytes."""
+        """Give an owner's committed rows before a position to `first`, its own home; their blocks
+        get no writer any more. Moves 0 bytes."""
         slots_R = self.slots_owned(owner)
         slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:
@@ -448,7 +415,7 @@ class SlotTable:
             region.size = self.blocks.whole(region.high - region.first, up=True)
 
     def rest_(self, owner: int, *, idle: bool) -> None:
-        """Mark what an owner has as needed by no request, or as needed again."""
+        """Mark an owner's slots as needed by no request, or as needed again."""
         count = sum(self.blocks.tables.get(owner, {}).values())
         self.idle_length += count if idle else -count
         (self._idle.add if idle else self._idle.discard)(owner)
@@ -460,13 +427,12 @@ class SlotTable:
         self.blocks.most_wasted = max(self.blocks.most_wasted, wasted)
 
     def span_of(self, owner: int) -> tuple[int, int]:
-        """The positions of an owner's committed rows: the first one, and the last one plus one."""
+        """The first position of an owner's committed rows, and the last one plus one."""
         slots_R = self.slots_owned(owner)
         positions = self.position[slots_R[self.committed[slots_R]]]
         return (int(positions.min()), int(positions.max()) + 1) if positions.size else (0, 0)
 
     def truncate_(self, owner: int, length: int) -> None:
-        """Free the owner's rows at positions >= length."""
         slots_R = self.slots_owned(owner)
         self.release_(slots_R[self.position[slots_R] >= length])
 
@@ -474,8 +440,7 @@ class SlotTable:
         """The owner's committed slots in one row, by position."""
         slots_R = self.slots_owned(owner)
         slots = slots_R[self.committed[slots_R] & (slots_R // self.capacity == row)]
-        order = np.argsort(self.position[slots], kind="stable")
-        by_position: Ints = slots[order].astype(np.int32)
+        by_position: Ints = slots[np.argsort(self.position[slots], kind="stable")].astype(np.int32)
         return by_position
 
     def check_integrity(self) -> None:
@@ -504,11 +469,10 @@ class SlotTable:
 
 
 class KVCache(SlotTable):
-    """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim]; the last slot is scratch.
+    """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim].
 
-    scratch: the slot that padding writes to; no row sees it.
+    scratch: the last slot, which padding writes to and no row sees.
     layers: the keys and the values of each layer, views [kv_heads, slots + 1, head_dim].
-    ledger: every byte that was moved, by cause.
     """
 
     def __init__(
@@ -541,14 +505,13 @@ class KVCache(SlotTable):
         return layers * two * heads * dim * self.data.element_size()
 
     def wipe_(self, owners: Iterable[int]) -> None:
-        """Write zeros into these owners' rows: NaNs would reach every forward that reads them,
-        masked or not."""
+        """Zero these owners' rows: NaNs would reach forwards that read them, masked or not."""
         for owner in owners:
             index = torch.from_numpy(self.slots_owned(owner)).to(self.data.device)
             self.data.index_fill_(3, index, 0)
 
     def copy_(self, source: npt.ArrayLike, target: npt.ArrayLike, cause: str) -> None:
-        """Copy slots, with their labels, into free slots of the pool; counted by the ledger."""
+        """Copy slots, with their labels, into free slots; counted by the ledger."""
         source_R = np.asarray(source, np.int64)
         target_R = np.asarray(target, np.int64)
         copy = self.take_out(source_R, cause)
@@ -562,12 +525,8 @@ class KVCache(SlotTable):
         """Copy committed slots of another pool into free ones of a row, for this owner; not
         counted by the ledger."""
         source_R = np.asarray(source, np.int64)
-        position_R = other.position[source_R]
-        slots_R = self.append_(np.full(source_R.size, owner), position_R, row, owner)
         copy = other.data.index_select(3, torch.from_numpy(source_R).to(other.data.device))
-        target_R = torch.from_numpy(slots_R.astype(np.int64))
-        self.data.index_copy_(3, target_R.to(copy.device), copy)
-        self.commit_(slots_R, position_R)
+        self._write_rows_(copy, other.position[source_R], owner, row)
 
     def take_out(self, slots: npt.ArrayLike, cause: str) -> Tensor:
         """A copy of slots for use outside the pool, [layers, 2, kv_heads, R, head_dim]; counted."""
@@ -576,17 +535,17 @@ class KVCache(SlotTable):
         return self.data.index_select(3, torch.from_numpy(source_R).to(self.data.device))
 
     def put_in_(self, rows_LtgRd: Tensor, position: npt.ArrayLike, owner: int, cause: str) -> None:
-        """Write rows from outside the pool as this owner's, adjacent if a gap has room; counted.
-
-        rows_LtgRd: as `take_out` returns them. position: of each row.
-        """
+        """Write rows of `take_out` as this owner's, adjacent if a gap has room; counted."""
         position_R = np.asarray(position, np.int32)
         self.open_(owner, position_R.size)
-        slots_R = self.append_(np.full(position_R.size, owner), position_R, 0, owner)
-        index_R = torch.from_numpy(slots_R.astype(np.int64)).to(self.data.device)
-        self.data.index_copy_(3, index_R, rows_LtgRd.to(self.data))
-        self.commit_(slots_R, position_R)
+        self._write_rows_(rows_LtgRd.to(self.data), position_R, owner, 0)
         self.ledger.add(cause, position_R.size * self.slot_bytes)
+
+    def _write_rows_(self, rows_LtgRd: Tensor, position_R: Ints, owner: int, row: int) -> None:
+        slots_R = self.append_(np.full(position_R.size, owner), position_R, row, owner)
+        index_R = torch.from_numpy(slots_R.astype(np.int64)).to(self.data.device)
+        self.data.index_copy_(3, index_R, rows_LtgRd)
+        self.commit_(slots_R, position_R)
 
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
         """Store K and V [kv_heads, Q, head_dim] of one layer at flat slots [Q]."""

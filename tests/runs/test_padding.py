@@ -102,14 +102,16 @@ def test_every_intake_of_a_run_is_aligned(
 
     monkeypatch.setattr(BatchingLayout, "place_draft_", noted)
     outlined(graphs, tiny("llama"), "batching_eagle", parts=5, budget=40, sets=FIXED)
+    kinds = set[tuple[int, ...]]()
     for draft in seen:
-        mask_BQ = torch.from_numpy(draft.rows.alignment.padding_mask)
-        mine_BQ = torch.from_numpy(draft.rows.owner_N != NO_SEGMENT).view(mask_BQ.shape)
-        assert torch.equal(mask_BQ, mine_BQ)
+        is_valid_BQ = torch.from_numpy(draft.rows.owner_N != NO_SEGMENT)
+        is_valid_BQ = is_valid_BQ.view(draft.rows.tokens_BQ.shape)
+        assert torch.equal(is_valid_BQ, is_valid_BQ.int().cummax(1).values.bool()), "on the left"
         tips = draft.rows.positions_BQ.view(-1)[draft.rows.tips_R]
         assert (tips + 1).tolist() == draft.position_S.tolist()
-        for b, count in enumerate(draft.rows.alignment.valid_lengths):
+        lengths = tuple(is_valid_BQ.sum(1).tolist())
+        for b, count in enumerate(lengths):
             own = draft.rows.positions_BQ[b, -count:].tolist() if count else []
-            assert own == list(range(own[0], own[0] + count)) if own else not mask_BQ[b].any()
-    kinds = {draft.rows.alignment.valid_lengths for draft in seen}
+            assert own == list(range(own[0], own[0] + count)) if own else not count
+        kinds.add(lengths)
     assert sum(len(set(lengths)) > 1 for lengths in kinds) > 10, "unequal acceptance was meant"

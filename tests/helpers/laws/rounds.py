@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from specsot_eagle1.draft import drawn_children
 from torch import Tensor
 
 from helpers.laws.toys import (
@@ -285,7 +286,7 @@ def _children(
         return scores_SV.topk(width).indices, law_SV
     if width == 1:
         return drawing.draw(scores_SV, branch_S, depth_S)[:, None], law_SV
-    return drawing.children(scores_SV, branch_S, depth_S, width, draws), law_SV
+    return drawn_children(drawing, scores_SV, branch_S, depth_S, width, draws), law_SV
 
 
 SAMPLES = 20_000

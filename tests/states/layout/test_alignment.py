@@ -9,7 +9,6 @@ from helpers.managers import admit_, fork_, open_requests_, tree_rows_
 from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import NO_SEGMENT, KVCache
 from specsot.ops.types import (
-    AlignmentManager,
     AlignmentState,
     ContinuousDecodingState,
     DraftRows,
@@ -101,7 +100,7 @@ def unequal() -> DraftRows:
     proposal = chains(3, 2)
     batch = tree_rows_(book, proposal)
     rows = batch.rows
-    assert rows.alignment == AlignmentManager.align_for_decode([3, 3, 3]), "equal trees"
+    assert rows.alignment == AlignmentState((0, 0, 0), (3, 3, 3), (0, 0, 0)), "equal trees"
     assert rows.positions_BQ.tolist() == [[n, n + 1, n + 2] for n in (100, 98, 99)]
     summary = commit(book, batch, [], proposal, (3, 1, 2))
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
@@ -110,21 +109,11 @@ def unequal() -> DraftRows:
 
 
 def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
-    aligned = unequal.rows.alignment
-    assert isinstance(aligned, AlignmentState)
-    assert aligned.padding_lengths == (0, 2, 1)
-    assert aligned.valid_lengths == (3, 1, 2)
-    assert aligned.padding_mask.astype(int).tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
-    assert aligned.position_offsets == (0, 2, 1)
-
-
-def test_their_positions_go_on_where_each_row_ended(unequal: DraftRows) -> None:
-    rows, aligned = unequal.rows, unequal.rows.alignment
+    """Positions go on where each row ended: those of columns less the padding before them."""
+    rows = unequal.rows
+    is_valid_BQ = torch.from_numpy(rows.owner_N != NO_SEGMENT).view(3, 3)
+    assert is_valid_BQ.int().tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
     assert rows.positions_BQ.tolist() == [[100, 101, 102], [0, 0, 98], [0, 99, 100]]
-    for b, cached in enumerate((100, 98, 99)):
-        for column in torch.nonzero(torch.from_numpy(aligned.padding_mask[b])).flatten().tolist():
-            expected = cached + column - aligned.position_offsets[b]
-            assert int(rows.positions_BQ[b, column]) == expected
     assert unequal.position_S.tolist() == [103, 99, 101]
 
 
@@ -141,8 +130,8 @@ def test_each_row_has_its_own_tokens_features_and_slots(unequal: DraftRows) -> N
         [scratch, scratch, 400 + 98],
         [scratch, 800 + 99, 800 + 100],
     ]
-    padding_N = ~rows.alignment.padding_mask.reshape(-1)
-    assert (rows.owner_N[padding_N] == NO_SEGMENT).all() and (rows.owner_N[~padding_N] >= 0).all()
+    padding_N = rows.owner_N == NO_SEGMENT
+    assert (rows.owner_N[~padding_N] >= 0).all()
     assert (rows.segment_N[padding_N] == len(rows.visibility.ids_S)).all(), "which sees nothing"
     assert len(set(rows.owner_N.tolist())) == 4
 
@@ -178,13 +167,13 @@ def test_a_newcomers_prompt_rides_beside_the_running_rows(
     assert state.is_prefill == (False, False, True)
     assert state.valid_lengths == (152, 152, 250)
     assert state.cache_length == 250
-    assert state.padding_mask.sum(1).tolist() == [2, 2, 200]
-    assert state.padding_mask[:2, -2:].all() and not state.padding_mask[:2, :-2].any()
+    is_valid_BQ = (rows.owner_N != NO_SEGMENT).reshape(3, 200)
+    assert is_valid_BQ.sum(1).tolist() == [2, 2, 200]
+    assert is_valid_BQ[:2, -2:].all() and not is_valid_BQ[:2, :-2].any()
 
 
 def test_each_row_keeps_its_own_positions(joined: tuple[Batch, BranchStateManager]) -> None:
     rows = joined[0].rows
-    assert rows.alignment.position_ids is rows.positions_BQ
     for old in (0, 1):
         assert rows.positions_BQ[old, -2:].tolist() == [150, 151]
         assert rows.tokens_BQ[old, -2:].tolist() == [7 + old, 30]
@@ -205,9 +194,3 @@ def test_the_valid_lengths_are_what_the_rows_hold_afterwards(
     assert held == [152, 152, 250] == [b.length for b in book.active]
     assert [b.tokens for b in book.active] == [[7, 30, 60], [8, 30, 61], [5]]
     book.kv.check_integrity()
-
-
-def test_no_rows_have_no_padding() -> None:
-    aligned = AlignmentManager.align_for_decode([])
-    assert aligned.padding_lengths == aligned.valid_lengths == ()
-    assert aligned.padding_mask.shape == (0, 0)
