@@ -132,7 +132,6 @@ def test_what_is_not_run_is_counted_and_has_a_reason(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_stand_in_blocks_that_are_found(page: str) -> None:
-    """No command is indented, and no marker lost its block."""
     text = text_of(page)
     markers = re.findall(r"<!-- (?:not run|ends with)", text)
     assert len(markers) == sum(bool(found["kind"]) for found in BLOCK.finditer(text))

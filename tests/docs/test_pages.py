@@ -13,20 +13,17 @@ LINK = re.compile(r"\]\((?!https?:)([\w./-]*)(#[\w-]+)?\)")
 
 
 def prose(page: str) -> str:
-    """Without blocks, and without the names of other documents that concepts.md translates."""
     text = re.sub(r"^```.*?^```", "", text_of(page), flags=re.M | re.S)
     return re.sub(r"^\|[^|]+\| (?=`[^|]+\|$)", "", text, flags=re.M) if "concepts" in page else text
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link can lead to in a page, as mkdocs and others make it of a heading."""
     heads = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_has_two_versions_of_a_line(page: str) -> None:
-    """A conflict of two branches that was not resolved."""
     assert re.findall(r"^(?:<{7}|>{7}) .*", text_of(page), re.M) == []
 
 

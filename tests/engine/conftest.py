@@ -22,7 +22,6 @@ OUTLINE = "PLAN\n1|60|-|-|First [bold]thing\n2|70|Search|1|Second\n3|70|-|-|Thir
 
 
 def write_models(root: Path, seed: int) -> tuple[Path, Path]:
-    """Folders of a random target with the embedded tokenizer, and of a drafter for it."""
     target = write_tiny_target(root / "target", "qwen3", seed=seed, vocab=4096)
     embedded = Path(specsot.__file__).parent / "models" / "embedded" / "target"
     for name in TOKENIZER:
@@ -32,13 +31,11 @@ def write_models(root: Path, seed: int) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Models whose answers end, some by a stop token and some by their budget."""
     return write_models(tmp_path_factory.mktemp("tiny"), seed=3)
 
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Models that never stop by themselves."""
     return write_models(tmp_path_factory.mktemp("endless"), seed=14)
 
 
@@ -98,7 +95,6 @@ def shell(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Shell:
-    """Runs bim_eagle with a given outline of three branches on the tiny models."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outline.txt").write_text(OUTLINE)
     defaults = {

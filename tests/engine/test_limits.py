@@ -10,7 +10,6 @@ from specsot.engine import limits, terminal
 
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Eight CPUs, and control groups that a test writes."""
     monkeypatch.setattr(limits, "CGROUPS", tmp_path)
     monkeypatch.setattr(limits, "_own_groups", lambda: iter((tmp_path / "a" / "b", tmp_path / "a")))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))

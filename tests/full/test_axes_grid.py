@@ -26,7 +26,6 @@ def test_every_run_has_the_property(case: Case, tiny: Make, graphs: Graphs) -> N
 def test_a_drawn_grid_finds_every_planted_fault(
     fault: Fault, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the rows of one draw, without knowing where it is."""
     fault.plant(monkeypatch)
     for case in draw_cases(SEED):
         try:

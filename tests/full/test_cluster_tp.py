@@ -46,7 +46,6 @@ def test_every_grouping_writes_what_one_engine_writes(graph: str, layout: str, c
 @pytest.mark.parametrize("coins", COINS)
 @pytest.mark.parametrize("graph", SHIPPED)
 def test_every_shipped_graph(graph: str, coins: str) -> None:
-    """On workers that decode alone, in pairs, and in pairs with half of the weights each."""
     asked = {"budget": 12, "packed": False}
     session = session_of(graph, *COINS[coins], **asked)
     halves = [session_of(graph, *COINS[coins], **asked, part=(index, 2)) for index in range(2)]
@@ -78,7 +77,6 @@ def test_parts_that_depend_on_others_and_more_requests_than_units() -> None:
 
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "a new group each time"])
 def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two ranks with half of the heads each bring a prefix to two workers with all of them."""
     pair = Together("bim_eagle")
     try:
         ids, rows = pair.outlined()
@@ -142,8 +140,6 @@ def _peak() -> int:
 def test_ranks_that_die_or_hang_change_nothing(
     branches: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Real processes, killed and stopped, in the outline and inside branches; if these are decoded
-    by both, each has half of the weights."""
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
     expected = alone(session, [BEES])
     with ray_cluster(together=2, branches=branches) as hosts:

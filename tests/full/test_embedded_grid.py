@@ -42,7 +42,6 @@ def embedded() -> Iterator[Embedded]:
 
 @pytest.fixture(scope="module")
 def drafting(embedded: Embedded) -> dict[str, Models]:
-    """The embedded target with each of its drafters."""
     kinds = {k: with_drafter(embedded.models, embedded_folder(k), k) for k in set(KINDS.values())}
     return {name: kinds[kind] for name, kind in KINDS.items()}
 

@@ -47,7 +47,6 @@ ASKED: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What one engine answers."""
     with serving(tmp_path_factory.mktemp("alone"), *GRAPHS, SPECSOT_THREADS="1") as server:
         return [one.text for one in stream_all(server.url, ASKED)]
 
@@ -165,7 +164,6 @@ def test_load_follows_speed(fleet: ServedFleet, capsys: pytest.CaptureFixture[st
 
 
 def cpu_of(pids: dict[str, int]) -> dict[str, float]:
-    """Seconds that processes have computed."""
     found = {}
     for name, pid in pids.items():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -192,7 +190,6 @@ def test_whatever_ends_a_server_ends_its_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pause", [0.3, 1.0])
 def test_a_second_signal_leaves_nothing(tmp_path: Path, pause: float) -> None:
-    """It comes while the first one's end is under way: the cluster takes some seconds to end."""
     with serving_fleet(tmp_path, "dflash", workers=1) as fleet:
         pids = fleet.pids
         fleet.server.process.send_signal(signal.SIGINT)

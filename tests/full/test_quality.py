@@ -26,7 +26,6 @@ def test_outlines_without_the_grammar_are_valid(generate: Callable[..., list[str
 
 
 def test_questions_about_documents_are_answered(generate: Callable[..., list[str]]) -> None:
-    """One hop, with full prefill."""
     assert rates(reading(generate, "one_hop", NUMBER))["exact"] >= 0.90
 
 

@@ -81,7 +81,6 @@ class Engine:
             self.check(self.draw.choice(one.branches))
 
     def room(self, count: int) -> bool:
-        """Make room for so many more rows, if there can be."""
         left = SLOTS - self.pool.needed_length - count
         if left >= 0:
             self.cache.evict_to_(left)
@@ -204,7 +203,6 @@ class Engine:
     # -- what holds -------------------------------------------------------------------------------
 
     def check(self, branch: Branch) -> None:
-        """Every row of a branch's text is there once, and its own."""
         path = self.tree.path(branch.owner)
         slots = np.concatenate([self.pool.slots_of(segment) for segment in path[::-1]])
         assert self.pool.position[slots].tolist() == list(range(len(branch.text.ids)))

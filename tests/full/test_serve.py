@@ -100,7 +100,6 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_who_reads_nothing_is_cut_off(tmp_path: Path) -> None:
-    """The stream waits in the buffers of two sockets, then for so many seconds, and is ended."""
     fields = {"logprobs": True, "top_logprobs": 20, "stream": True, "n": 4}
     data = json.dumps({**LONG, **fields}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"

@@ -116,7 +116,6 @@ def test_it_is_often_right_and_often_wrong(family: str, seed: int, tmp_path: Pat
 
 
 def test_the_context_counts(tmp_path: Path) -> None:
-    """A drafter that is given other features drafts otherwise."""
     target = load_target(write_tiny_target(tmp_path / "target"))
     drafter = load_dflash(write_tiny_dflash(tmp_path / "draft", tmp_path / "target"), target)
     one, other = Pair(target, drafter), Pair(target, drafter)

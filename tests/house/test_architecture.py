@@ -19,12 +19,10 @@ PICTURE = re.findall(r"^```\n(.*?)^```", PAGE, re.M | re.S)
 
 
 def words(text: str, kind: str) -> list[str]:
-    """What stands in backticks and looks like this."""
     return [word for word in re.findall(r"`([^`\n]+)`", text) if re.fullmatch(kind, word)]
 
 
 def names_in(path: Path) -> set[str]:
-    """Classes and constants of a module."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
@@ -85,7 +83,6 @@ def test_ops_are_in_the_table() -> None:
 
 
 def test_the_reading_order_is_short() -> None:
-    """At most twelve files and 3,000 lines, from the graph to the engine."""
     files = re.findall(r"^\d+\. `([\w/.]+)`", PAGE, re.M)
     lines = [len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files]
     assert 10 <= len(files) <= 12 and sum(lines) <= 3_000

@@ -17,7 +17,6 @@ ROWS = re.findall(r"^\|.*\| `([^`]+)` \|$", PAGE, re.M)
 
 
 def python_name(path: str) -> object:
-    """The module, class, function or attribute at a dotted path."""
     parts = path.split(".")
     for cut in range(len(parts), 0, -1):
         try:
@@ -35,7 +34,6 @@ def test_the_table_is_read() -> None:
 
 
 def test_every_name_of_the_statuses_is_there() -> None:
-    """Those of the document on CacheBlend's statuses (003)."""
     section = PAGE.partition("### 003")[2].partition("### 004")[0]
     names = """
         temp_status cache_fuse_metadata check check_layers imp_indices org_seq_len org_pos fake_q
@@ -48,7 +46,6 @@ def test_every_name_of_the_statuses_is_there() -> None:
 
 
 def test_nothing_is_promised_that_is_not_there() -> None:
-    """What is said to be missing is: a name that comes to be is moved into a table."""
     missing = PAGE.partition("### Not there")[2]
     assert "first_target" in missing
     assert not [p for room in ROOMS for p in (ROOT / room).rglob("*first_target*.py")]

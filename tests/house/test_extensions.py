@@ -28,12 +28,10 @@ QUESTIONS = ("Tell me about honey bees.", "Why?", "How do volcanoes work, and wh
 
 
 def added(folder: Path) -> list[str]:
-    """The files of code and of graphs that the extension consists of."""
     return sorted(file.name for file in folder.rglob("*") if file.suffix in (".py", ".yaml"))
 
 
 def decoded(graph: str, *sets: str, questions: tuple[str, ...] = QUESTIONS) -> tuple[str, Meter]:
-    """The digest of a run's tokens, and its figures."""
     session = open_session(graph, sets=sets, threads=1, max_new_tokens=12)
     prompts = [Prompt(str(place), question) for place, question in enumerate(questions)]
     run, recorder, _ = perform(session, prompts)
@@ -43,7 +41,6 @@ def decoded(graph: str, *sets: str, questions: tuple[str, ...] = QUESTIONS) -> t
 
 
 def machine(*changes: tuple[str, str]) -> str:
-    """The machine of decoding with EAGLE-3 drafts, and with these parts replaced."""
     text = MACHINE
     for old, new in (("drafter: {kind: none}", EAGLE), *changes):
         assert text.count(old) == 1, old

@@ -91,7 +91,6 @@ def package(path: Path) -> str:
 
 
 def imported(path: Path) -> Iterator[Path]:
-    """Modules of ours that a module imports, for types only or not."""
     here = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:

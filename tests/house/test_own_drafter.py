@@ -35,7 +35,6 @@ SIDES = {
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that the examples are installed into; specsot is the one under test."""
     work = tmp_path_factory.mktemp("examples")
     sources = [work / example.name for example in (EXAMPLE, EAGLE1)]
     for example, source in zip((EXAMPLE, EAGLE1), sources, strict=True):
@@ -48,7 +47,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def call(site: Path, program: str, *words: str, code: int = 0) -> str:
-    """What the program printed; it must end with this code."""
     path = os.pathsep.join([str(site), *SPECSOT])
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
@@ -125,7 +123,6 @@ def test_a_graph_of_eagle1_without_its_package_names_it(tmp_path: Path) -> None:
 
 
 def test_its_fault_is_its_own(site: Path) -> None:
-    """An error of a user's op names the user's package and its place, without a traceback."""
     (site / "broken_op.py").write_text(
         "from specsot.ops.registry import op\n\n"
         '@op("broken.op")\ndef fail(kv: object) -> None:\n    raise ZeroDivisionError("oh")\n'

@@ -47,7 +47,6 @@ def root_name(function: ast.expr) -> str | None:
 
 
 def long_calls(text: str) -> Iterator[ast.Call]:
-    """Calls with more than four positional arguments; a splatted sequence counts as one."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call) or root_name(node.func) in LIBRARIES:
             continue

@@ -33,7 +33,6 @@ ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np
 
 
 def snapshot(value: Any, seen: dict[Any, int] | None = None) -> Any:
-    """Everything that can be known of a value, as plain comparable data."""
     seen = {} if seen is None else seen
     if isinstance(value, ATOMS):
         return value.value if isinstance(value, Enum) else value
@@ -162,7 +161,6 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
 
 @pytest.fixture(scope="module")
 def watched(graphs: Graphs, tiny: Make) -> Watch:
-    """What a watch saw in all these runs."""
     watch = Watch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "bind", watch)
@@ -186,7 +184,6 @@ def test_every_registered_op_was_watched(watched: Watch, graphs: Graphs) -> None
 
 
 def test_ops_with_a_trailing_underscore_do_change_something(watched: Watch, graphs: Graphs) -> None:
-    """The names are no over-caution, and the watch does see changes."""
     in_place = {one.name for one in decoding(graphs.table) if one.name.endswith("_")}
     assert watched.changed == in_place
 
@@ -224,7 +221,6 @@ def test_guards_change_nothing_they_were_given(graphs: Graphs, tiny: Make) -> No
 def test_the_watch_sees_small_changes(
     change: Callable[..., Any], tiny: Make, graphs: Graphs
 ) -> None:
-    """The test of the test."""
     made = tiny("qwen3")
     run = start(graphs.session("eagle", made.models, made.book()), ["hello"])
     kv, book, tensor = run.manager.kv, run.manager, torch.zeros(3)

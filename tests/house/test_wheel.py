@@ -27,7 +27,6 @@ print(len(graph_names()), models.target.num_layers, models.drafter.num_layers)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package, built as a wheel from a copy of the tree and installed into a folder."""
     work = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, work / "tree", ignore=LEFT_OUT)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -52,12 +51,10 @@ def test_models_and_graphs_open_from_an_installed_wheel(installed: Path, tmp_pat
 
 
 def packages(root: Path) -> set[str]:
-    """Folders with modules, the root among them."""
     return {p.parent.relative_to(root).as_posix() for p in root.rglob("*.py")}
 
 
 def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
-    """No tests, no tools, no documents, and not what the embedded models were made of."""
     root = installed / "specsot"
     assert {p.name for p in installed.iterdir()} - {"bin", "specsot"} == {"specsot-0.1.0.dist-info"}
     rooms = {".", *(f"{room}/{name}" for room in ROOMS for name in packages(ROOT / room))}

@@ -53,7 +53,6 @@ def test_a_way_of_accepting_has_the_targets_law(name: str, toy: str) -> None:
 
 
 def test_samples_go_on_over_several_rounds() -> None:
-    """Each round begins where the last one ended, with its root's own coins."""
     seen: list[Round] = []
 
     def two_at_a_time(toy: Toy, now: Round) -> Tensor:
@@ -82,7 +81,6 @@ def test_what_a_round_says() -> None:
 
 
 def unadjusted(p_STV: Tensor, q_SNV: Tensor | None, *others: Tensor) -> Acceptance:
-    """The final token is drawn from the target's own law after a rejection, too."""
     tokens_SN, valid_SN, r_SN, u_S = others
     verdict = accept_chain(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S)
     p_SV = p_STV[torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1]
@@ -90,7 +88,6 @@ def unadjusted(p_STV: Tensor, q_SNV: Tensor | None, *others: Tensor) -> Acceptan
 
 
 def compared_and_drawn_again(toy: Toy, now: Round) -> Tensor:
-    """The drafter's best token is compared with one draw of the target; otherwise a second one."""
     p_SV, draft_S = toy.p_KV[now.last_S], toy.q_KV[now.last_S].argmax(1)
     first_S = inverse_cdf(p_SV, now.coin(1, 0, CoinRole.ACCEPT))
     again_S = inverse_cdf(p_SV, now.coin(0, 0, CoinRole.FINAL))
@@ -98,7 +95,6 @@ def compared_and_drawn_again(toy: Toy, now: Round) -> Tensor:
 
 
 def one_draft(now: Round, p_KV: Tensor, draft_S: Tensor, told_SV: Tensor, kept_S: Tensor) -> Tensor:
-    """A draft that is verified against a law that it may not have been drawn from."""
     verdict = accept_chain(
         p_KV[torch.stack([now.last_S, draft_S], 1)],
         told_SV[:, None],
@@ -117,7 +113,6 @@ def best_under_a_soft_law(toy: Toy, now: Round) -> Tensor:
 
 
 def unsure_drafts_dropped(toy: Toy, now: Round) -> Tensor:
-    """A draft that the drafter was not sure of is thrown away after it was drawn."""
     q_SV = toy.q_KV[now.last_S]
     draft_S = inverse_cdf(q_SV, now.coin(1, 0, CoinRole.DRAFT))
     sure_S = q_SV.gather(1, draft_S[:, None]).squeeze(1) >= 2 / 5
@@ -125,7 +120,6 @@ def unsure_drafts_dropped(toy: Toy, now: Round) -> Tensor:
 
 
 def colder_than_told(toy: Toy, now: Round) -> Tensor:
-    """Drafted at temperature 1/2, verified against the law at 1."""
     q_SV = toy.q_KV[now.last_S]
     draft_S = inverse_cdf(q_SV**2, now.coin(1, 0, CoinRole.DRAFT))
     return one_draft(now, toy.p_KV, draft_S, q_SV, draft_S >= 0)
@@ -179,7 +173,6 @@ def one_role(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinR
 
 
 def one_r(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
-    """All siblings are accepted or rejected by the same number."""
     return round_keys(key, root, depth, rank * (role is not CoinRole.ACCEPT), role)
 
 
@@ -188,7 +181,6 @@ def no_round(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinR
 
 
 def no_branch(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
-    """All branches of a request have the coins of its first one."""
     first = torch.arange(len(key)) // law_rounds.BRANCHES * law_rounds.BRANCHES
     return round_keys(key[first], root, depth, rank, role)
 

@@ -84,14 +84,12 @@ def test_where_the_drafter_has_nothing_more_no_node_is_valid() -> None:
 
 
 def unadjusted(p_STV: Tensor, q_SNV: Any, *others: Tensor) -> Acceptance:
-    """After a rejection the target's own law is drawn from, not what is left of it."""
     verdict = accept_chain(p_STV, q_SNV, *others)
     p_SV = p_STV[torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1]
     return replace(verdict, weights_SV=p_SV, bonus_S=inverse_cdf(p_SV, others[-1]))
 
 
 def unscaled(p_STV: Tensor, q_SNV: Tensor, *others: Tensor) -> Acceptance:
-    """Block verification that takes what a chain would leave, without the prefix's ratio."""
     verdict = accept_block(p_STV, q_SNV, *others)
     row_S, last_S = torch.arange(len(p_STV)), verdict.path_ST.sum(1) - 1
     q_SV = q_SNV[row_S, last_S.clamp(max=q_SNV.shape[1] - 1)]

@@ -104,7 +104,6 @@ def test_blocks_accept_at_least_as_much_as_chains(p_KV: Tensor, q_KV: Tensor, ga
 def test_a_draft_is_accepted_exactly_below_its_chance(
     p_KV: Tensor, q_KV: Tensor, r: float, token: int
 ) -> None:
-    """The probabilities that the laws are weighed with are those of the decisions."""
     verdict = accept_chain(
         p_KV[None, :2],
         q_KV[None, :1],

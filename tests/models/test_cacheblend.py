@@ -28,7 +28,6 @@ def every(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """GQA, q/k-norm, biases, windows on some layers."""
     kind = "qwen3-biases-layer_types"
     return made(tmp_path_factory.mktemp(kind), kind, torch.float64, TAPS)
 
@@ -170,7 +169,6 @@ def test_rows_that_are_not_computed_have_no_logits(case: Case) -> None:
 
 
 def test_uncached_chunks_are_of_the_suffix(case: Case) -> None:
-    """A chunk in the middle that the store lacks is computed like the question."""
     missing = slice(FIRST + SIZES[0], FIRST + SIZES[0] + SIZES[1])
     rows = case.rows
     rows.role_BQ[0, missing] = RowRole.SUFFIX

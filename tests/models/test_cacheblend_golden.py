@@ -93,7 +93,6 @@ def test_everything_or_nothing_computed(vectors: Vectors, name: str) -> None:
 
 
 def chunks(vectors: Vectors) -> list[ChunkKV]:
-    """Every chunk collected by the target itself."""
     meta = vectors.meta
     with torch.inference_mode():
         first = vectors.model.collect(meta["chunks"][0])

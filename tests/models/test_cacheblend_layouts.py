@@ -36,12 +36,10 @@ class Branches:
         return (~self["is_suffix"]).nonzero().squeeze(1)
 
     def cache(self, rows: Tensor) -> ChunkKV:
-        """The cached ones among some rows."""
         kept = rows[~self["is_suffix"][rows]]
         return ChunkKV(self["cache.k_pre"][:, kept], self["cache.v"][:, kept])
 
     def rows(self, index_BQ: Tensor) -> BlendRows:
-        """Roles of some rows; -1 for padding."""
         bim_BQ = self["bim"][index_BQ]
         role_BQ = torch.full_like(index_BQ, RowRole.REUSED)
         role_BQ[bim_BQ == -1] = RowRole.PROTECTED
@@ -68,7 +66,6 @@ def branches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Branches]:
 def kinds(
     request: pytest.FixtureRequest, branches: Branches, tmp_path_factory: pytest.TempPathFactory
 ) -> Branches:
-    """The same rows, also in a model whose window is shorter than a branch."""
     if request.param == "plain":
         return branches
     model = target("qwen3", tmp_path_factory.mktemp("window"), torch.float64, window=7)
@@ -150,11 +147,9 @@ class Side:
         return index_BQ, slots_BQ, AttentionPlan.dense(mask_BQK, position_BK, *rows)
 
     def start(self, row: int) -> int:
-        """The first slot of a tensor row; the pool's row 0 is another branch's."""
         return (1 + row) * self.capacity
 
     def forward(self, last: int, settings: BlendSettings | None) -> tuple[Tensor, TargetOutput]:
-        """The next rows of both; flat indices in the one sequence, and their results."""
         index_BQ, slots_BQ, visible = self.visible(last)
         model, given, plan = self.branches.model, None, decode_plan(self.branches.model.num_layers)
         if settings is not None:
@@ -231,7 +226,6 @@ def test_behind_a_prefix_that_is_in_the_pool_already(kinds: Branches) -> None:
 
 
 def test_beside_a_running_branch(branches: Branches) -> None:
-    """The rows of a tree are of the suffix: they are computed as in a forward of their own."""
     model, settings = branches.model, blend(ratios=(0.25,))
     index = of_branch(branches, 0)
     history, tree, prompt = 7, 3, len(index)
@@ -262,7 +256,6 @@ def test_beside_a_running_branch(branches: Branches) -> None:
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_each_branch_alone_gives_the_same(branches: Branches, settings: BlendSettings) -> None:
-    """A budget of the prompt is the only one by which branches depend on each other."""
     _, out = in_one_sequence(branches, settings)
     for number, tip in enumerate(branches.meta["tips"]):
         index = of_branch(branches, number)

@@ -182,7 +182,6 @@ def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> Atten
 
 @pytest.mark.parametrize("kind", ["side by side", "two groups", "lists of slots", "unequal"])
 def test_groups_of_rows_see_what_one_mask_says(small: Pooled, kind: str) -> None:
-    """Two sequences of eight rows; a shorter one beside a longer one repeats its last row."""
     first, second, positions = list(range(8)), list(range(8, 16)), torch.arange(8).repeat(2)
     if kind == "side by side":
         parts = [(SlotRun(0, 8, 8, 2), [first, second])]

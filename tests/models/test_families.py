@@ -20,8 +20,6 @@ PROMPT = range(3, 20)
 
 @pytest.fixture
 def toy() -> Iterator[str]:
-    """A family that differs in keys, biases, activation, head size and windows."""
-
     class Toy(Family):
         name = "toy"
         architecture = "ToyForCausalLM"

@@ -47,7 +47,6 @@ def test_every_kind_is_tried() -> None:
 def test_keys_come_back_from_any_position(
     kind: str, dtype: torch.dtype, limit: float, tmp_path: Path
 ) -> None:
-    """As a layer projects them: after RoPE at some positions, and back."""
     model = decoder(tmp_path, kind, dtype)
     positions_R = torch.tensor([0, 1, 2, 7, 30, 31])
     x_RH = torch.randn(6, model.hidden_size, dtype=dtype)

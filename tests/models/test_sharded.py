@@ -57,7 +57,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def found(
     folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Any]]:
-    """What both ranks found, by model."""
     folder, every = tmp_path_factory.mktemp("ranks"), list(folders.values())
     both = run_ranks(2, forwards, folder, every, IDS)
     return [dict(zip(folders, one, strict=True)) for one in both]

@@ -13,7 +13,6 @@ LETTERS = {".": RowRole.PADDING, "s": RowRole.SUFFIX, "p": RowRole.PROTECTED, "r
 
 
 def rows_of(roles: list[str], branches: list[str], chunks: list[str] | None = None) -> BlendRows:
-    """One letter a row; branches and chunks as digits."""
     role = np.array([[LETTERS[c] for c in row] for row in roles], np.int32)
     branch = np.array([[int(c) for c in row] for row in branches], np.int32)
     chunk = branch * 0 if chunks is None else np.array([[int(c) for c in r] for r in chunks])
@@ -30,7 +29,6 @@ def made(rows: BlendRows, **settings: Any) -> Blend:
 
 
 def picked(blend: Blend, deviations: list[float], check: int = 0) -> list[int]:
-    """Flat indices of the rows picked."""
     return blend.index_R[pick(torch.tensor(deviations), blend, check)].tolist()
 
 
@@ -73,7 +71,6 @@ def test_budgets(budget: Any, counts: tuple[int, ...], found: list[int]) -> None
 
 
 def test_prompts_have_budgets_of_their_own() -> None:
-    """Branch 5 is another prompt's."""
     both = rows_of(["rrrrsrrrrs"], ["0000055555"])
     assert made(both, ratios=(0.5,), budget="per_prompt").counts_CG == ((2, 2, 0),)
 
@@ -86,7 +83,6 @@ def test_a_later_check_picks_among_the_rows_left() -> None:
 
 
 def test_room_for_rows_that_may_be_left() -> None:
-    """A budget in two tensor rows may be spent in either; one with padding has less of it."""
     rows = rows_of(["ppprrrrs", "....rrss"], ["00000000", "11111111"])
     both_Gq = np.arange(16).reshape(2, 8)
     assert made(rows, ratios=(0.5,)).width(both_Gq, 0) == 3

@@ -15,7 +15,6 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "specsot" / "tree_postprocess.js
 
 
 def candidates_of(case: Any) -> Candidates:
-    """All nodes of a golden case in creation order."""
     width = case["top_k"]
     tokens, scores = list(case["level0_tokens"]), list(case["level0_scores"])
     parents, depths = [-1] * width, [1] * width
@@ -41,7 +40,6 @@ def test_reranking_keeps_the_golden_trees(case: Any) -> None:
 
 
 def _paths(parents: list[int]) -> set[tuple[int, ...]]:
-    """Root-to-leaf paths as node numbers, the root being 0."""
     inner = {parent + 1 for parent in parents}
     paths = set()
     for leaf in range(1, len(parents) + 1):

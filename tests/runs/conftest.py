@@ -16,7 +16,6 @@ ALL = "SPECSOT_TEST_ALL"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test of more cases an eighth, and these at least, drawn by the seed."""
     if os.environ.get(ALL):
         return
     grids: dict[str, list[pytest.Item]] = defaultdict(list)

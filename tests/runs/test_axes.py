@@ -72,7 +72,6 @@ def _fails(case: Case, tiny: Make, graphs: Graphs) -> bool:
 def test_drafts_are_accepted_and_refused_so_that_something_is_tested(
     drafter: tuple[str, int], tiny: Make, graphs: Graphs
 ) -> None:
-    """With models that never agree, or always, trees and commits would be tested in vain."""
     case = Case(family="qwen3", drafter=drafter, parts=4, stops=(), budget=30)
     branches = branches_of(check_case(case, tiny, graphs))
     rounds = [count for branch in branches for count in branch.accepted]

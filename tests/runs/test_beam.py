@@ -94,7 +94,6 @@ def _yaml(value: Any) -> str:
 
 
 def make_rig(folder: Path, graphs: Graphs, family: str = "llama", max_positions: int = 1024) -> Rig:
-    """A tiny model that is less sure of itself than the others, in float64."""
     settings = {"restrict": 12, "max_positions": max_positions, "extra": FAMILIES[family]}
     write_tiny_target(folder, family, **settings)
     file = folder / "model.safetensors"
@@ -117,7 +116,6 @@ def rigs(places: pytest.TempPathFactory, graphs: Graphs) -> Callable[..., Rig]:
 
 
 def check_beams(run: EngineCore) -> None:
-    """The pool holds the prompts and the rows that live beams need; nothing else, nothing less."""
     book, pool = run.manager, run.manager.kv
     pool.check_integrity()
     assert set(book.beams.searches) == {b.owner for b in book.active}
@@ -161,7 +159,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory, graphs: Graphs) -> Callable[..
 
 
 def answer_of(branch: Branch, stops: Sequence[int], answer: Sequence[int]) -> None:
-    """The branch's tokens are the reference's, and it ended as the reference did."""
     stopped = bool(answer) and answer[-1] in stops
     assert branch.tokens == list(answer[: len(answer) - stopped])
     assert branch.finish is (Finish.STOP if stopped else Finish.LENGTH)
@@ -178,7 +175,6 @@ CASES += [  # where every setting of early_stopping leads elsewhere
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tokens_and_scores_are_those_of_transformers(case: dict[str, Any], rig: Any) -> None:
-    """Several requests in one run; each is what it is alone, in transformers."""
     case = dict(case)
     made: Rig = rig(case.pop("family"))
     layout = case.pop("layout")
@@ -193,7 +189,6 @@ def test_tokens_and_scores_are_those_of_transformers(case: dict[str, Any], rig: 
 
 
 def test_the_cases_end_in_every_way(rig: Any) -> None:
-    """The test of the test: by stop and by length, early and late, and every setting matters."""
     made: Rig = rig()
     found = {}
     for settings in ((1, 1.0, False), (4, 1.0, False), (4, 2.0, False), (4, 2.0, True)):
@@ -212,7 +207,6 @@ def _answers(made: Rig, beams: int, penalty: float, early: bool | str) -> list[A
 
 
 def test_one_beam_is_greedy_decoding(rig: Any) -> None:
-    """Whatever the other settings are; and its score is what it says."""
     made: Rig = rig()
     for stopping, penalty in ((False, 1.0), ("never", 2.0), (True, -1.0)):
         run = finish(
@@ -233,7 +227,6 @@ def test_one_beam_is_greedy_decoding(rig: Any) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_requests_side_by_side_are_what_they_are_alone(layout: str, rig: Any) -> None:
-    """Budgets differ, so searches end at different times and newcomers join a forward."""
     made: Rig = rig()
     prompts = [Prompt(text, text, max_new_tokens=5 + 3 * i) for i, text in enumerate("abcdef")]
     run = made.start(prompts, layout=layout, max_num_branches=3)
@@ -263,7 +256,6 @@ def test_requests_may_come_late(layout: str, rig: Any) -> None:
 
 
 def test_what_is_shown_while_it_runs_is_never_taken_back(rig: Any) -> None:
-    """Tokens are committed once no hypothesis can change them; the sum is the answer."""
     made: Rig = rig()
     run, before, early = made.start(list("abcdef"), stops=1), {}, 0
     while not run.finished:
@@ -308,7 +300,6 @@ def test_nothing_is_copied_and_slot_order_never_matters(layout: str, rig: Any) -
 
 
 def test_dead_beams_give_their_rows_back(rig: Any) -> None:
-    """Far fewer rows than beams times tokens: they share what they have in common."""
     run = finish(rig().start(["c"], stops=0, budget=60, num_beams=5))
     rows = run.manager.kv.peak_length - PROMPTS["c"]
     assert 60 < rows < 5 * 60 / 2
@@ -316,7 +307,6 @@ def test_dead_beams_give_their_rows_back(rig: Any) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_pool_that_is_just_large_enough(layout: str, rig: Any) -> None:
-    """What a search may need is known before it starts: every beam its own rows to the end."""
     made: Rig = rig()
     needed = PROMPTS["b"] + 3 * 10 + 1
     case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
@@ -330,7 +320,6 @@ def test_a_pool_that_is_just_large_enough(layout: str, rig: Any) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_searches_that_do_not_fit_side_by_side_wait(layout: str, rig: Any) -> None:
-    """What the first may still need is not given away; under batching it has a row of its own."""
     made: Rig = rig()
     case = {"layout": layout, "num_beams": 3, "budget": 10, "stops": 0}
     both = PROMPTS["b"] + PROMPTS["c"] + 2 * (3 * 10 + 1)
@@ -344,7 +333,6 @@ def test_searches_that_do_not_fit_side_by_side_wait(layout: str, rig: Any) -> No
 
 
 def test_a_search_at_the_models_last_position(rig: Any) -> None:
-    """The budget is cut to what the model takes, and the score is told all the same."""
     made: Rig = rig(max_positions=30)
     run = finish(made.start(["c"], stops=0))
     (branch,) = branches_of(run)
@@ -356,7 +344,6 @@ def test_a_search_at_the_models_last_position(rig: Any) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_live_view_tells_what_is_shared(layout: str, rig: Any) -> None:
-    """Rows that all beams share are the branch's, other ones a tree's; none is shown as free."""
     run, seen = rig().start(["a", "b"], layout=layout, stops=0), set()
     while not run.finished:
         run.advance()
@@ -368,7 +355,6 @@ def test_the_live_view_tells_what_is_shared(layout: str, rig: Any) -> None:
 
 
 def test_what_is_counted_is_what_was_answered(rig: Any) -> None:
-    """Every token once, whatever the beams did; a round for every step behind the prefill."""
     run = rig().start(["a", "b", "c"], stops=2, length_penalty=2.0)
     recorder = Recorder(str)
     run.sink = recorder

@@ -51,7 +51,6 @@ def made(tiny: Make) -> Tiny:
 
 
 def of_one_block(graph: str) -> tuple[str, ...]:
-    """What a graph without the block must be told to read the same documents."""
     return ("skeleton.documents=branches",) if graph.startswith("bim") else ()
 
 
@@ -65,7 +64,6 @@ def of_one_block(graph: str) -> tuple[str, ...]:
 def test_nothing_reused_is_the_graph_without_the_block(
     sets: tuple[str, ...], graph: str, share: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """The target's own tokens, and nobody reads a chunk alone for nothing."""
     opened = session(graphs, made, graph, *sets, outline=PARTS, share=share)
     run, rounds = watched(opened)
     sets = (*of_one_block(graph), "scheduler.prefix_cache=false")  # nothing stays of blended rows
@@ -83,7 +81,6 @@ def test_nothing_reused_is_the_graph_without_the_block(
 def test_documents_without_the_block_are_read_exactly(
     graph: str, share: str, where: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """Every branch holds the target's own tokens behind the ids that its prompt consists of."""
     full = "_" in graph
     sets = (f"skeleton.documents={where}", f"skeleton.share={share}") if full else ()
     if full:
@@ -137,10 +134,6 @@ class Logits:
 def test_newcomers_are_blended_as_ever_and_leave_running_branches_alone(
     layout: str, budget: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """With few branches at once, the others are blended next to running trees; else in one prefill.
-
-    Tokens, acceptance and logits of every round are the same.
-    """
     found, parts = [], searching(["bees rain", "rain tea", "", "tea iron rain", "bees"])
     fixed = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "blend.ratios=[0.4]")
     for most in (10, 3, 2, 1):
@@ -295,7 +288,6 @@ def test_what_is_not_cached_is_computed_where_it_stands(made: Tiny, graphs: Grap
 def test_the_pool_holds_what_one_blended_forward_writes(
     graph: str, budget: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """The same prompt through the model by hand, its cached rows in reading order."""
     sets = (f"blend.budget={budget}", "blend.ratios=[0.5]", *(PREFIX if "bim" in graph else ()))
     run = start(session(graphs, made, graph, *sets, outline=PARTS), asked(1))
     drive(run, check=False, until=lambda run: run.state == "prefill" or run.state == "skeleton")
@@ -333,7 +325,6 @@ def test_the_pool_holds_what_one_blended_forward_writes(
 def test_the_book_knows_which_rows_were_recomputed(
     graph: str, layout: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """Those of every owner, until its rows are given back."""
     sets = (f"layout.kind={layout}", "blend.ratios=[0.4]")
     run = start(session(graphs, made, graph, *sets, outline=PARTS), asked(2))
     book, most = run.manager, 0
@@ -392,7 +383,6 @@ def test_the_trace_and_the_figures_tell_what_was_reused(made: Tiny, graphs: Grap
 
 
 def test_chunks_of_another_drafter_are_other_chunks(made: Tiny, graphs: Graphs) -> None:
-    """A drafter without features finds none of those that were kept with some, and the reverse."""
     store = ChunkStore(1 << 24)
     for sets in ((), ("drafter.kind=none",), ()):
         run_all(session(graphs, made, "blend_eagle", *sets, chunks=store), asked(1))

@@ -43,7 +43,6 @@ JUST = [(graph, layout) for graph in PLAIN for layout in ("bim", "batching", "pa
 def test_what_just_fits_runs_and_one_slot_less_refuses_it(
     graph: str, layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """A plain prompt and its answer; or prompt, outline, and the first branch: in one row."""
     made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
     book = made.book(stop_ids=())
     sets = (*(FIXED if nodes else ()), *([f"layout.kind={layout}"] if layout else ()))
@@ -105,7 +104,6 @@ FILLED = [(name, ()) for name in GRAPHS] + [(name, SHARED) for name in GRAPHS if
 def test_a_pool_may_be_filled_to_its_last_slot(
     graph: str, sets: tuple[str, ...], tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All slots of every row but those that the run really needs are taken by somebody else."""
     made = tiny("llama")
     book = made.book(stop_ids=())
     session = graphs.session(
@@ -128,7 +126,6 @@ def test_a_pool_may_be_filled_to_its_last_slot(
 
 
 def _watch_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
-    """Of each pool, the most slots of each row that were in use at once."""
     append_, peaks = KVCache.append_, dict[int, Any]()
 
     def noted(kv: KVCache, *args: Any) -> Any:
@@ -142,7 +139,6 @@ def _watch_rows(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
 
 
 def _occupy_(pool: KVCache, counts: Any) -> None:
-    """Rows of a stranger, so many in each row of the pool and all over it."""
     assert (pool.owner == FREE).all()
     draw = np.random.default_rng(1)
     for row, count in enumerate(counts):
@@ -245,7 +241,6 @@ def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
 def test_a_direct_answer_without_room_in_the_models_context_is_refused(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """The outline has used the context up: not one token of an answer is left."""
     made = tiny("llama", max_positions=60)
     book = PlanBook(130, "outline", ())
     session = graphs.session(graph, made.models, book, sets=("skeleton.max_tokens=60",))

@@ -36,7 +36,6 @@ def drafted(made: Tiny, graphs: Graphs, branches: int, *sets: str, layout: str =
 
 
 def paths(proposal: Proposal, branch: int) -> dict[tuple[int, ...], float]:
-    """Score of every node, by the tokens from the root on."""
     found: list[tuple[int, ...]] = []
     tokens, parents = proposal.tokens_SN[branch].tolist(), proposal.parents_SN[branch].tolist()
     for token, parent in zip(tokens, parents, strict=True):
@@ -78,7 +77,6 @@ def test_where_both_draft_everything_they_draft_the_same(
 def test_a_node_is_the_same_in_every_tree_that_has_it(
     layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Whatever else is drafted beside it, and however the branches lie in tensors."""
     made = tiny("llama")
     whole = drafted(made, graphs, 3, *static(WIDE))
     parts = ([(2,), (0,), (2, 1), (2, 1, 2)], [(1,), (1, 0), (1, 2), (1, 2, 0), (1, 0, 0)])
@@ -92,7 +90,6 @@ def test_a_node_is_the_same_in_every_tree_that_has_it(
 
 
 def test_the_packaged_head_drafts_for_both_kinds() -> None:
-    """Out of the box, and the text is the target's own."""
     found: list[list[int]] = []
     rounds: list[int] = []
     for graph, *sets in (["autoregressive"], ["eagle2"], ["eagle2", "drafter.kind=eagle1"]):

@@ -36,7 +36,6 @@ def test_speculation_changes_no_token_and_saves_forwards(embedded: Embedded) -> 
 
 
 def test_the_drafter_agrees_with_the_target(embedded: Embedded) -> None:
-    """Six nodes per branch; docs/trees.md has the curve."""
     trees = ("drafter.num_draft_tokens=6", "drafter.draft_depth=4", "drafter.top_k=3")
     run = embedded.run("bim_eagle", [p.question for p in probes("outline", 4, 5)], sets=trees)
     accepted = [n for branches in accepted_of(run).values() for b in branches for n in b]

@@ -48,7 +48,6 @@ def explaining(session: Session) -> Session:
 
 
 def listen(session: Session, prompts: Any = SINGLE) -> tuple[EngineCore, list[Heard]]:
-    """A whole run, and every record of it."""
     observe: list[Heard] = []
 
     def sink(event: Event) -> None:
@@ -159,7 +158,6 @@ class Witness:
         return FinalToken.BONUS
 
     def chances(self, observe: Heard) -> Iterator[tuple[ExplainedDraft, torch.Tensor]]:
-        """Every tried draft, and the target's distribution where it was drafted."""
         for draft in observe.told.drafts:
             if draft.reached:
                 ids = (*self.ids(observe), *above(observe.told, draft))
@@ -167,7 +165,6 @@ class Witness:
 
 
 def above(told: ExplainedRound, draft: ExplainedDraft) -> list[int]:
-    """Drafted tokens between the root and a draft, from the top."""
     of_node, tokens = {d.node: d for d in told.drafts}, []
     while draft.parent:
         draft = of_node[draft.parent]
@@ -176,7 +173,6 @@ def above(told: ExplainedRound, draft: ExplainedDraft) -> list[int]:
 
 
 def small_model(made: Tiny) -> Reference:
-    """The vanilla drafter as transformers has it."""
     return Reference(drafting(made, "vanilla").drafter.config.path.parent)
 
 
@@ -257,7 +253,6 @@ def test_the_probabilities_of_a_chain(rule: str, made: Tiny, graphs: Graphs) -> 
 
 
 def _check_block(told: ExplainedRound) -> None:
-    """The longest prefix whose r is below its h."""
     tried = [(d.depth, d.figures.r, d.figures.chance) for d in told.drafts]
     passed = [depth for depth, r, h in tried if r is not None and h is not None and r < h]
     assert told.accepted == max(passed, default=0)

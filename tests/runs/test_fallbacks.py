@@ -79,7 +79,6 @@ def test_a_written_outline_fans_out_and_a_partial_one_too(
 def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(
     tiny: Make, graphs: Graphs
 ) -> None:
-    """The last part is decoded beside the first, the others wait for each other."""
     made = tiny("llama")
     book = made.book(stop_ids=())
     outline = outline_of(4, {2: (1,), 3: (2,)})

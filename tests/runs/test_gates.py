@@ -59,7 +59,6 @@ GATES = (
 def test_budgets_stop_ids_and_single_branches(
     case: Case, layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Exactly, also where a budget ends inside an accepted path or at the first token."""
     run = check_case(replace(case, layout=layout), tiny, graphs)
     if not case.stops:
         assert all(len(b.tokens) == b.budget for b in branches_of(run))
@@ -73,7 +72,6 @@ def test_budgets_stop_ids_and_single_branches(
 def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
     graph: str, family: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """The stop id is one that the drafter proposes and the target confirms, not at a path's end."""
     made = tiny(family)
     free = outlined(graphs, made, graph, budget=30)
     stop = _stop_drafted_early(branches_of(free))
@@ -88,7 +86,6 @@ def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
 
 
 def _stop_drafted_early(branches: list[Branch]) -> int:
-    """A token whose first occurrence is a draft that further accepted drafts follow."""
     for branch in branches:
         depths = drafted(branch)
         for place, token in enumerate(branch.tokens[:-1]):
@@ -133,7 +130,6 @@ def test_token_0_and_the_pad_token_are_drafted_accepted_and_kept(
 def test_one_endless_branch_does_not_starve_the_others(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Two may run at once: the others come and go while the endless one runs to its budget."""
     made, stop, endless = _endless(graphs, tiny)
     book = made.book(stop_ids=(stop,))
     session = graphs.session(

@@ -173,7 +173,6 @@ def _spied(run: EngineCore) -> list[dict[str, Tensor]]:
 
 
 def test_verify_sees_the_trees_rows_at_the_recorded_positions(case: Case) -> None:
-    """The first round: positions, logits and features of the target over the tree."""
     run, kept = case.open("0"), {}
 
     def keep(event: Any) -> None:

@@ -27,7 +27,6 @@ Opened = Callable[[int], EngineCore]
 
 @pytest.fixture(scope="module")
 def opened(golden: Callable[[str], Tiny], graphs: Graphs) -> Opened:
-    """A run over one of the recorded prompts, with a budget that does not cut its rounds."""
     models = with_drafter(golden("llama").models, EAGLE / "drafts" / "llama_eagle2", "eagle1")
     prompts = {str(j): run["prompt_ids"] for j, run in enumerate(FACTS["runs"])}
     session = graphs.session(
@@ -78,7 +77,6 @@ def test_every_acceptance_and_every_token_is_the_recorded_one(opened: Opened, pr
 
 
 def _paths(run: EngineCore, root: int) -> list[list[int]]:
-    """Tokens from the root to every leaf, filled up with -1, as EAGLE-1 lists them."""
     tokens: list[int] = [root, *run.board["proposal"].tokens_SN[0].tolist()]
     rows = FACTS["verify"]["retrieve_indices"]
     return [[tokens[i] if i >= 0 else -1 for i in row] for row in rows]

@@ -47,7 +47,6 @@ class Scripted:
 
 
 def ranked(tokens: Sequence[int], size: int) -> Tensor:
-    """Logits with these tokens in front, in their order; nothing else is possible."""
     logits_V = torch.full((size,), -torch.inf, dtype=torch.float64)
     for place, token in enumerate(tokens):
         logits_V[token] = -float(place)
@@ -77,12 +76,10 @@ def _entropy(lead: float, size: int) -> float:
 
 
 def text(position: int) -> int:
-    """What the target says at a position."""
     return 5 + position * 7 % 100
 
 
 def other(position: int) -> int:
-    """What a drafter says there that is wrong."""
     return text(position) + 1
 
 
@@ -110,8 +107,6 @@ def says_text(position: int) -> Tensor:
 
 
 def drafter_of(wrong: set[int]) -> Says:
-    """Says what the target says, except at these positions."""
-
     def says(position: int) -> Tensor:
         place = position + 1
         return ranked([other(place) if place in wrong else text(place)], VOCAB)
@@ -140,7 +135,6 @@ def branch_of(run: EngineCore) -> Branch:
 
 
 def rejected(length: int, accepted: Sequence[int], gammas: Sequence[int]) -> set[int]:
-    """Positions at which the drafter is wrong, so that each round accepts what it should."""
     places = set()
     for count, gamma in zip(accepted, gammas, strict=True):
         if count < gamma:
@@ -323,7 +317,6 @@ def test_a_run_ends_where_the_vectors_say(tiny: Make, graphs: Graphs, case: Any)
 
 
 def draft_of(run: EngineCore) -> list[int]:
-    """The chain that is offered to the only branch."""
     proposal: Proposal = run.board["proposal"]
     (tokens,), (valid,) = proposal.tokens_SN.tolist(), proposal.valid_SN.tolist()
     assert proposal.parents_SN[0].tolist()[: sum(valid)] == list(range(-1, sum(valid) - 1))
@@ -416,7 +409,6 @@ def test_count_tables_learn_and_draft_as_the_trace_says(
 
 
 def counts(run: EngineCore) -> list[Any]:
-    """The tables as the trace shows them, without the token that ended the run."""
     table = run.manager.drafter.tables.requests["0"]
     found = []
     for key, one in sorted(table.followers.items()):

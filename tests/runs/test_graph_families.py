@@ -21,7 +21,6 @@ KINDS = pytest.mark.parametrize("kind", ["plain", "eagle"])
 
 
 def resolved(name: str, graphs: Graphs, sets: Iterable[str] = ()) -> dict[str, Any]:
-    """A graph with its defaults, each op with the function and the settings that it became."""
     program = open_graph(name, sets=tuple(sets), table=graphs.table)
     steps = {
         state: [(step.entry.function, dict(step.settings)) for step in steps]
@@ -32,7 +31,6 @@ def resolved(name: str, graphs: Graphs, sets: Iterable[str] = ()) -> dict[str, A
 
 @pytest.mark.parametrize("twin", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
 def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str) -> None:
-    """`bim_ngram` is `bim_eagle` but for its name and its drafter."""
     prefix = twin.rpartition("eagle")[0]
     family = [
         name

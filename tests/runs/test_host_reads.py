@@ -120,7 +120,6 @@ ROWS = (
 
 
 def read_once_a_forward(run: EngineCore, door: Door, reads: Sequence[str]) -> set[str]:
-    """Drive a run that reads the device in these states alone; the states that it entered."""
     states = set()
     with NoSynchronisation(door) as mode:
         while not run.finished:
@@ -136,7 +135,6 @@ def read_once_a_forward(run: EngineCore, door: Door, reads: Sequence[str]) -> se
 def test_whole_runs_read_from_the_device_once_per_forward(
     case: Case, tiny: Make, graphs: Graphs, door: Door
 ) -> None:
-    """Whose a row is comes with the round's one read, and which rows were picked with none."""
     run = start(session_of(case, target_of(case, tiny), graphs), prompts_of(case))
     states = read_once_a_forward(
         run, door, (*FORWARDS, *(["merge"] if case.work == "folded" else []))
@@ -151,7 +149,6 @@ def test_whole_runs_read_from_the_device_once_per_forward(
 def test_explained_rounds_read_no_more_often(
     kind: str, accept: str, tiny: Make, graphs: Graphs, door: Door
 ) -> None:
-    """What the drafts were judged by comes with the round's one read."""
     drafter = (kind, int(kind == "ngram"))
     case = replace(BASE, drafter=drafter, temperature=0.9, accept=accept, requests=1)
     session = session_of(case, target_of(case, tiny), graphs)
@@ -185,7 +182,6 @@ def test_an_answer_without_an_outline_reads_no_more_often(
 def test_a_beam_search_reads_once_per_step(
     layout: str, tiny: Make, graphs: Graphs, door: Door
 ) -> None:
-    """Which beams live on is decided on the device; the host gets it with the step's one read."""
     sets = (f"layout.kind={layout}", "layout.max_num_branches=2")
     made = tiny("llama")
     session = graphs.session("beam", made.models, made.book("outline", (2, 0)), sets=sets)
@@ -195,7 +191,6 @@ def test_a_beam_search_reads_once_per_step(
 
 
 def test_a_read_outside_is_noticed(door: Door) -> None:
-    """The test of the test."""
     value = torch.ones(3, dtype=torch.int64)
     for read in (int, float, bool, list):
         with pytest.raises(HostRead):

@@ -40,7 +40,6 @@ QUESTIONS = ("hello", "a second question")
 
 @pytest.fixture
 def session(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
-    """A session with four branches of which one waits for another."""
     return branching(tiny, graphs)
 
 
@@ -48,7 +47,6 @@ def session(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
 def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
     graph: str, share: str, session: Any
 ) -> None:
-    """Only a fork under batching does, and what stays there; the ledger names every byte."""
     run = start(session(graph, share, sets=("layout.max_num_branches=3",)), QUESTIONS)
     watch = watched(run)
     moved = [pool.ledger.bytes.total() for pool in pools_of(run)]
@@ -64,8 +62,6 @@ def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
 def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
     graph: str, session: Any
 ) -> None:
-    """A request whose slots lie far apart is gathered for attention, layer by layer; its rows stay,
-    and so does all that the ledger names."""
     made = session(graph, budget=40)
     plain = drive(start(made, QUESTIONS))
     run, where = start(made, QUESTIONS), dict[tuple[int, int, int], int]()
@@ -121,7 +117,6 @@ class Reads:
 def test_what_attention_reads_is_little_more_than_each_requests_own_rows(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """However many run beside it; a mask over the whole pool costs everybody everybody's rows."""
     made, found = tiny("llama"), dict[str, tuple[int, Any]]()
     for backend in ("grouped", "dense"):
         reads = Reads(made.models.target)
@@ -137,7 +132,6 @@ def test_what_attention_reads_is_little_more_than_each_requests_own_rows(
 
 
 def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test of the test: a cache that hands out copies is caught."""
     views = backends.slots_of
 
     def copies(*where: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -163,7 +157,6 @@ def _places(run: EngineCore) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(("graph", "share"), taking_turns(GRAPHS, ("outline", "prompt")))
 def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) -> None:
-    """Both pools are shuffled, every row by its own map, in the middle of a run and again later."""
     made = session(graph, share, sets=("layout.max_num_branches=3",))
     plain = drive(start(made, QUESTIONS))
     for every in (1, 7):
@@ -179,7 +172,6 @@ def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) 
 
 @pytest.mark.parametrize("graph", FULL)
 def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: Make) -> None:
-    """Branches end at different times; after each round only the living hold rows."""
     sets = ("scheduler.prefix_cache=false",)
     run = start(session(graph, budget=40, stop_ids=(2,), sets=sets), QUESTIONS)
     lengths, ended = [], 0
@@ -216,7 +208,6 @@ def test_bytes_held_are_slots_in_use_times_bytes_per_slot(graph: str, session: A
 def test_a_retired_outline_leaves_no_rows_when_branches_share_the_prompt(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """share: prompt gives the outline's rows back; share: outline makes them the prefix."""
     made = tiny("llama")
     for share in ("prompt", "outline"):
         book = PlanBook(130, share, ())
@@ -254,7 +245,6 @@ def written(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
 
 
 def to_fork(made: Session) -> tuple[EngineCore, list[torch.Tensor], list[np.ndarray]]:
-    """A run right before its branches start, what its pools hold, and the slots in use."""
     run = drive(start(made, ["hello"]), until=lambda run: run.state == "parse")
     pools = pools_of(run)
     return run, [p.data.clone() for p in pools], [np.flatnonzero(p.owner >= 0) for p in pools]
@@ -271,7 +261,6 @@ def prompt_rows(request: Request) -> int:
 @pytest.mark.parametrize("graph", SHARED)
 @SHARES
 def test_a_fork_in_a_shared_pool_moves_no_byte(graph: str, share: str, written: Any) -> None:
-    """From one prefix to three branches: only the rows of their prompts are written."""
     run, before, used = to_fork(written(graph, share))
     pool, owner = run.manager.kv, run.manager.kv.owner.copy()
     watch = fork(run)
@@ -312,7 +301,6 @@ def test_a_batching_fork_copies_the_shared_slots_into_every_row_but_the_first(
 def compare_copies(
     pool: KVCache, before: torch.Tensor, shared: np.ndarray, rows: list[int], request: Request
 ) -> None:
-    """Every row holds the shared slots bit by bit; nothing else but new prompt rows has changed."""
     assert torch.equal(pool.data[:, :, :, shared], before[:, :, :, shared]), "the first row stays"
     by_position = shared[np.argsort(pool.position[shared])]
     for row in rows:
@@ -332,7 +320,6 @@ def compare_copies(
 def test_a_row_that_is_used_again_by_its_request_copies_nothing(
     graph: str, share: str, written: Any
 ) -> None:
-    """Six branches, two rows: one copy is made, at the fork, and none when others follow."""
     made = written(graph, share, 6, "layout.max_num_branches=2")
     run, before, used = to_fork(made)
     address = [p.data.data_ptr() for p in pools_of(run)]
@@ -350,7 +337,6 @@ def test_a_row_that_is_used_again_by_its_request_copies_nothing(
 def test_copies_are_given_back_when_nobody_waits_for_them(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Branches end at different times; the rows of those that ended are free while others run."""
     made = branching(tiny, graphs)(graph, parts=6, budget=40, stop_ids=(2,))
     run = start(made, ["hello", "a second question"])
     layout, fewer = run.manager.layout, 0
@@ -366,7 +352,6 @@ def test_copies_are_given_back_when_nobody_waits_for_them(
 
 
 def check_copies(request: Request, layout: Any) -> bool:
-    """Whether fewer rows hold the prefix than the request has had branches."""
     stages = [b.stage for b in request.branches]
     running = [b for b in request.branches if b.stage is Stage.RUNNING]
     rows = {row for b in running for row in layout.rows_of(b.owner)}

@@ -41,7 +41,6 @@ session = partial(folding, graph="bim_attend_merge")
 
 @pytest.fixture
 def made(tiny: Make) -> Tiny:
-    """What it writes hangs on what it has read."""
     return tiny("llama", context=2.0)
 
 
@@ -82,7 +81,6 @@ def transformers_says(made: Tiny, branch: Branch) -> list[int]:
 
 
 def held(run: EngineCore, made: Tiny, stops: tuple[int, ...]) -> None:
-    """Every combined answer is the target's own under its mask."""
     for request in requests_of(run):
         branch = combined_of(request)
         said = transformers_says(made, branch)
@@ -119,7 +117,6 @@ def test_the_answer_is_the_targets_own_under_its_mask(
 
 
 def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) -> None:
-    """Each row of a part is as near as its position says, wherever it stands in a list of ids."""
     made = tiny("mistral", context=2.0, window=30)
     run = run_all(session(graphs, made, outline=outline_of(4)), TEXTS)
     reference, alike = Transformers(made.folder, "cpu"), []
@@ -132,7 +129,6 @@ def test_layers_with_a_window_look_back_by_position(tiny: Make, graphs: Graphs) 
 
 
 def test_what_it_sees_decides(made: Tiny, graphs: Graphs) -> None:
-    """Or the tests above would prove nothing: folded parts make another text."""
     attends = run_all(session(graphs, made, outline=outline_of(4), budget=30), TEXTS)
     plain = session(graphs, made, "skeleton.merge=plain", outline=outline_of(4), budget=30)
     found = [
@@ -154,7 +150,6 @@ def test_documents_of_parts_are_seen_where_they_lie(made: Tiny, graphs: Graphs) 
 
 
 def combining(opened: Any, texts: tuple[str, ...] = TEXTS[:1]) -> tuple[EngineCore, Any]:
-    """A run, halted where all parts are done, and what the pools' rows of them are."""
     run = start(opened, texts)
     drive(run, until=lambda run: bool(run.steps and run.board["step"].folds))
     return run, requests_of(run)[0]
@@ -195,7 +190,6 @@ def test_in_one_sequence_nothing_moves_and_nothing_is_computed_again(
 
 
 def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) -> None:
-    """Into the row of the one that ended first, by the bytes that the ledger names."""
     opened = session(graphs, made, LAYOUTS[1], outline=outline_of(4))
     run = start(opened, TEXTS)
     watch = pool_watch.watched(run)
@@ -215,7 +209,6 @@ def test_in_rows_of_their_own_parts_are_copied_once(made: Tiny, graphs: Graphs) 
 def test_in_a_narrow_pool_nobody_waits_for_what_others_hold(
     layout: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """Room for all parts is reserved before the outline: whoever begins can come to an end."""
     sets = (layout, "layout.max_num_branches=4", "skeleton.max_branches=4")
     wide = run_all(session(graphs, made, *sets, outline=outline_of(4)), TEXTS)
     narrow = (*sets, "layout.kv_slots=330")
@@ -243,7 +236,6 @@ def test_a_refused_part_is_left_out(layout: str, made: Tiny, graphs: Graphs) -> 
 
 
 def test_rows_that_saw_several_parts_are_nobodys_prompt(made: Tiny, graphs: Graphs) -> None:
-    """Its parts stay for others, the answer that combines them does not."""
     run = run_all(session(graphs, made, outline=outline_of(3)), ["hello"])
     (request,), cache = requests_of(run), run.manager.prefixes
     owners = [b.owner for b in request.branches]

@@ -47,7 +47,6 @@ PLAIN = ("skeleton.merge=plain",)
 
 @pytest.fixture
 def made(tiny: Make) -> Tiny:
-    """What it writes hangs on what it has read."""
     return tiny("llama", context=2.0)
 
 
@@ -81,7 +80,6 @@ def test_with_concat_the_graph_is_the_one_without_the_phase(made: Tiny, graphs: 
 
 
 def test_a_reused_fold_is_another_answer_than_a_computed_one(made: Tiny, graphs: Graphs) -> None:
-    """Or the tests above would prove nothing."""
     found = []
     for sets in (("blend.plan=reuse",), PLAIN):
         run = run_all(session(graphs, made, *sets, outline=outline_of(4), budget=30), TEXTS)
@@ -90,7 +88,6 @@ def test_a_reused_fold_is_another_answer_than_a_computed_one(made: Tiny, graphs:
 
 
 def folded(run: EngineCore) -> EngineCore:
-    """The run up to where the first fold lies in the pool."""
     return drive(run, until=lambda run: any(b.combines for b in run.branches))
 
 
@@ -210,7 +207,6 @@ def test_no_byte_leaves_the_pool_that_the_ledger_does_not_name(
 def test_documents_and_quotes_are_left_out_of_the_fold(
     kind: type[FoldBook], before: int, layout: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """A part's rows before and behind them are reused, only those before them as exact."""
     outline = searching(["bees rain", "rain tea", "", "tea iron"], deps=(3,))
     book = kind(made.models.target.vocab_size, "outline", ())
     opened = session(graphs, made, *REUSED, layout, outline=outline, book=book)
@@ -320,7 +316,6 @@ def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: 
 
 
 def test_before_anything_is_folded_no_forward_is_told(made: Tiny, graphs: Graphs) -> None:
-    """The state is entered without rows when everything is done."""
     sink = Rounds()
     opened = session(graphs, made, *REUSED, outline=outline_of(3))
     sink.run = start(opened, ["hello"], sink)

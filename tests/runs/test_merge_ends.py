@@ -18,7 +18,6 @@ GRAPHS = pytest.mark.parametrize("graph", ["bim_blend_merge", "bim_attend_merge"
 
 @pytest.fixture
 def made(tiny: Make) -> Tiny:
-    """What it writes hangs on what it has read."""
     return tiny("llama", context=2.0)
 
 
@@ -32,7 +31,6 @@ def sets_of(graph: str, layout: str) -> tuple[str, ...]:
 def test_a_cancelled_request_leaves_its_parts_and_no_row(
     at: str, layout: str, graph: str, made: Tiny, graphs: Graphs
 ) -> None:
-    """Cancelled while its parts run, while the combined answer waits, or while it is written."""
     sets = sets_of(graph, layout)
     opened = session(graphs, made, *sets, outline=outline_of(3), budget=20, graph=graph)
     others = tokens_of(run_all(opened, TEXTS))

@@ -37,8 +37,6 @@ DRAFTED = ("bim_eagle", "batching_eagle")
 def test_a_newcomer_drafts_as_well_as_one_that_started_at_once(
     family: str, share: str, graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Its rows in the drafter's pool stand where they would have stood: same acceptance, round by
-    round, whether branches start together, join a running round, or follow one another."""
     made, found = tiny(family), []
     for most in (8, 3, 2, 1):
         sets = (*FIXED, f"layout.max_num_branches={most}")
@@ -74,8 +72,6 @@ def test_a_branch_drafts_as_well_as_one_sequence_with_the_same_ids(
 def test_the_drafters_rows_are_those_of_one_sequence(
     share: str, graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """Keys and values, for branches that forked, waited, and joined a running round; the outline
-    was written, and cut with a token that had no row yet."""
     made, compared = tiny("llama"), 0
     book = PlanBook(130, share, ())
     book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
@@ -101,7 +97,6 @@ def _context(branch: Branch, book: TokenBook) -> list[int]:
 
 
 def _compare_drafter_rows(run: EngineCore, branch: Branch, context: list[int]) -> None:
-    """The pool's rows of a branch against a fresh target and drafter over its ids alone."""
     target = run.board["target"]
     drafter = run.board["drafter"].model
     pool = run.manager.kv_draft

@@ -70,7 +70,6 @@ def _place(made: Tiny) -> tuple[torch.device, torch.dtype]:
 
 
 def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int, ...]]:
-    """Give padding this token; notes the valid lengths of each forward with trees."""
     plain_, lengths = BatchingLayout._plain_rows, list[tuple[int, ...]]()
     place = BatchingLayout.place_
 
@@ -93,7 +92,6 @@ def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int
 def test_every_intake_of_a_run_is_aligned(
     tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows end at the right, each at its branch's own position, whatever was accepted."""
     place, seen = BatchingLayout.place_draft_, list[DraftRows]()
 
     def noted(layout: Any, *args: Any) -> DraftRows:

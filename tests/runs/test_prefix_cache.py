@@ -121,7 +121,6 @@ def test_blended_rows_and_beams_are_not_kept(tiny: Make, graphs: Graphs) -> None
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("kind", ["none", "eagle3"])
 def test_other_salts_share_nothing(kind: str, together: bool, tiny: Make, graphs: Graphs) -> None:
-    """Whether they run side by side or one after another; those of one salt do."""
     made = tiny("llama", context=2.0)
     book = StemBook(made.models.target.vocab_size, "outline", (2,))
     graph = "autoregressive" if kind == "none" else "eagle"

@@ -52,12 +52,10 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def made(tiny: Make) -> Tiny:
-    """A target whose distributions are flat enough for every beginning to occur."""
     return tiny("llama", restrict=8)
 
 
 def law(made: Tiny) -> dict[tuple[int, ...], float]:
-    """The probability of every answer of BUDGET tokens under top_k and the temperature."""
     found = {(): 1.0}
     for _ in range(BUDGET):
         found = {
@@ -103,7 +101,6 @@ def answers(made: Tiny, graphs: Graphs, case: str, *sets: str) -> Counter[tuple[
 
 
 def fit(found: Counter[tuple[int, ...]], wanted: dict[tuple[int, ...], float]) -> float:
-    """The p-value of answers under a law."""
     assert set(found) <= set(wanted), "an answer that cannot be"
     seen = torch.tensor([found[answer] for answer in wanted], dtype=torch.float64)
     expected = torch.tensor(list(wanted.values()), dtype=torch.float64) * RUNS

@@ -143,7 +143,6 @@ TEXTS = [f"text {number}" for number in range(40)]
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """A target of one layer, no drafter."""
     folder = tmp_path_factory.mktemp("small")
     return tiny_models(write_tiny_target(folder, layers=1, hidden=16), None, ())
 
@@ -176,7 +175,6 @@ def test_drafters_forget_whom_they_drafted_for(
 def test_parts_that_were_kept_to_be_combined_are_forgotten(
     parts: int, tiny: Make, graphs: Graphs
 ) -> None:
-    """One part alone is the answer already: what was kept of it is never asked for."""
     outline = outline_of(parts)
     session = folds.session(graphs, tiny("llama"), *folds.REUSED, outline=outline, budget=4)
     check(serve(session, TEXTS[:3], 5), 15)
@@ -189,7 +187,6 @@ def test_beams_are_forgotten(small: Models, graphs: Graphs) -> None:
 
 
 def test_whatever_an_object_holds_is_seen(small: Models, graphs: Graphs) -> None:
-    """The check above would notice a row of any table that nobody takes away."""
     manager = short("bim", small, graphs).board()["branches"]
     before = sizes(manager)
     manager.kv.regions[5] = None

@@ -78,7 +78,6 @@ FULL_ROUNDS = tuple(kind for kind in BOUNDS if "ngram" not in kind)  # always en
 def session_of(
     kind: str, layout: str, made: Tiny, graphs: Graphs, book: Any = None, **more: Any
 ) -> Session:
-    """A session with up to three branches at once, that share what the kind's bound says."""
     name = kind.partition(",")[0]
     own = [f"drafter.{one}" for one in BOUNDS[kind]]
     own += [f"layout.kind={layout}", "layout.max_num_branches=3"]
@@ -111,7 +110,6 @@ class Round:
 
     @property
     def counts(self) -> list[int]:
-        """Drafted tokens of each tree."""
         return self.after.valid_SN.sum(1).tolist()
 
     @property
@@ -122,7 +120,6 @@ class Round:
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
-    """Every round of the runs of a test."""
     seen: list[Round] = []
     place_ = Layout.place_
 
@@ -190,7 +187,6 @@ def test_fewer_branches_get_deeper_trees(
 def test_the_best_nodes_are_kept_whosever_they_are(
     kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
 ) -> None:
-    """No node that was left out is more probable than one that was kept."""
     run_all(session_of(kind, "bim", tiny("llama"), graphs), ["hello"], check=False)
     for one in rounds:
         kept = sorted(one.after.scores_SN[one.after.valid_SN].tolist(), reverse=True)
@@ -226,7 +222,6 @@ def test_rows_that_nobody_has_get_no_logits(
 
 
 def test_tokens_that_a_grammar_forces_come_first() -> None:
-    """They are certain, so the branches that draft freely share what is left."""
     steps_SN = torch.arange(4).expand(3, -1)
     scores_SN = torch.tensor([[-0.1, -0.2, -0.3, -0.4], [-0.5] * 4, [-0.9, -1.0, -1.1, -1.2]])
     valid_SN = torch.ones(3, 4, dtype=torch.bool)
@@ -244,7 +239,6 @@ def test_tokens_that_a_grammar_forces_come_first() -> None:
 def test_rows_that_stand_for_nothing_are_counted(
     tiny: Make, graphs: Graphs, rounds: list[Round]
 ) -> None:
-    """Under ``bim`` there are none if enough is drafted; in batching trees are padded."""
     for layout, kind in (("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram, nasd")):
         rounds.clear()
         summaries: list[RoundSummary] = []
@@ -279,7 +273,6 @@ class _Noting:
 def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
     layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """In one sequence: every branch's rows, a root for each, and the shared nodes once."""
     one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
     free = run_all(one(), ["hello"], check=False)
     (request,) = requests_of(free)
@@ -329,7 +322,6 @@ def test_one_branch_needs_room_for_its_own_tree_or_the_whole_round(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_whoever_starts_has_room_to_the_end(layout: str, tiny: Make, graphs: Graphs) -> None:
-    """Pools of many sizes, with requests whose branches come and go."""
     one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
     one = partial(one, budget=8)
     wide, full = run_all(one(), ["hello"]), 0.0
@@ -360,7 +352,6 @@ def choosing_session_of(
 def rounds_of(
     session: Session,
 ) -> tuple[EngineCore, list[tuple[Any, RoundSummary]], dict[str, Any]]:
-    """A run over two questions, its batches with what came of them, and its metrics."""
     recorder = Recorder(str, None)
     run = start(session, ["hello", "a second question"])
     run.sink, found = recorder, list[tuple[Any, RoundSummary]]()
@@ -381,7 +372,6 @@ def rounds_of(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Graphs) -> None:
-    """The drafter stops with the longest chain, the target verifies roots and drafts alone."""
     made = tiny("llama")
     costs = CHOOSING["vanilla"][-1:] if policy == "cost" else ()
     sets = (f"drafter.gamma_policy={policy}", "drafter.gamma_max=5", f"layout.kind={layout}")
@@ -447,7 +437,6 @@ def test_what_is_chosen_is_what_is_drafted(
 
 
 def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
-    """The same text, at other costs."""
     made, drafted = tiny("llama"), []
     for target in ("{1: 100.0, 64: 101.0}", "{1: 1.0, 64: 60.0}"):
         costs = f"drafter.costs={{target: {target}, drafter: {{1: 0.1}}}}"
@@ -506,13 +495,11 @@ ROOM, NEW = 64, 4
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    """A target of one layer, no drafter."""
     folder = tmp_path_factory.mktemp("small")
     return tiny_models(write_tiny_target(folder, layers=1, hidden=16), None, ())
 
 
 def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) -> list[Any]:
-    """For each forward of all requests together its rows, and its groups' slots and mask sizes."""
     capacity = ROOM * (len(lengths) if layout == "bim" else 1)
     sets = (f"layout.kind={layout}", f"layout.max_num_branches={len(lengths)}")
     book = TokenBook(models.target.vocab_size, "outline", ())
@@ -542,7 +529,6 @@ def _request(one: Request, length: int) -> Request:
 
 
 def entries(groups: list[Any]) -> int:
-    """Of all masks of a forward."""
     return sum(g * q * k for _, (g, q, k) in groups)
 
 

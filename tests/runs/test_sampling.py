@@ -131,7 +131,6 @@ def test_ids_that_the_model_does_not_have_are_refused(tiny: Make, graphs: Graphs
 
 
 def test_noise_is_the_same_in_float32_but_for_ties(tiny: Make, graphs: Graphs) -> None:
-    """Coins are float64 in both: hardly a token depends on how scores are rounded."""
     found = []
     for dtype in ("float32", "float64"):
         case = Case(drafter=("eagle3", 0), temperature=1.0, dtype=dtype, budget=30)

@@ -53,7 +53,6 @@ def expecting(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = 
 
 
 def started(run: EngineCore) -> list[int]:
-    """Branches in the order in which they began to run; of one round, in the order of its rows."""
     order: list[int] = []
 
     def note(run: EngineCore) -> bool:
@@ -90,7 +89,6 @@ def test_branches_start_in_the_order_asked_for_and_no_token_changes(
 def test_a_branch_that_is_not_ready_lets_others_go_first(
     graph: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """The longest needs the shortest: it starts once that is done, before whoever still waits."""
     outline = expecting((20, 90, 50, 10, 5), {2: (4,)})
     run = run_of(graph, outline, tiny, graphs, max_num_branches=1, order="longest_first")
     assert started(run) == [2, 0, 3, 1, 4]
@@ -101,7 +99,6 @@ def test_a_branch_that_is_not_ready_lets_others_go_first(
 def test_one_device_starts_the_schedulers_batches(
     layout: str, case: dict[str, Any], tiny: Make, graphs: Graphs
 ) -> None:
-    """Longest first, as many side by side as a batch of the scheduler holds; also backwards."""
     predicted, batches = case["predicted"], case["lpt"]["0"]["batches"]
     most = {"max_num_branches": case["max_parallel"], "order": "longest_first"}
     run = run_of(f"{layout}_plain", expecting(predicted), tiny, graphs, **most)
@@ -128,7 +125,6 @@ class LongBook(PlanBook):
 
 @pytest.mark.parametrize("kind", ("eagle3", "ngram"))
 def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Graphs) -> None:
-    """Reserved, no request is ever interrupted; optimistic, more run side by side, and make way."""
     found, preemptions = [], []
     prompts = [
         Prompt(str(n), f"question {n}", max_new_tokens=70, cache_salt="ab"[n]) for n in range(2)
@@ -149,7 +145,6 @@ def test_a_pool_barely_larger_than_one_request(kind: str, tiny: Make, graphs: Gr
 def test_parts_that_stay_until_they_are_combined_are_reserved(
     merge: str, makes_way: bool, tiny: Make, graphs: Graphs
 ) -> None:
-    """Rows that another branch still reads cannot be freed."""
     graph = {"concat": "bim_plain", "attend": "bim_attend_merge"}[merge]
     sets = [OPTIMISTIC, "skeleton.grammar=false"]
     book = LongBook(130, "outline", ())
@@ -175,7 +170,6 @@ def session_of(graph: str, made: Tiny, graphs: Graphs, most: int, *sets: str) ->
 def test_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
     layout: str, admission: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """A long prompt arrives while eight branches decode."""
     prompts = {str(n): [9 + n] * 12 for n in range(MANY)} | {"long": [7] * LONG}
     sets = (f"scheduler.max_num_batched_tokens={BUDGET}", f"scheduler.admission={admission}")
     sets += ("layout.kv_slots=3000", f"layout.max_num_branches={MANY + 1}", f"layout.kind={layout}")

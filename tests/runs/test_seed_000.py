@@ -83,7 +83,6 @@ class Drawn:
 
 @pytest.fixture(scope="module", params=["outline", "prompt"])
 def drawn(request: pytest.FixtureRequest, tiny: Make, graphs: Graphs) -> Iterator[Drawn]:
-    """Runs until every branch has committed one token in the round before, and drafts then."""
     made = tiny("llama")
     drafter, known = made.models.drafter, made.models.drafter.d2t.clone()
     # A drafter that only ever proposes unlikely tokens: each round commits exactly one.
@@ -121,7 +120,6 @@ def bim(run: EngineCore, owners: Any) -> list[int]:
 
 
 def history(call: Call, owners: set[int], up_to: int) -> set[int]:
-    """Slots of the committed rows of these owners at positions <= up_to."""
     fits = np.isin(call.owner, list(owners)) & call.committed & (call.position <= up_to)
     return {int(s) for s in np.flatnonzero(fits)}
 
@@ -167,7 +165,6 @@ def test_every_level_is_one_forward_of_all_branches(drawn: Drawn) -> None:
 
 
 def test_every_level_carries_the_branches_one_after_another(drawn: Drawn) -> None:
-    """BIM 0 x 10 ... 4 x 10, read off the history that each row sees."""
     for call in drawn.levels:
         found = []
         for row in range(BRANCHES * TOP_K):
@@ -178,7 +175,6 @@ def test_every_level_carries_the_branches_one_after_another(drawn: Drawn) -> Non
 
 
 def test_a_drafted_row_sees_its_history_and_its_own_ancestors(drawn: Drawn) -> None:
-    """The mask is the BIM mask and the tree's: nothing of other branches, nothing of siblings."""
     placed: dict[int, tuple[int, int]] = {}  # slot -> (row, level)
     for level, call in enumerate(drawn.levels):
         placed |= {slot: (row, level) for row, slot in enumerate(call.slots)}

@@ -46,7 +46,6 @@ def test_ranks_do_not_measure_each_for_itself(tmp_path: Path) -> None:
 
 @pytest.mark.real_model
 def test_a_model_whose_heads_do_not_come_out_even(smollm2: Path, tmp_path: Path) -> None:
-    """Nine query heads and three KV heads: six and two of them, and three and one."""
     ids = torch.arange(1000, 1040)
     whole = greedy(None, smollm2, ids)
     (first, heads), (second, others) = run_ranks(2, greedy, tmp_path, smollm2, ids)

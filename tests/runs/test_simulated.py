@@ -14,7 +14,6 @@ from specsot.states.scheduler import Inbox, StepPlan
 
 
 def told(steps: list[StepPlan]) -> list[tuple[Any, ...]]:
-    """What steps did, but for the words."""
     return [
         (
             action_of(one),
@@ -30,7 +29,6 @@ def told(steps: list[StepPlan]) -> list[tuple[Any, ...]]:
 
 
 def watch(manager: Any) -> list[StepPlan]:
-    """Every step that is planned from now on."""
     steps, plan = list[StepPlan](), manager.scheduler.plan_
 
     def plan_(*, serves: bool) -> StepPlan:
@@ -46,7 +44,6 @@ def watch(manager: Any) -> list[StepPlan]:
 def test_its_steps_are_those_of_a_run(
     policy: str, admission: str, tiny: Make, graphs: Graphs
 ) -> None:
-    """The same requests, one token a round: the real engine takes the very same steps."""
     prompts = {f"q{n}": [7 + n] * (6 + 13 * n % 40) for n in range(9)}
     sets = ["limits.max_new_tokens=20", "layout.kv_slots=95", "layout.max_num_branches=6"]
     sets += [f"scheduler.policy={policy}", f"scheduler.admission={admission}"]

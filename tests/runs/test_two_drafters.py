@@ -21,7 +21,6 @@ PAIRS = [
 
 
 def answered(*sets: str) -> tuple[str, list[Branch], int]:
-    """The digest, all branches, and the target's forwards."""
     session = open_session("bim_plain", sets=sets, threads=1, max_new_tokens=20)
     run, recorder, _ = perform(session, PROMPTS)
     branches = [b for r in run.requests for b in r.all_branches()]

@@ -13,7 +13,6 @@ OTHER = f"{GRAPH} has changed: python -m tools.pictures.tui --record"
 
 
 def seen(svg: str) -> list[tuple[str, str]]:
-    """Every piece of text with its style, whatever frame the library draws around it."""
     styles = dict(re.findall(r"\.[\w-]+-(r\d+) \{([^}]*)\}", svg))
     pieces = re.findall(r'<text class="[\w-]+-(r\d+)"[^>]*>([^<]*)</text>', svg)
     return [(unescape(text), styles[name].strip()) for name, text in pieces]

@@ -48,7 +48,6 @@ def test_only_inner_calls_cost_the_time_of_the_profiler() -> None:
 
 
 def test_a_kernel_takes_what_it_took_and_no_time_of_the_host() -> None:
-    """Held to a clock around the very same calls, so that a busy machine changes both."""
     many = torch.rand(300, 300)
     clocked = []
     with profile(activities=[ProfilerActivity.CPU]) as watched:

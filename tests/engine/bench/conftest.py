@@ -32,7 +32,6 @@ def options(
 def endless_options(
     endless: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RunOptions:
-    """Random models that never stop by themselves."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sides, "cpu_share", lambda: 1.0)  # independent of the machine's load
     Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")

@@ -25,7 +25,6 @@ COUNTED = [name for name, one in FIGURES.items() if not one.timed]
 
 @pytest.fixture
 def measured(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """An experiment of two prompts, twice, with its files."""
     code = bench_command(replace(ASKED, plot=True), endless_options)
     out = capsys.readouterr()
     assert code == Code.OK, out.err
@@ -34,7 +33,6 @@ def measured(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) ->
 
 
 def counted(result: dict[str, Any]) -> dict[str, Any]:
-    """What no clock decides."""
     return {
         label: {name: row["figures"].get(name) for name in COUNTED} | {"equal": row["equal"]}
         for label, row in result["rows"].items()
@@ -106,7 +104,6 @@ def test_it_goes_on_where_it_was_interrupted(
 
 
 def clocked(patch: pytest.MonkeyPatch, seed: int, slower: str = "") -> None:
-    """An answer takes a millisecond a forward, and up to a tenth more; of one side thrice that."""
     answer, random = sides._answer, Random(seed)
 
     def timed(side: Any, *args: Any) -> Any:

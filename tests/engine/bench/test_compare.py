@@ -52,7 +52,6 @@ PROMPTS = Prompts(
 
 @pytest.fixture(scope="module")
 def found() -> Comparison:
-    """All graphs on the embedded models, a plan and a short answer, few tokens per branch."""
     jobs = prepare_all(GRAPHS, RunOptions(threads=1, max_new_tokens=6), PROMPTS)
     return compare_jobs(jobs)
 
@@ -62,7 +61,6 @@ def shown(found: Comparison, stream: TextIO) -> str:
 
 
 def settings_column(out: str) -> str:
-    """The settings of all graphs, as the first table has them; long ones are folded."""
     table = out[: out.index("(equal: branches")].splitlines()
     (header,) = (line for line in table if "settings" in line)
     column = slice(header.index("settings"), header.index("file"))
@@ -70,7 +68,6 @@ def settings_column(out: str) -> str:
 
 
 def again(found: Comparison) -> Comparison:
-    """The same answers judged once more, as they are now."""
     pairs = pairs_of(found.sides)
     results = [branch for one in found.prompts for branch in judge_prompt(one, pairs)]
     return Comparison(Status.OK, found.sides, pairs, found.prompts, results)
@@ -86,7 +83,6 @@ def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
 def verdict_of(
     found: Comparison, prompt: int, pair: tuple[str, str], branch: str
 ) -> BranchComparison:
-    """What became of one branch on two sides, given by their letters."""
     (result,) = [
         one
         for one in found.results
@@ -292,7 +288,6 @@ def test_an_unfinished_branch_is_not_compared(
 
 
 def changed(side: Side, tmp_path: Path, old: str, new: str) -> Side:
-    """The same side with its shipped graph changed in one place."""
     text = graph_yaml(side.job.program.graph)
     assert old in text
     (tmp_path / "own.yaml").write_text(text.replace(old, new))

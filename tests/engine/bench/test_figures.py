@@ -17,7 +17,6 @@ MS = 1_000_000
 
 
 def a_run(first: int, last: int, tokens: int = 11, digest: str = "", **meter: Any) -> SideRun:
-    """Moments in milliseconds."""
     moments = Moments(first * MS, last * MS, tokens - 1, 3)
     cost = Cost(Meter(tokens=tokens, in_run=last * MS, **meter), {}, moments)
     return SideRun(Status.OK, cost, (), digest=digest)

@@ -127,7 +127,6 @@ def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the questions that were measured, warming up left out."""
     asked: list[str] = []
     perform = compare_sides.perform
 

@@ -21,15 +21,12 @@ Speeds = dict[str, float]
 
 @pytest.fixture
 def asked() -> list[tuple[list[str], Any]]:
-    """The sides of each experiment, and its number of parts."""
     return []
 
 
 def scripted(
     monkeypatch: pytest.MonkeyPatch, asked: list[tuple[list[str], Any]], speed: Mapping[str, float]
 ) -> None:
-    """Every side is as fast as the first of these words in it says; else as plain decoding."""
-
     def measure(prepared: Any, files: Any) -> Any:
         entries = prepared.entries
         asked.append(([one.side for one in entries], entries[0].varied.get("parts")))
@@ -49,7 +46,6 @@ def test_each_setting_is_found_behind_the_ones_before(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    """And what is hardly faster is not worth a larger tree."""
     scripted(
         monkeypatch,
         asked,
@@ -128,7 +124,6 @@ def test_every_axis_is_one_of_the_kind(kind: str, endless_options: RunOptions) -
 
 
 def test_it_runs(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    """With real models; what is fastest then is the machine's business."""
     asked = BenchOptions(("ngram",), repeats=1, count=1)
     assert tune_command(asked, replace(endless_options, max_new_tokens=3)) == Code.OK
     (found,) = yaml.safe_load(capsys.readouterr().out)["profiles"].values()

@@ -52,7 +52,6 @@ REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
 
 @pytest.fixture
 def options(tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
-    """Random models, a given outline and little of everything."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(certify_bench, "QUICK", TINY)
     Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")

@@ -18,7 +18,6 @@ PROMPTS = '{"id": "a", "prompt": "Tell me about honey bees."}\n{"id": "b", "prom
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two requests, one with an outline."""
     root = tmp_path_factory.mktemp("verify")
     (root / "q.jsonl").write_text(PROMPTS)
     options = RunOptions(
@@ -38,7 +37,6 @@ def folder(kept: Path, tmp_path: Path) -> Path:
 
 
 def changed(folder: Path, name: str, change: Callable[[Any], None]) -> None:
-    """A file of the folder with its first line changed."""
     text = (folder / name).read_text()
     first, rest = (text, "") if name.endswith(".json") else text.split("\n", 1)
     value = json.loads(first)
@@ -152,7 +150,6 @@ def test_ids_that_are_none_are_refused(
 
 @pytest.fixture(scope="module")
 def attended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose parts are combined where they lie."""
     root = tmp_path_factory.mktemp("attended")
     options = RunOptions(
         graph="bim_attend_merge",

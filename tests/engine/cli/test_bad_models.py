@@ -59,8 +59,6 @@ class Evil:
 
 
 def pickled(content: Any = None) -> Spoil:
-    """pytorch_model.bin alone; its own weights, or something else."""
-
     def spoil(folder: Path) -> None:
         stored = load_file(folder / WEIGHTS) if content is None else content
         torch.save(stored, folder / "pytorch_model.bin")
@@ -125,8 +123,6 @@ ALL = [("model", name) for name in TARGETS] + [("drafter_model", name) for name 
 
 @pytest.fixture
 def spoiled(shell: Any) -> Callable[[str, Spoil], dict[str, str]]:
-    """The option that names a spoiled copy of one of the shell's models."""
-
     def make(option: str, spoil: Spoil) -> dict[str, str]:
         folder = Path(shutil.copytree(shell.defaults[option], "copy"))
         spoil(folder)

@@ -15,7 +15,6 @@ LAYOUTS = ("layout.kind=bim", "layout.kind=batching")
 
 @pytest.fixture
 def reading(shell: Any) -> Any:
-    """Runs bim_blend_eagle over two documents; two of three parts search."""
     (shell.folder / "bees.txt").write_text("Bees make honey. " * 20)
     (shell.folder / "rain.txt").write_text("Rain falls on hills. " * 18)
     (shell.folder / "outline.txt").write_text(OUTLINE)
@@ -34,7 +33,6 @@ def probing(reading: Any) -> Any:
 
 
 def blended(shell: Any) -> list[Any]:
-    """The rounds with cached rows."""
     rounds = (line for line in shell.lines("trace.jsonl") if line["kind"] == "round")
     return [one for one in rounds if one["blend"]]
 
@@ -54,7 +52,6 @@ def test_a_run_tells_what_it_reused(reading: Any) -> None:
 
 
 def test_a_folder_of_chunks_serves_later_runs(reading: Any) -> None:
-    """The digest is that of a run without it, and a repeated run reaches it again."""
     assert reading.run() == Code.OK
     first = reading.digest
     for collected in (2, 0):
@@ -68,7 +65,6 @@ def test_a_folder_of_chunks_serves_later_runs(reading: Any) -> None:
 
 
 def test_the_block_is_all_that_differs(reading: Any) -> None:
-    """With every row recomputed the graph says what the one without the block says."""
     sets = ("skeleton.documents=branches",)
     assert reading.run(graph="bim_eagle", sets=sets, cache_dir=Path("chunks")) == Code.OK
     assert (
@@ -147,7 +143,6 @@ def alike(found: dict[str, Any], other: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_beside_running_branches_and_behind_short_answers(probing: Any, layout: str) -> None:
-    """A branch that searches joins one that runs; or all end with their first token."""
     together, _ = probed(probing)
     joined, _ = probed(probing, layout, "layout.max_num_branches=2")
     rounds = blended(probing)
@@ -158,8 +153,6 @@ def test_beside_running_branches_and_behind_short_answers(probing: Any, layout: 
 
 @pytest.mark.parametrize(("layout", "copies"), list(zip(LAYOUTS, (1, 3), strict=True)))
 def test_documents_that_all_branches_share(probing: Any, layout: str, copies: int) -> None:
-    """Those that every part finds go into the prefix: its rows are compared once, however many
-    copies it has, and every branch draws behind them."""
     text = OUTLINE.replace("|-|-|First", "|Search|-|Bees").replace("Rain", "Bees and honey")
     (probing.folder / "outline.txt").write_text(text)
     found, blend = probed(probing, layout)

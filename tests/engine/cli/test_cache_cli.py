@@ -63,7 +63,6 @@ def test_add_makes_what_is_not_there(cache: Cache, tiny: tuple[Path, Path]) -> N
 
 
 def test_a_session_finds_what_was_added(cache: Cache, tiny: tuple[Path, Path]) -> None:
-    """Chunks of a graph's models, with the features its drafter reads, and the same numbers."""
     assert cache.add("bees.txt") == 0
     target, drafter = map(str, tiny)
     session = open_session("bim_eagle", model=target, drafter_model=drafter, threads=1)

@@ -53,7 +53,6 @@ def test_a_turn_that_cannot_be_asked_is_told_and_the_rest_goes_on(
 
 
 def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
-    """The prompt of a turn begins with the prompt and the answer of the one before, id by id."""
     made = session("eagle")
     with Engine(made) as engine:
         talk = ChatSession(engine)

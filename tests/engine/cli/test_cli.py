@@ -109,7 +109,6 @@ def test_a_fault_is_one_line(
 
 
 def python(code: str) -> tuple[str, float]:
-    """Output and processor seconds of a fresh interpreter."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = subprocess.run(
         [sys.executable, "-c", code],

@@ -36,7 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ask(**variables: str) -> list[str]:
-    """What a process of its own answers; it may not import torch."""
     environ = {**os.environ, **variables}
     done = subprocess.run(
         [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, timeout=60
@@ -46,7 +45,6 @@ def ask(**variables: str) -> list[str]:
 
 
 def bash(*words: str) -> list[str]:
-    """As bash asks for the last of these words."""
     text = "\n".join(("specsot", *words))
     return ask(_SPECSOT_COMPLETE="complete_bash", COMP_WORDS=text, COMP_CWORD=str(len(words)))
 

@@ -40,7 +40,6 @@ def replaced(text: str, one: ExplainedProblem, piece: str) -> str:
 
 
 def given(one: ExplainedProblem, wrong: bool) -> list[ProblemCode]:
-    """The codes that the example gives, as it is or mended."""
     piece, module = (one.wrong, one.module) if wrong else (one.right, one.module_right)
     text, sets, mine = piece, [], Path("mine.yaml")
     if one.kind == "block":

@@ -36,7 +36,6 @@ def shown(told: ExplainedRound, *gamma: GammaRecord) -> list[str]:
 
 
 def test_a_chain_under_rejection() -> None:
-    """A draft is rejected: two are accepted, and the final token stands where it would have."""
     drafts = (
         ExplainedDraft(1, 0, 1, 0, True, True, judged(-0.163, 0.9, 0.85, 0.5)),
         ExplainedDraft(2, 1, 2, 1, True, True, judged(-0.491, 0.72, 0.72, 0.25)),
@@ -58,7 +57,6 @@ def test_a_chain_under_rejection() -> None:
 
 
 def test_a_tree_under_match() -> None:
-    """Children behind their parents, and the final token behind what its parent was offered."""
     drafts = (
         ExplainedDraft(1, 0, 1, 0, True, True, matched(-0.1, 1.25, 0)),
         ExplainedDraft(2, 0, 1, 2, False, True, matched(-2.0, -0.5, 0)),

@@ -252,7 +252,6 @@ def test_graphs_of_ones_own_to_begin_with(
 def test_on_a_terminal_an_option_has_no_line(
     capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it is: it is no file's name."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     assert call("run", "bim_eagle", "--set", f"drafter.num_draft_tokens={'x' * 400}") == 3
     assert "drafter.num_draft_tokens: must be" in capsys.readouterr().err

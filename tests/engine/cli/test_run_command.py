@@ -120,7 +120,6 @@ def test_drafters_share_the_digest(shell: Any) -> None:
 
 
 def repeat(shell: Any, **options: Any) -> int:
-    """Run the last run.yaml again with nothing else given."""
     keep = dict(shell.defaults)
     shell.defaults = {}
     try:

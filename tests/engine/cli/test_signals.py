@@ -81,7 +81,6 @@ def test_who_ignores_it_goes_on_ignoring_it(tmp_path: Path) -> None:
 def test_a_signal_during_an_import_is_raised_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is whole, and later imports find it so."""
     body = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nwhole = True\n"
     (tmp_path / "halved.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)

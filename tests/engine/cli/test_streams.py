@@ -17,14 +17,12 @@ NOWHERE = "/proc/nowhere"
 
 
 def specsot(streams: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """A run whose streams the shell has redirected."""
     shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *RUN, *WORDS, *more]
     return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
 @pytest.fixture(scope="module")
 def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What goes to stdout where nothing is wrong."""
     done = specsot("", tmp_path_factory.mktemp("good"))
     assert done.returncode == Code.OK and "run folder runs/" in done.stderr
     return done.stdout

@@ -67,7 +67,6 @@ class Terminal:
         os.close(inner)
 
     def screens(self, seconds: float = PATIENCE) -> Iterator[str]:
-        """What is on the screen after every piece of output."""
         until = monotonic() + seconds
         while monotonic() < until:
             if not select.select([self.end], [], [], min(seconds, 1.0))[0]:
@@ -83,7 +82,6 @@ class Terminal:
             yield "\n".join(self.screen.display)
 
     def wait_for(self, text: bytes, after: int = 0, seconds: float = PATIENCE) -> int:
-        """Where a text ends in the output; -1 if it does not come."""
         screens = self.screens(seconds)
         while text not in self.raw[after:]:
             if next(screens, None) is None:
@@ -164,7 +162,6 @@ def test_plain_lines_where_a_live_view_is_not_wanted(
 
 
 def answered(terminal: Terminal, answers: list[tuple[str, str]]) -> list[str]:
-    """The screens on which something was waited for, and what was typed then."""
     seen = []
     for screen in terminal.screens():
         if answers and answers[0][0] in screen:

@@ -29,8 +29,6 @@ def meter() -> Meter:
 
 
 def test_figures_of_made_up_rounds(meter: Meter) -> None:
-    """Tau counts verified rounds only, acceptance every tree node, forwards prefills too; marks
-    are per request."""
     assert meter.tau_step == pytest.approx((3 + 1 + 0 + 2 + 2) / 5)
     assert meter.tau_request == pytest.approx(((3 + 0) / 2 + (1 + 2 + 2) / 3) / 2)
     assert meter.acceptance_rate == pytest.approx((2 + 0 + 0 + 1 + 1) / 50)
@@ -84,7 +82,6 @@ def test_document_has_the_documented_names(meter: Meter) -> None:
 
 
 def test_a_run_that_is_halted_within_a_state_counts_what_was_done_there() -> None:
-    """No transition closes the state; its ops took time all the same."""
     made = Meter()
     made.moved(Moved("start", "a", None, 1, 0), 0)
     made.op_ran(OpRan("a", "x", 6_000, {}))

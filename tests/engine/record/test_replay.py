@@ -111,7 +111,6 @@ def test_who_makes_way_is_in_the_picture_live_and_again(
 def test_a_run_that_was_halted_ends_as_it_stood(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its branches did not end: they keep their slots to the last frame."""
     seen = watched(shell, monkeypatch, most=4, outline=Path("outline.txt"))
     found = Replay(SavedRun(shell.latest))
     last = found.snapshot(len(found) - 1)
@@ -218,7 +217,6 @@ GRAPH = {
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """The smallest run folder that can be replayed."""
     manifest = {"graph": {"resolved": GRAPH}, "models": {"target": {"name": "m"}}, "requests": 1}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     (tmp_path / "trace.jsonl").write_text(json.dumps({**MOVE, "committed": 0}) + "\n")

@@ -39,7 +39,6 @@ def engine(session: Callable[..., Session]) -> Iterator[Engine]:
 
 
 def texts_of(events: list[StreamEvent]) -> dict[int, str]:
-    """What the text events of each branch say together."""
     texts: dict[int, str] = defaultdict(str)
     for event in events:
         if isinstance(event, TextWritten):
@@ -142,7 +141,6 @@ def test_requests_from_many_threads_give_what_each_gives_alone(
 
 
 def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> None:
-    """200 of them; what is held at the end is what was held after the first 50."""
     made = session("autoregressive", "layout.max_num_branches=4", budget=2)
     with Engine(made, threaded=False) as engine:
         held, steps = [], []

@@ -27,7 +27,6 @@ def ids(handle: Handle) -> list[list[int]]:
 
 
 def served(made: Session, *texts: str) -> tuple[Engine, dict[str, Handle]]:
-    """An engine that has answered all of them, side by side."""
     engine = Engine(made, threaded=False)
     handles = {text: engine.submit(text, seed=7) for text in texts}
     for handle in handles.values():
@@ -41,12 +40,10 @@ Wanted = dict[str, Handle]
 
 
 def well(made: Session) -> Wanted:
-    """What three of them are where nothing fails."""
     return served(made, BEES, TEA, RAIN)[1]
 
 
 def check(made: Session, wanted: Wanted, why: str, *, recovered: int = 0) -> Handle:
-    """One of four fails, for this reason; the others are what they are where nothing fails."""
     engine, handles = served(made, BEES, BAD, TEA, RAIN)
     for text, handle in wanted.items():
         assert ids(handles[text]) == ids(handle) and handles[text].finish == handle.finish
@@ -185,14 +182,12 @@ def test_a_part_that_cannot_be_asked_for(layout: str, session: Any) -> None:
 
 
 def outlined(made: Session) -> None:
-    """Every request is given the same outline."""
     from helpers.embedded import given_outline
 
     made.outline, made.new_matcher = given_outline(3), None
 
 
 def question_ids(made: Session) -> list[int]:
-    """The tokens of the question as they stand in every prompt."""
     plain, other = (made.prompts.plain(text).ids for text in (BAD, BEES))
     first = next(at for at, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
     return list(plain[first : first + 4])
@@ -219,7 +214,6 @@ class Raising(Wrapped):
 def test_an_op_that_raises_in_a_forward_of_many(
     graph: str, layout: str, session: Any, embedded: Embedded
 ) -> None:
-    """Nobody knows whose fault it is: those who had begun are run again, one by one."""
     sets = (f"layout.kind={layout}", "layout.kv_slots=1024", "limits.max_new_tokens=6")
     other = session(graph, *sets, budget=6)
     target = Raising(embedded.models.target, question_ids(other))

@@ -30,7 +30,6 @@ GRAPHS = (
 
 
 def written(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
-    """Tokens of each branch, the outline's at -1, and how it ended."""
     handle.result()
     tokens: dict[int, list[int]] = {}
     *notes, last = handle.since(0)
@@ -47,7 +46,6 @@ def written(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
 def test_a_begun_request_goes_on(
     graph: str, sets: tuple[str, ...], prompt: Prompt, schema: str | None
 ) -> None:
-    """Two cuts at random: where the rows of the first run are there, and where they are not."""
     dice = random.Random(graph)
     with Engine(session_of(graph, *sets, budget=16), threaded=False) as engine:
         asked = RequestSettings(schema=schema)

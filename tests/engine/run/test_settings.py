@@ -26,7 +26,6 @@ def tokens(answer: Answer) -> list[int]:
 
 
 def test_requests_of_one_engine_have_settings_of_their_own(make: Callable[[str], Engine]) -> None:
-    """Side by side, each as it is alone; a plain one in a graph with outlines as in one without."""
     rules = SamplingRules(temperature=1.5, logit_bias=((5, 100.0),))
     wanted = [
         RequestSettings(),

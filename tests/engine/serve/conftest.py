@@ -22,7 +22,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """The system's chromium."""
     api = pytest.importorskip("playwright.sync_api")
     if CHROMIUM is None:
         pytest.skip("needs chromium")

@@ -60,7 +60,6 @@ def test_the_pages_options_and_routes_are_there(served: Served, tmp_path: Path) 
 
 
 def test_the_schema_says_what_is_answered(served: Served) -> None:
-    """The bodies that OpenAPI describes, and an error for every status that it names."""
     paths = served.http.get("/openapi.json").json()["paths"]
     chat = paths["/v1/chat/completions"]["post"]
     schema = chat["requestBody"]["content"]["application/json"]["schema"]

@@ -27,7 +27,6 @@ def step_(rows: Rows, logits: Tensor) -> None:
 
 @pytest.fixture(scope="module")
 def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of a graph in which prompts can break their first step."""
     folder = tmp_path_factory.mktemp("breaking")
     machine = files("specsot").joinpath("graphs/machines/decode.yaml").read_text(encoding="utf-8")
     broken = machine.replace(

@@ -100,7 +100,6 @@ def test_who_drains_gets_nothing_and_who_is_lost_has_read_nothing() -> None:
 
 @pytest.mark.parametrize("speeds", [(3.0, 1.0), (1.0, 1.0), (1.0, 5.0)])
 def test_load_follows_speed(speeds: tuple[float, float]) -> None:
-    """Sixteen clients that ask again and again, on a virtual clock."""
     router, members = replicas(2)
     dice, clock, number = random.Random(3), 0.0, 0
     working: dict[Replica, dict[str, float]] = {one: {} for one in members}
@@ -140,7 +139,6 @@ def test_load_follows_speed(speeds: tuple[float, float]) -> None:
 
 
 def said(dice: random.Random, text: str, pieces: dict[int, list[str]]) -> list[Wrote]:
-    """A run that writes this, in steps that are up to chance."""
     left, steps, at = {branch: list(some) for branch, some in pieces.items()}, [], 0
     opened = [["opened", branch, ""] for branch in pieces]
     while at < len(text) or any(left.values()):

@@ -32,7 +32,6 @@ LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A server of one graph that lets three requests in at once, with a key."""
     folder = tmp_path_factory.mktemp("strict")
     words = ("autoregressive", "--max-queue", "3", "--timeout", "60", "--grace", "60")
     words += ("--patience", "3")
@@ -52,7 +51,6 @@ def ended(served: Served, reason: str) -> float:
 
 
 def idle(served: Served) -> bool:
-    """Nobody is there any more, by the engine's own count."""
     counts = [served.metric(f"specsot:{name}") for name in ("requests_running", "requests_waiting")]
     return sum(counts) == 0 and served.metric("specsot:kv_slots_used") == 0
 
@@ -175,7 +173,6 @@ def test_the_page_asks_for_the_key(browser: Any, strict: Served) -> None:
 
 
 def test_nothing_waits_for_acknowledgements() -> None:
-    """On a connection that is kept, small answers and chunks go out at once."""
     listener = listen(ServeOptions(port=0))
     listener.listen()
 

@@ -179,7 +179,6 @@ def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
 
 
 def test_an_outline_ends_whatever_is_ignored(served: Served) -> None:
-    """Load generators ask so, with words that need no outline."""
     for text in (BEES, " pray MALVOLIO My prayers minx MARIA No I warrant you he will"):
         got = served.chat(text, "bim_dflash", max_tokens=16, ignore_eos=True)
         assert got.status_code == 200, got.text

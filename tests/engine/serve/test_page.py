@@ -44,7 +44,6 @@ def test_files_are_given_and_nothing_else(served: Served) -> None:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of bim_dflash in it."""
     folder = tmp_path_factory.mktemp("kept")
     options = RunOptions("bim_dflash", prompt=BEES, max_new_tokens=24, quiet=True)
     assert run_command(replace(options, runs_dir=folder / "runs")) == 0

@@ -59,7 +59,6 @@ def test_stop_texts_do_not_depend_on_how_the_text_is_cut(
 
 
 def example(kind: Any) -> Any:
-    """A value of a field's type."""
     plain = {str: "x", Text: "\ud83d ü\n", int: 7, float: 0.5, bool: True, Any: ["x", [1]]}
     plain |= {Prompt: Prompt("1", "Hi"), MigratedRequest: MigratedRequest((1, 2), outline=(3,))}
     if kind in plain:
@@ -113,7 +112,6 @@ TITLES = st.lists(st.text("AB", min_size=1, max_size=3), min_size=1, max_size=3)
 
 @given(TITLES, st.data())
 def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObject) -> None:
-    """However branches take turns; blanks at the ends of parts are no part of them."""
     texts = [data.draw(st.text("a \n", max_size=8)) for _ in titles]
     left = dict(enumerate(texts))
     order, shown = ReadingOrder(), ""
@@ -139,7 +137,6 @@ def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObj
 
 
 async def turned_away(open_now: int) -> bytes:
-    """What a connection gets at once, if so many others are open and two are let in."""
     config = config_of(None, patience=9.0)
     http: Any = partial(StrictProtocol, patience=9.0, max_connections=2)
     config.http = http

@@ -77,7 +77,6 @@ def test_everything_is_answered(workers: int, tp: int, link: str, together: bool
 
 
 def test_seconds_of_a_request_by_hand() -> None:
-    """An outline by two workers, a regroup, a part for each, and the answers told."""
     cost = {"step": 1.0, "forward": 9.0, "row": 0.0, "branch": 0.0}
     world = cluster(2, 2, SLOW, **cost)
     served = world.run([Arrival(0.0, 10, (3, 3), outline=2)])
@@ -93,7 +92,6 @@ def test_seconds_of_a_request_by_hand() -> None:
 
 
 def test_parts_stand_before_requests_that_came_later() -> None:
-    """Where there is no room for all, a request whose outline is written is brought to its end."""
     many = [Arrival(0.0, 10, (20, 20), outline=5) for _ in range(60)]
     world = cluster(1, 1)
     ended = list[tuple[int, int]]()

@@ -43,7 +43,6 @@ def drafter() -> DFlashDraftModel:
 
 
 def plain(anchors_BM: Tensor, valid_BM: Tensor, size: int, length: int) -> Blocks:
-    """Blocks of sequences that are one text each."""
     positions = torch.arange(length).expand(len(anchors_BM), -1)
     visible = torch.ones(len(anchors_BM), length, length, dtype=torch.bool).tril()
     return Blocks(anchors_BM, valid_BM, size=size, positions_BS=positions, visible_BSS=visible)
@@ -105,7 +104,6 @@ def test_a_sliding_layer(drafter: DFlashDraftModel, step: Step) -> None:
 
 
 def test_output_and_errors_of_every_row(drafter: DFlashDraftModel, step: Step) -> None:
-    """Also of rows that do not count, and of the block that sees nothing."""
     hidden = OnlineDFlashModel(drafter).hidden(*batch(step)[:2], fixed(step))
     assert (hidden - step["output_hidden"]).abs().max() < 1e-4
     found = drafter.logits(hidden).log_softmax(-1).view(*step["target_ids"].shape, -1)
@@ -175,7 +173,6 @@ def test_the_decay_of_the_paper() -> None:
 def test_blocks_in_training_are_the_blocks_of_inference(
     drafter: DFlashDraftModel, step: Step, reaches: tuple[Reach, ...]
 ) -> None:
-    """A block of a run sees what it saw in training: the same output, anchor by anchor."""
     target, blocks = golden_pair()[0], fixed(step)
     drafter = varied(drafter, reaches)
     ids, features, _ = batch(step)
@@ -209,7 +206,6 @@ def test_a_few_steps_lower_the_loss(drafter: DFlashDraftModel, step: Step) -> No
 
 
 def test_what_competes_in_the_loss(drafter: DFlashDraftModel, step: Step) -> None:
-    """All ids as candidates are no candidates at all; of few, the right ones are always there."""
     size = len(drafter.ends.head_VH)
     with torch.no_grad():
         whole = OnlineDFlashModel(drafter)(*batch(step), fixed(step))
@@ -223,7 +219,6 @@ def test_what_competes_in_the_loss(drafter: DFlashDraftModel, step: Step) -> Non
 
 
 def test_distillation_with_what_the_target_says(drafter: DFlashDraftModel, step: Step) -> None:
-    """Row by row: cross-entropy with the target's softmax after the token before its place."""
     blocks = fixed(step)
     ids, features, supervised = batch(step)
     teacher_BSH = torch.randn(*ids.shape, drafter.config.hidden_size)

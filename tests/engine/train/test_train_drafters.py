@@ -274,7 +274,6 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
 
 
 def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path) -> None:
-    """The target drafts for itself: all is right, but for a token that it did not write."""
     teacher = Teacher(Path(inputs[1]))
     config = VanillaTraining(out=tmp_path, gamma=3)
     course = VanillaTrainer(config, teacher)
@@ -295,7 +294,6 @@ def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path)
 def test_new_drafters_begin_as_the_targets_last_layers(
     same: bool, inputs: list[str], tmp_path: Path
 ) -> None:
-    """EAGLE-3 reads the last tap beside the embedding; what has another shape begins by chance."""
     teacher = Teacher(Path(inputs[1]))
     hidden, layers = teacher.config.hidden_size, teacher.model.base_model.layers
     wide = teacher.config.intermediate_size + (0 if same else 8)
@@ -322,7 +320,6 @@ def test_new_drafters_begin_as_the_targets_last_layers(
 def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
     inputs: list[str], tmp_path: Path
 ) -> None:
-    """The loss of the papers, row by row; without noise where acceptance is measured."""
     teacher = Teacher(Path(inputs[1]))
     course = Eagle2Trainer(Eagle2Training(out=tmp_path, intermediate=32, unroll=1), teacher)
     ids, first = list(answered(teacher, [5, 9, 3, 70, 31, 8], 12).ids), 6
@@ -382,6 +379,5 @@ def test_chain_tau_multiplies_accuracies() -> None:
 
 @pytest.mark.timeout(120)
 def test_a_training_killed_five_times_is_the_unbroken_one(tmp_path: Path) -> None:
-    """All drafters: tests/full/test_resume.py."""
     kills = train_twice("dflash", tmp_path, steps=40)
     check_equal(tmp_path, "dflash", 40, kills)

@@ -102,7 +102,6 @@ def test_groups_that_cannot_be_are_refused(
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
-    """Started, used twice, looked at, ended: the digest of an ordinary run, and no process left."""
     pytest.importorskip("ray")
     more = {"SPECSOT_CLUSTER_FILE": str(tmp_path / "cluster.json"), "SPECSOT_THREADS": "1"}
     more["SPECSOT_MAX_NEW_TOKENS"] = "16"

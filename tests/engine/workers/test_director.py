@@ -62,7 +62,6 @@ def test_several_samples_of_a_prompt() -> None:
 
 
 def test_a_pool_that_is_too_small_for_the_prefix_that_arrives() -> None:
-    """What has no room is read when its turn comes; nothing waits for it."""
     session = session_of("bim_eagle", "layout.kv_slots=640", "layout.max_num_branches=2")
     assert on_workers(session, [CAMPING, BEES]).digest == alone(session, [CAMPING, BEES])
 
@@ -132,7 +131,6 @@ def test_ranks_write_what_one_engine_writes(
 
 
 def test_the_prefix_moves_once_and_weighs_what_the_formula_says() -> None:
-    """From two ranks with half of the heads each, to two workers with all of them."""
     ran = on_workers(
         session_of("bim_eagle", budget=10, packed=False), [BEES], workers=2, skeleton=2
     )
@@ -146,7 +144,6 @@ def test_the_prefix_moves_once_and_weighs_what_the_formula_says() -> None:
 
 
 def test_a_lost_rank_changes_nothing() -> None:
-    """The others notice, and all go on with another one from the last committed tokens."""
     session = session_of("bim_eagle", SAMPLED, budget=20, packed=False)
     sizes = {"workers": 2, "skeleton": 2}
     ran = on_workers(session, [BEES], **sizes, chaos=Chaos(outline_begun, last))
@@ -160,7 +157,6 @@ def test_a_lost_rank_changes_nothing() -> None:
 def in_halves(
     graph: str, *sets: str, workers: int = 2, skeleton: int = 2, chaos: Chaos | None = None
 ) -> Ran:
-    """A run, equal to one with the whole target, on workers that have a half of it each."""
     asked = {"budget": 16, "packed": False}
     whole, prompts = session_of(graph, *sets, **asked), [CAMPING, BEES]
     halves = ThreadWorkers(*(session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)))
@@ -188,7 +184,6 @@ def parts_in_units(director: Director) -> list[list[int]]:
 def test_halves_write_what_the_whole_writes(
     graph: tuple[str, ...], workers: int, skeleton: int, units: int
 ) -> None:
-    """A worker too many waits, in case that another one is lost."""
     ran = in_halves(*graph, workers=workers, skeleton=skeleton)
     assert parts_in_units(ran.director) == [[0, 1]] * units
     weighs = {one["weights"] for one in ran.figures["cluster"]["workers"]}

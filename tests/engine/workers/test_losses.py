@@ -18,7 +18,6 @@ SETS = ("sampling.temperature=0.8",)
 
 
 def writer(director: Director) -> RunWorker:
-    """Who writes an outline, or has written one."""
     courses = sorted(director.states, key=lambda one: one.outlined)
     return next(one.writer.leader for one in courses if one.writer is not None)
 
@@ -72,7 +71,6 @@ def test_the_only_worker_is_replaced() -> None:
 
 
 def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker is lost as it is asked to receive a prefix; its replacement gets it in the next."""
     send, lost = WorkerLink.send, list[str]()
 
     def send_or_lose(link: WorkerLink, message: Message) -> None:

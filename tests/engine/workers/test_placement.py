@@ -85,7 +85,6 @@ def test_a_request_goes_where_it_is_read_first() -> None:
 
 
 def greedy(lengths: list[int], waits: dict[int, int]) -> list[int]:
-    """The same with a look at everybody for each."""
     placed, ends = [0] * len(lengths), dict(waits)
     for index in sorted(range(len(lengths)), key=lambda one: (-lengths[one], one)):
         placed[index] = min(ends, key=lambda worker: (ends[worker], worker))

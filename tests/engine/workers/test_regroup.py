@@ -33,7 +33,6 @@ def test_a_prefix_moves_once_and_weighs_what_the_formula_says(graph: str) -> Non
 
 
 def test_whoever_gets_a_prefix_does_not_compute_it() -> None:
-    """All that is left to read of it are the few rows behind what the drafter had."""
     ran = on_workers(session_of("bim_plain"), [BEES])
     (told,) = ran.told("regroup")
     reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
@@ -69,7 +68,6 @@ def test_a_hundred_regroups_leave_nothing_behind(pair: Together) -> None:
 
 
 def _held() -> int:
-    """Bytes of all tensors of this process; how much memory that takes tests/full looks at."""
     gc.collect()
     tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
     plain = [one for one in tensors if not (one.is_mkldnn or one.is_meta)]
@@ -119,7 +117,6 @@ def test_a_store_listens_where_it_is_told_and_nowhere_else() -> None:
 
 
 def _listening(port: int) -> set[str]:
-    """Addresses of this machine with a listening socket at a port, as Linux writes them."""
     found = set()
     for name in ("tcp", "tcp6"):
         with open(f"/proc/net/{name}", encoding="ascii") as table:

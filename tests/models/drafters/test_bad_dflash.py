@@ -136,7 +136,6 @@ def test_spellings_of_later_files(draft: Path, target: Decoder) -> None:
 
 
 def as_speculators(folder: Path, target: Decoder, **changes: object) -> Path:
-    """The same drafter as vllm-project/speculators publishes it."""
     raw = json.loads((folder / "config.json").read_text())
     inner = raw.pop("dflash_config")
     layer = {k: v for k, v in raw.items() if k not in ("block_size", "num_target_layers")}

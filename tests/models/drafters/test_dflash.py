@@ -110,7 +110,6 @@ def test_rounds_of_a_run(models: tuple[Decoder, DFlashDraftModel]) -> None:
 
 
 def varied(drafter: DFlashDraftModel, reaches: tuple[Reach, ...]) -> DFlashDraftModel:
-    """The same weights with other layer kinds."""
     other = DFlashDraftModel(replace(drafter.config, reaches=reaches), drafter.ends)
     other.load_state_dict(drafter.state_dict())
     return other.eval()

@@ -47,7 +47,6 @@ def answers(run: Pooled, root: int, start: int, drafted: Proposal) -> list[int]:
 
 
 def walk(drafted: Proposal, said: list[int]) -> list[int]:
-    """Tree indices of the accepted nodes, the root first."""
     links = zip(drafted.parents_SN[0].tolist(), drafted.tokens_SN[0].tolist(), strict=True)
     places = {(parent + 1, token): i for i, (parent, token) in enumerate(links, 1)}
     found = [0]
@@ -57,7 +56,6 @@ def walk(drafted: Proposal, said: list[int]) -> list[int]:
 
 
 def generate(pair: Pair, prompt: list[int], new: int, nodes: int) -> tuple[list[int], list[Any]]:
-    """Token ids, and the accepted tree indices of every round with their tree."""
     taps, start, rounds = pair.drafter.tap_ids, len(prompt), []
     out = pair.run.forward(torch.tensor(prompt), 0, taps)
     ids, fresh = [*prompt, int(out.logits_RV[-1].argmax())], out.taps_QF

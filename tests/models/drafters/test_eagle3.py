@@ -83,7 +83,6 @@ def test_prefill_of_the_target(golden: Golden) -> None:
 
 
 def test_verification_of_a_tree(golden: Golden) -> None:
-    """The tree's rows see the prompt and their ancestors; all in one forward."""
     at, length = golden.at, golden.length
     run = Pooled(golden.target, torch.arange(100))
     run.forward(at["prompt_ids"].long(), 0)
@@ -196,7 +195,6 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 def variant(folder: Path, name: str) -> Path:
-    """The speculators drafter with the switches of one variant and the norms they need."""
     shutil.copytree(SPECULATORS, folder)
     extra = load_file(SPECULATORS / "norm_variants.safetensors")
     weights = load_file(SPECULATORS / "model.safetensors")

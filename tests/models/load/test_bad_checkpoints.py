@@ -390,7 +390,6 @@ def test_every_kind_is_told_from_every_other(good: Path, tmp_path: Path) -> None
 
 
 def test_the_tokens_that_a_head_and_its_target_share(good: Path, tmp_path: Path) -> None:
-    """A head may know a mask token more; the same word under another id is another tokenizer's."""
     target, draft = (shutil.copytree(good / n, tmp_path / n) for n in ("target", "draft"))
     for folder in (target, draft):
         write_tiny_tokenizer(folder)

@@ -118,14 +118,12 @@ def edit(folder: Path, **changes: object) -> Path:
 
 
 def told(folder: Path, kind: str, target: Path) -> Any:
-    """What the public loader makes of it, layout and notes apart."""
     load: Any = load_eagle3 if kind == "eagle3" else load_dflash
     own = load(folder, load_target(target)).config
     return replace(own, path=Path(), speculators=False, notes=())
 
 
 def run(kind: str, folder: Path, target: Path, graph: str, graphs: Graphs) -> list[Any]:
-    """Everything that a drafter says in a run through its graph, and what is decoded with it."""
     plain = Models(load_target(target), None, None, (), torch.device("cpu"), torch.float32)
     models = with_drafter(plain, folder, kind)
     said: list[Any] = []
@@ -348,7 +346,6 @@ def test_what_nothing_is_made_of_is_named(
 
 
 def test_damaged_files_end_in_one_message(tmp_path: Path) -> None:
-    """Cut anywhere, or with a byte changed in the header: refused or read, never a fault."""
     data = write_gguf(tmp_path / "whole.gguf", tiny("llama")).read_bytes()
     draw = np.random.default_rng(3)
     for turn in range(60):

@@ -146,8 +146,6 @@ def test_it_is_refused_before_the_weights_are_read(drafter: Path, made: Path) ->
 
 
 def edit(**changes: Any) -> Callable[[Path], object]:
-    """Other values in tokenizer_config.json."""
-
     def change(folder: Path) -> None:
         raw = json.loads((folder / SETTINGS).read_text())
         (folder / SETTINGS).write_text(json.dumps(raw | changes))
@@ -168,8 +166,6 @@ def write(name: str, text: str) -> Callable[[Path], object]:
 
 
 def link(name: str) -> Callable[[Path], object]:
-    """A link to a good file of the same name that lies outside."""
-
     def change(folder: Path) -> None:
         outside, path = folder.parent / Path(name).name, folder / name
         path.parent.mkdir(exist_ok=True)

@@ -15,7 +15,6 @@ from specsot.ops.kv.pool import FREE, NO_SEGMENT, KVCache
 
 
 def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
-    """Roots 0, 1, ... with so many slots each, in regions of one size."""
     kv = KVCache(1, 1, 2, capacity)
     for root in range(len(sizes)):
         kv.open_(root, region)
@@ -25,7 +24,6 @@ def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
 
 
 def members_of(queries: Sequence[int]) -> list[QuerySequence]:
-    """Member i has so many rows, and sees what root i has."""
     ends = np.cumsum(queries)
     return [
         QuerySequence(np.arange(end - count, end), 0, (root,))
@@ -34,7 +32,6 @@ def members_of(queries: Sequence[int]) -> list[QuerySequence]:
 
 
 def check(kv: KVCache, members: Sequence[QuerySequence], made: Sequence[AttentionBatch]) -> None:
-    """Every member is one sequence of one group, with all of its slots among the group's."""
     found: dict[int, np.ndarray] = {}
     for stack in made:
         assert len(stack.rows_Gq) == len(stack.slots_GK)
@@ -143,7 +140,6 @@ def test_rows_of_a_pool_are_read_as_far_as_they_are_used(backend: str) -> None:
 
 
 def test_an_empty_row_of_a_pool_is_in_no_group() -> None:
-    """Its queries are padding: attention over no slots has no result."""
     kv = KVCache(1, 1, 2, 100, 3)
     for row in (0, 2):
         kv.append_([row] * 5, range(5), row, row)
@@ -157,7 +153,6 @@ def test_an_empty_row_of_a_pool_is_in_no_group() -> None:
 
 @pytest.mark.parametrize("backend", ["dense", "grouped"])
 def test_rows_of_a_pool_come_in_any_order_and_with_gaps(backend: str) -> None:
-    """A drafter's branches, in the order in which they run."""
     kv = KVCache(1, 1, 2, 400, 5)
     for row in range(5):
         kv.append_([row] * 300, range(300), row, row)

@@ -46,7 +46,6 @@ def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCa
 
 
 def metadata_behind(kv: KVCache, tree: SegmentTree, segments: list[int]) -> AttentionMetadata:
-    """One query row behind each segment."""
     sequences = [
         QuerySequence(np.array([row]), 0, tree.homes[one]) for row, one in enumerate(segments)
     ]
@@ -56,7 +55,6 @@ def metadata_behind(kv: KVCache, tree: SegmentTree, segments: list[int]) -> Atte
 def forward(
     kv: KVCache, tree: SegmentTree, segments: list[int], name: str
 ) -> tuple[AttentionPlan, torch.Tensor]:
-    """The plan of these rows, and what a layer makes of it."""
     plan = backend(name).plan(metadata_behind(kv, tree, segments))
     q_Nhd = torch.randn(len(segments), HEADS, DIM, dtype=torch.float64)
     q_Nhd.normal_(generator=torch.Generator().manual_seed(2))
@@ -70,7 +68,6 @@ def leaves(tree: SegmentTree) -> list[int]:
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 4, 2)])
 def test_what_is_shared_is_read_once_whoever_shares_it(shape: tuple[int, ...]) -> None:
-    """The document by all, a request's rows by its branches, a branch's by itself."""
     kv, tree = behind(300, 5, *shape)
     told, out = forward(kv, tree, leaves(tree), "cascade")
     assert told.merged
@@ -82,7 +79,6 @@ def test_what_is_shared_is_read_once_whoever_shares_it(shape: tuple[int, ...]) -
 
 
 def test_a_row_is_once_in_a_group() -> None:
-    """Those below a document and below a request are in both parts: these are no stack together."""
     kv, tree = behind(40, 40, 2, 2)
     told, _ = forward(kv, tree, leaves(tree), "cascade")
     for group in told.groups:
@@ -109,7 +105,6 @@ def test_auto_takes_it_where_enough_is_read_less_often(prefix: int, merged: bool
 
 
 def test_rows_of_one_sequence_already_read_the_prefix_once() -> None:
-    """Under ``bim`` a request is one group: there is nothing to gain."""
     kv, tree = behind(MIN_SLOTS_SAVED, 1, 4, apart=False)
     sequences = [QuerySequence(np.arange(4), 0, tree.homes[leaves(tree)[0]])]
     metadata = metadata_of(kv, sequences, tree.visibility[tuple(leaves(tree))], list(range(4)))

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.parametrize("attention", BACKENDS)
 
 
 def picture(forward: Forward, attention: str) -> str:
-    """What the rows of a forward see of the slots in use."""
     told = plan_attention(forward.rows(), forward.kv, attention=attention)
     seen, _ = sight(told, forward.kv, len(forward.owners))
     assert not seen[:, forward.kv.owner == FREE].any()
@@ -46,7 +45,6 @@ def positions_in(bim: list[int], prefix: int) -> list[int]:
 
 
 def prompts(forward: Forward, owners: list[int], positions: list[int], slots: Any = None) -> None:
-    """Rows that are in no tree, one by one."""
     for at, (owner, position) in enumerate(zip(owners, positions, strict=True)):
         forward.add_prompt(owner, [position], [] if slots is None else [int(slots[at])])
 
@@ -158,7 +156,6 @@ def test_a_window_counts_positions_and_not_slots(attention: str) -> None:
 
 
 def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:
-    """Rows that were never committed (other levels, an unfinished round) belong to nobody."""
     forward = Forward(pool(), BEHIND_PREFIX)
     forward.history([PREFIX, 1], [0, 1])
     forward.kv.append_([1, PREFIX], [0, 0], home=PREFIX)
@@ -167,7 +164,6 @@ def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:
 
 
 def test_a_root_sees_neither_free_slots_nor_other_roots(attention: str) -> None:
-    """NO_SEGMENT and FREE are no segments: what they mark is seen by no row."""
     forward = Forward(pool(), dict.fromkeys((3, 4, 5, 6), NO_SEGMENT))
     forward.history([3, 4], [0, 0])
     forward.kv.release_([0])
@@ -210,7 +206,6 @@ def test_padding_sees_nothing_and_every_row_of_the_pool_is_read_by_itself(attent
 def test_shared_rows_of_trees_beside_another_requests_prompt(
     drafted: int, newcomer: int, prompt: int, attention: str
 ) -> None:
-    """Which rows are whose is not known on the host, wherever the other request's slots lie."""
     forward = Forward(pool(), {0: NO_SEGMENT, 1: 0, 2: NO_SEGMENT, 3: 2})
     for root in (0, 2):
         forward.kv.open_(root, 24)
@@ -230,7 +225,6 @@ def test_shared_rows_of_trees_beside_another_requests_prompt(
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_forward_is_told_what_a_naive_reading_says(attention: str, data: st.DataObject) -> None:
-    """Requests, branches behind branches, trees and prompts, wherever their slots lie."""
     forward = any_forward(data)
     told = plan_attention(forward.rows(), forward.kv, attention=attention)
     seen, place = sight(told, forward.kv, len(forward.owners))
@@ -267,7 +261,6 @@ def any_forward(data: st.DataObject) -> Forward:
 
 
 def _add_rows(forward: Forward, lengths: dict[int, tuple[int, int]], data: st.DataObject) -> None:
-    """Trees of some segments, prompts of others; and fresh slots that were left behind."""
     draw, kv = data.draw, forward.kv
     order = draw(st.permutations(sorted(lengths)))
     with_tree = order[: draw(st.integers(0, len(order)))]
@@ -294,6 +287,5 @@ def _add_rows(forward: Forward, lengths: dict[int, tuple[int, int]], data: st.Da
 
 
 def _with_parents(valid_SN: torch.Tensor, above_TT: torch.Tensor) -> torch.Tensor:
-    """Nodes whose ancestors are all valid."""
     missing_SN = ~valid_SN
     return ~(missing_SN[:, None] & above_TT[1:, 1:]).any(-1)

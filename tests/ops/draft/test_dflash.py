@@ -25,7 +25,6 @@ def at() -> dict[str, Tensor]:
 
 
 def paths(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
-    """The prefix that every node stands for."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*found[parent], token) if parent >= 0 else (token,))
@@ -76,7 +75,6 @@ def test_golden_inputs_of_a_verification(at: dict[str, Tensor]) -> None:
 
 
 def enumerated(scores: Tensor, nodes: int) -> list[tuple[tuple[int, ...], float]]:
-    """Every prefix with its float32 score, level by level, then the best of all."""
     level: list[tuple[tuple[int, ...], Tensor]] = [((), torch.zeros(()))]
     every: list[tuple[tuple[int, ...], Tensor]] = []
     for row in scores:

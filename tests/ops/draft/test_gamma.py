@@ -72,7 +72,6 @@ def test_egag_follows_the_golden_schedules(case: Any) -> None:
 
 
 def laws(*h: float, chance: tuple[float, ...] | None = None) -> DraftDistributions:
-    """Laws of so many drafts."""
     return DraftDistributions(h, chance or [0.5] * len(h))
 
 
@@ -121,7 +120,6 @@ def test_confidence_stops_after_an_unlikely_token_only() -> None:
 
 @pytest.mark.parametrize("policy", LIMITS)
 def test_the_next_round_goes_as_far_as_the_rule_went(policy: Policy) -> None:
-    """Half of it; and twice as far where nothing was in the way, up to the bound."""
     settings = GammaSettings(gamma=4, gamma_policy=policy, gamma_max=16)
     state = first_state(settings)
     length = plan(settings, state, 9, 99)

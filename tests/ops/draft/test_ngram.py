@@ -27,7 +27,6 @@ IDS = st.lists(st.integers(0, 3), max_size=40)
 
 
 def chain_of(tree: HostTree) -> list[int]:
-    """The tokens of a tree that is a chain."""
     count = len(tree)
     assert tree.parents == tuple(range(-1, count - 1))
     assert tree.depths == tuple(range(1, count + 1))
@@ -35,7 +34,6 @@ def chain_of(tree: HostTree) -> list[int]:
 
 
 def paths(tree: HostTree) -> dict[tuple[int, ...], float]:
-    """The tokens from the root to every node, and its score."""
     found: list[tuple[int, ...]] = []
     for node, parent in enumerate(tree.parents):
         assert parent < node

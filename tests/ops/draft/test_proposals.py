@@ -18,7 +18,6 @@ LOSSES = (0.0, 0.0, 0.25, 1.0, 1e-9, 3.5, float("inf"))
 
 @st.composite
 def forests(draw: st.DrawFn) -> tuple[list[Tree], int]:
-    """Trees of up to 9 nodes with many equal scores, and how many nodes they are padded to."""
     trees: list[Tree] = []
     for _ in range(draw(st.integers(1, 5))):
         tree: Tree = []
@@ -31,7 +30,6 @@ def forests(draw: st.DrawFn) -> tuple[list[Tree], int]:
 
 
 def proposal_of(trees: list[Tree], nodes: int) -> Proposal:
-    """The trees with padding behind them, as n-gram drafters have it."""
     shape = len(trees), nodes
     tokens, parents = torch.zeros(shape, dtype=torch.int64), torch.full(shape, -1)
     depths, valid = torch.ones(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
@@ -67,7 +65,6 @@ def best_first(trees: list[Tree], most: int) -> set[tuple[int, int]]:
 
 
 def paths(proposal: Proposal, tree: int) -> list[tuple[int, ...]]:
-    """The tokens from the root to each valid node, and that their depths say so."""
     found: list[tuple[int, ...]] = []
     columns = (proposal.tokens_SN, proposal.parents_SN, proposal.depths_SN, proposal.valid_SN)
     rows = zip(*(column[tree].tolist() for column in columns), strict=True)
@@ -152,7 +149,6 @@ def test_drafts_that_were_drawn_are_not_ranked() -> None:
 def test_every_valid_node_has_a_row_of_its_own(
     valid: list[list[bool]], data: st.DataObject
 ) -> None:
-    """Roots first, then tree by tree; host and device agree; the rest is nobody's."""
     valid_SN = torch.tensor(valid)
     count, trees = int(valid_SN.sum()), len(valid)
     spare = data.draw(st.integers(0, 20 - count if trees == 5 else 3))

@@ -24,7 +24,6 @@ ROOMY = [99] * 8
 
 
 def flat(ms: float) -> Curve:
-    """A forward that costs the same for any number of rows."""
     return Curve((1, 2), (ms, ms))
 
 
@@ -78,7 +77,6 @@ def test_lengths_follow_what_is_accepted(alpha: float, least: int, most: int) ->
 
 
 def pauses(sizes: Sequence[int]) -> list[int]:
-    """Rounds without a draft between those with one."""
     drafted = [at for at, size in enumerate(sizes) if size]
     return [after - before - 1 for before, after in pairwise(drafted)]
 
@@ -185,7 +183,6 @@ def test_what_is_read_once_is_no_overhead() -> None:
 
 
 def grown(chooser: TreeChooser, ranks: Sequence[float], rounds: int = 200) -> int:
-    """The usual size once a node of rank r was accepted in so many of the rounds, alone."""
     draw, sizes = np.random.default_rng(1), []
     for _ in range(rounds):
         choice = chooser.choose_([0], [99])

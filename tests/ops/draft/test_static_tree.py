@@ -8,7 +8,6 @@ from specsot.states.yaml.source import GraphError
 
 
 def nodes_of(tree: StaticTree) -> list[Node]:
-    """The nodes again, from the levels' ranks and parents."""
     found: list[list[Node]] = []
     inner: list[Node] = [()]
     for level in tree.levels:

@@ -8,7 +8,6 @@ from specsot.ops.kv.pool import FREE, NO_SEGMENT, BlockManager, KVCache
 
 
 def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:
-    """Committed rows of a segment."""
     slots = kv.append_([segment] * count, range(first, first + count), home=home)
     kv.commit_(slots, range(first, first + count))
     return slots.tolist()
@@ -36,7 +35,6 @@ def test_rejected_rows_leave_slots_that_their_segment_takes_again() -> None:
 
 
 def test_what_another_segment_shares_is_not_written_to_any_more() -> None:
-    """A match in the middle: the block belongs to both parts, a writer begins a fresh one."""
     kv = pool(24, block_size=4)
     written(kv, 1, 10)
     before = kv.data.clone()
@@ -51,7 +49,6 @@ def test_what_another_segment_shares_is_not_written_to_any_more() -> None:
 
 
 def test_where_no_block_is_free_any_free_slot_is_taken() -> None:
-    """Admission counts slots: who was let in finds one."""
     kv = pool(12, block_size=4)
     written(kv, 1, 5)
     written(kv, 2, 1)

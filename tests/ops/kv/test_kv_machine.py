@@ -105,7 +105,6 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        """In all rows that hold the owner."""
         owner = data.draw(st.sampled_from(self.owners()))
         own = [key for key in self.held if key[0] == owner]
         length = data.draw(st.integers(0, max(len(self.held[key]) for key in own)))
@@ -130,7 +129,6 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data(), everywhere=st.booleans())
     def retire(self, data: st.DataObject, everywhere: bool) -> None:
-        """A root ends with everybody who goes on from it."""
         owner, row = data.draw(st.sampled_from(sorted(self.held)))
         gone = [one for one in self.owners() if owner in (one, self.root_of[one])]
         self.kv.retire_(gone, None if everywhere else row)
@@ -151,7 +149,6 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def tables_name_the_blocks_of_a_segment(self) -> None:
-        """Whoever has slots in it, and nobody else; the others are free."""
         named: list[int] = []
         for owner in self.owners():
             slots = [s for (one, _), ss in self.places.items() if one == owner for s in ss]

@@ -69,7 +69,6 @@ def test_a_region_remembers_between_which_slots_it_was_used() -> None:
 
 
 def take(kv: KVCache, root: int, count: int, owner: int | None = None) -> list[int]:
-    """Committed slots of one segment of a root."""
     mine = root if owner is None else owner
     start = int(np.count_nonzero(kv.owner == mine))
     positions = list(range(start, start + count))
@@ -163,7 +162,6 @@ def test_keys_of_roots_without_slots_are_none() -> None:
 
 
 def test_committing_for_another_root_moves_its_region_along() -> None:
-    """Where the device alone knows whose a row is, it is taken for one root and kept by another."""
     kv = pool(32)
     kv.open_(1, 8)
     kv.open_(2, 8)

@@ -43,7 +43,6 @@ def keys(*values: int) -> Tensor:
 
 
 def splitmix(word: int) -> int:
-    """SplitMix64's output for a state, in unsigned 64-bit arithmetic of another library."""
     with np.errstate(over="ignore"):
         x = np.uint64(word)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -73,7 +72,6 @@ def test_branch_keys_on_the_host_are_folds(seed: int, branch: int) -> None:
 
 
 def test_coins_have_these_bits() -> None:
-    """Whatever computes them: a change here changes every sampled text."""
     key_R = token_keys(keys(branch_key(7, -1), branch_key(7, 0)), keys(12, 12))
     assert key_R.tolist() == BITS_OF_KEYS
     noise = gumbel(key_R, keys(0, 1, 31999).expand(2, -1))
@@ -99,7 +97,6 @@ def test_logarithms_are_right_to_the_last_bits() -> None:
 
 
 def test_coins_do_not_depend_on_what_stands_beside_them() -> None:
-    """Batches, order, strides: vector instructions round as single ones do."""
     key_R = fold(keys(5).expand(6), torch.arange(6))
     ids_V = torch.arange(1001)
     whole = gumbel(key_R, ids_V.expand(6, -1))

@@ -45,13 +45,11 @@ def of(size: int, *rules: SamplingRules, stops: tuple[int, ...] = ()) -> Samplin
 def scores_of(
     logits_RV: Tensor, rules: SamplingRules, past: Past | None = None, stops: tuple[int, ...] = ()
 ) -> Tensor:
-    """All rows under the same rules."""
     found = of(logits_RV.shape[1], rules, stops=stops)
     return process(logits_RV, found, torch.zeros(len(logits_RV), dtype=torch.int64), past)
 
 
 def wrote(size: int, prompt: list[int], answer: list[int]) -> Past:
-    """One branch with this prompt and answer, and a row outside of trees."""
     seen_SV = torch.zeros(1, size, dtype=torch.bool)
     counts_SV = torch.zeros(1, size, dtype=torch.int32)
     seen_SV[0, prompt] = True
@@ -241,7 +239,6 @@ def test_a_row_does_not_depend_on_its_neighbours(
 @settings(max_examples=80, deadline=None)
 @given(st.integers(1, 60), st.sampled_from([0.2, 0.5, 0.9, 1.0]), st.integers(0, 2**31))
 def test_top_p_behind_top_k_is_what_a_full_sort_keeps(k: int, p: float, seed: int) -> None:
-    """Scores of few values, so that nearly all of them tie; lowest ids first."""
     generator = torch.Generator().manual_seed(seed)
     z_V = torch.randint(0, 6, (60,), generator=generator).double()
     order = z_V.sort(descending=True, stable=True).indices.tolist()

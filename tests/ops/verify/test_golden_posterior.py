@@ -46,7 +46,6 @@ def warped(logits_NV: Tensor, case: Any) -> Tensor:
 
 
 def coins(parents: list[int], tokens: list[int], case: Any) -> tuple[list[float], list[int]]:
-    """The numbers in the order in which children are tried; and the nodes of the accepted path."""
     r_N, draws, at, path = [0.0] * len(parents), iter(case["uniform_draws"]), -1, []
     wanted = iter(case["accepted_tokens"])
     while True:

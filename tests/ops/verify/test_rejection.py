@@ -37,7 +37,6 @@ def test_inverse_cdf(case: Any, kind: torch.dtype) -> None:
 @KINDS
 @pytest.mark.parametrize("case", cases("residual"))
 def test_residual(case: Any, kind: torch.dtype) -> None:
-    """What a rejected draft leaves of p, and the probability that one from q is accepted."""
     p_V, q_V = tensor(case["p"], kind), tensor(case["q"], kind)
     size = len(p_V)
     tokens_S1 = torch.arange(size)[:, None]

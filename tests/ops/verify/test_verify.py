@@ -76,7 +76,6 @@ def logits_of(trees: list[Tree]) -> Tensor:
 
 
 def naive(tree: Tree) -> list[int]:
-    """Accepted nodes from the root on, node n of the proposal being n + 1."""
     path = [0]
     while True:
         here, says = path[-1], tree.says[path[-1]]
@@ -92,7 +91,6 @@ def naive(tree: Tree) -> list[int]:
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[Tree]:
-    """Up to four trees of one size; siblings differ in their tokens, as a drafter's top-k do."""
     count = draw(st.integers(0, 12))
     return [_tree(draw, count) for _ in range(draw(st.integers(1, 4)))]
 
@@ -115,7 +113,6 @@ def _tree(draw: st.DrawFn, count: int) -> Tree:
 
 
 def _agree(draw: st.DrawFn, parents: list[int], tokens: list[int], says: list[int]) -> None:
-    """Let the target agree with some children, so that paths get long."""
     for node, (parent, token) in enumerate(zip(parents, tokens, strict=True)):
         if draw(st.booleans()) and node % 2 == 0:
             says[parent + 1] = token
@@ -150,7 +147,6 @@ def test_token_id_0_is_a_token_like_any_other() -> None:
 
 
 def test_padding_is_never_accepted_whatever_token_it_holds() -> None:
-    """Padding hangs below the root and holds id 0, which the target may well say there."""
     assert one(Tree([-1, -1, -1], [2, 0, 0], [True, False, False], [0, 0, 0, 0])) == [0]
     assert one(Tree([-1, 0, -1], [2, 0, 0], [True, True, False], [2, 0, 0, 0])) == [0, 1, 2]
 
@@ -187,7 +183,6 @@ def test_trees_under_a_grammar_bring_their_best_tokens_and_whole_scores() -> Non
 def test_the_best_tokens_are_in_the_order_of_their_scores_and_then_of_their_ids(
     dtype: torch.dtype,
 ) -> None:
-    """Whatever equals the last one is left open: only the whole row tells which of them is next."""
     draw = torch.Generator().manual_seed(3)
     steps = torch.randint(-9, 9, (6, 300), generator=draw).to(dtype) * 1.5
     steps[0, :80] = -0.0

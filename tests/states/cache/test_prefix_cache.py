@@ -19,7 +19,6 @@ STEM = tuple(range(100, 100 + 3 * MIN_MATCH))  # what most texts begin with, in 
 
 
 def content(ids: tuple[int, ...]) -> float:
-    """A number that stands for what a forward computes behind these ids."""
     return float(zlib.crc32(repr(ids).encode()) % 1_000_003)
 
 
@@ -47,7 +46,6 @@ class Engine(RuleBasedStateMachine):
         self.finished: list[tuple[int, ...]] = []
 
     def write(self, one: Reader, owner: int, first: int, last: int) -> None:
-        """Rows first .. last of its text, and the drafter's, which lag by one where they pair."""
         home = self.tree.home[owner]
         for pool, back in zip(self.pools, (0, self.back), strict=True):
             positions = range(first if first == one.shared else first - back, last - back)
@@ -89,7 +87,6 @@ class Engine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 50), share=st.floats(0, 1))
     def publish(self, which: int, share: float) -> None:
-        """Somebody else could need the first part of what a running request has."""
         one = self.live[which % len(self.live)]
         end = one.shared + int(share * (one.rows - one.shared))
         tokens = np.array(one.text[one.shared : end], np.int32)
@@ -113,7 +110,6 @@ class Engine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 50))
     def cancel(self, which: int) -> None:
-        """Nothing of its own stays."""
         one = self.live.pop(which % len(self.live))
         self.drop(one.branch)
         self.cache.detach_(one.prefix)
@@ -122,7 +118,6 @@ class Engine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 50))
     def preempt(self, which: int) -> None:
-        """Its rows can be evicted, and it begins again with all that it had written."""
         text = self.live[which % len(self.live)].text
         self.close(which)
         self.open(0, text[:100], [0], None)
@@ -144,7 +139,6 @@ class Engine(RuleBasedStateMachine):
         assert all(self.cache.nodes[one].pins for one in owners if one in self.cache.nodes)
 
     def check(self, one: Reader, owner: int) -> None:
-        """What is on the way to the root is the text from its first token on, each row once."""
         path = self.tree.path(owner)
         for pool, back in zip(self.pools, (0, self.back), strict=True):
             slots = np.flatnonzero(np.isin(pool.owner, path) & pool.committed)
@@ -190,7 +184,6 @@ def ids(*parts: range) -> Ints:
 
 
 def kept(text: Ints, back: int = 0) -> tuple[PrefixCache, KVCache]:
-    """A cache with one finished text."""
     pool, tree = KVCache(1, 1, 1, SLOTS), SegmentTree()
     cache = PrefixCache([pool], tree, back, MIN_MATCH)
     segment = tree.add()

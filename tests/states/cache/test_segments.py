@@ -46,7 +46,6 @@ def test_an_id_is_never_used_twice() -> None:
 
 
 def test_what_went_on_behind_an_absorbed_segment_goes_on_behind_the_other() -> None:
-    """An outline becomes a part of its prefix; another branch of the prefix stays as it was."""
     tree = SegmentTree()
     prefix = tree.add()
     outline, sibling = tree.add(prefix), tree.add(prefix)
@@ -108,7 +107,6 @@ def test_lineages_are_the_paths(forest: tuple[SegmentTree, list[int]]) -> None:
 
 
 def seen(lineages: Visibility, numbers: list[int], owners: list[int]) -> Picture:
-    """Row by row whether each slot of a pool is seen."""
     owner_PK = np.tile(np.array(owners, np.int32), (len(numbers), 1))
     picture: Picture = lineages.sees(np.array(numbers, np.int32), owner_PK).tolist()
     return picture
@@ -118,7 +116,6 @@ def seen(lineages: Visibility, numbers: list[int], owners: list[int]) -> Picture
 def test_a_row_sees_the_slots_of_its_path(
     forest: tuple[SegmentTree, list[int]], owners: list[int]
 ) -> None:
-    """Whatever the paths are padded with, it is no owner of any slot."""
     tree, ids = forest
     numbers = list(range(len(ids) + 1))
     naive = [[owner in tree.path(segment) for owner in owners] for segment in ids]

@@ -21,7 +21,6 @@ POOLED = pytest.mark.parametrize("kind", ["eagle3", "dflash", "vanilla"])
 
 
 def new_drafter(kind: str, **settings: Any) -> Any:
-    """A drafter without a network and a run."""
     model = SimpleNamespace(vocab_size=100)
     nothing: Any = None
     context = DraftContext(table=nothing, layout=nothing, samplers=nothing, model=model)
@@ -29,7 +28,6 @@ def new_drafter(kind: str, **settings: Any) -> Any:
 
 
 def features(*values: float) -> torch.Tensor:
-    """One row for each value, three numbers wide."""
     return torch.tensor([values]).T.repeat(1, 3)
 
 
@@ -48,13 +46,11 @@ def branch_of(index: int = 0, tokens: tuple[int, ...] = (20,)) -> Branch:
 
 
 def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
-    """The branch's tokens once a path is known; its counts have not moved yet."""
     branch.tokens += [*path, bonus]
     return branch
 
 
 def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> CommittedRows:
-    """Rows that all branches share."""
     return CommittedRows(
         owner=PREFIX,
         prefix=PREFIX,
@@ -146,7 +142,6 @@ def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
 
 
 def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
-    """Its last token has no row; whoever goes on there pairs the feature before it."""
     root = branch_of(-1)
     state = started("eagle3", root)
     state.inbox.clear()
@@ -192,7 +187,6 @@ def test_of_an_outline_that_ended_it_reads_what_has_rows() -> None:
 
 
 def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> RoundResult:
-    """A round of which only what the drafter wrote down matters."""
     none_S = np.zeros((trees, 0), np.int64)
     side_SC = none_S if side is None else np.array(side, np.int64)
     tokens_ST = np.zeros((trees, nodes), np.int64)
@@ -282,7 +276,6 @@ def test_nothing_is_counted_twice() -> None:
 
 
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
-    """In the places of the path's own tokens; those before them came without any."""
     branch, other = repeated((9,)), repeated()
     other.owner = OWNER + 1
     state = new_drafter("ngram", draft_depth=1, longest=1, width=2, scope="branch")

@@ -46,7 +46,6 @@ GRAPH = (
 
 
 def decoded(graph: str, *sets: str) -> tuple[str, int]:
-    """The digest of a run, and its accepted drafts."""
     session = open_session(graph, sets=sets, threads=1, max_new_tokens=16)
     run, recorder, _ = perform(session, [PROMPT])
     return token_digest(run.answers), recorder.meter.accepted

@@ -37,7 +37,6 @@ BEAM = graph_yaml(open_graph("beam").graph)
 
 
 def changed(old: str, new: str) -> list[str]:
-    """Problems of the whole shipped graph with one piece of its text replaced."""
     assert BEAM.count(old) == 1
     with pytest.raises(GraphError) as caught:
         load_program(Source(BEAM.replace(old, new), FILE), op_table())
@@ -144,7 +143,6 @@ def test_a_search_needs_its_block_and_the_block_a_search() -> None:
 
 
 def test_graphs_without_the_block_are_as_before() -> None:
-    """Their plain data, of which a graph's hash is made, does not name it."""
     plain: dict[str, Any] = open_graph("autoregressive").graph.model_dump(by_alias=True)
     assert "beam" not in plain and "skeleton" in plain
     beam = open_graph("beam").graph
@@ -171,7 +169,6 @@ def test_check_layers_and_shares_go_together(
 
 
 def test_bottom_right_is_for_one_sequence() -> None:
-    """Whatever lets two branches be in one forward is refused before there is one."""
     wanted = ("blend.mask=bottom_right", "layout.max_num_branches=1")
     assert open_graph("blend_eagle", wanted)
     for more in ("layout.max_num_branches=2", "layout.kind=batching"):
@@ -196,7 +193,6 @@ def test_branches_must_be_able_to_search() -> None:
 
 
 def test_the_settings_are_those_of_the_ops() -> None:
-    """Of the same names and, but for `plan`, with the same defaults."""
     blend = open_graph("eagle", ("blend={}",)).graph.blend
     assert blend is not None and blend.settings == BlendSettings(plan="blend")
     names = BlendSettings.__slots__
@@ -211,7 +207,6 @@ def test_a_graph_without_the_block_says_nothing_of_it() -> None:
 
 @pytest.mark.parametrize("name", ["blend_eagle", "bim_blend_eagle"])
 def test_the_graph_without_the_block_differs_in_nothing_else(name: str) -> None:
-    """But for where a search puts documents: that is no matter of reusing them."""
     names = (name.replace("blend_", ""), name)
     one, other = (open_graph(n).graph.model_dump(exclude={"name", "doc"}) for n in names)
     assert set(other) - set(one) == {"blend"} and not set(one) - set(other)

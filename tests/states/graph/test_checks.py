@@ -183,7 +183,6 @@ def test_a_graph_of_one_final_state_is_good() -> None:
 
 
 def test_a_list_under_from_is_an_edge_from_each_of_its_states() -> None:
-    """They are sorted by state; the ways out of one state keep the order of the file."""
     text = changed(
         ("{from: prefill, to: draft}", "{from: [verify, prefill], to: done, when: toy_done}"),
         ("  - {from: verify, to: done, when: toy_done}\n  - {from: verify, to: draft}",
@@ -233,7 +232,6 @@ def test_a_dropped_value_can_be_written_again_by_the_same_op() -> None:
 
 
 def machine_ops() -> Iterator[tuple[str, str, int]]:
-    """Machine, state and place of every op."""
     for machine in MACHINES:
         for state, spec in open_source(machine).data["states"].items():
             yield from ((machine, state, at) for at in range(len(spec.get("ops", ()))))
@@ -282,7 +280,6 @@ def test_null_is_a_value_where_the_op_allows_it() -> None:
 
 
 def test_attention_stands_at_the_top_of_a_graph() -> None:
-    """The one setting there: an op gets it by name, `with` before it; a graph's name is none."""
     text = changed(("[toy.open]", "[toy.open, toy.attend]"))
 
     def settings(text: str, *sets: str) -> dict[str, object]:
@@ -332,7 +329,6 @@ def test_a_shipped_graph_is_called_as_its_file_and_explains_itself(name: str) ->
 
 
 def test_states_stand_in_a_few_machine_files() -> None:
-    """An experiment says what differs, and what it is for in words of its own."""
     sources = {name: open_source(name) for name in graph_names()}
     assert {source.files["states"] for source in sources.values()} == {
         f"graphs/{name}.yaml" for name in MACHINES

@@ -31,7 +31,6 @@ def entry(declared: Declaration, reads: tuple[str, ...]) -> OpEntry:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[dict[str, Any], OpTable]:
-    """A graph whose names are all known, and the ops it uses."""
     names = [f"s{i}" for i in range(draw(st.integers(2, 5)))]
     ops: dict[str, tuple[OpEntry, ...]] = {}
     states: dict[str, Any] = {}
@@ -90,7 +89,6 @@ def shape_is_good(data: dict[str, Any]) -> bool:
 
 
 def values_are_good(data: dict[str, Any], table: OpTable) -> bool:
-    """Walk through every pair of state and set of keys on the board."""
     todo = [(data["initial"], GIVEN)]
     seen = set(todo)
     while todo:
@@ -151,7 +149,6 @@ ODD = ["null", "true", "-1", "1e999", ".nan", "[]", "{}", "''", "[a, [b]]", "{a:
 
 @st.composite
 def damaged(draw: st.DrawFn) -> str:
-    """A shipped graph with a few words, lines or characters changed."""
     text = draw(st.sampled_from(SHIPPED))
     for _ in range(draw(st.integers(1, 3))):
         lines = text.split("\n")

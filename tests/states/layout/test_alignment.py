@@ -44,7 +44,6 @@ def submit(book: BranchStateManager, key: str, prefix: int, tail: int) -> Reques
 
 
 def chains(trees: int, nodes: int) -> Proposal:
-    """The same chain of drafts for every branch."""
     steps_SN = torch.arange(nodes).expand(trees, -1)
     valid_SN = torch.ones(trees, nodes, dtype=torch.bool)
     return Proposal(
@@ -80,7 +79,6 @@ def commit(
 
 
 def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
-    """One running request for each length; its root token is 7, 8, 9 ... and the drafter knows."""
     book = manager(3)
     for i, length in enumerate(lengths):
         submit(book, str(i), prefix, length - prefix)
@@ -95,7 +93,6 @@ def opened(lengths: list[int], prefix: int = 0) -> BranchStateManager:
 
 @pytest.fixture
 def unequal() -> DraftRows:
-    """Three branches at 100, 98 and 99 cached positions, of whose trees 3, 1 and 2 rows stay."""
     book = opened([100, 98, 99])
     proposal = chains(3, 2)
     batch = tree_rows_(book, proposal)
@@ -109,7 +106,6 @@ def unequal() -> DraftRows:
 
 
 def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
-    """Positions go on where each row ended: those of columns less the padding before them."""
     rows = unequal.rows
     is_valid_BQ = torch.from_numpy(rows.owner_N != NO_SEGMENT).view(3, 3)
     assert is_valid_BQ.int().tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
@@ -141,7 +137,6 @@ def test_each_row_has_its_own_tokens_features_and_slots(unequal: DraftRows) -> N
 
 @pytest.fixture
 def joined() -> tuple[Batch, BranchStateManager]:
-    """A prefix of 50, two branches at 150 with one draft each, and a newcomer of 200 tokens."""
     book = manager(3)
     request = submit(book, "0", 50, 100)
     commit(book, open_requests_(book), [7])

@@ -68,7 +68,6 @@ def test_a_shared_budget_lets_more_branches_into_a_small_pool(table: OpTable) ->
 
 
 def test_drafts_that_are_drawn_cannot_be_ranked_under_rejection(table: OpTable) -> None:
-    """Those kept for how probable they are do not follow the law that they were drawn by."""
     sets = ["drafter.kind=dflash", "drafter.rows_per_round=8", "drafter.draws=sampled"]
     sets += ["sampling.accept=rejection"]
     with pytest.raises(GraphError, match="rows_per_round: under accept: rejection, drafts that"):

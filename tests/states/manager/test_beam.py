@@ -35,7 +35,6 @@ def test_common_tokens_are_those_of_all_that_can_win(
 
 
 def test_kept_hypotheses_may_change_places() -> None:
-    """Of equal scores any may come first: each slot says itself where it comes from."""
     search = search_of([[5, 6], [5, 7], [4, 6]], [[9, 2], [8, 2], None])
     origin, parents, tokens = [[1, 4, 0]], [[2, 1, 0, 0, 1, 2]], [[3, 2, 3, 2, 5, 6]]
     fields = [[[2, 0, 0]], [[3, 3, 2]], origin, parents, tokens, [[1, 1, 0]], [[0, 0, 0]], [0]]

@@ -35,7 +35,6 @@ LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def verify_(
     made: BranchStateManager, offer: Proposal, paths: Sequence[Sequence[int]], bonus: Sequence[int]
 ) -> tuple[Batch, RoundSummary]:
-    """A round in which the target confirms these nodes of each tree."""
     batch = tree_rows_(made, offer)
     return batch, commit_(made, batch, outcome=accepted(batch, offer, paths, bonus))
 
@@ -118,7 +117,6 @@ def test_a_stop_token_ends_a_branch_wherever_it_stands(
 
 
 def test_a_root_branch_that_ended_keeps_its_rows_for_the_prefix() -> None:
-    """Those of the tokens behind the stop token are given back."""
     made, one = manager(drafter="ngram"), request(prefix=[5], tail=[6], outline_budget=9)
     (root,) = running(made, one)
     verify_(made, proposal(chain(50, STOP, 52)), [[1, 2, 3]], [90])
@@ -152,7 +150,6 @@ class Odd:
 
 
 def best(*rows: Sequence[int]) -> GrammarRows:
-    """The best ids of each row; of all others 71 is the best in the first row, 73 in the next."""
     scores_GV = torch.zeros(len(rows), VOCABULARY)
     for row in range(len(rows)):
         scores_GV[row, 71 + 2 * row] = 1.0
@@ -160,7 +157,6 @@ def best(*rows: Sequence[int]) -> GrammarRows:
 
 
 def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
-    """Whatever the target alone would have drawn; a whole row is looked at only if it must be."""
     made = manager(drafter="ngram")
     free = running(made, request("a"))[0]
     some = [request(key, outline_budget=9, new_matcher=Odd) for key in "bc"]
@@ -198,7 +194,6 @@ def test_trees_and_newcomers_are_committed_together(layout: str) -> None:
 
 
 def test_rows_that_the_device_gave_out_become_those_of_their_branch() -> None:
-    """Where branches share their rows, whose a row was is known after the round's read."""
     made = manager(drafter="ngram")
     first, second = running(made, request("a", tail=[5]), request("b", tail=[6]))
     whole = proposal(chain(50), [(60, -1), (61, 0), (62, 1)])

@@ -209,7 +209,6 @@ def test_a_forward_that_nobody_starts_in_has_no_rows() -> None:
 
 
 def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
-    """Tips move on: the next round's trees begin at the token that was drawn."""
     made = manager(drafter="ngram")
     (branch,) = running(made, request(tail=[5, 6]))
     batch = tree_rows_(made, proposal(chain()))
@@ -223,7 +222,6 @@ def test_a_span_knows_its_positions() -> None:
 
 
 def test_nothing_is_committed_twice() -> None:
-    """What a batch placed is committed once; the next batch is placed anew."""
     made = manager()
     made.lifecycle.submit(request())
     batch = open_requests_(made)

@@ -26,7 +26,6 @@ BUDGET = 8
 
 
 def outline(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = None) -> Outline:
-    """Parts whose own prompts are so long."""
     points = [
         Point(i, size, None, (deps or {}).get(i, ()), f"Part {i}")
         for i, size in enumerate(lengths, 1)
@@ -68,7 +67,6 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
 
 
 def own_rows(run: Run) -> int:
-    """Rows of one request once its outline is read, the hoisted text of its branches included."""
     request = requests_of(run)[0]
     return len(request.prefix) + len(request.tail) + len(request.given_ids) + 3
 
@@ -76,7 +74,6 @@ def own_rows(run: Run) -> int:
 def test_a_branch_that_finds_no_room_beside_others_waits_for_them(
     run_of: Callable[..., Run], tiny: Make
 ) -> None:
-    """It came first and fits alone, but the rows of another request are in its way for now."""
     probe = run_of([outline([5])], 2000)
     shared, tree = own_rows(probe), 7
     long = 250
@@ -94,7 +91,6 @@ def test_a_branch_that_finds_no_room_beside_others_waits_for_them(
 def test_requests_that_shut_each_other_out_come_to_an_end(
     run_of: Callable[..., Run], tiny: Make
 ) -> None:
-    """Each fits alone, none beside the other's rows: the first is refused, the second decoded."""
     shared, tree = own_rows(run_of([outline([5])], 2000)), 7
     long = 250
     capacity = shared + long + BUDGET + tree + 10
@@ -118,7 +114,6 @@ def _context(run: Run, branch: Branch) -> list[int]:
 def test_a_request_that_does_not_fit_yet_is_not_overtaken(
     graph: str, run_of: Callable[..., Run]
 ) -> None:
-    """First come first served while others run, also when a later and smaller one would fit."""
     small = request_slots(requests_of(run_of([outline([5, 5])], 2000, graph))[0])
     run = run_of([outline([5, 5])] * 4, 2 * small + 16, graph, budgets=(8, 40, 8, 8))
     order: list[str] = []
@@ -133,7 +128,6 @@ def test_a_request_that_does_not_fit_yet_is_not_overtaken(
 
 @pytest.mark.parametrize("nodes", [6, 30])
 def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[..., Run]) -> None:
-    """Pools of every size: whoever starts has room for its whole budget and all trees."""
     given, full = outline([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
     need = request_slots(requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
     for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 15):
@@ -154,7 +148,6 @@ def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:
 
 
 def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
-    """However many run: the others' trees lie in other rows, but their number sizes this one."""
     room = CapacityModel(100, 6, {1: 4, 2: 20, 4: 3}, rows=6)
     assert [room.tree_slots(active) for active in range(1, 7)] == [21] * 6
     assert CapacityModel(100, 1, {1: 4, 2: 20}, rows=1).tree_slots(1) == 5, "never two of them"
@@ -162,7 +155,6 @@ def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
 
 
 def test_branches_that_share_their_nodes_are_counted_together() -> None:
-    """In one sequence a root each and the nodes once; in a row of its own, one may get them all."""
     room = CapacityModel(100, 8, 10, shared=24)
     assert [room.tree_slots(active) for active in range(1, 6)] == [11, 22, 27, 28, 29]
     assert CapacityModel(100, 8, {1: 20, 2: 4}, shared=12).tree_slots(2) == 13
@@ -175,7 +167,6 @@ def test_branches_that_share_their_nodes_are_counted_together() -> None:
 def test_rows_are_handed_out_as_slots_are(
     graph: str, most: int, run_of: Callable[..., Run], tiny: Make
 ) -> None:
-    """A branch has one, an open prefix without a branch too; nobody overtakes, all are decoded."""
     given = outline([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
     run, order, peak = run_of([given] * 3, 400, graph, most=most), list[str](), 0
     while not run.finished:
@@ -193,7 +184,6 @@ def test_rows_are_handed_out_as_slots_are(
 def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
     run_of: Callable[..., Run],
 ) -> None:
-    """With the numbers; rows of other branches make it neither better nor worse."""
     shared = own_rows(run_of([outline([5])], 2000, "batching_eagle"))
     capacity = shared + 100 + BUDGET + 7
     run = drive(run_of([outline([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
@@ -207,8 +197,6 @@ def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
 def test_rows_that_idle_prefixes_hold_are_used_by_their_own_branches(
     run_of: Callable[..., Run],
 ) -> None:
-    """Six requests hold the six rows; the first one's second branch finds none, and all others
-    would wait for it."""
     rounds = {}
     for graph in ("bim_plain", "batching_plain"):
         run = run_of([outline((3, 3, 3))] * 8, 400, graph, budgets=(BUDGET,) * 8)

@@ -74,7 +74,6 @@ def test_how_a_branch_and_its_request_end(finish: Finish, stage: Stage) -> None:
 
 
 def test_nothing_else_sets_a_stage() -> None:
-    """No second truth beside the machines: `.stage` is assigned nowhere in the program."""
     for path in [*ROOT.glob("states/**/*.py"), *ROOT.glob("engine/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             targets: list[Any] = node.targets if isinstance(node, ast.Assign) else []

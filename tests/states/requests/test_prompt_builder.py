@@ -88,7 +88,6 @@ def test_chunks_stand_where_they_are_said_to(share: str, template: str) -> None:
 
 
 def test_shared_documents_come_before_what_the_turn_says() -> None:
-    """The branch's own half does not change with them."""
     book = book_of()
     shared = in_front((TEA,), book, 512)
     hoist, rest = book.branch(POINTS[0], OUTLINE, (), shared)

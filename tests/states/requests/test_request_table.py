@@ -57,7 +57,6 @@ def test_what_ended_is_handed_over_once_and_nothing_of_it_stays() -> None:
 
 
 def test_the_number_of_a_branch_is_what_its_rows_are_shown_with() -> None:
-    """-1 for a prefix and for whatever writes an outline; 0, 1, 2 for branches (BIM)."""
     made, one = manager(), request(tail=[7], outline_budget=4)
     (root,) = running(made, one)
     root.end(Finish.STOP)

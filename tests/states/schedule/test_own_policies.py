@@ -33,8 +33,6 @@ Install = Callable[[], None]
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a package with policies where installed packages are found."""
-
     def make() -> None:
         about = tmp_path / "own_policies-1.0.dist-info"
         about.mkdir()
@@ -58,8 +56,6 @@ def test_it_ranks_those_who_wait(install: Install) -> None:
 
 
 def test_nobody_starves_under_it(install: Install) -> None:
-    """Newest first, and a newer one comes in every step; the old ones have their turns all the
-    same, one every `max_wait` steps."""
     install()
     made, begun = manager(most=1, policy="good", max_wait=12), dict[str, int]()
     for key in ("old", "older"):

@@ -29,7 +29,6 @@ def plan(made: BranchStateManager) -> StepPlan:
 
 
 def start_step_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:
-    """Whoever begins in this step does; with STOP they end at once."""
     begun = beginning(made, step)
     if begun:
         batch = start_(made, *begun)
@@ -61,7 +60,6 @@ def test_a_long_request_is_served_however_many_short_ones_come(policy: str) -> N
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_one_that_does_not_fit_beside_others_is_served_in_the_end(policy: str) -> None:
-    """Somebody always runs; the long one fits only alone. `max_wait` ends the overtaking."""
     made = manager(capacity=70, most=2, policy=policy, max_wait=12)
     (runs,) = running(made, request("first", budget=SHORT))
     long, begun, overtook = request("long", budget=LONG), 0, 0

@@ -35,7 +35,6 @@ def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
 
 
 def round_(made: BranchStateManager, *tokens: int) -> None:
-    """Everybody who runs gets a token."""
     offer = proposal(*([chain()] * len(made.active)))
     batch = tree_rows_(made, offer)
     paths: list[list[int]] = [[]] * len(made.active)
@@ -118,7 +117,6 @@ def test_who_must_wait_is_told_why() -> None:
 
 
 def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
-    """A prefix in the way of everybody, its own branch too large beside it."""
     made = manager(capacity=120)
     one = request("a", prefix=[5] * 4, tail=[7], outline_budget=4)
     (root,) = running(made, one)

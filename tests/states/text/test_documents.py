@@ -48,7 +48,6 @@ def test_a_chunk_has_room_for_something() -> None:
 
 
 def test_ids_are_those_of_the_training_texts(tokenizer) -> None:  # type: ignore[no-untyped-def]
-    """Documents with line ends behind them, joined, are what the model learned to read."""
     book = PromptBook(tokenizer, load_template("embedded"))
     texts = ["Ann Lee works as a baker. Ann Lee lives in Bo.", "Name: Bo Li\nAge: 5", "A / B; C"]
     (newline,) = tokenizer.encode("\n", add_special_tokens=False)
@@ -108,7 +107,6 @@ def documents(texts: list[str]) -> list[Document]:
 
 
 def written_down(texts: list[str], query: str) -> list[float]:
-    """BM25 in Lucene's form, straight from its formula."""
     bags = [Counter(words_of(text)) for text in texts]
     mean = sum(bag.total() for bag in bags) / len(bags)
     scores = [0.0] * len(texts)

@@ -52,7 +52,6 @@ NAMES = ("bpe", "bytes", "fallback", "embedded")
 
 
 def small_bpe(texts: list[str] = TEXTS, vocab_size: int = 500) -> Tokenizer:
-    """Byte-level BPE with merges across the format's own characters, and across UTF-8 bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -102,7 +101,6 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 @cache
 def grammar_of(name: str, max_branches: int = 8) -> OutlineGrammar:
-    """Two end-of-turn tokens, and ids that the tokenizer lacks."""
     tokenizer = tokenizer_of(name)
     size = tokenizer.get_vocab_size() + 13
     return OutlineGrammar(tokenizer, size, [2, 0], max_branches, ["Search", "Web Search"])
@@ -132,7 +130,6 @@ def spell(name: str, text: str) -> list[int]:
 
 
 def accepts(name: str, text: str, max_branches: int = 8) -> bool:
-    """Whether the text, as the tokenizer writes it, is a whole outline."""
     matcher = grammar_of(name, max_branches).matcher()
     for token in spell(name, text):
         if not matcher.is_legal(token):
@@ -156,7 +153,6 @@ def test_random_decoding_always_ends_in_an_outline(name: str, flat: bool) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_long_plans_end_too(name: str) -> None:
-    """As above, but DIRECT and END are taken only where nothing else is legal."""
     texts = bytes_of(name)
     closing = np.array([b"\nE" in text for text in texts])
     opening = np.array([text.startswith((b"D", b"E")) for text in texts])
@@ -276,7 +272,6 @@ def test_every_outline_is_allowed_however_it_is_cut_into_tokens(
 
 
 def random_spelling(name: str, text: str, random: Random) -> str:
-    """Walk to the end of the text by legal tokens that continue it, any of them."""
     matcher, left, ids = grammar_of(name).matcher(), text.encode(), list[int]()
     while left:
         legal = np.flatnonzero(matcher.legal_mask()).tolist()
@@ -327,7 +322,6 @@ def test_the_end_of_turn_is_legal_at_the_end_and_nowhere_else(name: str) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_speculation_leaves_no_trace(name: str) -> None:
-    """Forward k tokens, back j, at every place: the masks of a matcher that never left."""
     grammar, rng = grammar_of(name), np.random.default_rng(1)
     truth = grammar.matcher()
     seen = grammar.matcher()
@@ -446,7 +440,6 @@ def test_names_of_tools() -> None:
 
 
 def test_no_limit_is_hit_however_many_outlines_are_written() -> None:
-    """The lexer's tables are shared by all matchers and only ever grow."""
     rng = np.random.default_rng(3)
     letters = [*range(0x41, 0x5B), *range(0xC0, 0x24F), *range(0x3041, 0x3090), 0x1F600, 0x20]
     matcher = grammar_of("bytes").matcher()
@@ -461,7 +454,6 @@ def test_no_limit_is_hit_however_many_outlines_are_written() -> None:
 
 
 def little_tokenizer(text: str) -> Tokenizer:
-    """Byte-level, without most bytes of its own."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -471,7 +463,6 @@ def little_tokenizer(text: str) -> Tokenizer:
 
 
 def test_a_tokenizer_that_lacks_bytes_writes_what_it_can_spell() -> None:
-    """Where there is no way on, the turn may end; where there is one, it goes on."""
     tokenizer = little_tokenizer("PLAN 1|60|-|-|Rain\n")
     matcher = OutlineGrammar(tokenizer, tokenizer.get_vocab_size(), [2], 3).matcher()
     rng = np.random.default_rng(0)

@@ -70,7 +70,6 @@ SHARES: tuple[Share, Share] = ("outline", "prompt")
 
 @cache
 def tokenizer_of(chat: str, bos: bool = False) -> PreTrainedTokenizerFast:
-    """Byte-level, with a merge that would join a template's piece to what is filled in."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("i", "n"), ("Ġ", "1"), ("Ċ", "W"), ("Ċ", "Ċ"), (":", "Ġ")]
     tokens = [*SPECIAL, *CONTROL, *alphabet, *(a + b for a, b in merges)]
@@ -178,7 +177,6 @@ def test_the_embedded_models_own_tokenizer() -> None:
 @pytest.mark.parametrize("chat", FORMATS)
 @pytest.mark.parametrize("template", SHIPPED)
 def test_whole_conversations_read_as_the_chat_format_writes_them(template: str, chat: str) -> None:
-    """Joined prompts equal the rendered conversation, up to turns that are not rendered twice."""
     data, tokenizer = load_template(template), tokenizer_of(chat)
     prompts = PromptBook(tokenizer, data, "prompt")
     question = "Why does it rain in May?"
@@ -370,7 +368,6 @@ def test_bad_prompts(text: str, reason: str) -> None:
 
 
 def test_long_prompts_are_encoded_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    """The toy tokenizer says that its model takes 64 tokens, and warns of more once."""
     check_question("x" * MAX_CHARACTERS)
     tokenizer = tokenizer_of.__wrapped__("chatml")
     logging.getLogger("transformers").addHandler(caplog.handler)
@@ -503,7 +500,6 @@ def test_torch_is_not_imported() -> None:
 
 
 def test_examples_stand_before_the_outline_only() -> None:
-    """What is shared is what the two prompts begin with; the question is asked again for parts."""
     template, question = load_template("list"), "Why does it rain in May?"
     prompts = PromptBook(tokenizer_of("chatml"), template, "prompt")
     prefix, tail = prompts.skeleton(question)

@@ -228,8 +228,6 @@ trees = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(trees)
 def test_what_pyyaml_writes_is_read_back(tree: Any) -> None:
-    """All that YAML 1.1 and 1.2 agree on; strings are written in double quotes."""
-
     class Quoting(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True

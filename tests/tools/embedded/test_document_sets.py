@@ -37,7 +37,6 @@ def pattern(template: str, value: str = r"([\w ]+?)") -> str:
 
 
 def statements(text: str) -> Iterator[tuple[str, str, str]]:
-    """Who, what and the value, for each statement of a document, in sentences or in fields."""
     for fact in FACTS:
         for who, value in re.findall(pattern(fact.statement), text):
             yield who, fact.label, value
@@ -57,7 +56,6 @@ def known(prompt: ReadingPrompt) -> Known:
 
 
 def answer(question: str, facts: Known) -> str | None:
-    """What a reader of the documents answers to a question about one value."""
     for fact in FACTS:
         for form in fact.questions:
             if match := re.fullmatch(pattern(form), question):
