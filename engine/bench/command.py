@@ -1,6 +1,6 @@
 """`specsot compare`, `sweep` and `bench`: prompts through several sides, and what they show.
 
-`bench` measures an experiment: repeated, with intervals, beside other programs, compared with a
+`bench` measures an experiment: repeated, with intervals, with other programs, compared with a
 baseline. `bench --tune` measures the settings of a drafter one after another. Nothing here imports
 torch before the command line is checked.
 """
@@ -9,9 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
-from importlib.resources import files as resources
 from importlib.util import find_spec
 from itertools import product
 from math import prod
@@ -24,11 +23,11 @@ from ...states.text.outline import OutlineError
 from ...states.yaml.source import GraphError, Problem
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.files import FOLDER, PACKAGE
+from ..prepare.files import SHIPPED
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import SESSION, RunOptions
-from ..record.run_folder import BestEffortRunFolder
+from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from .experiment import (
     PARTS,
@@ -44,18 +43,13 @@ from .figures import FIGURES, Figure
 if TYPE_CHECKING:
     from .comparison import Comparison
 
+TEN_PROMPTS = SHIPPED / "prompts" / "ten.txt"  # plans, broad subjects, one with a short answer
 MOST_GRAPHS = 26
 MOST_POINTS = 256
 MOST_SHOWN = 20  # problems and changes of an experiment
 RESULT = "result.json"
 TABLE = "table.csv"
 PAGE = "table.md"
-
-
-def ten_prompts() -> Path:
-    """The packaged prompts: plans and broad subjects, and a question with a short answer."""
-    return Path(str(resources(PACKAGE) / FOLDER / "prompts" / "ten.txt"))
-
 
 # -- compare, sweep ----------------------------------------------------------------------------
 
@@ -66,7 +60,6 @@ def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None 
 
     Args:
         sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
-        options: of every graph, as of `specsot run`.
         out: the folder of the saved rounds and tables.
     """
     if not 2 <= len(sides) <= MOST_GRAPHS:
@@ -78,18 +71,15 @@ def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None 
 def sweep_command(
     graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
 ) -> int:
-    """Compare all points of a grid and return the exit code, as `compare_command` does.
-
-    The output ends with the best point, and omits single prompts.
-
-    Args:
-        vary: PATH=VALUE,VALUE... for each path; the last one changes fastest.
-    """
+    """Compare all points of a grid; the output ends with the best one, and omits single prompts."""
     return _compare("sweep", points(graph, vary), options, out)
 
 
 def points(graph: str, vary: Sequence[str]) -> list[str]:
     """The grid as sides of a comparison; its first point has the first value of every path.
+
+    Args:
+        vary: PATH=VALUE,VALUE... for each path; the last one changes fastest.
 
     Raises:
         UsageError: a path without values, a repeated path, or too many points.
@@ -109,13 +99,14 @@ def points(graph: str, vary: Sequence[str]) -> list[str]:
 
 
 def _compare(command: str, sides: Sequence[str], options: RunOptions, out: Path | None) -> int:
-    prompts = read_file(options.prompts or ten_prompts())
+    prompts = read_file(options.prompts or TEN_PROMPTS)
     jobs = prepare_all(sides, options, prompts)
-    files = None if out is None else BestEffortRunFolder.at(out)
+    files = None if out is None else RunFolder.at(out)
     # Local, so that a wrong graph is an error before torch is imported.
-    from . import render, rounds
+    from . import render
+    from .comparison import compare_jobs
 
-    comparison = rounds.compare_jobs(jobs, files)
+    comparison = compare_jobs(jobs, files)
     rated = command == "sweep"
     best = comparison.best_line() if rated else ""
     result = comparison.document()
@@ -125,26 +116,24 @@ def _compare(command: str, sides: Sequence[str], options: RunOptions, out: Path 
         facts |= {"status": comparison.status, **setup["machine"], **setup["versions"]}
         facts["a busy loop got of a CPU"] = f"{comparison.cpu_share:.0%}"
         notes = [*render.equality_lines(comparison), best, disturbance(comparison.cpu_share) or ""]
-        table = render.comparison_markdown(result["table"])
-        lines = [f"{name}: {value}" for name, value in facts.items()]
         files.write_text(TABLE, render.csv_text(result["table"]))
-        title = f"specsot {command}"
-        files.write_text(PAGE, render.page(title, table, filter(None, notes), lines))
+        page = render.page(
+            f"specsot {command}",
+            render.comparison_markdown(result["table"]),
+            filter(None, notes),
+            facts=[f"{name}: {value}" for name, value in facts.items()],
+        )
+        files.write_text(PAGE, page)
         files.write_json(RESULT, {**result, "setup": setup})
     if options.as_json:
         text = json_text({**result, "best": best} if rated else result)
-    else:
+    elif comparison.prompts:
         parts = partial(render.comparison_parts, comparison, each=not rated)
         text = render.rendered(parts, sys.stdout, dict(os.environ)) + (f"{best}\n" if best else "")
-    faults = [] if files is None else files.faults
-    delivered = True
-    if options.as_json or comparison.prompts:
-        delivered = deliver(text, str(out) if out is not None and not faults else "")
+    else:
+        text = ""
     hint = "" if out is None else "; the same command goes on from there"
-    _complain_about(comparison, comparison.problems, len(prompts.items), f"prompts{hint}")
-    for fault in faults:
-        complain(fault)
-    return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
+    return _finish(comparison, files, text, (len(prompts.items), f"prompts{hint}"))
 
 
 def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
@@ -175,29 +164,42 @@ def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> 
     return jobs
 
 
-def _complain_about(
-    comparison: "Comparison", problems: Sequence[str], requested: int, unit: str
-) -> None:
-    """Report problems on stderr; unit: the word for rounds, and what to do if some are missing."""
-    for line in problems:
+def _finish(
+    comparison: "Comparison",
+    files: RunFolder | None,
+    text: str,
+    requested: tuple[int, str],
+    most: int | None = None,
+) -> int:
+    """Deliver the text, report problems on stderr, and return the exit code.
+
+    Args:
+        requested: number and name of the rounds, with what to do if some are missing.
+        most: problems that are reported.
+    """
+    faults = [] if files is None else files.faults
+    delivered = not text or deliver(text, str(files.path) if files and not faults else "")
+    for line in comparison.problems[:most]:
         complain(line)
     if (warning := disturbance(comparison.cpu_share)) is not None:
         complain(f"warning: {warning}")
     if failures := comparison.failures:
         branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
         complain(f"{branches} where equality is promised")
-    if (count := len(comparison.prompts)) < requested:
-        complain(f"{comparison.status} after {count} of {requested} {unit}")
+    every, unit = requested
+    if (count := len(comparison.prompts)) < every:
+        complain(f"{comparison.status} after {count} of {every} {unit}")
+    for fault in faults:
+        complain(fault)
+    return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
 
 
 # -- bench -------------------------------------------------------------------------------------
-
 
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
 REQUEST_FILE = "asked.json"
 SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
-PATHS = ("prompts", "outline")
 
 
 @exit_code
@@ -220,7 +222,7 @@ def bench_command(
         raise UsageError("--plot: name a folder for the pictures with --out DIR")
     prepared = prepare_experiment(bench_options, options)
     experiment = prepared.experiment
-    files = None if out is None else BestEffortRunFolder.at(out)
+    files = None if out is None else RunFolder.at(out)
     if files is not None and not (files.path / REQUEST_FILE).exists():
         files.write_json(REQUEST_FILE, _saved_request(bench_options, options))
     for note in prepared.notes:
@@ -246,41 +248,42 @@ def bench_command(
     measured = render.measured_words(result) if rows else []
     if files is not None:
         files.write_json(RESULT, result)
-        if rows:
-            title = f"{experiment.name}\n\n{experiment.doc}"
-            table = render.experiment_markdown(experiment, rows)
-            facts = [*measured, f"command: `{comparison.setup['command']}`"]
-            files.write_text(TABLE, render.csv_of(rows))
-            files.write_text(PAGE, render.page(title, table, notes, facts))
-            if bench_options.plot:
-                render.draw_all(experiment, rows, files.path)
+    if files is not None and rows:
+        title = f"{experiment.name}\n\n{experiment.doc}"
+        table = render.experiment_markdown(experiment, rows)
+        facts = [*measured, f"command: `{comparison.setup['command']}`"]
+        files.write_text(TABLE, render.csv_of(rows))
+        files.write_text(PAGE, render.page(title, table, notes, facts))
+        if bench_options.plot:
+            render.draw_all(experiment, rows, files.path)
     if options.as_json:
         text = json_text(result)
     else:
         parts = partial(render.experiment_parts, experiment, rows, [*notes, *measured])
         text = render.rendered(parts, sys.stdout, dict(os.environ))
-    delivered = deliver(text, "" if out is None else str(out))
-    every = len(prepared.prompts.items) * experiment.repeats
     hint = "" if out is None else f"; --resume {out} goes on from there"
-    _complain_about(comparison, comparison.problems[:MOST_SHOWN], every, f"rounds{hint}")
-    faults = [] if files is None else files.faults
-    for fault in faults:
-        complain(fault)
-    if comparison.code:
-        return comparison.code
-    return Code.FAILED if faults or not delivered else Code.REGRESSION if worse else Code.OK
+    requested = (len(prepared.prompts.items) * experiment.repeats, f"rounds{hint}")
+    code = _finish(comparison, files, text, requested, most=MOST_SHOWN)
+    return code or (Code.REGRESSION if worse else Code.OK)
 
 
-def measure(
-    prepared: Prepared, files: BestEffortRunFolder | None
-) -> "tuple[Comparison, dict[str, Any]]":
+def measure(prepared: Prepared, files: RunFolder | None) -> "tuple[Comparison, dict[str, Any]]":
     """Run all rounds; returns the comparison, and the result as plain data."""
     # Local, so that a wrong option is an error before torch is imported.
-    from .comparison import experiment_document
-    from .rounds import compare_jobs
+    from .comparison import compare_jobs, experiment_document
 
     comparison = compare_jobs(prepared.jobs, files, prepared)
     return comparison, experiment_document(comparison, prepared)
+
+
+def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str, Any]:
+    usual = RunOptions()
+    values = {name: getattr(options, name) for name in SAVED_OPTIONS}
+    asked = asdict(replace(bench_options, out=None, baseline=None, plot=False))
+    return {
+        "asked": {name: asked[name] for name in asked if name not in ("out", "baseline", "plot")},
+        "options": {n: v for n, v in values.items() if v not in (None, getattr(usual, n))},
+    }
 
 
 def _resumed(
@@ -291,33 +294,18 @@ def _resumed(
     Raises:
         UsageError: the folder has no experiment, or the call has other options.
     """
-    now = BenchOptions((), baseline=bench_options.baseline, plot=bench_options.plot)
-    if bench_options != now:
+    now: dict[str, Any] = {"baseline": bench_options.baseline, "plot": bench_options.plot}
+    if bench_options != BenchOptions((), **now):
         raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
     try:
         saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
         old = BenchOptions(**saved["asked"])
-        saved_options: dict[str, Any] = saved["options"]
-        saved_options |= {
-            name: Path(saved_options[name]) for name in PATHS if name in saved_options
-        }
+        values: dict[str, Any] = saved["options"]
+        values |= {name: Path(values[name]) for name in ("prompts", "outline") if name in values}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "damaged"
         raise UsageError(f"--resume {folder}: no experiment was begun there: {reason}") from None
-    resumed = replace(old, out=folder, baseline=now.baseline, plot=now.plot)
-    return resumed, replace(options, **saved_options)
-
-
-def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str, Any]:
-    bench_values = {
-        n: v for n, v in asdict(bench_options).items() if n not in ("out", "baseline", "plot")
-    }
-    run_values = {name: getattr(options, name) for name in SAVED_OPTIONS}
-    usual = {option.name: option.default for option in fields(RunOptions)}
-    shown = {
-        n: str(v) if n in PATHS else v for n, v in run_values.items() if v not in (None, usual[n])
-    }
-    return {"asked": bench_values, "options": shown}
+    return replace(old, out=folder, **now), replace(options, **values)
 
 
 def _read_baseline(file: Path) -> dict[str, Any]:
@@ -355,18 +343,16 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
     to the reference row. A ratio has changed if the intervals are disjoint and the values differ by
     at least LEAST.
     """
-    worse: list[str] = []
-    better: list[str] = []
+    changed: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for label in (label for label in now["rows"] if label in before["rows"]):
         old = before["rows"][label]["figures"]
         for name, values in now["rows"][label]["figures"].items():
             figure = FIGURES[name]
-            if name not in old or (figure.timed and figure.kind != "paired"):
-                continue
-            if sign := figure.better * _sign(figure, old[name], values):
+            if name in old and (figure.kind == "paired" or not figure.timed):
                 texts = " -> ".join(_words(numbers, figure.form) for numbers in (old[name], values))
-                (better if sign > 0 else worse).append(f"{label}: {name} {texts}")
-    return worse, better
+                sign = figure.better * _sign(figure, old[name], values)
+                changed[sign].append(f"{label}: {name} {texts}")
+    return changed[-1], changed[1]
 
 
 def _words(numbers: list[float | None], form: str) -> str:
@@ -391,7 +377,6 @@ def _sign(figure: Figure, past: list[float | None], values: list[float | None]) 
 
 
 # -- bench --tune ------------------------------------------------------------------------------
-
 
 PROFILE = "profile.yaml"
 FIGURE = "speedup_decode"
@@ -436,14 +421,13 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
         best: dict[int | None, Any] = {}
         for parts in (1, SEVERAL) if branched and name == BRANCHED else (SEVERAL,):
             vary = [f"{PARTS}={parts}"] if branched else []
-            measured = replace(bench_options, vary=vary, out=None)
             others = {key: value for key, value in drafter.items() if key != name}
             sides = [_drafter_sets({name: value, **others}) for value in values]
-            speeds = dict(zip(values, _speeds(measured, options, sides), strict=False))
-            if not speeds:
+            found = _speeds(replace(bench_options, vary=vary, out=None), options, sides)
+            if not found:
                 raise UsageError(f"--tune: no prompt was answered with drafter.{name}")
-            fastest = max(speeds.values())
-            best[parts] = next(v for v in values if speeds.get(v, 0) * MARGIN >= fastest)
+            speeds = dict(zip(values, found, strict=False))
+            best[parts] = next(v for v in values if speeds.get(v, 0) * MARGIN >= max(found))
             at = f", {parts} branches" if branched else ""
             shown = ", ".join(f"{value} {speed:.2f}" for value, speed in speeds.items())
             gains.append(f"{name}{at}: {best[parts]} (against plain decoding: {shown})")
@@ -455,14 +439,16 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
         profile["dtype"] = options.dtype
     profiles = {"profiles": {options.profile or "tuned": profile}}
     text = "".join(f"# {line}\n" for line in gains) + yaml.safe_dump(profiles, sort_keys=False)
-    files = None if bench_options.out is None else BestEffortRunFolder.at(bench_options.out)
-    if files is not None:
+    faults: list[str] = []
+    if bench_options.out is not None:
+        files = RunFolder.at(bench_options.out)
         files.write_text(PROFILE, text)
-        for fault in files.faults:
-            complain(fault)
+        faults = files.faults
+    for fault in faults:
+        complain(fault)
     shown = json_text({"drafter": drafter, "gains": gains}) if options.as_json else text
     delivered = deliver(shown, str(bench_options.out or ""))
-    return Code.OK if delivered and not (files and files.faults) else Code.FAILED
+    return Code.OK if delivered and not faults else Code.FAILED
 
 
 def _drafter_sets(settings: Mapping[str, Any]) -> str:

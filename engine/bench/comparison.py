@@ -1,27 +1,67 @@
-"""The result of a comparison or an experiment: costs, ratios, rows, and the exit code."""
+"""Rounds of prompts through sides, and what they show: costs, ratios, rows, and the exit code.
 
+A round is one prompt through every side. It is saved in a folder that a later call completes; half
+of one never is: its other half would be measured in another state of the machine.
+"""
+
+import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from ..errors import Code
+from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.environment import redact, threads_of
+from ..models import notes_of
+from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.inputs import Prompt
-from ..record.metrics import state_figures
+from ..prepare.job import Job
+from ..prepare.repeat import graph_hash
+from ..record.metrics import Meter, state_figures
+from ..record.run_folder import RunFolder
 from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Status, StopSignal, drive, recorded
-from ..terminal import working
-from .equality import CUT, END, BranchAnswer, BranchComparison, GraphPair, counts
+from ..run.writer import made_with
+from ..shell import complain
+from ..terminal import measuring, working
+from .equality import (
+    CUT,
+    END,
+    BranchAnswer,
+    BranchComparison,
+    Difference,
+    GraphPair,
+    compare_branches,
+    counts,
+    pairs_of,
+)
 from .experiment import Prepared, references_of
 from .figures import DRAWS, FIGURES, GAINS, LEVEL, PER_TOKEN, Estimate
-from .sides import ComparedPrompt, Cost, Side, SideRun, total
+from .peers import with_peers
+from .sides import (
+    ComparedPrompt,
+    Cost,
+    Moments,
+    PoolUse,
+    Side,
+    SideRun,
+    answer_all,
+    load_sides,
+    total,
+    warm_up,
+)
 
 SCHEMA = 1
+SETUP = "setup.json"
+COMMAND = "command"
+WARM_UP = 2  # rounds of the first prompt that no figure counts
+WARM_UP_OF_EXPERIMENTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +80,6 @@ class Comparison:
     setup: Mapping[str, Any] = field(default_factory=dict)
 
     def branches(self, pair: GraphPair) -> list[BranchComparison]:
-        """Every branch of every prompt of one pair."""
         return [branch for branch in self.results if branch.pair is pair]
 
     def of(self, prompt: ComparedPrompt) -> "Comparison":
@@ -85,6 +124,49 @@ class Comparison:
             return STATUS_CODES[self.status]
         return Code.UNEQUAL if self.failures else Code.FAILED if self.problems else Code.OK
 
+    def equal_branches(self, side: Side) -> str:
+        """The number of branches equal to those of the reference; `-` for a reference."""
+        for pair in self.pairs:
+            if pair.other is side and not pair.why_not:
+                number = counts(self.branches(pair))
+                bad = "!" if number["different"] else ""
+                return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
+        return "-"
+
+    def gains(self, side: Side) -> dict[str, list[float]]:
+        """By name cost of the first graph / cost of this graph, for each prompt that both have
+        answered. Above 1 this graph is better."""
+        by_name: dict[str, list[float]] = {}
+        first = self.runs(self.sides[0])
+        for name, figure in GAINS.items():
+            _, mine, theirs = figure.quotients(self.runs(side), first, range(len(first)))
+            if len(mine):
+                ratios = theirs[:, 0] / theirs[:, 1] / (mine[:, 0] / mine[:, 1])
+                by_name[name] = ratios.tolist()
+        return by_name
+
+    def best_line(self) -> str:
+        """The graph with the least time per token, and its number of wins over the second; empty
+        if there is none. A graph with different tokens or an unfinished answer is not named."""
+        bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
+        unlike = {one.pair.other.letter for one in self.results if one.result in bad}
+        rated = [
+            (median(ratios), side)
+            for side in self.sides
+            if side.letter not in unlike and (ratios := self.gains(side).get(PER_TOKEN))
+        ]
+        if len(rated) < 2:
+            return ""
+        (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
+        costs = [
+            [run.cost.meter.seconds / (run.cost.meter.tokens or np.inf) for run in self.runs(side)]
+            for side in (best, second)
+        ]
+        wins = sum(0 < one < other for one, other in zip(*costs, strict=True))
+        first = self.sides[0].letter
+        line = f"best: {best.letter} {best.name}: {speed:.2f} x {first} in time per token"
+        return f"{line}, faster than {second.letter} in {wins} of {len(self.prompts)} prompts"
+
     def document(self) -> dict[str, Any]:
         """The one JSON document of `--json`; its keys are documented in docs/cli.md."""
         equality: list[dict[str, Any]] = []
@@ -93,9 +175,8 @@ class Comparison:
             if pair.why_not:
                 equality.append({**letters, "compared": False, "reason": pair.why_not})
             else:
-                number = counts(self.branches(pair))
-                promised = pair.promised
-                equality.append({**letters, "compared": True, "promised": promised, **number})
+                promised = {"compared": True, "promised": pair.promised}
+                equality.append({**letters, **promised, **counts(self.branches(pair))})
         return {
             "schema_version": SCHEMA,
             "status": str(self.status),
@@ -125,54 +206,6 @@ class Comparison:
                 if not pair.why_not
             ],
         }
-
-    def equal_branches(self, side: Side) -> str:
-        """The number of branches equal to those of the reference; `-` for a reference."""
-        for pair in self.pairs:
-            if pair.other is side and not pair.why_not:
-                number = counts(self.branches(pair))
-                bad = "!" if number["different"] else ""
-                return f"{bad}{number['equal']}/{number['branches']} ={pair.reference.letter}"
-        return "-"
-
-    def gains(self, side: Side) -> dict[str, list[float]]:
-        """Cost of the first graph / cost of this graph, for each prompt that both have answered.
-
-        By name; without those that no prompt tells. Above 1 this graph is better.
-        """
-        by_name: dict[str, list[float]] = {}
-        first = self.runs(self.sides[0])
-        for name, figure in GAINS.items():
-            _, mine, theirs = figure.quotients(self.runs(side), first, range(len(first)))
-            if len(mine):
-                ratios = theirs[:, 0] / theirs[:, 1] / (mine[:, 0] / mine[:, 1])
-                by_name[name] = ratios.tolist()
-        return by_name
-
-    def best_line(self) -> str:
-        """The graph with the least time per token, and its number of wins over the second; empty
-        if there is none.
-
-        A graph with different tokens or an unfinished answer is not named.
-        """
-        bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
-        unlike = {one.pair.other.letter for one in self.results if one.result in bad}
-        rated = [
-            (median(ratios), side)
-            for side in self.sides
-            if side.letter not in unlike and (ratios := self.gains(side).get(PER_TOKEN))
-        ]
-        if len(rated) < 2:
-            return ""
-        (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
-        costs = [
-            [run.cost.meter.seconds / (run.cost.meter.tokens or np.inf) for run in self.runs(side)]
-            for side in (best, second)
-        ]
-        wins = sum(0 < one < other for one, other in zip(*costs, strict=True))
-        first = self.sides[0].letter
-        line = f"best: {best.letter} {best.name}: {speed:.2f} x {first} in time per token"
-        return f"{line}, faster than {second.letter} in {wins} of {len(self.prompts)} prompts"
 
     def table(self) -> list[dict[str, Any]]:
         """A row of figures for each graph, if any prompt was answered; the same keys in all."""
@@ -238,6 +271,9 @@ def _branch(branch: BranchComparison) -> dict[str, Any]:
     return {**plain, "difference": difference}
 
 
+# -- experiments -------------------------------------------------------------------------------
+
+
 def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
     """The result of an experiment as plain data, for files, tables and `--json`.
 
@@ -280,11 +316,10 @@ def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str,
 def _rows(
     comparison: Comparison, prepared: Prepared, references: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """By a label that tells a row from all others, whatever their order is."""
+    """By a label that distinguishes a row from all others, whatever their order is."""
     sides = comparison.sides
     keys = [answer.prompt.key for answer in comparison.prompts]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    prompts = [numbers[key] for key in keys]
+    prompts = [keys.index(key) for key in keys]
     divergences: dict[str, float] = {}
     if prepared.experiment.probe and not comparison.code:
         with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
@@ -303,7 +338,7 @@ def _rows(
             "reference": sides[at].letter,
             "equal": comparison.equal_branches(side),
             "figures": {
-                name: [None if n is None else float(f"{n:.6g}") for n in asdict(figure).values()]
+                name: [None if n is None else float(f"{n:.6g}") for n in figure]
                 for name, figure in figures.items()
                 if figure is not None
             },
@@ -343,3 +378,181 @@ def _divergences(
         if values and halt.status is None:
             means[side.letter] = mean(values)
     return means
+
+
+# -- rounds ------------------------------------------------------------------------------------
+
+
+Round = tuple[ComparedPrompt, list[BranchComparison]]
+
+
+def compare_jobs(
+    jobs: Sequence[Job], files: RunFolder | None = None, prepared: Prepared | None = None
+) -> Comparison:
+    """Load the models, answer the jobs' prompts with each graph, and compare the answers.
+
+    Rounds that the files already contain are not measured again.
+
+    Args:
+        prepared: the experiment of the jobs: all prompts are repeated, peers answer, the order of
+            the sides is drawn, and more is warmed up.
+
+    Raises:
+        UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
+    """
+    with measuring(f"loading models for {len(jobs)} graphs ...") as show:
+        sides = load_sides(jobs)
+        prompts = [*jobs[0].prompts]
+        setup: dict[str, Any] = {}
+        if prepared is not None:
+            sides = with_peers(sides, [entry.peer for entry in prepared.entries])
+            prompts *= prepared.experiment.repeats
+        pairs = pairs_of(sides)
+        both = (note for s in sides for note in (*s.job.notes, *notes_of(s.session.models)))
+        for note in dict.fromkeys(both):
+            complain(f"note: {note}")
+        if files is not None or prepared is not None:
+            setup = _setup(sides, jobs[0].prompts, jobs[0].options.argv)
+        rounds: dict[int, Round] = {}
+        if files is not None:
+            if prepared is not None:
+                experiment = prepared.experiment
+                setup |= {"repeats": experiment.repeats, "probe": experiment.probe}
+            setup = _begun(files, setup)
+            rounds = _saved_rounds(files, prompts, pairs)
+        for side in sides:
+            for prompt in jobs[0].prompts:
+                side.session.request(prompt)  # refused before anything is measured
+        missing = [number for number in range(len(prompts)) if number not in rounds]
+        pending = [prompts[number] for number in missing]
+        drawn = prepared is not None
+        with StopSignal() as halt:
+            warm_rounds = WARM_UP_OF_EXPERIMENTS if drawn else WARM_UP
+            warm_up(sides, pending, halt, rounds=warm_rounds, collect=drawn)
+            answers = answer_all(sides, pending, halt, show, numbers=missing if drawn else ())
+            for number, answer in zip(missing, answers, strict=False):
+                branches = [one for pair in pairs for one in compare_branches(pair, answer)]
+                rounds[number] = answer, branches
+                if files is not None:
+                    files.write_json(_name(number), _round_document(answer, branches))
+        done = [rounds[number] for number in sorted(rounds)]
+        return Comparison(
+            status=halt.status or Status.OK,
+            sides=sides,
+            pairs=pairs,
+            prompts=[answer for answer, _ in done],
+            results=[branch for _, judged in done for branch in judged],
+            setup=setup,
+        )
+
+
+def _setup(sides: Sequence[Side], prompts: Sequence[Prompt], argv: Sequence[str]) -> dict[str, Any]:
+    """Everything that the figures depend on; raises ModelError."""
+    jobs = {model_folders(side.job): side.job for side in sides}
+    weights = {folders: made_with(job) for folders, job in jobs.items()}  # large files, read once
+    prompt_text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
+    return {
+        "schema_version": SCHEMA,
+        COMMAND: shlex.join(["specsot", *map(redact, argv[1:])]),
+        "graphs": {
+            side.letter: {
+                **graph_facts(side),
+                "seed": side.job.options.seed,
+                "stop_ids": list(side.job.options.stop_ids or ()),
+                "outline": side.job.outline and str(side.job.outline),
+                "graph_hash": graph_hash(side.job.program.graph),
+                "model_hash": weights[model_folders(side.job)].model_hash,
+                "drafter_hash": weights[model_folders(side.job)].drafter_hash,
+            }
+            for side in sides
+        },
+        "prompts": {"count": len(prompts), "sha256": sha256(prompt_text.encode()).hexdigest()},
+        "versions": versions(),
+        "machine": machine(),
+    }
+
+
+def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
+    """The setup of the folder, with the command that began it; raises UsageError if the folder
+    holds another comparison."""
+    place = files.path / SETUP
+    try:
+        old = json.loads(place.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        files.write_json(SETUP, setup)
+        return setup
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{place}: cannot be read: {error}") from None
+    saved = old if isinstance(old, dict) else {}
+    new = json.loads(json.dumps(setup))
+    unlike = [name for name in new if name != COMMAND and saved.get(name) != new[name]]
+    if unlike:
+        reason = f"holds a comparison with other {', '.join(unlike)}: name another folder"
+        raise UsageError(f"{files.path}: {reason}")
+    return {**setup, COMMAND: saved.get(COMMAND, setup[COMMAND])}
+
+
+def _name(number: int) -> str:
+    return f"round-{number + 1:04}.json"
+
+
+def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison]) -> dict[str, Any]:
+    return {
+        "prompt": answer.prompt.key,
+        "cpu_share": answer.cpu_share,
+        "runs": {
+            letter: {
+                "status": run.status,
+                "problems": list(run.problems),
+                "meter": run.cost.meter.counts,
+                "pools": {name: vars(use) for name, use in run.cost.pools.items()},
+                "moments": vars(run.cost.moments),
+                "digest": run.digest,
+            }
+            for letter, run in answer.runs.items()
+        },
+        "results": [
+            {
+                "pair": [result.pair.reference.letter, result.pair.other.letter],
+                "branch": result.branch,
+                "result": result.result,
+                "tokens": result.tokens,
+                "difference": result.difference and asdict(result.difference),
+            }
+            for result in results
+        ],
+    }
+
+
+def _saved_rounds(
+    files: RunFolder, prompts: Sequence[Prompt], pairs: Sequence[GraphPair]
+) -> dict[int, Round]:
+    """The rounds of the folder, by the number of their prompt, without damaged ones."""
+    by_letters = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
+    pools_of = TypeAdapter(dict[str, PoolUse]).validate_python
+    rounds = {}
+    for number, prompt in enumerate(prompts):
+        try:
+            plain = json.loads((files.path / _name(number)).read_text(encoding="utf-8"))
+            runs = {}
+            for letter, run in plain["runs"].items():
+                moments = Moments(**run["moments"])
+                cost = Cost(Meter.of(run["meter"]), pools_of(run["pools"]), moments)
+                ended = (Status(run["status"]), cost, run["problems"])
+                runs[letter] = SideRun(*ended, digest=run["digest"])
+            answer = ComparedPrompt(prompt, runs, plain["cpu_share"])
+            branches = [
+                BranchComparison(
+                    pair=by_letters[result["pair"][0], result["pair"][1]],
+                    prompt=answer,
+                    branch=result["branch"],
+                    result=BranchAnswer(result["result"]),
+                    tokens=result["tokens"],
+                    difference=result["difference"] and Difference(**result["difference"]),
+                )
+                for result in plain["results"]
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        rounds[number] = answer, branches
+    return rounds

@@ -1,14 +1,14 @@
 """Which graphs promise the same tokens, and whether they gave them.
 
-Two branches are held against each other where both were decoded behind the same token ids. A branch
-whose context already differs (its outline or a result that it quotes does) says nothing of its own:
-it follows from a difference that is counted where it first occurs.
+Two branches are compared where both were decoded behind the same token ids. A branch whose context
+already differs follows from a difference that is counted where it first occurs.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import chain
 from typing import Any
 
 from ...states.request import Branch, Finish
@@ -23,8 +23,6 @@ SHOWN = 24  # tokens before a difference that are shown with it
 
 
 class BranchAnswer(StrEnum):
-    """What came of one branch."""
-
     EQUAL = "equal"
     TIE = "tie"
     DIFFERENT = "different"
@@ -37,8 +35,8 @@ class Difference:
     """Where two answers first differ.
 
     position: number of tokens before it in the branch's answer; before: text that ends there.
-    reference, other: token ids, END or CUT. margin: the difference between them in what decides
-    (`contexts.next_scores`), as the target gives it by itself; None where one side has no token.
+    reference, other: token ids, END or CUT. margin: of their scores (`scoring.next_scores`) by the
+    target alone; None where one side has no token.
     """
 
     position: int
@@ -50,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class GraphPair:
-    """Two graphs. why_not: why their answers are not compared; empty if they are."""
+    """why_not: why the answers of the two are not compared; empty if they are."""
 
     reference: Side
     other: Side
@@ -89,14 +87,14 @@ def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
 def _reason(first: Side, second: Side) -> str:
     """Why two graphs need not give the same tokens; empty if they must."""
     sides = (first, second)
-    graphs = [side.job.program.graph for side in sides]
+    samplings = [side.job.program.graph.sampling for side in sides]
     without = [side.letter for side in sides if side.job.program.graph.skeleton is None]
     if len(without) == 1:
         return f"{without[0]} has no skeleton: its answers stand behind another context"
-    drawn = any(graph.sampling.temperature for graph in graphs)
+    drawn = any(sampling.temperature for sampling in samplings)
     if drawn and any(side.peer is not None for side in sides):
         return "transformers draws with coins of its own"
-    if not all(graph.sampling.exact for graph in graphs):
+    if not all(sampling.exact for sampling in samplings):
         return "accept: rejection keeps the distribution, not the tokens"
     facts, others = map(_facts, sides)
     unlike = [key for key in facts if facts[key] != others[key]]
@@ -111,10 +109,15 @@ def _short(value: object) -> str:
 def _facts(side: Side) -> dict[str, Any]:
     """Everything that decides which tokens are the right ones."""
     graph = side.job.program.graph
-    facts: dict[str, Any] = {"model": side.target, "dtype": side.job.options.dtype}
     codes = side.peer.codes if side.peer is not None else ""
-    facts["weights"] = codes or side.job.options.weights.partition("@")[0]
-    facts |= {"budget": side.session.budget, "beam": graph.beam, "blend": graph.blend}
+    facts: dict[str, Any] = {
+        "model": side.target,
+        "dtype": side.job.options.dtype,
+        "weights": codes or side.job.options.weights.partition("@")[0],
+        "budget": side.session.budget,
+        "beam": graph.beam,
+        "blend": graph.blend,
+    }
     # How drafts are accepted decides on no token: what is compared is exact.
     sampling = graph.sampling.model_dump(exclude={"accept", "rule"})
     facts |= {f"sampling.{key}": value for key, value in sampling.items()}
@@ -124,26 +127,19 @@ def _facts(side: Side) -> dict[str, Any]:
     return facts
 
 
-def judge_prompt(prompt: ComparedPrompt, pairs: Sequence[GraphPair]) -> list[BranchComparison]:
-    """The branches of one prompt, of all pairs that are compared."""
-    compared = (pair for pair in pairs if not pair.why_not)
-    return [branch for pair in compared for branch in compare_branches(pair, prompt)]
-
-
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
-    """All branches of a prompt, the outline first."""
+    """All branches of a prompt, the outline first; none of a pair that is not compared."""
     # By name (`outline`, or the number), with the ids before the answer.
     decoded: list[dict[str, tuple[Branch, list[int]]]] = []
     complete = True
-    for side in (pair.reference, pair.other):
+    for side in (pair.reference, pair.other) if not pair.why_not else ():
         request = prompt.runs[side.letter].request
         complete = complete and all(map(_finished, request.all_branches()))
         branches = contexts(request, side.session.prompts)
-        decoded.append(
-            {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in branches}
-        )
+        named = {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in branches}
+        decoded.append(named)
     results = []
-    for name in {**decoded[0], **decoded[1]}:
+    for name in dict.fromkeys(chain.from_iterable(decoded)):
         reference, other = (branches.get(name) for branches in decoded)
         result = BranchAnswer.EQUAL
         difference = None
@@ -155,9 +151,8 @@ def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComp
             near = difference.margin is not None and difference.margin < TIE
             result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
         tokens = len(reference[0].tokens) if reference is not None else 0
-        results.append(
-            BranchComparison(pair, prompt, name, result, tokens=tokens, difference=difference)
-        )
+        one = BranchComparison(pair, prompt, name, result, tokens=tokens, difference=difference)
+        results.append(one)
     if any(result.difference for result in results):
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
@@ -173,7 +168,6 @@ def _finished(branch: Branch) -> bool:
 def _first_difference(
     side: Side, reference: Branch, other: Branch, context: Sequence[int]
 ) -> Difference | None:
-    """Where two answers behind the same context part, None if they do not."""
     # With how they ended, so that unequal answers differ at some position.
     mine, theirs = (
         [*b.tokens, END if b.finish is Finish.STOP else CUT] for b in (reference, other)

@@ -37,6 +37,7 @@ PEERS_KNOW = ("sampling", "limits")  # blocks whose settings for all are the pee
 PARTS = "parts"  # a path that no graph has: the number of parts of a given outline
 PART_TOKENS = 60  # that a part of a given outline is expected to have
 MAX_PARTS = 64
+PARTS_RANGE = f"a number of parts is an integer from 1 to {MAX_PARTS}"
 DEFAULT = ("speedup_decode", "speedup_ttlt", "tokens", "tau_step", "kv_held_mb")
 EXPERIMENTS = "experiments"
 PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
@@ -162,11 +163,11 @@ def experiment_names() -> list[str]:
 def find_experiment(ref: str) -> Path | None:
     """The file of this name if it holds an experiment, or a shipped one."""
     file = Path(ref)
-    name = ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
     if file.is_file() and file.suffix in (".yaml", ".yml"):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         # No graph has a key `sides`.
         return file if any(line.startswith("sides:") for line in lines) else None
+    name = ref.removeprefix(f"{FOLDER}/{EXPERIMENTS}/").removesuffix(".yaml")
     return SHIPPED / EXPERIMENTS / f"{name}.yaml" if name in experiment_names() else None
 
 
@@ -205,8 +206,7 @@ def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
             yield source.problem(("plots", at, "x"), words, ProblemCode.NO_AXIS)
     for at, value in enumerate(experiment.vary.get(PARTS, ())):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PARTS:
-            words = f"a number of parts is an integer from 1 to {MAX_PARTS}"
-            yield source.problem(("vary", PARTS, at), words, ProblemCode.WRONG_VALUE)
+            yield source.problem(("vary", PARTS, at), PARTS_RANGE, ProblemCode.WRONG_VALUE)
     if (count := len(entries_of(experiment))) > MOST_ROWS:
         words = f"{count} rows; at most {MOST_ROWS}"
         yield source.problem(("vary",), words, ProblemCode.NO_AXIS, key=True)
@@ -352,8 +352,8 @@ def axis_of(text: str) -> tuple[str, tuple[str, ...]]:
 def _prompts_file(experiment: Experiment, source: Source | None) -> Path:
     if experiment.prompts in PROMPTS:
         return SHIPPED / "prompts" / PROMPTS[experiment.prompts]
-    beside = Path(source.file).parent if source is not None else Path()
-    for file in (beside / experiment.prompts, Path(experiment.prompts)):
+    folder = Path(source.file).parent if source is not None else Path()
+    for file in (folder / experiment.prompts, Path(experiment.prompts)):
         if file.is_file():
             return file
     where = f"{source.at(('prompts',))}: " if source is not None else ""
@@ -368,17 +368,12 @@ def _job(
     source: Source | None,
 ) -> Job:
     """One row's; raises GraphError with places in the experiment's file."""
-    common = {path: text_of(value) for path, value in experiment.set.items()}
     parts = entry.varied.get(PARTS)
     if parts is not None and not (parts.isdecimal() and 1 <= int(parts) <= MAX_PARTS):
-        reason = f"a number of parts is an integer from 1 to {MAX_PARTS}"
-        raise UsageError(f"--vary {PARTS}={parts}: {reason}")
-    sets = [
-        f"{path}={value}"
-        for path, value in common.items()
-        if not entry.peer or path.partition(".")[0] in PEERS_KNOW
-    ]
-    sets += options.sets
+        raise UsageError(f"--vary {PARTS}={parts}: {PARTS_RANGE}")
+    common = {f"{path}={text_of(value)}": path for path, value in experiment.set.items()}
+    known = {s: path for s, path in common.items() if path.partition(".")[0] in PEERS_KNOW}
+    sets = [*(known if entry.peer else common), *options.sets]
     if parts is not None:
         sets += [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
     sets += [*PEERS.get(entry.peer, ()), *entry.sets]
@@ -388,14 +383,11 @@ def _job(
     except GraphError as error:
         if source is None:
             raise
-        places: dict[str, Place] = {
-            **{f"{path}={value}": ("set", path) for path, value in common.items()},
-            **dict.fromkeys(entry.sets, entry.at[""]),
-            **{f"{path}={value}": entry.at[path] for path, value in entry.varied.items()},
-        }
-        raise GraphError(
-            [_placed(problem, entry.side, places, source) for problem in error.problems]
-        ) from None
+        places: dict[str, Place] = {setting: ("set", path) for setting, path in common.items()}
+        places |= dict.fromkeys(entry.sets, entry.at[""])
+        places |= {f"{path}={value}": entry.at[path] for path, value in entry.varied.items()}
+        problems = [_placed(problem, entry.side, places, source) for problem in error.problems]
+        raise GraphError(problems) from None
     except LacksDrafterError:
         raise
     except (UsageError, OutlineError) as error:

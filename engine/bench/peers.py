@@ -53,7 +53,7 @@ class Steps:
         self._prompt = False
 
     def end(self) -> None:
-        """The end of a stream; required by the protocol of transformers."""
+        """Required by transformers."""
 
 
 Generate = Callable[[Request, list[int], int, Steps], list[int]]
@@ -92,9 +92,9 @@ def _answer(
     return SideRun(Status.OK, cost, (), request, digest=digest)
 
 
-# tokens that a look-up proposes, and that must match at most
-LOOKED_UP = 10
-MATCHED = 3
+Generation: Any = GenerationConfig  # its constructor has no types
+LOOKED_UP = 10  # tokens that a look-up proposes
+MATCHED = 3  # tokens that must match at most
 DRAWN = ("temperature", "top_k", "top_p")  # settings of `sampling` that both have
 
 
@@ -143,7 +143,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     def generate(request: Request, ids: list[int], most: int, steps: Steps) -> list[int]:
         ids_1Q = torch.tensor([ids], device=model.device)
         stops = sorted(request.stop_ids)
-        config = _generation(max_new_tokens=most, eos_token_id=stops, pad_token_id=0, **arguments)
+        config = Generation(max_new_tokens=most, eos_token_id=stops, pad_token_id=0, **arguments)
         with torch.inference_mode(), torch.random.fork_rng():
             torch.manual_seed(request.seed)
             out = model.generate(
@@ -159,18 +159,11 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     return Peer(name, partial(_answer, generate, bool(extra)))
 
 
-def _generation(**arguments: Any) -> GenerationConfig:
-    constructor: Any = GenerationConfig  # its constructor has no types
-    config: GenerationConfig = constructor(**arguments)
-    return config
-
-
 def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
-    silent: Any = logging.disable_progress_bar  # it has no types
-    silent()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     quantise_(model, Weights.of(weights).kind)
-    model.generation_config = _generation()  # what a checkpoint suggests is not asked for
+    model.generation_config = Generation()  # not what a checkpoint suggests
     return model.to(device).train(False)
 
 
@@ -234,9 +227,8 @@ def write_gguf(file: Path, folder: Path, stored: Stored) -> Path:
     writer.add_block_count(config.num_layers)
     writer.add_head_count(config.heads)
     writer.add_head_count_kv(config.kv_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
+    for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+        add(config.head_dim)
     writer.add_layer_norm_rms_eps(config.eps)
     writer.add_rope_freq_base(config.rope.theta)
     writer.add_vocab_size(config.vocab_size)

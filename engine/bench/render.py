@@ -51,6 +51,8 @@ WORDS = {
     BranchAnswer.FOLLOWS: "behind these",
     BranchAnswer.UNFINISHED: "not finished",
 }
+Rows = Sequence[Mapping[str, Any]]  # of a result, in the order of their letters
+Cells = Callable[[Comparison, Side], Iterable[str]]
 
 
 def rendered(
@@ -67,7 +69,7 @@ def rendered(
     return "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+def csv_text(rows: Rows) -> str:
     """One line for each row under a line of names."""
     text = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
@@ -85,8 +87,15 @@ def _markdown(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
+def _table(title: str, lines: box.Box, *columns: tuple[str, dict[str, Any]]) -> Table:
+    table = Table(title=f"\n{title}", box=lines, **STYLE)
+    for name, style in columns:
+        table.add_column(name, **style)
+    return table
+
+
 def page(title: str, table: str, notes: Iterable[str], facts: Iterable[str]) -> str:
-    """A Markdown page: a table, what to know about it, and what was measured, on what."""
+    """A Markdown page: a table, notes, and what was measured, on what."""
     notes_text = "".join(f"{line}\n" for line in notes)
     return f"# {title}\n\n{table}\n```\n{notes_text}```\n\n" + "".join(f"- {f}\n" for f in facts)
 
@@ -94,18 +103,15 @@ def page(title: str, table: str, notes: Iterable[str], facts: Iterable[str]) -> 
 # -- comparisons -------------------------------------------------------------------------------
 
 
-def comparison_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+def comparison_markdown(rows: Rows) -> str:
     """The columns of a comparison's table that people read."""
     if not rows:
         return "No prompt was answered by every graph.\n"
     names = list(rows[0])
     settings = names[names.index("graph") + 1 : names.index("prompts")]
     forms = {"side": "", "graph": "", **dict.fromkeys(settings, ""), **COLUMNS}
-
-    def cell(value: Any, form: str) -> str:
-        return "" if value is None else format(value, form) if form else str(value)
-
-    cells = ([cell(row.get(name), form) for name, form in forms.items()] for row in rows)
+    values = [[(row.get(name), form) for name, form in forms.items()] for row in rows]
+    cells = [["" if one is None else format(one, form) for one, form in row] for row in values]
     return _markdown([name.replace("_", " ") for name in forms], cells)
 
 
@@ -126,7 +132,7 @@ def comparison_parts(
 
 
 def _graphs(comparison: Comparison, lines: box.Box) -> Table:
-    """Which graph each letter stands for, and its settings, if a graph has settings."""
+    """Which graph each letter stands for; without columns that are empty."""
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
     for side in comparison.sides:
         graph = side.job.program.graph
@@ -135,68 +141,77 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
         kinds = (graph.layout.kind, graph.drafter.kind, options.model, str(side.session.budget))
         rows.append((*named, *kinds))
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    table = Table(title="\nGraphs", box=lines, **STYLE)
-    for name, *_ in columns:
-        table.add_column(name, overflow="fold")
+    table = _table("Graphs", lines, *((name, {"overflow": "fold"}) for name, *_ in columns))
     for cells in list(zip(*columns, strict=True))[1:]:
         table.add_row(*(Text(printable(cell)) for cell in cells))
     return table
 
 
-def _of_prompts(title: str, lines: box.Box, headings: Sequence[str], fold: bool) -> Table:
-    """A table whose lines belong to prompts and graphs."""
-    table = Table(title=f"\n{title}", box=lines, **STYLE)
-    table.add_column("prompt", max_width=QUESTION)  # the one that gives way
-    table.add_column("", no_wrap=True)
-    for name in headings:
-        table.add_column(name, justify="right", no_wrap=not fold, overflow="fold")
+def _by_prompt(
+    title: str,
+    lines: box.Box,
+    columns: Iterable[tuple[str, dict[str, Any]]],
+    sections: Sequence[Sequence[tuple[str, Comparison, Cells]]],
+) -> Table:
+    """Sections of prompts, each with its name on the first of the lines of its graphs."""
+    # The name of the prompt gives way.
+    heads = [("prompt", {"max_width": QUESTION}), ("", {"no_wrap": True}), *columns]
+    table = _table(title, lines, *heads)
+    for section in sections:
+        for name, part, cells in section:
+            line = printable(name.replace("\n", " "), "")
+            short = line if len(line) <= QUESTION else f"{line[: QUESTION - 3]}..."
+            text = Text(short, no_wrap=True, overflow="crop")
+            for side in part.sides:
+                table.add_row(text, side.letter, *cells(part, side))
+                text = Text()
+        table.add_section()
     return table
-
-
-def _add(
-    table: Table,
-    name: str,
-    comparison: Comparison,
-    cells: Callable[[Comparison, Side], Iterable[str]],
-) -> None:
-    """A line for each graph, of one prompt or of all; the first has the name, as one line."""
-    line = printable(name.replace("\n", " "), "")
-    short = line if len(line) <= QUESTION else f"{line[: QUESTION - 3]}..."
-    text = Text(short, no_wrap=True, overflow="crop")
-    for side in comparison.sides:
-        table.add_row(text, side.letter, *cells(comparison, side))
-        text = Text()
 
 
 def _figures(comparison: Comparison, lines: box.Box, each: bool) -> Iterator[RenderableType]:
     pools = "KV: MB in the target's and the drafter's pool"
     title = f"{'Per prompt and in total' if each else 'In total'} (equal: branches; {pools})"
-    table = _of_prompts(title, lines, HEADINGS, fold=False)
-    for prompt in comparison.prompts if each else ():
-        name = f"{prompt.prompt.key}. {prompt.prompt.text}"
-        _add(table, name, comparison.of(prompt), _numbers)
-    table.add_section()
-    _add(table, f"total of {len(comparison.prompts)}", comparison, _numbers)
-    yield table
+    prompts = [(one.prompt, comparison.of(one)) for one in comparison.prompts if each]
+    number: dict[str, Any] = {"justify": "right", "no_wrap": True}
+    columns = [(name, {**number, "overflow": "fold"}) for name in HEADINGS]
+    singles = [(f"{prompt.key}. {prompt.text}", part, _numbers) for prompt, part in prompts]
+    every = [(f"total of {len(comparison.prompts)}", comparison, _numbers)]
+    yield _by_prompt(title, lines, columns, [singles, every])
     first = comparison.sides[0].letter
     title = f"Against {first}: times better, median of prompts (lowest to highest)"
-    table = Table(title=f"\n{title}", box=lines, **STYLE)
-    table.add_column("", no_wrap=True)
-    table.add_column("graph", overflow="fold")
-    for name in GAIN_HEADINGS:
-        table.add_column(name, justify="right", no_wrap=True)
+    names: list[tuple[str, dict[str, Any]]] = [("", {"no_wrap": True})]
+    names += [("graph", {"overflow": "fold"}), *((name, number) for name in GAIN_HEADINGS)]
+    table = _table(title, lines, *names)
     for side in comparison.sides:
         gains = comparison.gains(side)
         cells = [_gain(gains.get(name, [])) for name in GAINS]
         table.add_row(side.letter, Text(printable(side.name)), *cells)
     yield table
-    if each:
-        graphs = [side.job.program.graph for side in comparison.sides]
-        busy = (name for graph in graphs for name, state in graph.states.items() if state.ops)
-        states = list(dict.fromkeys(busy))
-        for start in range(0, len(states), STATES):
-            yield _milliseconds(comparison, states[start : start + STATES], lines)
-        yield from map(Text, _moves(comparison))
+    if not each:
+        return
+    graphs = [side.job.program.graph for side in comparison.sides]
+    busy = (name for graph in graphs for name, state in graph.states.items() if state.ops)
+    all_states = list(dict.fromkeys(busy))
+    for start in range(0, len(all_states), STATES):
+        states = all_states[start : start + STATES]
+        style = {"justify": "right", "overflow": "fold"}
+        cells_of = partial(_milliseconds, states)
+        sections = [
+            [(prompt.key, part, cells_of) for prompt, part in prompts],
+            [("total", comparison, cells_of)],
+            [("per visit", comparison, partial(cells_of, per="_per_visit", digits=2))],
+        ]
+        headings = [(state.replace("_", "\n"), style) for state in states]
+        yield _by_prompt("Milliseconds per state", lines, headings, sections)
+    for side in comparison.sides:
+        for name, pool in comparison.total(side).pools.items():
+            causes = (
+                f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
+                for cause, size in pool.moved_bytes.items()
+            )
+            if pool.moved_bytes.total():
+                yield Text(f"KV moved by {side.letter} in the {name}'s pool: {', '.join(causes)}")
 
 
 def _gain(ratios: Sequence[float]) -> str:
@@ -222,37 +237,15 @@ def _numbers(comparison: Comparison, side: Side) -> Iterator[str]:
     yield f"{100 * meter.padding_waste:.1f} %"
 
 
-def _milliseconds(comparison: Comparison, states: Sequence[str], lines: box.Box) -> Table:
-    def cells(part: Comparison, side: Side, per: str = "", digits: int = 1) -> list[str]:
-        own = state_figures(part.total(side).meter)
-        figure = f"milliseconds{per}"
-        return [f"{own[state][figure]:.{digits}f}" if state in own else "" for state in states]
-
-    headings = [state.replace("_", "\n") for state in states]
-    table = _of_prompts("Milliseconds per state", lines, headings, fold=True)
-    for prompt in comparison.prompts:
-        _add(table, prompt.prompt.key, comparison.of(prompt), cells)
-    table.add_section()
-    _add(table, "total", comparison, cells)
-    table.add_section()
-    _add(table, "per visit", comparison, partial(cells, per="_per_visit", digits=2))
-    return table
-
-
-def _moves(comparison: Comparison) -> Iterator[str]:
-    """Moved KV bytes of each pool, by cause."""
-    for side in comparison.sides:
-        for name, pool in comparison.total(side).pools.items():
-            causes = (
-                f"{cause} {size:,} bytes in {pool.moves[cause]} moves"
-                for cause, size in pool.moved_bytes.items()
-            )
-            if pool.moved_bytes.total():
-                yield f"KV moved by {side.letter} in the {name}'s pool: {', '.join(causes)}"
+def _milliseconds(
+    states: Sequence[str], part: Comparison, side: Side, per: str = "", digits: int = 1
+) -> list[str]:
+    own = state_figures(part.total(side).meter)
+    return [f"{own[s][f'milliseconds{per}']:.{digits}f}" if s in own else "" for s in states]
 
 
 def equality_lines(comparison: Comparison) -> Iterator[str]:
-    """For each pair of graphs how many branches are equal, or why they were not compared."""
+    """For each pair of graphs how many branches are equal, or why they are not compared."""
     for pair in comparison.pairs:
         names = f"{pair.other.letter} and {pair.reference.letter}"
         if pair.why_not:
@@ -294,10 +287,6 @@ def _quoted(text: str) -> str:
 
 
 # -- experiments -------------------------------------------------------------------------------
-
-
-Rows = Sequence[Mapping[str, Any]]
-"""Of a result: its documents of rows, in the order of their letters."""
 
 
 def csv_of(rows: Rows) -> str:
@@ -344,6 +333,25 @@ def experiment_markdown(experiment: Experiment, rows: Rows) -> str:
     return _markdown([*heads[:fixed], *(name.replace("_", " ") for name in heads[fixed:])], cells)
 
 
+def experiment_parts(
+    experiment: Experiment, rows: Rows, notes: Sequence[str], lines: box.Box
+) -> Iterator[RenderableType]:
+    heads, cells = experiment_table(experiment, rows, between="\n")
+    columns: list[tuple[str, dict[str, Any]]] = []
+    for number, head in enumerate(heads):
+        if head in ("", "equal"):
+            columns.append((head, {"no_wrap": True}))
+        elif number < 2 + len(experiment.vary):
+            columns.append((head.replace(".", ".\n"), {"overflow": "fold"}))
+        else:
+            columns.append((head.replace("_", "\n"), {"justify": "right", "overflow": "fold"}))
+    table = _table(f"{experiment.name}: {experiment.doc}", lines, *columns)
+    for line in cells:
+        table.add_row(*(Text(printable(text)) for text in line))
+    yield table
+    yield from (Text(printable(note, "")) for note in notes)
+
+
 def measured_words(result: Mapping[str, Any]) -> list[str]:
     """On what, how often, and how quiet it was."""
     setup = result["setup"]
@@ -351,38 +359,22 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     rounds = result["rounds"]
     machine = setup["machine"]
     versions = setup["versions"]
-    graphs = [*setup["graphs"].values()]
-    kinds = {name: sorted({str(graph[name]) for graph in graphs}) for name in ("dtype", "threads")}
+    dtypes, threads = (
+        ", ".join(sorted({str(graph[name]) for graph in setup["graphs"].values()}))
+        for name in ("dtype", "threads")
+    )
     prompts = setup["prompts"]["count"]
     repeats = f"{rounds // prompts} repeats" if rounds >= 2 * prompts else "once each"
     spread = "" if noise["spread"] is None else f"; repeats lie {noise['spread']:.0%} apart"
     quiet = "others used the machine" if noise["disturbed"] else "nobody else was seen"
+    libraries = f"torch {versions['torch']}, transformers {versions['transformers']}"
+    busy = f"a busy loop got {noise['cpu_share']:.0%} of a CPU"
     return [
         f"{prompts} prompts, {repeats}: {rounds} rounds; status {result['status']}",
-        f"dtype {', '.join(kinds['dtype'])}, threads {', '.join(kinds['threads'])}",
-        f"{machine['processor']}, {machine['cpus']} CPUs, torch {versions['torch']}, transformers"
-        f" {versions['transformers']}",
-        f"{quiet}: a busy loop got {noise['cpu_share']:.0%} of a CPU (at worst"
-        f" {noise['cpu_share_lowest']:.0%}){spread}",
+        f"dtype {dtypes}, threads {threads}",
+        f"{machine['processor']}, {machine['cpus']} CPUs, {libraries}",
+        f"{quiet}: {busy} (at worst {noise['cpu_share_lowest']:.0%}){spread}",
     ]
-
-
-def experiment_parts(
-    experiment: Experiment, rows: Rows, notes: Sequence[str], lines: box.Box
-) -> Iterator[RenderableType]:
-    heads, cells = experiment_table(experiment, rows, between="\n")
-    table = Table(title=f"\n{experiment.name}: {experiment.doc}", box=lines, **STYLE)
-    for number, head in enumerate(heads):
-        if head in ("", "equal"):
-            table.add_column(head, no_wrap=True)
-        elif number < 2 + len(experiment.vary):
-            table.add_column(head.replace(".", ".\n"), overflow="fold")
-        else:
-            table.add_column(head.replace("_", "\n"), justify="right", overflow="fold")
-    for line in cells:
-        table.add_row(*(Text(printable(text)) for text in line))
-    yield table
-    yield from (Text(printable(note, "")) for note in notes)
 
 
 # -- pictures ----------------------------------------------------------------------------------
@@ -399,16 +391,14 @@ STYLE_OF_PICTURES: Any = {  # with the salt the same picture is the same file
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.right": False,
+    "axes.spines.top": False,
 }
-UNITS = {"ms": "milliseconds", "kv": "MB", "speedup": "times"}
+UNITS = {"ms": " (milliseconds)", "kv": " (MB)", "speedup": " (times)"}
 
 
 def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
-    """Draw every plot that there are figures for, or one of the first figure that is shown.
-
-    Raises:
-        OSError: a file cannot be written.
-    """
+    """Draw every plot that there are figures for, or one of the first figure that is shown; raises
+    OSError."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -424,14 +414,12 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
                 height = max(height, 1 + BAR * len(shown))
             picture = Figure(figsize=(width, height), layout="constrained")
             axes = picture.add_subplot()
-            axes.spines["top"].set_visible(False)
             if plot.x is None:
-                _bars(axes, plot, shown)
+                _bars(axes, plot.y, shown)
             else:
-                _lines(axes, plot, plot.x, shown)
+                _lines(axes, plot.y, plot.x, shown)
             unit = UNITS.get(plot.y.partition("_")[0], "")
-            measure = f" ({unit})" if unit else ""
-            axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{measure}")
+            axes.set_title(f"{experiment.name}: {plot.y.replace('_', ' ')}{unit}")
             name = "-".join(filter(None, (experiment.name, plot.y, plot.x)))
             for kind, metadata in {"svg": {"Date": None}, "png": None}.items():
                 files.append(folder / f"{name}.{kind}")
@@ -439,14 +427,13 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
     return files
 
 
-def _bars(axes: Any, plot: Plot, rows: Rows) -> None:
+def _bars(axes: Any, name: str, rows: Rows) -> None:
     """A bar for each row, the first on top; the interval is a line."""
     places = range(len(rows))
-    figures = [row["figures"][plot.y] for row in rows]
+    figures = [row["figures"][name] for row in rows]
     values = [value for value, _, _ in figures]
-    errors = _errors(figures)
     axes.barh(places, values, color=COLOURS[0], height=0.6)
-    axes.errorbar(values, places, xerr=errors, fmt="none", ecolor="#222222", capsize=3)
+    axes.errorbar(values, places, xerr=_errors(figures), fmt="none", ecolor="#222222", capsize=3)
     names = short_names([row["side"] for row in rows])
     points = (" ".join(f"{p}={v}" for p, v in row["varied"].items()) for row in rows)
     labels = (f"{names[row['side']]} {point}" for row, point in zip(rows, points, strict=True))
@@ -454,12 +441,12 @@ def _bars(axes: Any, plot: Plot, rows: Rows) -> None:
     axes.invert_yaxis()
     for place, (value, _, high) in zip(places, figures, strict=True):
         right = value if high is None else max(high, value)
-        text = format(value, FIGURES[plot.y].form)
+        text = format(value, FIGURES[name].form)
         axes.annotate(text, (right, place), (5, 0), va="center", textcoords="offset points")
     axes.margins(x=0.12)
 
 
-def _lines(axes: Any, plot: Plot, path: str, rows: Rows) -> None:
+def _lines(axes: Any, name: str, path: str, rows: Rows) -> None:
     """A line for each side and point of what else varies; a dashed one for what does not vary."""
     order = list(dict.fromkeys(row["varied"][path] for row in rows if path in row["varied"]))
     try:
@@ -471,9 +458,9 @@ def _lines(axes: Any, plot: Plot, path: str, rows: Rows) -> None:
     for row in rows:
         rest = [f"{key}={value}" for key, value in row["varied"].items() if key != path]
         series.setdefault(" ".join((names[row["side"]], *rest)), []).append(row)
-    for number, (name, points) in enumerate(series.items()):
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": name}
-        figures = [row["figures"][plot.y] for row in points]
+    for number, (label, points) in enumerate(series.items()):
+        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "label": label}
+        figures = [row["figures"][name] for row in points]
         values = [value for value, _, _ in figures]
         if path not in points[0]["varied"]:
             axes.axhline(values[0], linestyle="--", linewidth=1.2, **style)
@@ -485,10 +472,8 @@ def _lines(axes: Any, plot: Plot, path: str, rows: Rows) -> None:
     axes.set_xlabel("branches" if path == PARTS else path)
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
-    if len(series) > MANY:
-        axes.legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    else:
-        axes.legend(frameon=False)
+    place = {"fontsize": 7, "loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    axes.legend(frameon=False, **(place if len(series) > MANY else {}))
 
 
 def short_names(sides: Sequence[str]) -> dict[str, str]:

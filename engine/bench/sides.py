@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import chain, count, product
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from ...states.request import Request
 from ..limits import cpu_share
-from ..models import load_models, notes_of, with_drafter
+from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
@@ -36,7 +36,7 @@ class PoolUse:
 
 @dataclass
 class Moments:
-    """Sums over runs of nanoseconds from a run's start, and what else only single runs tell.
+    """Sums over runs of nanoseconds from a run's start, and what else only single runs have.
 
     decoded: tokens behind each run's first one.
     """
@@ -76,28 +76,27 @@ class Cost:
 
 def total(costs: Sequence[Cost]) -> Cost:
     """Sums over runs of the same graph; of what pools held the largest."""
-    meter = Meter()
-    pools = {name: PoolUse() for name in costs[0].pools}
-    moments = Moments()
+    whole = Cost(Meter(), {name: PoolUse() for name in costs[0].pools})
     for cost in costs:
-        meter.add(cost.meter)
-        for moment in fields(Moments):
-            value = getattr(moments, moment.name) + getattr(cost.moments, moment.name)
-            setattr(moments, moment.name, value)
+        whole.meter.add(cost.meter)
+        for name, value in vars(cost.moments).items():
+            setattr(whole.moments, name, getattr(whole.moments, name) + value)
         for name, use in cost.pools.items():
-            for peak in ("peak_slots", "peak_bytes", "allocated_bytes"):
-                setattr(pools[name], peak, max(getattr(pools[name], peak), getattr(use, peak)))
-            pools[name].moved_bytes.update(use.moved_bytes)
-            pools[name].moves.update(use.moves)
-    return Cost(meter, pools, moments)
+            pool = whole.pools[name]
+            pool.peak_slots = max(pool.peak_slots, use.peak_slots)
+            pool.peak_bytes = max(pool.peak_bytes, use.peak_bytes)
+            pool.allocated_bytes = max(pool.allocated_bytes, use.allocated_bytes)
+            pool.moved_bytes.update(use.moved_bytes)
+            pool.moves.update(use.moves)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """Another program that decodes a side's prompts with the side's models.
 
-    answer: answers one prompt; the number limits the tokens.
-    codes: its number format of the weights, if it differs from the side's.
+    answer: of one prompt, at most so many tokens. codes: its number format of the weights, if it
+    differs from the side's.
     """
 
     name: str
@@ -107,10 +106,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One graph of a comparison.
+    """One graph of a comparison; letter: its name in tables.
 
-    letter: its name in tables; target: the folder of its model; sets: settings that not all graphs
-    have. peer: the program that answers instead of the graph, which then defines the right answer.
+    target: the folder of its model. sets: settings that not all graphs have. peer: the program that
+    answers instead of the graph, which then defines the right answer.
     """
 
     letter: str
@@ -122,7 +121,6 @@ class Side:
 
     @property
     def title(self) -> str:
-        """Of its graph, or the peer's name."""
         return self.peer.name if self.peer is not None else self.job.program.graph.name
 
     @property
@@ -136,10 +134,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SideRun:
-    """One prompt answered by one graph.
+    """One prompt answered by one side.
 
-    problems: why the answer is not complete, and whose it is, a line each. answered: None where a
-    folder kept the run, and no more of it than figures. digest: of its tokens.
+    problems: why the answer is not complete, a line each. answered: None for a run of a folder.
+    digest: of its tokens.
     """
 
     status: Status
@@ -150,17 +148,13 @@ class SideRun:
 
     @property
     def request(self) -> Request:
-        """With its answer; only of a run of this process."""
-        assert self.answered is not None, "a kept run was judged when it was made"
+        assert self.answered is not None, "a saved run was judged when it was made"
         return self.answered
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt with what every side made of it, by the sides' letters.
-
-    cpu_share: what a busy loop got of a CPU just before.
-    """
+    """A prompt with its runs, by the sides' letters; cpu_share: of a busy loop just before."""
 
     prompt: Prompt
     runs: Mapping[str, SideRun]
@@ -178,9 +172,9 @@ class SharedModels:
         self, letter: str, job: Job, target: Path, drafter: Path | None, sets: tuple[str, ...] = ()
     ) -> Side:
         """A job with the models of these folders; raises UsageError, ModelError, GraphError."""
-        threads = threads_of(job)
-        job = replace(job, options=(options := replace(job.options, threads=threads)))
-        set_up_torch(threads, options.device)
+        options = replace(job.options, threads=threads_of(job))
+        job = replace(job, options=options)
+        set_up_torch(threads_of(job), options.device)
         place = {"device": options.device, "dtype": options.dtype, "weights": options.weights}
         models = self._target(target, None, **place)
         if drafter is not None:
@@ -205,23 +199,12 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
     return sides
 
 
-def loading_notes(sides: Sequence[Side]) -> list[str]:
-    """The notes of the readers of prompts and models, each once."""
-    both = (note for s in sides for note in (*s.job.notes, *notes_of(s.session.models)))
-    return list(dict.fromkeys(both))
-
-
 def warm_up(
-    sides: Sequence[Side],
-    prompts: Sequence[Prompt],
-    halt: StopSignal,
-    *,
-    rounds: int,
-    collect: bool = False,
+    sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal, rounds: int, collect: bool
 ) -> None:
-    """Run the first of the prompts for some rounds that no figure counts: torch sets itself up.
+    """Run the first prompt for some rounds that no figure counts: torch sets itself up.
 
-    collect: all of them where a graph reuses chunks of documents, so that every chunk is read.
+    collect: all prompts where a graph reuses chunks of documents, so that every chunk is read.
     """
     for side in sides if prompts else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
@@ -256,17 +239,18 @@ def answer_all(
         first = number % len(sides)
         order = [*sides[first:], *sides[:first]]
         for side in Random(numbers[number]).sample(sides, len(sides)) if numbers else order:
-            seconds = (monotonic() - start_time) / done * (every - done) if done else 0.0
-            left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-            remaining = f", about {left} left" if done else ""
+            remaining = ""
+            if done:
+                seconds = (monotonic() - start_time) / done * (every - done)
+                left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+                remaining = f", about {left} left"
             name = f"{side.letter} {side.name}"
             show(f"prompt {number + 1} of {len(prompts)}{remaining}: {name} ...", done / every)
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
             done += 1
-        ordered = {member.letter: runs[member.letter] for member in sides}
-        yield ComparedPrompt(prompt, ordered, share)
+        yield ComparedPrompt(prompt, {side.letter: runs[side.letter] for side in sides}, share)
 
 
 def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
@@ -281,22 +265,23 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
     if status is Status.LIMIT:
         most = side.job.program.graph.limits.max_rounds
         problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
-    pools = {}
-    for name, pool in {"target": run.board["kv"], "drafter": run.board["kv_draft"]}.items():
-        if pool is not None:
-            pools[name] = PoolUse(
-                peak_slots=pool.peak_length,
-                peak_bytes=pool.peak_length * pool.slot_bytes,
-                allocated_bytes=pool.slots * pool.slot_bytes,
-                moved_bytes=pool.ledger.bytes,
-                moves=pool.ledger.moves,
-            )
+    pools = {
+        name: PoolUse(
+            peak_slots=pool.peak_length,
+            peak_bytes=pool.peak_length * pool.slot_bytes,
+            allocated_bytes=pool.slots * pool.slot_bytes,
+            moved_bytes=pool.ledger.bytes,
+            moves=pool.ledger.moves,
+        )
+        for name, pool in {"target": run.board["kv"], "drafter": run.board["kv_draft"]}.items()
+        if pool is not None
+    }
     moments = Moments(host_reads=run.board["host"].reads)
-    marks = next(iter(meter.marks.values()), None)
-    if marks is not None and marks.first_token is not None and marks.last_token is not None:
-        moments.first_token = marks.first_token
-        moments.last_token = marks.last_token
-        moments.decoded = max(meter.tokens - 1, 0)
+    for marks in list(meter.marks.values())[:1]:
+        if marks.first_token is not None and marks.last_token is not None:
+            moments.first_token = marks.first_token
+            moments.last_token = marks.last_token
+            moments.decoded = max(meter.tokens - 1, 0)
     run.close()
     lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
     cost = Cost(meter, pools, moments)

@@ -1,7 +1,7 @@
 """`specsot certify`: whether the text of a graph is its target's own, and the proof."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from math import inf
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...models.files import ModelError
 from ...states.graph.graph import Graph
-from ..bench.command import ten_prompts
+from ..bench.command import TEN_PROMPTS
 from ..errors import Code, UsageError
 from ..prepare.environment import model_folders, redact
 from ..prepare.files import graph_names
@@ -18,7 +18,7 @@ from ..prepare.inputs import read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
-from ..record.run_folder import RunFolder
+from ..record.run_folder import RunFolder, write_whole
 from ..shell import complain, exit_code, json_text, put
 from ..terminal import working
 from ..workers.start import checked_block
@@ -27,111 +27,14 @@ if TYPE_CHECKING:
     from .reference import Bench, Check
 
 SCHEMA = 1
+PROMISED = ("float32", "float64")
 MARKS = {True: "passed", False: "**FAILED**"}
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One group of checks. not_applicable: why there is none; empty if there are some."""
-
-    name: str
-    title: str
-    not_applicable: str = ""
-    checks: "tuple[Check, ...]" = ()
+Checks = Callable[["Bench"], Iterator["Check"]]
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """The findings of one graph; `facts` say about what exactly."""
-
-    graph: str
-    quick: bool
-    facts: dict[str, Any]
-    parts: tuple[Part, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def checks(self) -> "list[Check]":
-        return [check for part in self.parts for check in part.checks]
-
-    @property
-    def passed(self) -> bool:
-        return all(check.passed for check in self.checks)
-
-    @property
-    def ties(self) -> int:
-        return sum(int(check.figures.get("ties", 0)) for check in self.checks)
-
-    @property
-    def verdict(self) -> str:
-        count = len(self.checks)
-        failed = sum(not check.passed for check in self.checks)
-        if failed:
-            return f"NOT lossless: {failed} of {count} checks failed"
-        where = " on its blended cache" if any(p.name == "blended" for p in self.parts) else ""
-        return f"lossless{where}: all {count} checks passed, {self.ties or 'no'} numeric ties"
-
-    def document(self) -> dict[str, Any]:
-        """The JSON of a certificate; its keys are documented in docs/cli.md."""
-        parts = [asdict(part) for part in self.parts]
-        for check in (check for part in parts for check in part["checks"]):
-            values = check["figures"].items()  # JSON has no infinity
-            check["figures"] = {k: v if abs(v) != inf else "infinite" for k, v in values}
-        return {
-            "schema_version": SCHEMA,
-            "graph": self.graph,
-            "passed": self.passed,
-            "exit_code": int(Code.OK if self.passed else Code.UNEQUAL),
-            "verdict": self.verdict,
-            "quick": self.quick,
-            "numeric_ties": self.ties,
-            **self.facts,
-            "parts": parts,
-            "notes": list(self.notes),
-        }
-
-    def page(self) -> str:
-        """The certificate in Markdown."""
-        facts = self.facts
-        graph = facts["resolved"]
-        models = facts["models"]
-        verdict = f"**{self.verdict[0].upper()}{self.verdict[1:]}.**"
-        lines = [f"# Certificate: {self.graph}", "", verdict]
-        if self.quick:
-            lines += ["", "Made with `--quick`: the checks of a full certificate, on less."]
-        rows = {
-            "command": f"`{facts['command']}`",
-            "graph": f"{graph['file']} (layout {graph['layout']}, drafter {graph['drafter']}, "
-            f"sampling: {graph['sampling']})",
-            "graph hash": f"`{graph['hash']}`",
-            **{name: f"{one['name']} `{one['hash']}`" for name, one in models.items()},
-            "dtype, device, threads": f"{facts['dtype']}, {facts['device']}, {facts['threads']}",
-            "prompts": str(facts["prompts"]),
-            "versions": ", ".join(f"{name} {number}" for name, number in facts["versions"].items()),
-        }
-        lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
-        for part in self.parts:
-            lines += ["", f"## {part.title}", ""]
-            if part.not_applicable:
-                lines += [f"Does not apply: {part.not_applicable}."]
-                continue
-            lines += ["| check | | found |", "|---|---|---|"]
-            for check in part.checks:
-                name = check.name.partition("/")[2]
-                mark = MARKS[check.passed]
-                lines.append(f"| {_cell(name)} | {mark} | {_cell(check.text)} |")
-        if self.notes:
-            lines += ["", "## Notes", "", *(f"- {note}" for note in self.notes)]
-        return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    """A cell of a Markdown table."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
-    """Everything that was seen of one graph.
+def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
+    """The JSON document of one graph; its keys are documented in docs/cli.md.
 
     Raises:
         UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
@@ -139,9 +42,64 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> Certificate:
     name = job.program.graph.name
     with working(f"{name}: loading models ...") as tell:
         bench = bench_of(job, quick, lambda text: tell(f"{name}: {text}"))
-        parts = tuple(_parts(bench))
+        parts = list(_parts(bench))
         facts = _facts(job, options, quick, len(bench.prompts))
-        return Certificate(name, quick, facts, parts, notes=tuple(_notes(job.program.graph)))
+    checks = [check for part in parts for check in part["checks"]]
+    ties = sum(int(check["figures"].get("ties", 0)) for check in checks)
+    where = " on its blended cache" if any(part["name"] == "blended" for part in parts) else ""
+    verdict = f"lossless{where}: all {len(checks)} checks passed, {ties or 'no'} numeric ties"
+    if failed := sum(not check["passed"] for check in checks):
+        verdict = f"NOT lossless: {failed} of {len(checks)} checks failed"
+    return {
+        "schema_version": SCHEMA,
+        "graph": name,
+        "passed": not failed,
+        "exit_code": int(Code.UNEQUAL if failed else Code.OK),
+        "verdict": verdict,
+        "quick": quick,
+        "numeric_ties": ties,
+        **facts,
+        "parts": parts,
+        "notes": list(_notes(job.program.graph)),
+    }
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """A certificate in Markdown."""
+    graph = document["resolved"]
+    verdict = document["verdict"]
+    lines = [f"# Certificate: {document['graph']}", "", f"**{verdict[0].upper()}{verdict[1:]}.**"]
+    if document["quick"]:
+        lines += ["", "Made with `--quick`: the checks of a full certificate, on less."]
+    kinds = f"layout {graph['layout']}, drafter {graph['drafter']}, sampling: {graph['sampling']}"
+    rows = {
+        "command": f"`{document['command']}`",
+        "graph": f"{graph['file']} ({kinds})",
+        "graph hash": f"`{graph['hash']}`",
+        **{kind: f"{one['name']} `{one['hash']}`" for kind, one in document["models"].items()},
+        "dtype, device, threads": ", ".join(
+            str(document[name]) for name in ("dtype", "device", "threads")
+        ),
+        "prompts": str(document["prompts"]),
+        "versions": ", ".join(f"{name} {n}" for name, n in document["versions"].items()),
+    }
+    lines += ["", "| | |", "|---|---|", *(f"| {key} | {_cell(rows[key])} |" for key in rows)]
+    for part in document["parts"]:
+        lines += ["", f"## {part['title']}", ""]
+        if part["not_applicable"]:
+            lines += [f"Does not apply: {part['not_applicable']}."]
+            continue
+        lines += ["| check | | found |", "|---|---|---|"]
+        for check in part["checks"]:
+            name = _cell(check["name"].partition("/")[2])
+            lines.append(f"| {name} | {MARKS[check['passed']]} | {_cell(check['text'])} |")
+    if document["notes"]:
+        lines += ["", "## Notes", "", *(f"- {note}" for note in document["notes"])]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
@@ -157,48 +115,53 @@ def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
     return bench
 
 
-def _parts(bench: "Bench") -> Iterator[Part]:
-    """Each group of checks, or why there is none."""
+def _groups(bench: "Bench") -> Iterator[tuple[str, str, str | Checks]]:
+    """Name, title, and checks of each group, or why there is none."""
     from . import texts
     from .drawn import acceptance_checks
     from .gates import gate_checks
 
     graph = bench.graph
-    groups: dict[str, tuple[str, str | Callable[[Bench], Iterator[Check]]]] = {}
     if graph.beam is not None:
         nothing = "beam search draws nothing and drafts nothing"
-        groups["beam"] = ("Beam search", texts.beam_checks)
-        groups["sampled"] = ("Sampled text", nothing)
-        groups["rejection"] = ("Accepting drafts", nothing)
+        yield "beam", "Beam search", texts.beam_checks
+        yield "sampled", "Sampled text", nothing
+        yield "rejection", "Accepting drafts", nothing
     else:
-        groups["greedy"] = ("Greedy decoding", texts.greedy_checks)
-        groups["sampled"] = ("Sampled text, one seed and one text", texts.sampled_checks)
-        groups["rejection"] = ("Accepting drafts", acceptance_checks)
-        if graph.sampling.exact and graph.sampling.lossless:
-            why = "drafts are accepted where they match what the target draws, as the text above"
-            why = why if graph.drafter.drafts else "nothing is drafted"
-            groups["rejection"] = ("Accepting drafts", why)
+        yield "greedy", "Greedy decoding", texts.greedy_checks
+        yield "sampled", "Sampled text, one seed and one text", texts.sampled_checks
+        why = "drafts are accepted where they match what the target draws, as the text above"
+        why = why if graph.drafter.drafts else "nothing is drafted"
+        matched = graph.sampling.exact and graph.sampling.lossless
+        yield "rejection", "Accepting drafts", why if matched else acceptance_checks
     if graph.blend is not None:
-        groups["blended"] = ("Keys and values that are reused", texts.blended_checks)
-    groups["gates"] = ("Structural gates", gate_checks)
+        yield "blended", "Keys and values that are reused", texts.blended_checks
+    yield "gates", "Structural gates", gate_checks
     if (workers := bench.job.options.workers) is not None:
-        groups["workers"] = (f"On {workers} workers", texts.worker_checks)
-    for name, (title, checks_of) in groups.items():
-        if isinstance(checks_of, str):
-            yield Part(name, title, not_applicable=checks_of)
-            continue
+        yield "workers", f"On {workers} workers", texts.worker_checks
+
+
+def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
+    """Each group of checks, or why there is none."""
+    name = bench.graph.name
+    for group, title, checks_of in _groups(bench):
+        why = checks_of if isinstance(checks_of, str) else ""
+        part: dict[str, Any] = {"name": group, "title": title, "not_applicable": why, "checks": []}
         start_time = perf_counter()
-        checks = tuple(checks_of(bench))
-        failed = [check for check in checks if not check.passed]
-        good = f"{len(checks) - len(failed)} of {len(checks)} checks passed"
-        complain(f"{graph.name}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
+        for check in () if isinstance(checks_of, str) else checks_of(bench):
+            figures = {k: v if abs(v) != inf else "infinite" for k, v in check.figures.items()}
+            part["checks"].append({**asdict(check), "figures": figures})  # JSON has no infinity
+        failed = [check for check in part["checks"] if not check["passed"]]
+        if not why:
+            count = len(part["checks"])
+            good = f"{count - len(failed)} of {count} checks passed"
+            complain(f"{name}: {title}: {good} ({perf_counter() - start_time:.0f} s)")
         for check in failed:
-            complain(f"{graph.name}: {check.name} FAILED: {check.text}")
-        yield Part(name, title, checks=checks)
+            complain(f"{name}: {check['name']} FAILED: {check['text']}")
+        yield part
 
 
 def _notes(graph: Graph) -> Iterator[str]:
-    """Notes on the findings for the reader."""
     if graph.drafter.drafts:
         yield (
             "The rules by which drafts are accepted have the target's law, exactly: held by the "
@@ -226,7 +189,7 @@ def _notes(graph: Graph) -> Iterator[str]:
 
 
 def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str, Any]:
-    """About what a certificate speaks: nothing in it depends on when or where it was made."""
+    """What is certified: nothing in it depends on when or where it was made."""
     from ..run.writer import made_with
 
     graph = job.program.graph
@@ -264,9 +227,6 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
     }
 
 
-PROMISED = ("float32", "float64")
-
-
 @exit_code
 def certify_command(
     graphs: tuple[str, ...],
@@ -286,35 +246,33 @@ def certify_command(
     if bool(graphs) == every:
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [prepared_job(name, options) for name in (graph_names() if every else graphs)]
-    folder = None if out is None else RunFolder.at(out)
-    certificates: list[Certificate] = []
+    folder = None if out is None else RunFolder.at(out).path
+    documents: list[dict[str, Any]] = []
     for job in jobs:
         name = job.program.graph.name
         try:
-            finding = certificate(job, options, quick)
+            document = certificate(job, options, quick)
         except ModelError as error:
             if not every:
                 raise
             complain(f"{name} is not certified: {error}")
             continue
-        certificates.append(finding)
+        documents.append(document)
         if folder is not None:
-            folder.write_text(f"{name}.md", finding.page())
-            folder.write_json(f"{name}.json", finding.document())
+            write_whole(folder / f"{name}.md", page(document))
+            write_whole(folder / f"{name}.json", json_text(document))
         elif not options.as_json:
-            put(finding.page())
-        complain(f"{name}: {finding.verdict}")
-    code = Code.OK if all(finding.passed for finding in certificates) else Code.UNEQUAL
+            put(page(document))
+        complain(f"{name}: {document['verdict']}")
+    code = Code.OK if all(document["passed"] for document in documents) else Code.UNEQUAL
     if options.as_json:
-        documents = [finding.document() for finding in certificates]
-        document = {"schema_version": SCHEMA, "exit_code": code, "certificates": documents}
-        put(json_text(document))
-    return Code.MODEL if code is Code.OK and len(certificates) < len(jobs) else code
+        put(json_text({"schema_version": SCHEMA, "exit_code": code, "certificates": documents}))
+    return Code.MODEL if code is Code.OK and len(documents) < len(jobs) else code
 
 
 def prepared_job(graph: str, options: RunOptions) -> Job:
     """A graph checked, without torch."""
-    prompts = read_file(options.prompts or ten_prompts())
+    prompts = read_file(options.prompts or TEN_PROMPTS)
     job = prepare(replace(options, graph=graph), prompts=prompts)
     if job.options.dtype not in PROMISED:
         which = " and ".join(PROMISED)

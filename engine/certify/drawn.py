@@ -1,6 +1,5 @@
-"""What is drawn, against the law that it should have: with top-k and top-p, and by rejection.
+"""What is drawn by rejection, against the law that it should have, in short answers of whole runs.
 
-Rejection sampling is tried through whole runs: short answers of the graph against the target's law.
 Every answer is a request with a seed of its own, so nothing but the engine's coins is random. The
 law is put together from transformers' distributions behind every possible beginning; a high
 temperature over few tokens leaves no beginning rare, and makes drafts wrong often enough.
@@ -15,83 +14,37 @@ from torch import Tensor
 from ...states.request import Request
 from ...states.text.tokens import PromptTokens
 from ..bench.sides import Side
-from ..run.scoring import context_segments
-from .probe import Trial, probe
 from .reference import Bench, Check
 
 NEUTRAL = (
     *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),
     *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0", "top_k=0", "top_p=1.0"),
 )
-FILTER_HEAT = 3.0
-TOP_K = 3
-TOP_P = 0.5
-FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
-EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
-
 HEAT = 30.0
 CHOICES = 3
 LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
 AT_ONCE = 200  # answers of a run
 BEHIND = 8  # tokens of the prompt before the answers
-ALPHA = 1e-6
-"""A correct rule has a smaller p-value once in a million changes of the seed."""
+ALPHA = 1e-6  # a correct rule has a smaller p-value once in a million changes of the seed
 FEWEST = 5.0  # expected samples in a cell; rarer ones are counted together
 
 Answer = tuple[int, ...]
 
 
-def _sampling(*settings: str) -> tuple[str, ...]:
+def neutral_sampling(*settings: str) -> tuple[str, ...]:
     """Settings with nothing but these that changes a score."""
     return tuple(f"sampling.{setting}" for setting in (*NEUTRAL, *settings))
 
 
-def filter_gate(bench: Bench, name: str) -> tuple[str, dict[str, float], list[str]]:
-    """Whether a filter is applied: tokens that it cuts away are drawn without it only.
-
-    The reference is the filter of transformers on transformers' logits. Returns text, figures,
-    faults.
-    """
-    free, every = _cut_away(bench, name)
-    wrong, count = _cut_away(bench, name, FILTERS[name])
-    figures: dict[str, float] = {"tokens": count, "outside": wrong, "outside_without": free}
-    text = f"at temperature {FILTER_HEAT:g}, {wrong} of {count} tokens are outside of"
-    text += f" {FILTERS[name]} that were drawn with it, {free} of {every} drawn without it"
-    text += "" if free else ": too sure a model for this to tell anything"
-    return text, figures, [f"{wrong} tokens should not have been drawn"] if wrong else []
-
-
-def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
-    """(tokens that the filter cuts away, all tokens), of what is drawn with these settings."""
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    heat = TemperatureLogitsWarper(FILTER_HEAT)
-    keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
-    trial = Trial(_sampling(f"temperature={FILTER_HEAT}", *settings))
-    outside = count = 0
-    for branch, context in probe(bench, trial).answers():
-        ids = [*context, *branch.tokens]
-        logits_QV = bench.reference.logits(ids, bench.dtype, context_segments(branch))
-        logits_QV = logits_QV[len(context) - 1 : -1]
-        scores_QV = heat(None, logits_QV.double())
-        likely_QV = keep(None, scores_QV.clone())
-        least_Q1 = scores_QV.masked_fill(likely_QV.isinf(), torch.inf).amin(1, keepdim=True)
-        tokens_Q1 = torch.tensor(branch.tokens, device=logits_QV.device)[:, None]
-        outside += int((scores_QV.gather(1, tokens_Q1) < least_Q1 - EDGE).sum())
-        count += len(branch.tokens)
-    return outside, count
-
-
 def acceptance_checks(bench: Bench) -> Iterator[Check]:
-    """Of a graph that accepts drafts by rejection, so that one seed is not one text."""
+    """A chi-square test over all answers of `LENGTH` tokens, for acceptance by rejection."""
     sampling = bench.graph.sampling
     if not sampling.lossless:
         text = "sampling.skip_sample_adjustment: no residual is drawn from after a rejection"
         yield Check("rejection/adjusted", False, {}, text)
     if sampling.exact:
         return
-    # A chi-square test over all answers of `LENGTH` tokens.
-    sets = _sampling(f"temperature={HEAT}", f"top_k={CHOICES}")
+    sets = neutral_sampling(f"temperature={HEAT}", f"top_k={CHOICES}")
     side = bench.side(bench.changed(*sets, tokens=LENGTH))
     request = side.session.request(bench.prompts[0])
     ids = [*request.prefix, *request.tail][-BEHIND:]
@@ -103,15 +56,8 @@ def acceptance_checks(bench: Bench) -> Iterator[Check]:
     answers = bench.extent.answers
     statistic, df = chi_square(counts_X, answers * chances_X)
     p = p_value(statistic, df)
-    figures = {
-        "statistic": statistic,
-        "df": df,
-        "p_value": p,
-        "samples": answers,
-        "alpha": ALPHA,
-        "impossible": strange,
-        "accepted": accepted,
-    }
+    figures = {"statistic": statistic, "df": df, "p_value": p, "samples": answers, "alpha": ALPHA}
+    figures |= {"impossible": strange, "accepted": accepted}
     text = (
         f"{answers} answers of {LENGTH} tokens through whole runs, {accepted} drafts accepted, "
         f"against the law from transformers' logits: chi2 {statistic:.1f} (df {df}), p {p:.1e}"

@@ -1,21 +1,295 @@
 """The structural gates: what broke earlier systems, tried on the graph's own layout and drafter.
 
-All runs are greedy unless a gate says otherwise, on a given outline of four parts, or on four
-requests where a graph has no skeleton. The first run has no stop ids; what the others must say
-follows from its answers.
+All runs are greedy unless a gate sets otherwise, on a given outline of four parts, or on four
+requests where a graph has no skeleton. The first run has no stop ids; the expected answers of the
+others follow from its own. After every phase the pools are checked, and the drafter's rows: a stale
+one changes no token, it only makes drafts worse, so no comparison of answers can find it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import takewhile
+from itertools import chain, takewhile
+from typing import Any
 
+import torch
+
+from ...ops.kv.pool import KVCache
 from ...states.admission import request_slots
-from ...states.request import Branch, Finish
+from ...states.drafter import Drafter
+from ...states.machine import Event, OpRan, Run
+from ...states.request import Branch, Finish, Request, Stage
+from ...states.text.outline import Outline, Point
+from ..bench.sides import Side
 from ..errors import is_told, message_of
-from .drawn import FILTERS, filter_gate
-from .probe import ProbedRun, Trial, Watch, memory_checks, probe
-from .reference import SHOWN, Bench, Check
+from ..models import new_pool
+from ..prepare.inputs import Prompt
+from ..run.core import EngineCore
+from ..run.scoring import context_segments, contexts, full_prefill
+from .drawn import neutral_sampling
+from .reference import SHOWN, Bench, Check, Repeat, TeacherTally
+
+# -- what is checked after every phase ------------------------------------------------------------
+
+ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}  # of a drafter's row from the same row computed again
+
+
+@dataclass(slots=True)
+class Watch:
+    """What was seen of all runs of a certificate, phase by phase.
+
+    wrong: a line for every kind of fault, the first time. worst: of the drafter's rows, how far
+    they are off, as a share of the largest number in them.
+    """
+
+    runs: int = 0
+    phases: int = 0
+    forwards: int = 0
+    reads: int = 0
+    forked: int = 0
+    joined: int = 0
+    compared: int = 0
+    worst: float = 0.0
+    wrong: dict[str, str] = field(default_factory=dict)
+
+    def look(self, run: Run) -> None:
+        """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
+        self.phases += 1
+        self.joined += run.state == "continuous_decode"
+        manager = run.board["branches"]
+        target = run.board["kv"]
+        for pool in manager.pools:
+            try:
+                pool.check_integrity()
+            except AssertionError as error:
+                self.wrong.setdefault("integrity", f"{run.state}: {error}")
+        if manager.beams is not None:
+            return  # a search's rows are a tree, which has tests of its own
+        expected = sum(_rows(manager, request) for request in manager.requests)
+        expected += manager.kv_cache.num_cached_rows
+        used = target.current_length
+        if used != expected:
+            self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
+        for branch in manager.active:
+            positions = target.position[_slots(manager, target, branch)].tolist()
+            # It must see the rows of its prefix, those of parts that it reads, and its own.
+            ranges = [range(0, branch.request.prefix_length)]
+            ranges += [range(part.start, part.length) for part in (*branch.reads, branch)]
+            if sorted(positions) != sorted(chain.from_iterable(ranges)):
+                self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
+
+
+def _rows(manager: Any, request: Request) -> int:
+    """Rows of the target's pool that a request must have."""
+    there = [b for b in request.branches if b.stage is Stage.RUNNING or b.retained]
+    count = 0 if request.finished else sum(b.row_count for b in there)
+    if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
+        count += request.prefix_length * len(manager.layout.rows_of(request.prefix_owner))
+        count -= request.shared
+    if request.stage is Stage.OUTLINE and request.root is not None:
+        count += request.root.row_count
+    return int(count)
+
+
+def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
+    """Of the committed rows that a branch sees, the prefix's first."""
+    (row,) = manager.layout.rows_of(branch.owner)
+    path = reversed(manager.table.segments.lineage[branch.owner])
+    return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
+
+
+def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
+    """The largest difference of any number in a branch's rows of a drafter's pool from the same
+    rows computed anew, as a share of the largest number; inf if rows are missing or too many.
+
+    Valid right after that drafter read what was committed.
+    """
+    pool = drafter.kv
+    models = side.session.models
+    ids = [*dict(contexts(branch.request, side.session.prompts))[branch], *branch.tokens]
+    rows = branch.length + drafter.reads_root
+    slots = _slots(run.board["branches"], pool, branch)
+    if pool.position[slots].tolist() != list(range(rows)):
+        return float("inf")
+    place = (models.dtype, models.device)
+    with torch.inference_mode():
+        fresh = new_pool(drafter.model, rows, 1, models)
+        features_QF = None
+        if taps := getattr(drafter.model, "tap_ids", ()):
+            output, _ = full_prefill(models.target, ids[:rows], *place, taps=taps)
+            features_QF = output.taps_QF
+        ids_1Q = torch.tensor([ids[: rows + 1]], device=models.device)
+        drafter.write_rows_(ids_1Q, rows, features_QF, fresh)
+        expected = fresh.data[:, :, :, :rows]
+        off = (pool.data[:, :, :, slots] - expected).abs().max() / expected.abs().max()
+    return float(off.nan_to_num(nan=torch.inf))
+
+
+def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
+    """What was seen of the pools, phase by phase, in all runs of the gates."""
+    wrong = list(watch.wrong.values())
+    figures = {"runs": watch.runs, "phases": watch.phases, "faults": len(wrong)}
+    text = f"pools and book agree after each of {watch.phases} phases of {watch.runs} runs"
+    text += ", and pools are empty at the end"
+    yield Check("memory/integrity", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
+    reads = {"reads": watch.reads, "forwards": watch.forwards}
+    text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
+    yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
+    copied = bench.graph.layout.kind == "batching" or watch.forked == 0
+    text = f"{watch.forked} bytes copied by forks"
+    yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
+    if watch.compared:
+        limit = ROWS_OFF[bench.dtype]
+        rows = {"branches": watch.compared, "worst": watch.worst, "tolerance": limit}
+        text = f"the drafter's rows of {watch.compared} branches in mid-run, newcomers among them,"
+        text += f" are those of their text computed again: at most {watch.worst:.1e} apart"
+        yield Check("memory/the drafter's rows", watch.worst <= limit, rows, text)
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+MOST_STEPS = 100_000  # transitions after which a run counts as hanging
+COMPARED = 60  # branches of a probe whose drafter rows are computed again
+TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
+FORWARD = "target.forward_"
+DRAFTED = "draft.expand_root_"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of `parts` branches: of one given outline, or of as many requests.
+
+    sets: as of `--set`; greedy, unless they set otherwise. tokens: the budget of every branch.
+    stops: stop ids; None for the model's own, and then it writes the outlines itself. prompts:
+    instead of the first ones of the certificate. expected: the length of parts in the outline.
+    """
+
+    sets: tuple[str, ...] = ()
+    parts: int = 4
+    tokens: int | None = None
+    stops: frozenset[int] | None = frozenset()
+    prompts: tuple[Prompt, ...] = ()
+    expected: int = 60
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class ProbedRun:
+    """A trial's run that came to its end."""
+
+    bench: Bench
+    trial: Trial
+    side: Side
+    run: EngineCore
+    requests: tuple[Request, ...]
+
+    @property
+    def branches(self) -> list[Branch]:
+        """All but the outlines."""
+        return [branch for request in self.requests for branch in request.branches]
+
+    def answers(self) -> Iterator[tuple[Branch, list[int]]]:
+        """Every branch that was decoded, outlines too, with the token ids of its context."""
+        for request in self.requests:
+            yield from contexts(request, self.side.session.prompts)
+
+    def again(self) -> "ProbedRun":
+        """The same in float64."""
+        return probe(self.bench, replace(self.trial, dtype="float64"))
+
+    @cached_property
+    def repeat(self) -> Repeat | None:
+        def rerun() -> Iterator[tuple[Side, Request]]:
+            again = self.again()
+            return ((again.side, request) for request in again.requests)
+
+        return self.bench.repeat(rerun)
+
+    def hold(self) -> TeacherTally:
+        """All answers, compared with transformers."""
+        tally = self.bench.tally()
+        for request in self.requests:
+            tally.hold(self.side, request, self.repeat)
+        return tally
+
+    def agree(self, expected: Sequence[Sequence[int]]) -> list[str]:
+        """What is wrong with answers that should be these; in doubt transformers decides."""
+        if len(self.branches) != len(expected):
+            return [f"{len(self.branches)} branches, expected were {len(expected)}"]
+        tally = self.bench.tally()
+        ids = dict(self.answers())
+        for branch, tokens in zip(self.branches, expected, strict=True):
+            if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
+                tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
+            elif branch.tokens != list(tokens):
+                tally.hold_branch(branch, ids[branch], self.repeat)
+        return tally.wrong
+
+
+def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
+    """Run a trial to its end and note in `watch` what is seen of it."""
+    greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
+    most = bench.extent.gate_tokens
+    job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=trial.dtype or bench.dtype)
+    skeleton = job.program.graph.skeleton
+    if skeleton is not None and trial.stops is not None:
+        titles = enumerate(TITLES[: min(trial.parts, skeleton.max_branches)], 1)
+        points = tuple(Point(n, trial.expected, None, (), title=title) for n, title in titles)
+        job = replace(job, outline=Outline("plan", points, (), "ok"))
+    side = bench.side(job)
+    prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
+    requests = [side.session.request(prompt) for prompt in prompts]
+    for request in requests:
+        request.budget = request.budget if trial.tokens is None else trial.tokens
+        request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
+    run = _drive(side, requests, watch or Watch())
+    return ProbedRun(bench, trial, side, run, requests=tuple(requests))
+
+
+def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
+    """To the end, checked after every phase; raises RuntimeError if there is none."""
+    ops: list[str] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, OpRan):
+            watch.forwards += event.op == FORWARD
+            ops.append(event.op)
+
+    run = side.session.start(requests, sink)
+    pools = run.manager.pools
+    places = [pool.data.data_ptr() for pool in pools]
+    most = watch.compared + COMPARED if run.board["kv_draft"] is not None else 0
+
+    def look() -> bool:
+        if run.steps >= MOST_STEPS:
+            raise RuntimeError(f"no end after {MOST_STEPS} transitions")
+        if run.steps == 0:
+            return True
+        watch.look(run)
+        if DRAFTED in ops and watch.compared < most:
+            pooled = [part for part in run.board["drafter"].parts if part.kv is not None]
+            pairs = ((drafter, branch) for drafter in pooled for branch in drafter.active)
+            for drafter, branch in pairs:
+                if not branch.reads:
+                    watch.compared += 1
+                    watch.worst = max(watch.worst, off_by(side, run, drafter, branch))
+        ops.clear()
+        return True
+
+    while run.step(look):
+        pass
+    look()
+    watch.runs += 1
+    watch.reads += run.board["host"].reads
+    watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
+    if places != [pool.data.data_ptr() for pool in pools]:
+        watch.wrong.setdefault("moved", "a pool was allocated anew during a run")
+    for used in filter(None, (pool.current_length - pool.idle_length for pool in pools)):
+        watch.wrong.setdefault("left", f"{used} slots are in use after the end of a run")
+    return run
+
+
+# -- gates -----------------------------------------------------------------------------------------
 
 BUDGETS = (1, 2, 3, 7)
 SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whether rows run out
@@ -24,7 +298,15 @@ SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whethe
     ("sot_priority", 1024, True, 1, True),
 )
 LONG = 12  # times a prompt's own text
-UNENDED = "branches that nothing ends but their budget"
+TWO_AT_A_TIME = "layout.max_num_branches=2"
+FILTER_HEAT = 3.0
+TOP_K = 3
+TOP_P = 0.5
+FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
+EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
+
+GateResult = tuple[str, Mapping[str, float], list[str]]
+"""What was tried, figures, and what is wrong."""
 
 
 @dataclass
@@ -41,10 +323,6 @@ class Rig:
 
     def probe(self, trial: Trial) -> ProbedRun:
         return probe(self.bench, trial, self.watch)
-
-
-GateResult = tuple[str, Mapping[str, float], list[str]]
-"""What was tried, figures, and what is wrong."""
 
 
 def gate_checks(bench: Bench) -> Iterator[Check]:
@@ -128,13 +406,9 @@ def _newcomers(rig: Rig) -> GateResult:
     """The stop id is one that ends answers at different places, so that others join them."""
     answers = [branch.tokens for branch in rig.free.branches]
     before = rig.watch.joined
-
-    def ends(token: int) -> int:
-        return len({len(_cut(answer, token)) for answer in answers})
-
-    stop = max(sorted(set().union(*answers)), key=ends)
-    two = ("layout.max_num_branches=2", "layout.order=fcfs")
-    run = rig.probe(Trial(two, stops=frozenset([stop])))
+    tokens = sorted(set().union(*answers))
+    stop = max(tokens, key=lambda token: len({len(_cut(answer, token)) for answer in answers}))
+    run = rig.probe(Trial((TWO_AT_A_TIME, "layout.order=fcfs"), stops=frozenset([stop])))
     wrong = run.agree([_cut(answer, stop) for answer in answers])
     joined = rig.watch.joined - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
@@ -151,7 +425,7 @@ def _endless(rig: Rig) -> GateResult:
     ends, number, token = best
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
-    run = rig.probe(Trial(("layout.max_num_branches=2",), stops=frozenset([token])))
+    run = rig.probe(Trial((TWO_AT_A_TIME,), stops=frozenset([token])))
     wrong = run.agree([_cut(branch.tokens, token) for branch in branches])
     if run.branches[number].finish is not Finish.LENGTH:
         wrong.append(f"{run.branches[number].name} was to run to its budget")
@@ -186,7 +460,7 @@ def _full_pool(rig: Rig) -> GateResult:
 
 def _schedules(rig: Rig) -> GateResult:
     """Long prompts, each of them twice, under other settings of the scheduler than the graph's;
-    parts are said to be short, so that rows run out where they are not reserved."""
+    the outline has short parts, so that rows run out where they are not reserved."""
     graph = rig.bench.graph
     preempted = 0
     reused = 0
@@ -228,8 +502,7 @@ def _odd_tokens(rig: Rig) -> GateResult:
 
 def _to_the_end(rig: Rig) -> GateResult:
     """Two concurrent requests, two branches at a time, until the model stops by itself."""
-    pair = rig.bench.job.prompts[:2]
-    run = rig.probe(Trial(("layout.max_num_branches=2",), stops=None, prompts=pair))
+    run = rig.probe(Trial((TWO_AT_A_TIME,), stops=None, prompts=rig.bench.job.prompts[:2]))
     text = f"{len(run.requests)} requests beside each other, two branches at a time"
     if rig.bench.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
@@ -237,8 +510,45 @@ def _to_the_end(rig: Rig) -> GateResult:
     return _comparison(text, run)
 
 
+def filter_gate(bench: Bench, name: str) -> GateResult:
+    """Whether a filter is applied: tokens that it cuts away are drawn without it only.
+
+    The reference is the filter of transformers on transformers' logits.
+    """
+    free, every = _cut_away(bench, name)
+    wrong, count = _cut_away(bench, name, FILTERS[name])
+    figures: dict[str, float] = {"tokens": count, "outside": wrong, "outside_without": free}
+    text = f"at temperature {FILTER_HEAT:g}, {wrong} of {count} tokens are outside of"
+    text += f" {FILTERS[name]} that were drawn with it, {free} of {every} drawn without it"
+    text += "" if free else ": too sure a model for this to tell anything"
+    return text, figures, [f"{wrong} tokens should not have been drawn"] if wrong else []
+
+
+def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
+    """(tokens that the filter cuts away, all tokens), of what is drawn with these settings."""
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    heat = TemperatureLogitsWarper(FILTER_HEAT)
+    keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
+    trial = Trial(neutral_sampling(f"temperature={FILTER_HEAT}", *settings))
+    outside = count = 0
+    for branch, context in probe(bench, trial).answers():
+        ids = [*context, *branch.tokens]
+        logits_QV = bench.reference.logits(ids, bench.dtype, context_segments(branch))
+        logits_QV = logits_QV[len(context) - 1 : -1]
+        scores_QV = heat(None, logits_QV.double())
+        likely_QV = keep(None, scores_QV.clone())
+        least_Q1 = scores_QV.masked_fill(likely_QV.isinf(), torch.inf).amin(1, keepdim=True)
+        tokens_Q1 = torch.tensor(branch.tokens, device=logits_QV.device)[:, None]
+        outside += int((scores_QV.gather(1, tokens_Q1) < least_Q1 - EDGE).sum())
+        count += len(branch.tokens)
+    return outside, count
+
+
 GATES: dict[str, Callable[[Rig], GateResult]] = {
-    "nothing but the budget": lambda rig: _comparison(UNENDED, rig.free),
+    "nothing but the budget": lambda rig: _comparison(
+        "branches that nothing ends but their budget", rig.free
+    ),
     "an end inside an accepted path": _end_inside,
     "budgets": _budgets,
     "one branch": lambda rig: _comparison("one branch alone", rig.probe(Trial(parts=1))),

@@ -1,7 +1,6 @@
 """What the checks of a certificate share: the graph with other settings, its models, transformers.
 
-Everything that is certified runs through the ops that the graph resolves to, on the models it was
-given; only settings are changed, as `--set` changes them.
+Everything runs through the graph's ops on its models; only settings change, as by `--set`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ SHOWN = 5  # differences that are shown
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding; figures: what was measured and what it was measured against, by name."""
+    """One finding; figures: what was measured and its limits, by name."""
 
     name: str
     passed: bool
@@ -43,12 +42,11 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is looked at.
+    """How much is checked.
 
-    prompts, tokens: of the greedy runs, and tokens of each branch at most; None for all and for
-        what the graph says. generated: prompts whose answers `generate` writes too.
-    drawn_prompts, seeds, drawn_tokens: of every setting that is drawn with.
-    answers: that are drawn through whole runs. gate_tokens: of each branch in a gate.
+    prompts, tokens: of the greedy runs, and of each branch; None for all and for the graph's.
+    generated: prompts whose answers `generate` writes too. drawn_*, seeds: of every setting that
+    is drawn with. answers: drawn through whole runs. gate_tokens: of each branch in a gate.
     """
 
     prompts: int | None
@@ -69,7 +67,7 @@ QUICK = Extent(3, 48, 1, 2, 2, 24, 1000, 16)
 class Transformers:
     """The checkpoint of a folder in transformers, loaded once for each dtype.
 
-    weights: how the target's are kept; the reference of a quantised one has what its codes say.
+    weights: the target's format; the reference of a quantised one has the values of its codes.
     """
 
     folder: Path
@@ -96,11 +94,7 @@ class Transformers:
         return self._loaded[dtype]
 
     def logits(self, ids: Sequence[int], dtype: str, segments: Segments = ()) -> Tensor:
-        """Logits [Q, V] after each of these ids, from one forward.
-
-        Args:
-            segments: the visibility of the ids; by default causal.
-        """
+        """Logits [Q, V] after each of these ids, from one forward; causal without segments."""
         model = self.model(dtype)
         ids_1Q = torch.tensor([list(ids)], device=self.device)
         options = _options(model, segments, len(ids)) if segments else {}
@@ -111,13 +105,8 @@ class Transformers:
     def generate(
         self, branch: Branch, context: Sequence[int], dtype: str, **beams: Any
     ) -> tuple[list[int], float | None]:
-        """What `generate` writes for a branch, the stop token included, and a beam search's score.
-
-        A branch under a grammar is written with the grammar as a logits processor.
-
-        Args:
-            beams: num_beams, length_penalty, early_stopping of a beam search.
-        """
+        """What `generate` writes for a branch, the stop token included, and a beam search's score;
+        a grammar becomes a logits processor."""
         ids_1Q = torch.tensor([list(context)], device=self.device)
         grammar = _grammar_of(branch)
 
@@ -146,8 +135,8 @@ class Transformers:
 
 
 def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
-    """Positions, and a mask [1, 1, Q, Q] of what is added to scores; one for each kind of layer,
-    where some see no further back than a window."""
+    """Positions, and a mask [1, 1, Q, Q] added to scores; one for each kind of layer, where some
+    see no further back than a window."""
     positions_Q, mask_QQ = (tensor.to(model.device) for tensor in visible(segments, count))
     window = getattr(model.config, "sliding_window", None) or count + int(positions_Q.max())
     near_QQ = mask_QQ & (positions_Q[:, None] - positions_Q[None] < window)
@@ -170,11 +159,7 @@ def _grammar_of(branch: Branch) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One graph under test.
-
-    job: the graph as it was given; reference: its target; drafter: the folder of its drafter.
-    shelf: its models, by dtype. tell: shows what goes on.
-    """
+    """One graph under test, its target in transformers, the folder of its drafter."""
 
     job: Job
     reference: Transformers
@@ -201,15 +186,8 @@ class Bench:
         return self.prompts[: self.extent.drawn_prompts]
 
     def changed(self, *sets: str, tokens: int | None = None, **others: Any) -> Job:
-        """The graph with other settings. Finished parts that it combines are computed anew.
-
-        Args:
-            tokens: the most of each branch; fewer if the graph or the command line says so.
-            others: options of `specsot run`.
-
-        Raises:
-            GraphError: the graph cannot be so.
-        """
+        """The graph with other settings, at most these tokens of each branch, and other options of
+        `specsot run`; raises GraphError. Finished parts that it combines are computed anew."""
         options = self.job.options
         # A blended fold is an approximation: transformers has nothing to hold it to.
         if self.graph.skeleton is not None and self.graph.skeleton.merge == "blend":
@@ -221,23 +199,19 @@ class Bench:
         return replace(self.job, program=program, options=options)
 
     def side(self, job: Job, letter: str = "A") -> Side:
-        """A job with its models, loaded when they are first asked for; raises ModelError."""
+        """A job with its models, loaded when first needed; raises ModelError."""
         drafter = self.drafter if job.program.graph.drafter.has_model else None
         return self.shelf.side(letter, job, self.reference.folder, drafter)
 
     def answers(self, sides: Sequence[Side], prompts: Sequence[Prompt]) -> Iterator[ComparedPrompt]:
-        """Every prompt, answered by every side."""
         return answer_all(sides, prompts, StopSignal(), lambda text, share: self.tell(text))
 
     def tally(self) -> "TeacherTally":
         return TeacherTally(self.reference, self.dtype)
 
     def repeat(self, rerun: Callable[[], Iterable[tuple[Side, Request]]]) -> "Repeat | None":
-        """What a numeric tie needs: the same run in float64 holds to transformers in float64.
-
-        Args:
-            rerun: runs it, at the first tie, once. None in float64, where nothing may differ.
-        """
+        """Whether a rerun in float64, once, at the first numeric tie, equals transformers in
+        float64; None for a run in float64, where nothing may differ."""
 
         @cache
         def repeat() -> bool:
@@ -249,8 +223,6 @@ class Bench:
         return None if self.dtype == "float64" else repeat
 
     def repeated(self, side: Side, prompt: Prompt) -> "Repeat | None":
-        """The same prompt in float64."""
-
         def rerun() -> Iterator[tuple[Side, Request]]:
             job = replace(side.job, options=replace(side.job.options, dtype="float64"))
             exact = self.side(job)
@@ -261,17 +233,16 @@ class Bench:
 
 
 Repeat = Callable[[], bool]
-"""Whether all is as it must be when the same is done in float64."""
+"""Whether the same run in float64 is as it must be."""
 
 
 def number_of(number: int, word: str, ending: str = "s") -> str:
-    """A number with its word."""
     return f"{number} {word}{'' if number == 1 else ending}"
 
 
 @dataclass(slots=True)
 class TeacherTally:
-    """Holds answers to transformers' reading of the target in one dtype, and counts them.
+    """Compares answers with transformers' logits of the target in one dtype, and counts them.
 
     refused: branches. wrong: a line for each that differs or never ended.
     """
@@ -300,19 +271,14 @@ class TeacherTally:
 
     @property
     def good(self) -> bool:
-        """Everything fits, and there was something that could have failed to."""
+        """Nothing is wrong, and there was something to compare."""
         return not self.wrong and self.tokens > 0
 
     def check(self, name: str, title: str, more: str = "", **figures: float) -> Check:
-        """What came of it; more: words at its end."""
         return Check(name, self.good, {**self.figures, **figures}, f"{title}: {self.words}{more}")
 
     def hold(self, side: Side, request: Request, repeat: Repeat | None) -> None:
-        """Every branch that was decoded, the outline's first.
-
-        Args:
-            repeat: called at a numeric tie; None where there can be none.
-        """
+        """Every branch that was decoded, the outline's first; repeat: called at a numeric tie."""
         self.prompts += 1
         for branch in request.all_branches():
             if branch.finish in (None, Finish.CANCELLED):
@@ -339,7 +305,7 @@ class TeacherTally:
     def first_wrong(
         self, branch: Branch, context: Sequence[int]
     ) -> tuple[str, float | None] | None:
-        """What is wrong first, and by how much the target prefers another token."""
+        """What is wrong first, and the margin of the target's own token."""
         stops = branch.request.stop_ids
         for place, token in enumerate(branch.tokens, 1):
             if token in stops:
@@ -364,12 +330,10 @@ class TeacherTally:
 def _own_tokens(
     branch: Branch, context: Sequence[int], logits_QV: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """For each place of an answer: the token that the target says there, and what decides on it.
+    """For each place of an answer the target's token, under a grammar the best legal one, and its
+    scores. Ends where the answer leaves the grammar.
 
-    Under a grammar it is the best legal one. Ends where the answer leaves the grammar.
-
-    Args:
-        logits_QV: behind the context and each token of the answer.
+    logits_QV: behind the context and each token of the answer.
     """
     if branch.matcher is None and rules_of(branch).plain:
         yield from zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True)

@@ -1,9 +1,8 @@
 """Whole answers, greedy and sampled: every branch holds the tokens that transformers decodes.
 
-Sampled text is that of ``accept: match``: one seed gives one text. The twin of a graph decodes
-without a drafter, one branch after another. Its tokens are compared with
-transformers' logits under the processors and random numbers of the ops, the graph's tokens with
-the twin's.
+Sampled text is that of ``accept: match``: one seed gives one text. The twin of a graph has no
+drafter. Its tokens are compared with transformers' logits under the processors and random numbers
+of the ops, the graph's tokens with the twin's.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from ..prepare.inputs import Prompt, read_file
 from ..record.report import answers_of
 from ..run.scoring import contexts
 from ..workers.start import divided, on_workers
-from .probe import Trial, probe
+from .gates import Trial, probe
 from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, number_of
 
 GREEDY = "sampling.temperature=0"
@@ -62,7 +61,7 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
 def _hold_generated(
     side: Side, request: Request, tally: TeacherTally, repeat: Repeat | None
 ) -> None:
-    """Branches whose rules and sight `generate` has too; teacher forcing alone holds the others."""
+    """Branches whose rules and visibility `generate` has too."""
     tally.prompts += 1
     for branch, context in contexts(request, side.session.prompts):
         simple = branch.matcher is not None or rules_of(branch).plain
@@ -86,10 +85,8 @@ def _hold_generated(
 
 
 def sampled_checks(bench: Bench) -> Iterator[Check]:
-    """Two findings for every setting: the graph and its twin, the twin and transformers.
-
-    Settings are the graph's own sampling, the same with filters, and a temperature of exactly 1.
-    """
+    """The graph against its twin, the twin against transformers; with the graph's own sampling, the
+    same with filters, and a temperature of exactly 1."""
     heat = bench.graph.sampling.temperature or 1.0
     seeds = bench.extent.seeds
     name = f"temperature {heat:g}"
@@ -122,9 +119,9 @@ def _twin_answers(
     The twin has no drafter, and one branch after another in one sequence, in reading order.
     """
     most = bench.extent.drawn_tokens
-    capacity = bench.graph.layout.kv_slots
-    order = ("layout.kind=bim", f"layout.kv_slots={capacity}", "layout.max_num_branches=1")
-    plain = ("drafter.kind=none", *order, "layout.order=fcfs")
+    slots = f"layout.kv_slots={bench.graph.layout.kv_slots}"
+    order = ("layout.max_num_branches=1", "layout.order=fcfs")
+    plain = ("drafter.kind=none", "layout.kind=bim", slots, *order)
     twin = bench.side(bench.changed(*sets, *plain, seed=seed, tokens=most), "A")
     graph = bench.side(bench.changed(*sets, seed=seed, tokens=most), "B")
     for answer in bench.answers([twin, graph], prompts):
@@ -134,7 +131,7 @@ def _twin_answers(
 def _equality(
     bench: Bench, name: str, title: str, results: Sequence[BranchComparison], **figures: float
 ) -> Check:
-    """Whether all branches that were compared are equal; in float32 but for numeric ties."""
+    """Whether all branches are equal; in float32 but for numeric ties."""
     number = counts(results)
     tokens = number["equal_tokens"]
     exact = bench.dtype == "float64"
@@ -149,14 +146,8 @@ def _equality(
         margin = "" if there.margin is None else f" (margin {there.margin:.1e})"
         differing = f"{there.other} and not {there.reference}{margin}"
         wrong.append(f"branch {result.branch}, token {there.position + 1}: {differing}")
-    figures |= {
-        "branches": number["branches"],
-        "equal": number["equal"],
-        "tokens": tokens,
-        "ties": ties,
-        "refused": number["unfinished"],
-        "differences": len(wrong),
-    }
+    figures |= {"branches": number["branches"], "equal": number["equal"], "tokens": tokens}
+    figures |= {"ties": ties, "refused": number["unfinished"], "differences": len(wrong)}
     equal = f"{number['equal']} of {number['branches']} branches are equal"
     text = f"{title}: {tokens} tokens in {equal}"
     text += f", {ties} numeric ties" if ties else ""
@@ -164,8 +155,7 @@ def _equality(
     return Check(name, passed, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
-NEAR = {"float32": 1e-4, "float64": 1e-9}
-"""How far scores may lie apart, absolutely."""
+NEAR = {"float32": 1e-4, "float64": 1e-9}  # of a score's difference
 BUDGETS = (1, 2, 7)
 
 
@@ -230,17 +220,15 @@ PARTS = 4  # of the outline that is given where parts search
 
 
 def blended_checks(bench: Bench) -> Iterator[Check]:
-    """Two findings for every place that documents may have in prompts, one for folded parts."""
+    """For every place that documents may have in prompts, and for folded parts."""
     prompts = read_file(DOCUMENTS).items[: bench.extent.drawn_prompts]
     skeleton = bench.graph.skeleton
     most = bench.extent.drawn_tokens
     for place in ("prompt",) if skeleton is None else ("prefix", "branches"):
-        sets: tuple[str, ...] = (GREEDY,)
-        if skeleton is not None:
-            sets = (GREEDY, f"skeleton.documents={place}")
+        sets = (GREEDY, *([] if skeleton is None else [f"skeleton.documents={place}"]))
         made = bench
         if place == "branches":
-            # Whether the model's own outlines search is its own affair; here every part does.
+            # The model's own outlines may not search; here every part does.
             made = replace(bench, job=replace(bench.job, outline=_searching(prompts)))
         tally = bench.tally()
         side = made.side(made.changed(*sets, "blend.plan=plain", tokens=most))
@@ -264,7 +252,7 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _searching(prompts: Sequence[Prompt]) -> Outline:
-    """Parts that are named as the documents are, each with the tool that searches for them."""
+    """Parts with the documents' names, each with the tool that searches for them."""
     titles = dict.fromkeys(document.title for prompt in prompts for document in prompt.documents)
     some = enumerate(list(titles)[:PARTS], 1)
     points = tuple(Point(n, 60, "Search", (), title=title) for n, title in some)
@@ -274,7 +262,7 @@ def _searching(prompts: Sequence[Prompt]) -> Outline:
 def _reuse(
     bench: Bench, name: str, title: str, answers: Iterable[tuple[GraphPair, ComparedPrompt]]
 ) -> Check:
-    """Equal tokens of a graph and its twin; without a reused row they would prove nothing."""
+    """Equal tokens of a graph and its twin; without a reused row they prove nothing."""
     results: list[BranchComparison] = []
     reused = recomputed = 0
     for pair, answer in answers:
@@ -290,11 +278,7 @@ def _reuse(
 
 
 def worker_checks(bench: Bench) -> Iterator[Check]:
-    """Greedy, and sampled with one seed; all prompts at once.
-
-    Raises:
-        ClusterError: the workers cannot begin, or are lost.
-    """
+    """Greedy, and sampled with one seed; all prompts at once; raises ClusterError."""
     heat = bench.graph.sampling.temperature or 1.0
     sampled = (*MATCH, f"sampling.temperature={heat}")
     # One whose prefix is long enough to be brought to others instead of being read by each.

@@ -1,12 +1,11 @@
 """`specsot verify-run`: a finished run's tokens compared with plain transformers.
 
-No decoding of specsot is involved: token ids come from the run's files, logits from one
-forward of transformers over context and answer. If the likeliest token behind every beginning of an
-answer is the answer's next one, then decoding token by token writes this answer.
+No decoding of specsot is involved: token ids come from the run's files, logits from one forward of
+transformers over context and answer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,9 @@ EXACT = ("float32", "float64")  # in others tokens agree mostly, and nothing is 
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """The decoded answer of one context.
+    """The decoded answer of one context; ended: a stop token followed it.
 
-    ended: a stop token followed it. constrained: under the grammar of outlines.
-    segments: the visible parts of the context; empty for all of it.
+    constrained: by the grammar of outlines. segments: of the context, if it is not one text.
     """
 
     name: str
@@ -46,10 +44,8 @@ class DecodedText:
 
 @dataclass(slots=True)
 class Finding:
-    """One branch's tokens: the target's own, numeric ties, the grammar's choice, or wrong.
-
-    first: the place of the first wrong token, and the target's token there.
-    """
+    """One branch's tokens: the target's own, numeric ties, the grammar's choice, or wrong; first:
+    the first wrong one."""
 
     name: str
     tokens: int = 0
@@ -70,11 +66,7 @@ class Finding:
 
 @exit_code
 def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> int:
-    """Compare every answer of a saved run with transformers; returns the exit code.
-
-    Args:
-        ref, runs: see `find_run`.
-    """
+    """Compare every answer of a saved run (`find_run`) with transformers; returns the exit code."""
     run = find_run(ref, runs)
     manifest = run.manifest
     outputs = run.outputs
@@ -110,12 +102,8 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
         document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
         put(json_text(document))
         return code
-    total = Finding("all")
-    for finding in findings:
-        for name in COUNTS:
-            setattr(total, name, getattr(total, name) + getattr(finding, name))
-        if finding.wrong and not total.first:
-            total.first = f"{finding.name}: {finding.first}"
+    total = Finding("all", **{name: sum(getattr(f, name) for f in findings) for name in COUNTS})
+    total.first = next((f"{one.name}: {one.first}" for one in findings if one.wrong), "")
     lines = [finding.words for finding in (*findings, total)]
     if dtype not in EXACT:
         lines += [f"in {dtype} nothing is promised; the share tells how far forwards agree"]
@@ -126,22 +114,23 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
 def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
     """What one line of outputs.jsonl says was decoded; raises KeyError, TypeError, ValueError."""
     name = f"request {line['id']}"
-    if line["outline_token_ids"]:
+    if ids := line["outline_token_ids"]:
         ended = line["outline_finish_reason"] == "stop"
-        outline = (line["outline_context_ids"], line["outline_token_ids"])
-        yield DecodedText(f"{name}, outline", *outline, ended, constrained=True)
+        context = line["outline_context_ids"]
+        yield DecodedText(f"{name}, outline", context, ids, ended, constrained=True)
     combined = [] if line["combined"] is None else [line["combined"]]
     for part in (*line["parts"], *combined):
         if part["token_ids"] or part["finish_reason"] == "stop":
             word = "part" if line["outline"] is not None else "sample"
             several = word == "part" or len(line["parts"]) > 1
             title = f", {word} {part['index'] + 1}" if several else ""
-            ended = part["finish_reason"] == "stop"
-            context = part["context_ids"] or ()
-            segments = part.get("context_segments")
-            visible_segments = segments_from(segments) if segments else ()
-            text = DecodedText(f"{name}{title}", context, part["token_ids"], ended)
-            yield replace(text, segments=visible_segments)
+            yield DecodedText(
+                f"{name}{title}",
+                part["context_ids"] or (),
+                part["token_ids"],
+                part["finish_reason"] == "stop",
+                segments=segments_from(part.get("context_segments") or ()),
+            )
 
 
 def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
@@ -158,7 +147,6 @@ def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int
 
 
 def _compared(model: "Transformers", dtype: str, stops: set[int], text: DecodedText) -> Finding:
-    """One answer against the likeliest tokens behind its context and each of its own."""
     ids = (*text.context, *text.tokens)
     size = model.model(dtype).config.vocab_size
     if not text.context or not all(type(token) is int and 0 <= token < size for token in ids):

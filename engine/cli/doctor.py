@@ -2,21 +2,31 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Exit
 
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
 from ..prepare.environment import embedded_folder, machine, versions
+from ..prepare.job import EMBEDDED
 from ..shell import complain, print_json
 from .options import option
 
+if TYPE_CHECKING:
+    from ..record.metrics import Meter
+
 EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
+QUESTION = "Explain how volcanoes work."
+GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
+EQUAL = (("autoregressive", "eagle"), ("bim_plain", "bim_eagle"))
+TOKENS = 32
 START_UPS = {
     "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
     "specsot check": "from specsot.engine.cli.main import main; main(['check'])",
@@ -89,15 +99,14 @@ def _self_test(
     report: dict[str, Any], say: Callable[[str], None], threads: int | None, rounds: int
 ) -> int:
     """Fills the report; returns the exit code."""
-    from ..certify.self_test import measure_overhead, try_graphs, unequal
-
-    runs = []
+    runs: list[dict[str, Any]] = []
     try:
         for run in try_graphs(threads):
             runs.append(run)
-            pace = f"{run.tokens} tokens in {run.seconds:.2f} s, tau_step {run.tau_step:.2f}"
-            say(f"{run.graph}: {pace}, digest {run.digest[:16]}")
-        report["self_test"] = list(map(asdict, runs))
+            pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s"
+            tau = f"tau_step {run['tau_step']:.2f}"
+            say(f"{run['graph']}: {pace}, {tau}, digest {run['digest'][:16]}")
+        report["self_test"] = runs
         report["problems"] += unequal(runs)
         meter = measure_overhead(threads, rounds)
     except Exception as error:
@@ -113,6 +122,58 @@ def _self_test(
     outside = f"{100 * share:.1f} % of {meter.rounds} rounds outside ops"
     say(f"overhead: {outside}, {meter.tokens_per_second:.0f} tokens/s")
     return Code.UNEQUAL if report["problems"] else Code.OK
+
+
+def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[dict[str, Any]]:
+    """Answer one question with every graph on the embedded models."""
+    from ..record.report import answers_of, output_digest
+    from ..run.runner import perform
+
+    for graph in GRAPHS:
+        start_time = perf_counter()
+        session, prompts = _question(graph, threads, max_new_tokens)
+        load_seconds = perf_counter() - start_time
+        run, recorder, _ = perform(session, prompts)
+        meter = recorder.meter
+        digest = output_digest(answers_of(run.requests, session.prompts))
+        figures = {name: getattr(meter, name) for name in ("tokens", "seconds", "tau_step")}
+        yield {"graph": graph, "digest": digest, **figures, "load_seconds": load_seconds}
+        run.close()
+
+
+def unequal(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Pairs of graphs whose answers differ though they must not."""
+    digests = {run["graph"]: run["digest"] for run in runs}
+    pairs = [(a, b) for a, b in EQUAL if a in digests and b in digests]
+    return [f"{a} and {b} give different tokens" for a, b in pairs if digests[a] != digests[b]]
+
+
+def measure_overhead(threads: int | None, rounds: int) -> "Meter":
+    """The sums of at least `rounds` rounds, with the trace written as in `specsot run`."""
+    from ..record.metrics import Meter
+    from ..record.run_folder import RunFolder
+    from ..run.runner import perform
+
+    session, prompts = _question("bim_eagle", threads, None)
+    total = Meter()
+    with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
+        while total.rounds < rounds:
+            run, recorder, _ = perform(session, prompts, write=files.trace)
+            run.close()
+            total.add(recorder.meter)
+            if not recorder.meter.rounds:
+                break  # or it would go on for ever
+    return total
+
+
+def _question(graph: str, threads: int | None, budget: int | None) -> Any:
+    """A session on the embedded models, and its prompts."""
+    from ..run.api import Prompt, open_session
+
+    session = open_session(
+        graph, model=EMBEDDED, drafter_model=EMBEDDED, threads=threads, max_new_tokens=budget
+    )
+    return session, [Prompt("1", QUESTION)]
 
 
 def _words(value: Any) -> str:

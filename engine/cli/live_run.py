@@ -15,7 +15,7 @@ from ..prepare.repeat import Provenance
 from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder
 from ..record.report import answer_text, closing_lines, refusals, uncombined
-from ..record.run_folder import OUTPUTS, BestEffortRunFolder
+from ..record.run_folder import OUTPUTS, RunFolder
 from ..record.run_view import scene_of
 from ..record.trace import Write, trace_pools
 from ..run.blend_probe import probe_blends
@@ -38,7 +38,7 @@ def perform(
     job: Job,
     session: Session,
     provenance: Provenance,
-    folder: BestEffortRunFolder,
+    folder: RunFolder,
     starts: Starts = recorded,
 ) -> RunOutcome:
     """The run from its first transition to its last file; a failed run is saved as far as it got.
@@ -127,7 +127,7 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
             plain.announce()
 
 
-def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, threads: int) -> bool:
+def print_result(job: Job, folder: RunFolder, outcome: RunOutcome, threads: int) -> bool:
     """The answer, or a JSON document with all results, to stdout, how the run went to stderr; False
     if stdout does not take the answer.
 
@@ -154,10 +154,11 @@ def print_result(job: Job, folder: BestEffortRunFolder, outcome: RunOutcome, thr
     say = Writer(sys.stderr)
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
+        where = f"run folder {folder.path}" if folder.exists else "no run folder"
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
-        for line in (*lines, folder.words, f"digest {outcome.digest}"):
+        for line in (*lines, where, f"digest {outcome.digest}"):
             say(f"{line}\n")
     return delivered
 

@@ -12,7 +12,7 @@ from ..prepare.environment import redact
 from ..prepare.job import prepare
 from ..prepare.options import OPTIONS, RunOptions
 from ..prepare.repeat import differences
-from ..record.run_folder import BestEffortRunFolder, RunFolder
+from ..record.run_folder import RunFolder, write_whole
 from ..shell import complain, ended
 from .options import takes
 
@@ -31,7 +31,7 @@ def run(options: RunOptions) -> None:
 
 def run_command(options: RunOptions) -> int:
     """Run and return the exit code; every error ends as one message."""
-    folder: BestEffortRunFolder | None = None
+    folder: RunFolder | None = None
     try:
         job = prepare(options)
         with ExitStack() as stack:
@@ -64,7 +64,7 @@ def run_command(options: RunOptions) -> int:
                 lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
             for line in lines if not options.quiet else ():
                 complain(line)
-            folder = BestEffortRunFolder.create(options.runs_dir, job.program.graph.name)
+            folder = RunFolder.create(options.runs_dir, job.program.graph.name)
             outcome = perform(job, session, provenance, folder, starts)
         delivered = print_result(job, folder, outcome, provenance.threads)
         whole = delivered and not folder.faults
@@ -81,15 +81,13 @@ def run_command(options: RunOptions) -> int:
             complain(fault)
 
 
-def _save_traceback(
-    error: BaseException, options: RunOptions, folder: BestEffortRunFolder | None
-) -> str:
+def _save_traceback(error: BaseException, options: RunOptions, folder: RunFolder | None) -> str:
     """Write the traceback to the run folder; returns a message with its path."""
     try:
-        there = folder if folder is not None and folder.exists else None
-        run_folder: RunFolder = there or RunFolder.create(options.runs_dir, "failed")
+        if folder is None or not folder.exists:
+            folder = RunFolder.create(options.runs_dir, "failed")
         text = "".join(traceback.format_exception(error))
-        RunFolder(run_folder.path).write_text(FILE, redact(text))
-        return f"see {run_folder.path / FILE}"
+        write_whole(folder.path / FILE, redact(text))
+        return f"see {folder.path / FILE}"
     except (OSError, ValueError):
         return "its traceback could not be written"

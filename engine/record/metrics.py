@@ -1,8 +1,4 @@
-"""The figures of a run, counted from its events. Names and definitions: docs/metrics.md.
-
-Operations of blended prefills are estimated as in `ops.layer_plan`, for each prompt, or part of a
-prompt (the shared prefix, a branch), by itself; attention to earlier rows is left out.
-"""
+"""The figures of a run, counted from its events. Names and definitions: docs/metrics.md."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -27,8 +23,9 @@ SCHEMA = 1
 class ProbeFigures:
     """The comparisons of a run's probe so far.
 
-    rows: compared cached rows. errors: `relative_errors` [L, 2] of every prompt, or part of a
-        prompt, with cached rows. kl: `divergence` of every first token after cached rows.
+    rows: compared cached rows. errors: [L, 2] for K and V of each layer ||blended - full|| /
+    ||full||, of every prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of
+    every first token after cached rows.
     """
 
     rows: int = 0
@@ -48,22 +45,14 @@ class ProbeFigures:
         }
 
 
-def relative_errors(blended_L2x: Tensor, full_L2x: Tensor) -> Tensor:
-    """[L, 2], for K and V of each layer ||blended - full|| / ||full|| over the same rows."""
-    error_L2: Tensor = (blended_L2x - full_L2x).norm(dim=-1) / full_L2x.norm(dim=-1)
-    return error_L2
-
-
-def divergence(full_V: Tensor, other_V: Tensor) -> float:
-    """KL(full || other) in nats, of log-probabilities; ids without a token (-inf) count 0."""
-    terms_V = torch.where(full_V > -torch.inf, full_V.exp() * (full_V - other_V), 0.0)
-    return float(terms_V.sum().clamp(min=0))
-
-
 def blend_figures(
     forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
 ) -> dict[str, Any] | None:
-    """The part `blend` of metrics.json; None for a graph without the block `blend`."""
+    """The part `blend` of metrics.json; None for a graph without the block `blend`.
+
+    Operations are estimated as in `ops.layer_plan`, for each prompt, or part of one, by itself;
+    attention to earlier rows is left out.
+    """
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
@@ -112,20 +101,14 @@ class Marks:
 class Meter:
     """Counters of a run; host integers only.
 
-    Attributes:
-        forwards: target forwards, prefill included; `rounds` those that verified a proposal.
-        rows: query rows of all target forwards; `padding` of them are padding.
-        draft_forwards, draft_rows, draft_padding: the same of the drafters' forwards.
-        tokens: tokens appended to any branch, outlines included, stop tokens not.
-        in_ops: nanoseconds inside ops; `in_run` from the first transition to the last.
-        open_ops: the part of `in_ops` after the last transition: a run may stop within a state.
-        last_move: nanoseconds from the start of the run to its last transition.
-        preempted: preemptions of branches and requests.
-        lengths: histogram of the tokens that a branch committed in a round; `requests`: the same
-            for each request.
-        chosen: histogram of tree sizes, or chain lengths, of rounds whose drafter chooses them.
-        blends: of every forward with cached rows.
-        probed: the comparisons of the probe, if there is one.
+    forwards: of the target, prefill included; rounds: those that verified a proposal.
+    rows: query rows of the target's forwards; padding: of them. draft_*: the same of the drafters.
+    tokens: appended to any branch, outlines included, stop tokens not.
+    in_ops: nanoseconds inside ops; in_run: from the first transition to the last; last_move: from
+    the start of the run to its last transition.
+    open_ops: the part of `in_ops` after the last transition: a run may stop within a state.
+    lengths: histogram of the tokens that a branch committed in a round; requests: by request.
+    chosen: histogram of tree sizes, or chain lengths, of rounds whose drafter chooses them.
     """
 
     forwards: int = 0
@@ -154,15 +137,30 @@ class Meter:
     blends: list[BlendSummary] = field(default_factory=list)
     probed: ProbeFigures | None = None
 
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What adds up over runs: numbers, and numbers by name."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: n for name, n in values.items() if isinstance(n, int | Counter)}
+
+    @classmethod
+    def of(cls, counts: Mapping[str, Any]) -> "Meter":
+        """The meter of `counts` that were written as JSON, whose keys are strings."""
+        meter = cls()
+        for name in meter.counts.keys() & counts.keys():
+            number = counts[name]
+            if name in ("lengths", "chosen"):
+                number = {int(length): count for length, count in number.items()}
+            setattr(meter, name, Counter(number) if isinstance(number, Mapping) else number)
+        return meter
+
     def add(self, other: "Meter") -> None:
         """Add the counters of another run, without its requests and marks."""
-        for name in self.__slots__:
-            count = getattr(self, name)
-            more = getattr(other, name)
-            if isinstance(count, Counter):
-                count.update(more)
-            elif isinstance(count, int):
-                setattr(self, name, count + more)
+        for name, more in other.counts.items():
+            if isinstance(more, Counter):
+                getattr(self, name).update(more)
+            else:
+                setattr(self, name, getattr(self, name) + more)
 
     def op_ran(self, event: OpRan) -> None:
         self.in_ops += event.nanos
@@ -177,7 +175,7 @@ class Meter:
         self.last_move = at
 
     def forward_done(self, summary: RoundSummary, at: int) -> None:
-        """Count one target forward; `at` is nanoseconds since the start."""
+        """A target forward; at: nanoseconds since the start."""
         self.forwards += 1
         self.rounds += any(count >= 0 for count in summary.accepted)
         self.rows += summary.rows
@@ -210,7 +208,6 @@ class Meter:
 
     @property
     def tau_step(self) -> float:
-        """Tokens committed / branch-rounds, over all branches."""
         return _mean_length(self.lengths)
 
     @property
@@ -220,7 +217,6 @@ class Meter:
 
     @property
     def acceptance_rate(self) -> float:
-        """Drafted tokens accepted / drafted tokens offered, every tree node counted."""
         return ratio(self.accepted, self.drafted)
 
     @property
@@ -229,7 +225,6 @@ class Meter:
 
     @property
     def padding_waste(self) -> float:
-        """Padded query rows / all query rows of target forwards."""
         return ratio(self.padding, self.rows)
 
     @property
@@ -267,9 +262,8 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 def counted_figures(meter: Meter) -> dict[str, Any]:
     """The figures that are counted from events alone."""
-    seconds: dict[str, float | None] = {
-        "total": (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
-    }
+    total = (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
+    seconds: dict[str, float | None] = {"total": total}
     for mark in fields(Marks):  # means over the requests that reached a mark
         moments = [getattr(marks, mark.name) for marks in meter.marks.values()]
         reached = [nanos / NS for nanos in moments if nanos is not None]
@@ -319,24 +313,17 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
 def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of a run's pools and of its reads of the device."""
     host = board["host"]
-    draft = board["kv_draft"]
-    cache = board["branches"].prefixes
+    per_round = ratio(host.reads, meter.forwards)
     reuse = None
-    if cache is not None:
-        reuse = {
-            **asdict(cache.figures),
-            "hit_rate": ratio(cache.figures.reused, cache.figures.asked),
-            "kept_rows": cache.idle + cache.pinned,
-        }
+    if (cache := board["branches"].prefixes) is not None:
+        hit_rate = ratio(cache.figures.reused, cache.figures.asked)
+        rows = cache.idle + cache.pinned
+        reuse = {**asdict(cache.figures), "hit_rate": hit_rate, "kept_rows": rows}
     return {
-        "host_reads": {
-            "total": host.reads,
-            "full": host.full_reads,
-            "per_round": ratio(host.reads, meter.forwards),
-        },
+        "host_reads": {"total": host.reads, "full": host.full_reads, "per_round": per_round},
         "kv": {
-            "target": _pool_figures(board["kv"]),
-            "drafter": _pool_figures(draft) if draft is not None else None,
+            name: None if board[key] is None else _pool_figures(board[key])
+            for name, key in (("target", "kv"), ("drafter", "kv_draft"))
         },
         "prefix_cache": reuse,
         "blend": blend_figures(meter.blends, board, meter.probed),
@@ -344,7 +331,6 @@ def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool_figures(pool: Any) -> dict[str, Any]:
-    """Peak use of a KV pool and bytes moved inside it; pool: ops.kv.KVCache."""
     return {
         "capacity_slots": pool.slots,
         "rows": pool.rows,
@@ -375,14 +361,10 @@ MODEL_CAUSES = (
 
 
 def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
-    """Warnings if the drafter does not help; empty without drafts or with too few rounds.
+    """Warnings if the drafter of this kind does not help; none without drafts or with few rounds.
 
     A round of plain decoding costs at most as much as a round that verifies a tree. So a run is
     slower than its own plain rounds at least if drafting costs more than the saved tokens.
-
-    Args:
-        metrics: metrics.json.
-        kind: of the graph's drafter.
     """
     rounds = metrics["branch_rounds"]
     tau = metrics["tau_step"]

@@ -25,7 +25,6 @@ class Recorder:
     Attributes:
         snapshot_requested: set by a viewer; the next event then updates `snapshot`.
         listeners: called with each event after it was folded into `view`.
-        start_time: perf_counter_ns at the start of the run, moved on by its pauses.
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
@@ -104,7 +103,7 @@ class Recorder:
         self._record(at, summary, self.meter.forwards)
 
     def write_record(self, record: Record) -> None:
-        """Add a trace record of another source among the events."""
+        """A trace record of another source than the events."""
         self._record(self.now, record)
 
     def _record(self, at: int, item: Recordable, number: int = 0) -> None:
@@ -115,7 +114,7 @@ class Recorder:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the pending records; encoding many at once costs a fraction of one by one."""
+        """Encoding many records at once costs a fraction of one by one."""
         if self.write is not None:
             for at, item, number in self._pending:
                 self.write(trace_record(at, item, number))
@@ -133,23 +132,22 @@ class Recorder:
         self.flush()
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
-        """metrics.json, as far as the run got."""
         return figures(self.meter, board)
 
     def exclude(self, nanos: int) -> None:
-        """Exclude a pause from the run's time."""
+        """A pause does not count as the run's time."""
         self.start_time += nanos
         if self._run is not None and self._run.moved_at:
             self._run.moved_at += nanos
 
     def serve_snapshot(self) -> None:
-        """Take a snapshot if one was requested; only on the run's own thread."""
+        """Only on the run's own thread."""
         if self.snapshot_requested:
             self.snapshot_requested = False
             self.take_snapshot()
 
     def take_snapshot(self) -> None:
-        """Leave a new `snapshot`; only on the run's own thread."""
+        """Only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
         board = self._run.board

@@ -1,7 +1,6 @@
 """A saved run, transition by transition and without a model, from its trace, outputs and manifest.
 
-A trace does not say which branch a slot belongs to: the strip of a replayed run shows the number
-of slots of each owner.
+A trace has no owner of a slot: the strip of a replayed run shows the number of slots of each owner.
 """
 
 from bisect import bisect_right
@@ -39,10 +38,9 @@ UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None
 
 @dataclass(eq=False)
 class ReplayedBranch:
-    """One branch as it ended.
+    """One branch as it ended; text: None for an outline, whose text is not saved.
 
-    name: as in the trace. text: None for an outline, whose text is not saved. texts: of single
-    tokens. rounds: number of its forwards; last_round: number of the last one.
+    texts: of single tokens. rounds: number of its forwards; last_round: number of the last one.
     """
 
     name: str
@@ -57,7 +55,6 @@ class ReplayedBranch:
     last_round: int = 0
 
     def view(self, run: RunView) -> BranchView:
-        """The branch at the moment of a view."""
         stage = self.stage(run)
         request = self.name.rpartition("/")[0]
         tokens = run.tokens[self.name]
@@ -81,11 +78,8 @@ class ReplayedBranch:
         return "done" if rounds >= self.rounds else "running"
 
     def text_at(self, tokens: int) -> str:
-        """The text of the first tokens.
-
-        If single tokens do not add up to the text, or their texts are unknown, it is a
-        proportional share of the whole.
-        """
+        """The text of the first tokens: a proportional share of the whole text if the texts of
+        single tokens do not add up to it."""
         whole, ends = self._pieces
         if tokens >= len(self.ids) and self.text is not None:
             return self.text
@@ -95,7 +89,6 @@ class ReplayedBranch:
 
     @cached_property
     def _pieces(self) -> tuple[str, list[int]]:
-        """The joined texts of all tokens, and where each ends."""
         pieces = [self.texts.get(token, "") for token in self.ids]
         return "".join(pieces), [0, *accumulate(map(len, pieces))]
 
@@ -125,7 +118,6 @@ class ReplayedRequest:
         return [root] if run.rounds[root.name] else []
 
     def view(self, run: RunView) -> RequestView:
-        """The request at the moment of a view."""
         parts = self.parts if self.visible(run) is self.parts else []
         done = sum(part.stage(run) == "done" for part in parts)
         if parts and done == len(parts):
@@ -149,14 +141,11 @@ class ReplayedRequest:
 
 
 class Replay:
-    """The frames of a saved run: one for each state that it was in.
+    """The frames of a saved run: one for each state that it was in; raises UsageError.
 
     Attributes:
         scene: the constants of the run. times: nanoseconds of the run at the end of each frame.
         missing: what the run folder lacks, in words. requests: in the run's order.
-
-    Raises:
-        UsageError: the folder has no trace of a run.
     """
 
     def __init__(self, run: SavedRun) -> None:
@@ -199,61 +188,55 @@ class Replay:
         except UsageError:
             outputs = {}
             self.missing.append("outputs")
-        graph = self._graph
-        budget = self.run.manifest.get("max_new_tokens") or graph["limits"]["max_new_tokens"]
-        outline_budget = (graph.get("skeleton") or {}).get("max_tokens", 0)
-        requests: dict[str, ReplayedRequest] = {}
-        branches: dict[str, ReplayedBranch] = {}
-
-        def add(name: str, saved: Mapping[str, Any]) -> ReplayedBranch:
-            key, _, title = name.rpartition("/")
-            request = requests.setdefault(key, ReplayedRequest(key, ""))
-            is_outline = title == "outline"
-            branches[name] = branch = ReplayedBranch(
-                name=name,
-                index=-1 if is_outline else len(request.parts),
-                title=title if saved is UNSAVED or is_outline else saved["title"] or "answer",
-                budget=outline_budget if is_outline else budget,
-                finish=saved["finish_reason"],
-                ids=saved["token_ids"],
-                text=saved["text"],
-                texts=self._texts,
-            )
-            if is_outline:
-                request.outline = branch
-            else:
-                request.parts.append(branch)
-            return branch
-
+        saved: dict[str, Mapping[str, Any]] = {}
         for key, line in outputs.items():
-            requests[key] = ReplayedRequest(key, line.get("question", ""))
             ids = line.get("outline_token_ids") or []
             finish = line.get("outline_finish_reason") or ""
             if ids or finish:
                 outline = {"finish_reason": finish, "token_ids": ids, "text": None}
-                add(f"{key}/outline", outline)
-            for part in line.get("parts", ()):
-                add(f"{key}/{part['index'] + 1}", part)
+                saved[f"{key}/outline"] = {**outline, "title": "outline"}
+            saved |= {f"{key}/{part['index'] + 1}": part for part in line.get("parts", ())}
             if line.get("combined") is not None:
-                add(f"{key}/combined", line["combined"])
+                saved[f"{key}/combined"] = line["combined"]
+        numbers: dict[str, list[int]] = {}  # of each branch's forwards
         for record in rounds:
             for name in record["branches"]:
-                branch = branches.get(name) or add(name, UNSAVED)
-                branch.rounds += 1
-                branch.last_round = record["round"]
+                numbers.setdefault(name, []).append(record["round"])
+        budget = self.run.manifest.get("max_new_tokens") or self._graph["limits"]["max_new_tokens"]
+        outline_budget = (self._graph.get("skeleton") or {}).get("max_tokens", 0)
+        requests = {k: ReplayedRequest(k, line.get("question", "")) for k, line in outputs.items()}
+        for name in {**saved, **numbers}:
+            key, _, title = name.rpartition("/")
+            request = requests.setdefault(key, ReplayedRequest(key, ""))
+            values = saved.get(name, {**UNSAVED, "title": title})
+            branch = ReplayedBranch(
+                name=name,
+                index=-1 if title == "outline" else len(request.parts),
+                title=values["title"] or "answer",
+                budget=outline_budget if title == "outline" else budget,
+                finish=values["finish_reason"],
+                ids=values["token_ids"],
+                text=values["text"],
+                texts=self._texts,
+                rounds=len(numbers.get(name, ())),
+                last_round=max(numbers.get(name, ()), default=0),
+            )
+            if title == "outline":
+                request.outline = branch
+            else:
+                request.parts.append(branch)
         return list(requests.values())
 
     def _read_sizes(self) -> tuple[int, int, int]:
         """Slots of the target's pool, bytes of a slot, slots of the drafter's pool."""
         try:
-            pools = self.run.metrics["kv"]
+            target = self.run.metrics["kv"]["target"]
+            drafter = self.run.metrics["kv"]["drafter"] or {}
         except UsageError:
             self.missing.append("metrics")
             layout = self._graph["layout"]
             # Earlier versions called it `capacity`.
             return layout["kv_slots" if "kv_slots" in layout else "capacity"], 0, 0
-        target = pools["target"]
-        drafter = pools["drafter"] or {}
         return target["capacity_slots"], target["slot_bytes"], drafter.get("capacity_slots", 0)
 
     def __len__(self) -> int:
@@ -264,15 +247,12 @@ class Replay:
         return max(bisect_right(self.times, nanos) - 1, 0)
 
     def text_of(self, token: int) -> str:
-        """The text of a single token; empty if it is unknown."""
         return self._texts.get(token, "")
 
     def records_of(self, frame: int) -> list[Record]:
-        """The trace records of one frame."""
         return self.records[self._ends[frame - 1] if frame else 0 : self._ends[frame]]
 
     def snapshot(self, frame: int) -> Snapshot:
-        """The run at the end of a frame."""
         view = self.view(frame)
         return view.snapshot(
             [branch.view(view) for request in self.requests for branch in request.visible(view)],
@@ -296,7 +276,6 @@ class Replay:
         return self._view
 
     def pool(self, view: RunView) -> PoolView:
-        """The pool at the moment of a view."""
         used, draft_used = view.kv
         capacity, slot_bytes, draft_capacity = self._sizes
         kinds = [PREFIX]

@@ -19,7 +19,7 @@ Sights = Mapping[int, Sequence[Sequence[Any]]]
 
 
 def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
-    """The answers of all requests so far; prompts: states.text.prompts.PromptBook."""
+    """Of all requests so far; prompts: states.text.prompts.PromptBook."""
     return tuple(answer(request, prompts) for request in requests)
 
 
@@ -36,7 +36,6 @@ def output_digest(answers: Iterable[Answer]) -> str:
 
 
 def _all(item: Answer) -> tuple[Section, ...]:
-    """The sections, and the answer that combines them, if there is one."""
     return item.sections if item.combined is None else (*item.sections, item.combined)
 
 
@@ -75,6 +74,7 @@ def outputs(
             segments = sights.get(item.key, {}).get(item.combined.index)
             combined = {**_section(item.combined, ids), "context_segments": segments}
         marks = asdict(meter.marks.get(item.key, Marks()))
+        seconds = {f"to_{k}": None if nanos is None else nanos / NS for k, nanos in marks.items()}
         line = {
             "id": item.key,
             "question": item.question,
@@ -86,9 +86,7 @@ def outputs(
             "outline_token_ids": list(item.outline_tokens),
             "parts": [_section(section, ids) for section in item.sections],
             "combined": combined,
-            "seconds": {
-                f"to_{name}": None if nanos is None else nanos / NS for name, nanos in marks.items()
-            },
+            "seconds": seconds,
         }
         lines.append(line)
     return lines
@@ -121,7 +119,7 @@ def _section(section: Section, contexts: Contexts) -> dict[str, Any]:
 
 
 def answer_text(answers: Sequence[Answer]) -> str:
-    """The answer, or each answer under its question, as text."""
+    """The answer, or each answer under its question."""
     if len(answers) == 1:
         return printable(answers[0].text) + "\n"
     return "\n".join(
@@ -171,7 +169,6 @@ def summary_page(
 
 
 def _row(cells: Sequence[Any]) -> str:
-    """A row of a table in Markdown."""
     texts = (printable(str(cell), "").replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(texts)} |"
 

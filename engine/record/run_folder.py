@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 from ..errors import UsageError
 
@@ -27,25 +27,47 @@ OUTPUTS = "outputs.jsonl"
 METRICS = "metrics.json"
 COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make an encoder for each line
 STAMP = "%Y%m%dT%H%M%SZ"
+STAMP_LENGTH = 16
 NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-.+-[0-9a-f]{6}")  # as `RunFolder.create` makes them
 
 # -- writing --------------------------------------------------------------------------------------
 
 
-class RunFolder:
-    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary."""
+def write_whole(file: Path, text: str) -> None:
+    """Atomically: a reader sees the old file or the new one; raises OSError."""
+    part = file.with_name(f".{file.name}.part")
+    with part.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(file)
 
-    def __init__(self, path: Path) -> None:
+
+def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(COMPACT.encode(value) + "\n" for value in values)
+
+
+class RunFolder:
+    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary.
+
+    Write errors are collected: the disk may be full, the place read-only.
+
+    Attributes:
+        path: of the folder, or of the place where it could not be created.
+        exists: whether it could be created.
+        faults: files that could not be written and why, in order.
+    """
+
+    def __init__(self, path: Path, fault: str = "") -> None:
         self.path = path
+        self.faults = [fault] if fault else []
+        self.exists = not fault
         self._trace: TextIO | None = None
+        self._trace_failed = False
 
     @classmethod
-    def create(cls, runs: Path, graph: str) -> Self:
-        """A new folder; the link `latest` in `runs` points to it.
-
-        Raises:
-            UsageError: the place is not writable.
-        """
+    def create(cls, runs: Path, graph: str) -> "RunFolder":
+        """A new folder, or a fault; the link `latest` in `runs` points to it."""
         stamp = datetime.now(UTC).strftime(STAMP)
         try:
             runs.mkdir(parents=True, exist_ok=True)
@@ -62,17 +84,12 @@ class RunFolder:
                 link.unlink(missing_ok=True)
         except OSError as error:
             reason = error.strerror or error
-            message = f"{runs}: no run folder can be made there: {reason} (see --runs-dir)"
-            raise UsageError(message) from None
+            return cls(runs, f"{runs}: no run folder can be made there: {reason} (see --runs-dir)")
         return cls(path)
 
     @classmethod
-    def at(cls, path: Path) -> Self:
-        """The folder of a name that the user chose, created if it does not exist.
-
-        Raises:
-            UsageError: it cannot be created.
-        """
+    def at(cls, path: Path) -> "RunFolder":
+        """The folder of a name that the user chose; raises UsageError if it cannot be created."""
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -81,81 +98,33 @@ class RunFolder:
         return cls(path)
 
     def write_text(self, name: str, text: str) -> None:
-        """Atomically: a reader sees the old file or the new one."""
-        final = self.path / name
-        part = final.with_name(f".{name}.part")
-        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(final)
+        if self.exists:
+            with self._collect_faults(name):
+                write_whole(self.path / name, text)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         self.write_text(name, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
     def write_lines(self, name: str, values: Iterable[Mapping[str, Any]]) -> None:
-        """JSON Lines."""
-        self.write_text(name, "".join(_line(value) for value in values))
+        self.write_text(name, json_lines(values))
 
     def trace(self, record: Mapping[str, Any]) -> None:
-        """Append one record to trace.jsonl."""
-        if self._trace is None:
-            # Not line-buffered: a system call per event would cost more than the event.
-            self._trace = (self.path / TRACE).open("w", encoding="utf-8", newline="\n")
-        self._trace.write(_line(record))
+        """Append one record to trace.jsonl; none after a fault."""
+        if not self.exists or self._trace_failed:
+            return
+        self._trace_failed = True
+        with self._collect_faults(TRACE):
+            if self._trace is None:
+                # Not line-buffered: a system call per event would cost more than the event.
+                self._trace = (self.path / TRACE).open("w", encoding="utf-8", newline="\n")
+            self._trace.write(COMPACT.encode(record) + "\n")
+            self._trace_failed = False
 
     def close(self) -> None:
         if self._trace is not None:
-            self._trace.close()
-            self._trace = None
-
-
-class BestEffortRunFolder(RunFolder):
-    """A run folder whose write errors are collected: the disk may be full, the place read-only.
-
-    Attributes:
-        path: of the folder, or of the place where it could not be created.
-        exists: whether it could be created.
-        faults: files that could not be written and why, in order.
-    """
-
-    def __init__(self, path: Path, fault: str = "") -> None:
-        super().__init__(path)
-        self.faults = [fault] if fault else []
-        self.exists = not fault
-        self._trace_failed = False
-
-    @classmethod
-    def create(cls, runs: Path, graph: str) -> Self:
-        """A new folder as of `RunFolder`, or a fault."""
-        try:
-            return super().create(runs, graph)
-        except UsageError as error:
-            return cls(runs, str(error))
-
-    @property
-    def words(self) -> str:
-        """The place of the folder, in words."""
-        return f"run folder {self.path}" if self.exists else "no run folder"
-
-    def write_text(self, name: str, text: str) -> None:
-        if self.exists:
-            with self._collect_faults(name):
-                super().write_text(name, text)
-
-    def trace(self, record: Mapping[str, Any]) -> None:
-        if self.exists and not self._trace_failed:
-            self._trace_failed = True
-            with self._collect_faults(TRACE):
-                super().trace(record)
-                self._trace_failed = False
-
-    def close(self) -> None:
-        file = self._trace
-        self._trace = None
-        if file is not None:
             with suppress(OSError) if self._trace_failed else self._collect_faults(TRACE):
-                file.close()
+                self._trace.close()
+            self._trace = None
 
     @contextmanager
     def _collect_faults(self, name: str) -> Iterator[None]:
@@ -165,16 +134,12 @@ class BestEffortRunFolder(RunFolder):
             self.faults.append(f"{self.path / name}: {error.strerror or error}")
 
 
-def _line(value: Mapping[str, Any]) -> str:
-    return COMPACT.encode(value) + "\n"
-
-
 # -- reading --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run folder; its files are read on first use, and errors are UsageErrors."""
+    """A run folder; its files are read on first use, errors are UsageErrors."""
 
     path: Path
 
@@ -243,27 +208,22 @@ def saved_runs(runs: Path) -> list[SavedRun]:
         for path in runs.iterdir()
         if NAME.fullmatch(path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
     ]
-    seconds = Counter(path.name.partition("-")[0] for path in paths)
+    seconds = Counter(path.name[:STAMP_LENGTH] for path in paths)
 
     def start_time(run: SavedRun) -> tuple[str, str, str]:
         """The manifest, with its microseconds, is read only for runs of the same second."""
-        second = run.path.name.partition("-")[0]
         started = ""
-        if seconds[second] > 1:
+        if seconds[run.path.name[:STAMP_LENGTH]] > 1:
             with suppress(UsageError):
                 started = str(run.manifest.get("started", ""))
-        return second, started, run.path.name
+        return run.path.name[:STAMP_LENGTH], started, run.path.name
 
     return sorted(map(SavedRun, paths), key=start_time)
 
 
 def find_run(ref: str, runs: Path) -> SavedRun:
     """The run of a reference: a folder, `latest`, a graph (its newest run), or the start or the
-    end of a name.
-
-    Raises:
-        UsageError: `runs` has no such run, or more than one.
-    """
+    end of a name; raises UsageError unless `runs` has one."""
     for path in (Path(ref), runs / ref):
         if (path / MANIFEST).is_file():
             return SavedRun(path.resolve() if path.name == LATEST else path)
@@ -280,12 +240,11 @@ def find_run(ref: str, runs: Path) -> SavedRun:
 def removable_runs(runs: Path, keep: int | None, days: float | None) -> list[SavedRun]:
     """The runs beyond the newest `keep` that started more than `days` ago, and are not running."""
     saved = saved_runs(runs)
-    limit = None
+    excess = saved if keep is None else saved[: max(len(saved) - keep, 0)]
     if days is not None:
         limit = (datetime.now(UTC) - timedelta(days=days)).strftime(STAMP)
-    excess = saved if keep is None else saved[: max(len(saved) - keep, 0)]
-    old = [run for run in excess if limit is None or run.path.name < limit]
-    return [run for run in old if run.manifest.get("status") != "running"]
+        excess = [run for run in excess if run.path.name < limit]
+    return [run for run in excess if run.manifest.get("status") != "running"]
 
 
 def remove(run: SavedRun) -> int:
@@ -307,11 +266,8 @@ CONTEXT_LENGTH = 32  # characters of a text before a difference and after it
 
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """The differences of two runs.
-
-    settings: of graph, models and options, with both values. first: the first different token,
-    None if all are equal. figures: both values of each.
-    """
+    """The differences of two runs: settings and figures with both values; the first different
+    token, None if all are equal."""
 
     equal: bool
     settings: dict[str, tuple[Any, Any]]
@@ -320,22 +276,21 @@ class RunDifference:
 
 
 def difference(run: SavedRun, other: SavedRun) -> RunDifference:
-    """Tokens request by request and part by part, settings, and figures."""
     first = next(_token_differences(run.outputs, other.outputs), None)
-    settings = [dict(_settings(side.manifest)) for side in (run, other)]
-    pairs = {name: (settings[0].get(name), settings[1].get(name)) for s in settings for name in s}
+    mine, theirs = (dict(_settings(side.manifest)) for side in (run, other))
+    pairs = {name: (mine.get(name), theirs.get(name)) for name in sorted({**mine, **theirs})}
     figures = {name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES}
     a, b = (side.metrics.get("seconds", {}).get("total") for side in (run, other))
     return RunDifference(
         equal=first is None,
-        settings={name: (a, b) for name, (a, b) in sorted(pairs.items()) if a != b},
+        settings={name: (a, b) for name, (a, b) in pairs.items() if a != b},
         first=first,
         figures={**figures, "seconds": (a, b)},
     )
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All settings that can change a run, by dotted names; states and transitions as a whole."""
+    """All settings that can change a run, by dotted names."""
     for key, value in manifest.get("graph", {}).get("resolved", {}).items():
         if key == "name":
             yield "graph.name", value
@@ -379,7 +334,6 @@ def _token_differences(
 
 
 def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Length of the common start of two sequences."""
     return next((n for n, (a, b) in enumerate(zip_longest(first, second)) if a != b), len(first))
 
 

@@ -1,8 +1,7 @@
-"""The state of a run as viewers show it, folded from the run's events.
+"""The state of a run as viewers show it, folded from its events, live or read from trace.jsonl.
 
 `RunView` is the one state behind the live view, the step view, the replay player and the page's
-playback. It takes the same events whether a run is live or read from trace.jsonl, and makes
-immutable `Snapshot`s of them.
+playback; its immutable copies are `Snapshot`s.
 """
 
 from collections import Counter, deque
@@ -52,7 +51,7 @@ class Mark(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftNode:
-    """One token of a tree; parent: index of its parent in the tree, -1 for the root."""
+    """One token of a tree; parent: its index in the tree, -1 for the root."""
 
     text: str
     parent: int
@@ -63,8 +62,8 @@ class DraftNode:
 class DraftTree:
     """The tree of a branch's last round: parents before children, the accepted path first.
 
-    request: key of the request. name: `outline`, `combined` or the branch's number from 1.
-    round: number of the target forward. position: of the root. drafted, accepted: token counts.
+    name: `outline`, `combined` or the branch's number from 1. round: number of the target forward.
+    position: of the root. drafted, accepted: token counts.
     """
 
     request: str
@@ -124,7 +123,7 @@ def token_text(token: int, text: Callable[[int], str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A transition: milliseconds spent in `source`, tokens committed there."""
+    """A transition: milliseconds in `source`, tokens committed there."""
 
     source: str
     target: str
@@ -162,9 +161,8 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A KV pool; `codes` has the content of every slot (FREE, PREFIX, TREE, ...).
+    """A KV pool; codes: the content of every slot (FREE, PREFIX, TREE, ...), row after row.
 
-    rows: of the pool, one after the other in `codes`; `capacity` slots in all.
     moved: bytes moved inside both pools by their ledgers; None if unknown.
     reused: prompt tokens whose rows came from the prefix cache.
     """
@@ -197,8 +195,8 @@ class Scene:
 class Snapshot:
     """A run at one moment; `seconds` since its start.
 
-    meter: a copy without requests and marks. blend: the last forward with cached rows, None if
-    there was none. trees: of the last rounds, one for each branch.
+    meter: a copy without requests and marks. blend: the last forward with cached rows. trees: of
+    the last rounds, one for each branch.
     """
 
     state: str
@@ -218,9 +216,8 @@ class Snapshot:
 
 @dataclass
 class RunView:
-    """The state of a run after its events so far.
+    """The state of a run after its events so far; before: the previous one.
 
-    state, before: the present and the previous state. meter: all counts.
     kv: slots in use in both pools after the last forward.
     parsed: number of forwards at the last parse of outlines.
     rounds, tokens: forwards and committed tokens of each branch.
@@ -247,24 +244,19 @@ class RunView:
             self.parsed = self.meter.forwards
 
     def moved(self, event: Moved, at: int) -> None:
-        """A transition; `at`: nanoseconds since the start of the run."""
         self.meter.moved(event, at)
-        millis = event.nanos / 1e6
-        self.moves.append(
-            Move(event.source, event.target, event.guard, millis=millis, committed=self.committed)
-        )
+        edge = (event.source, event.target, event.guard)
+        self.moves.append(Move(*edge, event.nanos / 1e6, self.committed))
         self.before = event.source
         self.state = event.target
         self.committed = 0
 
     def planned(self, preempted: Collection[str], starting: Iterable[str]) -> None:
-        """The plan of a step: names of what it preempts and of what it starts or resumes."""
         self.meter.preempted += len(preempted)
         self.preempted.update(preempted)
         self.starting = frozenset(starting)
 
     def round_done(self, summary: RoundSummary, at: int) -> None:
-        """A committed forward of the target; `at`: nanoseconds since the start of the run."""
         self.preempted -= self.starting
         self.meter.forward_done(summary, at)
         self.committed += sum(summary.committed)
@@ -286,7 +278,6 @@ class RunView:
         seconds: float,
         text: Callable[[int], str],
     ) -> Snapshot:
-        """An immutable copy; text: the text of a single token."""
         meter = Meter()
         meter.add(self.meter)
         return Snapshot(
@@ -307,7 +298,7 @@ class RunView:
 
 
 def scene_of(graph: Mapping[str, Any], model: str, requests: int) -> Scene:
-    """The constants of a run; graph: as in its manifest; model: a path, shown by its last part."""
+    """graph: as in a manifest. model: a path, shown by its last part."""
     ways: dict[str, tuple[str, ...]] = {}
     for edge in graph["transitions"]:
         for source in [edge["from"]] if isinstance(edge["from"], str) else edge["from"]:
@@ -350,7 +341,7 @@ def request_view(request: Request) -> RequestView:
 
 
 def visible_branches(requests: Iterable[Request]) -> Iterator[Branch]:
-    """The branches to show: an outline's root branch only until its branches exist."""
+    """An outline's root branch only until its branches exist."""
     for request in requests:
         yield from request.branches or request.all_branches()
 
@@ -382,11 +373,8 @@ def slot_codes(
     reused: Mapping[int, Reused] | None = None,
     segments: Mapping[int, CachedSegment] | None = None,
 ) -> Codes:
-    """The content of each slot of a pool (ops.kv.KVCache).
-
-    Args:
-        segments: of the prefix cache, by owner; those in use count as prefixes.
-    """
+    """The content of each slot of a pool (ops.kv.KVCache); segments: of the prefix cache, by owner,
+    of which those in use count as prefixes."""
     owner = np.asarray(pool.owner)
     code_of: dict[int, int] = {}
     for request in requests:

@@ -27,12 +27,8 @@ MAX_TREE_NODES = 512  # of all trees of a round together, in its record
 
 
 def trace_record(at: int, item: Recordable, number: int) -> Record:
-    """One record.
-
-    Args:
-        at: nanoseconds since the start of the run.
-        number: of a move, the tokens committed in its source; of a round, its own number.
-    """
+    """One record; at: nanoseconds since the start of the run; number: of a move, the tokens
+    committed in its source; of a round, its own."""
     match item:
         case OpRan(state, op, nanos):
             values = {"state": state, "op": op, "ns": nanos, "shapes": item.shapes}
@@ -46,7 +42,6 @@ def trace_record(at: int, item: Recordable, number: int) -> Record:
 
 
 def _round(summary: RoundSummary) -> Record:
-    """The fields of a round; lists that most rounds lack are left out."""
     optional = {
         "choices": [asdict(choice) for choice in summary.choices],
         "explained": [asdict(entry) for entry in summary.explained],
@@ -104,22 +99,13 @@ def action_of(step: StepPlan) -> str:
 
 def step_record(step: StepPlan, starts: Sequence[str], chunks: Mapping[str, int]) -> Record:
     """The plan of a step: what starts, and why the first waiting item does not."""
-    return {
-        "kind": "step",
-        "step": step.number,
-        "does": action_of(step),
-        "why": step.why,
-        "starts": list(starts),
-        "chunks": dict(chunks),
-        "running": step.running,
-        "waiting": step.waiting,
-        "held": step.blocked,
-        "preempted": list(step.preempted),
-    }
+    plan = {"step": step.number, "does": action_of(step), "why": step.why}
+    starting = {"starts": list(starts), "chunks": dict(chunks)}
+    counts = {"running": step.running, "waiting": step.waiting, "held": step.blocked}
+    return {"kind": "step", **plan, **starting, **counts, "preempted": list(step.preempted)}
 
 
 def records_of(run: SavedRun) -> Iterator[Record]:
-    """The lines of trace.jsonl; raises UsageError."""
     for number, line in enumerate(run.text(TRACE).splitlines(), 1):
         try:
             record = json.loads(line)
@@ -129,10 +115,7 @@ def records_of(run: SavedRun) -> Iterator[Record]:
 
 
 def trees_of(record: Record) -> Iterator[VerifiedTree]:
-    """The trees of a round's record.
-
-    Traces of earlier versions have those of `--explain-rounds`, or none.
-    """
+    """The trees of a round's record; earlier traces have those of `--explain-rounds`, or none."""
     for at, tree in enumerate(record.get("trees", ())):
         yield VerifiedTree(
             branch=record["branches"][at],
@@ -174,11 +157,8 @@ def trace_pools(board: Mapping[str, Any], write: Write) -> None:
 
 
 def _trace_pool(pool: Any, name: str, write: Write) -> None:
-    """Trace one pool (ops.kv.KVCache).
-
-    An operation inside another one (`retire_` releases rows) has no record of its own. `rows` is
-    the number of rows that an operation gets, or the number of rows that it frees.
-    """
+    """An operation inside another one (`retire_` releases rows) has no record of its own. `rows` is
+    the number of rows that an operation gets, or the number of rows that it frees."""
     inside: list[str] = []
 
     def traced(operation: str) -> Callable[..., Any]:
@@ -195,15 +175,10 @@ def _trace_pool(pool: Any, name: str, write: Write) -> None:
             if not inside:
                 length = pool.current_length
                 by_row = operation in ROW_OPERATIONS and args
-                record = {
-                    "kind": "kv",
-                    "pool": name,
-                    "op": operation,
-                    "rows": np.asarray(args[0]).size if by_row else abs(length - before),
-                    "length": length,
-                    "ledger_bytes": sum(pool.ledger.bytes.values()),
-                }
-                write(record)
+                rows = np.asarray(args[0]).size if by_row else abs(length - before)
+                record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}
+                moved = sum(pool.ledger.bytes.values())
+                write({**record, "length": length, "ledger_bytes": moved})
             return result
 
         return run
@@ -238,8 +213,8 @@ def as_csv(records: Iterable[Record]) -> str:
 def as_perfetto(records: Iterable[Record], title: str) -> str:
     """States, their ops, and a track for each branch; tokens and slots of the pools as counters.
 
-    The format is Chrome's trace event format, JSON: complete events (`ph: X`) with times in
-    microseconds, counters (`ph: C`), names of tracks (`ph: M`).
+    Chrome's trace event format: complete events (`ph: X`) with times in microseconds, counters
+    (`ph: C`), names of tracks (`ph: M`).
     """
     events: list[Record] = []
 

@@ -15,7 +15,7 @@ from ...ops.kv.pool import Ints, KVCache
 from ...ops.types import Rows
 from ...states.machine import Event, OpRan
 from ...states.request import Request
-from ..record.metrics import ProbeFigures, divergence, relative_errors
+from ..record.metrics import ProbeFigures
 from .core import EngineCore
 from .scoring import full_prefill
 
@@ -51,10 +51,16 @@ def _compare(figures: ProbeFigures, core: EngineCore) -> None:
         output, full = full_prefill(core.board["target"], ids, kv.data.dtype, kv.data.device)
         if owner in cached:
             slots, positions = cached[owner]
-            figures.errors.append(relative_errors(_rows(kv, slots), _rows(full, positions)))
+            full_L2x = _rows(full, positions)
+            error_L2x = _rows(kv, slots) - full_L2x
+            figures.errors.append(error_L2x.norm(dim=-1) / full_L2x.norm(dim=-1))
             figures.rows += slots.size
         if draws:
-            figures.kl.append(divergence(_log(output.logits_RV[0]), _log(tips[owner])))
+            logs_V = output.logits_RV[0].double().log_softmax(-1)
+            blended_V = tips[owner].double().log_softmax(-1)
+            # Ids without a token (-inf) count 0.
+            terms_V = torch.where(logs_V > -torch.inf, logs_V.exp() * (logs_V - blended_V), 0.0)
+            figures.kl.append(float(terms_V.sum().clamp(min=0)))
 
 
 def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
@@ -84,7 +90,3 @@ def _rows(pool: KVCache, slots: Ints) -> Tensor:
     """[L, 2, x], float64."""
     slots_R = torch.as_tensor(slots.astype(np.int64), device=pool.data.device)
     return pool.data.index_select(3, slots_R).flatten(2).double()
-
-
-def _log(logits_V: Tensor) -> Tensor:
-    return logits_V.double().log_softmax(-1)

@@ -13,20 +13,19 @@ from helpers.support import contexts as contexts_by_hand
 
 from specsot.engine.bench import equality as compare_equal
 from specsot.engine.bench import sides as compare_sides
-from specsot.engine.bench.command import compare_command, prepare_all, ten_prompts
-from specsot.engine.bench.comparison import Comparison
+from specsot.engine.bench.command import TEN_PROMPTS, compare_command, prepare_all
+from specsot.engine.bench.comparison import Comparison, compare_jobs
 from specsot.engine.bench.equality import (
     CUT,
     END,
     BranchAnswer,
     BranchComparison,
+    compare_branches,
     counts,
-    judge_prompt,
     pairs_of,
 )
 from specsot.engine.bench.experiment import read_side
 from specsot.engine.bench.render import WIDTH, comparison_parts, rendered
-from specsot.engine.bench.rounds import compare_jobs
 from specsot.engine.bench.sides import Side, total
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import open_graph
@@ -69,7 +68,7 @@ def settings_column(out: str) -> str:
 
 def again(found: Comparison) -> Comparison:
     pairs = pairs_of(found.sides)
-    results = [branch for one in found.prompts for branch in judge_prompt(one, pairs)]
+    results = [b for one in found.prompts for pair in pairs for b in compare_branches(pair, one)]
     return Comparison(Status.OK, found.sides, pairs, found.prompts, results)
 
 
@@ -500,5 +499,5 @@ def test_a_run_file_is_a_graph_too(options: RunOptions, tmp_path: Path) -> None:
 
 
 def test_the_packaged_prompts_are_ten() -> None:
-    items = read_file(ten_prompts()).items
+    items = read_file(TEN_PROMPTS).items
     assert len({item.text for item in items}) == 10

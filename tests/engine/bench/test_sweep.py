@@ -23,8 +23,8 @@ from specsot.engine.bench.sides import ComparedPrompt, Cost, SideRun, answer_all
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.record import run_folder
 from specsot.engine.record.metrics import Meter
-from specsot.engine.record.run_folder import RunFolder
 from specsot.engine.run.runner import Status, StopSignal
 from specsot.states.machine import Run
 
@@ -244,10 +244,10 @@ def test_a_full_disk_loses_no_table(
         err = capsys.readouterr().err
         assert "the result follows here" in err and "B and A: 4 of 4 branches equal" in err
 
-    def full(self: RunFolder, name: str, text: str) -> None:
+    def full(file: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RunFolder, "write_text", full)
+    monkeypatch.setattr(run_folder, "write_whole", full)
     assert compare_command(pair, options, Path("other")) == Code.FAILED
     out, err = capsys.readouterr()
     assert "B and A: 4 of 4 branches equal" in out

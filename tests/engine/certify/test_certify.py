@@ -13,9 +13,15 @@ from torch import Tensor
 from specsot.engine.certify import reference as certify_bench
 from specsot.engine.certify import reference as certify_teacher
 from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
-from specsot.engine.certify.drawn import FILTERS, acceptance_checks, filter_gate
-from specsot.engine.certify.gates import GATES, Rig, gate_checks
-from specsot.engine.certify.probe import memory_checks
+from specsot.engine.certify.drawn import acceptance_checks
+from specsot.engine.certify.gates import (
+    FILTERS,
+    GATES,
+    Rig,
+    filter_gate,
+    gate_checks,
+    memory_checks,
+)
 from specsot.engine.certify.reference import Bench, Check, Extent
 from specsot.engine.certify.texts import (
     GREEDY,

@@ -7,22 +7,16 @@ from typing import Any
 import pytest
 import typer
 
-from specsot.engine.certify import self_test
-from specsot.engine.certify.self_test import (
-    GRAPHS,
-    SelfTestRun,
-    measure_overhead,
-    try_graphs,
-    unequal,
-)
 from specsot.engine.cli import doctor as module
+from specsot.engine.cli.doctor import GRAPHS, measure_overhead, try_graphs, unequal
 from specsot.engine.errors import Code
 from specsot.engine.record.metrics import Meter
 from specsot.models.files import ModelError
 
 
-def tried(**digests: str) -> list[SelfTestRun]:
-    return [SelfTestRun(graph, digest, 8, 1.0, 2.0, 0.1) for graph, digest in digests.items()]
+def tried(**digests: str) -> list[dict[str, Any]]:
+    figures = {"tokens": 8, "seconds": 1.0, "tau_step": 2.0, "load_seconds": 0.1}
+    return [{"graph": graph, "digest": digest, **figures} for graph, digest in digests.items()]
 
 
 def test_pairs_must_agree() -> None:
@@ -34,9 +28,9 @@ def test_pairs_must_agree() -> None:
 
 def test_the_shipped_graphs_agree_on_the_embedded_models() -> None:
     found = list(try_graphs(1, max_new_tokens=6))
-    assert [one.graph for one in found] == list(GRAPHS)
+    assert [one["graph"] for one in found] == list(GRAPHS)
     assert unequal(found) == []
-    assert all(one.tokens > 0 for one in found)
+    assert all(one["tokens"] > 0 for one in found)
 
 
 def test_overhead_is_measured_over_enough_rounds() -> None:
@@ -47,7 +41,7 @@ def test_overhead_is_measured_over_enough_rounds() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "start_ups", lambda: {"import torch": 1.0})
-    monkeypatch.setattr(self_test, "measure_overhead", lambda threads, rounds: Meter(rounds=200))
+    monkeypatch.setattr(module, "measure_overhead", lambda threads, rounds: Meter(rounds=200))
 
 
 def outcome(as_json: bool) -> int:
@@ -59,10 +53,10 @@ def outcome(as_json: bool) -> int:
 def test_the_report_is_one_document(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def all_equal(threads: int | None) -> Iterator[SelfTestRun]:
+    def all_equal(threads: int | None) -> Iterator[dict[str, Any]]:
         yield from tried(autoregressive="a", eagle="a")
 
-    monkeypatch.setattr(self_test, "try_graphs", all_equal)
+    monkeypatch.setattr(module, "try_graphs", all_equal)
     assert outcome(as_json=True) == Code.OK
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["problems"] == [] and found["overhead"]["rounds"] == 200
@@ -85,11 +79,11 @@ def test_what_fails_is_told(
     code: Code,
     says: str,
 ) -> None:
-    def fails(threads: int | None) -> Iterator[SelfTestRun]:
+    def fails(threads: int | None) -> Iterator[dict[str, Any]]:
         yield from tried(autoregressive="a")
         raise error
 
-    monkeypatch.setattr(self_test, "try_graphs", fails)
+    monkeypatch.setattr(module, "try_graphs", fails)
     assert outcome(as_json=False) == code
     captured = capsys.readouterr()
     assert says in captured.err and "not good" in captured.out
@@ -99,7 +93,7 @@ def test_different_tokens_are_code_5(
     quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        self_test, "try_graphs", lambda threads: iter(tried(bim_plain="a", bim_eagle="b"))
+        module, "try_graphs", lambda threads: iter(tried(bim_plain="a", bim_eagle="b"))
     )
     assert outcome(as_json=False) == Code.UNEQUAL
     assert "bim_plain and bim_eagle give different tokens" in capsys.readouterr().err
