@@ -52,6 +52,7 @@ WORDS = {
     BranchAnswer.UNFINISHED: "not finished",
 }
 Rows = Sequence[Mapping[str, Any]]  # of a result, in the order of their letters
+Column = tuple[str, dict[str, Any]]  # its name and settings
 Cells = Callable[[Comparison, Side], Iterable[str]]
 
 
@@ -87,7 +88,7 @@ def _markdown(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
-def _table(title: str, lines: box.Box, *columns: tuple[str, dict[str, Any]]) -> Table:
+def _table(title: str, lines: box.Box, *columns: Column) -> Table:
     table = Table(title=f"\n{title}", box=lines, **STYLE)
     for name, style in columns:
         table.add_column(name, **style)
@@ -150,12 +151,12 @@ def _graphs(comparison: Comparison, lines: box.Box) -> Table:
 def _by_prompt(
     title: str,
     lines: box.Box,
-    columns: Iterable[tuple[str, dict[str, Any]]],
+    columns: Iterable[Column],
     sections: Sequence[Sequence[tuple[str, Comparison, Cells]]],
 ) -> Table:
     """Sections of prompts, each with its name on the first of the lines of its graphs."""
-    # The name of the prompt gives way.
-    heads = [("prompt", {"max_width": QUESTION}), ("", {"no_wrap": True}), *columns]
+    heads: list[Column] = [("prompt", {"max_width": QUESTION})]  # the one that gives way
+    heads += [("", {"no_wrap": True}), *columns]
     table = _table(title, lines, *heads)
     for section in sections:
         for name, part, cells in section:
@@ -180,7 +181,7 @@ def _figures(comparison: Comparison, lines: box.Box, each: bool) -> Iterator[Ren
     yield _by_prompt(title, lines, columns, [singles, every])
     first = comparison.sides[0].letter
     title = f"Against {first}: times better, median of prompts (lowest to highest)"
-    names: list[tuple[str, dict[str, Any]]] = [("", {"no_wrap": True})]
+    names: list[Column] = [("", {"no_wrap": True})]
     names += [("graph", {"overflow": "fold"}), *((name, number) for name in GAIN_HEADINGS)]
     table = _table(title, lines, *names)
     for side in comparison.sides:
@@ -337,7 +338,7 @@ def experiment_parts(
     experiment: Experiment, rows: Rows, notes: Sequence[str], lines: box.Box
 ) -> Iterator[RenderableType]:
     heads, cells = experiment_table(experiment, rows, between="\n")
-    columns: list[tuple[str, dict[str, Any]]] = []
+    columns: list[Column] = []
     for number, head in enumerate(heads):
         if head in ("", "equal"):
             columns.append((head, {"no_wrap": True}))
