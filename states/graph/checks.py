@@ -81,18 +81,18 @@ class _Checks:
         ops = dict(table.ops)
         guards = dict(table.guards)
         for at, call, _ in graph.calls(table):
-            if ":" in call.op and (entry := self._named((*at, "op"), "op", call.op)):
+            if entry := self._named((*at, "op"), "op", call.op):
                 ops[call.op] = (entry,)
         for i, edge in enumerate(graph.transitions):
-            at = ("transitions", i, "when")
-            if edge.when and ":" in edge.when and (entry := self._named(at, "guard", edge.when)):
-                guards[edge.when] = entry
+            name = edge.when or ""
+            if entry := self._named(("transitions", i, "when"), "guard", name):
+                guards[name] = entry
         self.table = OpTable(ops, guards, table.faults)
         self.calls = [*graph.calls(self.table)]
 
     def _named(self, at: KeyPath, kind: str, name: str) -> OpEntry | None:
         try:
-            return named_function(kind, name)
+            return named_function(kind, name) if ":" in name else None
         except RegistryError as error:
             self.report(at, str(error), ProblemCode.NO_FUNCTION)
             return None
@@ -123,19 +123,18 @@ class _Checks:
         graph = self.graph
         table = self.table
         states: list[tuple[KeyPath, str]] = [(("initial",), graph.initial)]
-        states += [(("transitions", i, "from"), e.from_) for i, e in enumerate(graph.transitions)]
-        states += [(("transitions", i, "to"), e.to) for i, e in enumerate(graph.transitions)]
-        for at, name in states:
-            if name not in graph.states:
-                message = f"no state {quoted(name)}{hint(name, graph.states)}"
-                self.report(at, message, ProblemCode.NO_STATE)
-        for at, call, entry in self.calls:
-            self._call(at, call, entry)
         for i, edge in enumerate(graph.transitions):
+            at = ("transitions", i)
+            states += [((*at, "from"), edge.from_), ((*at, "to"), edge.to)]
             if edge.when is not None and edge.when not in table.guards and ":" not in edge.when:
                 message = f"no guard {quoted(edge.when)}{hint(edge.when, table.guards)}"
-                message = "; ".join([message, *table.faults])
-                self.report(("transitions", i, "when"), message, ProblemCode.NO_GUARD)
+                self.report((*at, "when"), self._with_faults(message), ProblemCode.NO_GUARD)
+        for path, name in states:
+            if name not in graph.states:
+                message = f"no state {quoted(name)}{hint(name, graph.states)}"
+                self.report(path, message, ProblemCode.NO_STATE)
+        for path, call, entry in self.calls:
+            self._call(path, call, entry)
         needed = {block for _, _, entry in self.calls if entry for block in entry.declared.needs}
         for block in OPTIONAL_BLOCKS:
             users = {e.name for es in table.ops.values() for e in es if block in e.declared.needs}
@@ -143,27 +142,28 @@ class _Checks:
                 message = f"no state runs an op that reads this block: {', '.join(sorted(users))}"
                 self.report((block,), message, ProblemCode.UNUSED_BLOCK, key=True)
 
+    def _with_faults(self, message: str) -> str:
+        return "; ".join([message, *self.table.faults])
+
     def _call(self, at: KeyPath, call: Call, entry: OpEntry | None) -> None:
         graph = self.graph
         if call.op not in self.table.ops:
             if ":" not in call.op:
                 message = f"no op {quoted(call.op)}{hint(call.op, self.table.ops)}"
-                message = "; ".join([message, *self.table.faults])
-                self.report((*at, "op"), message, ProblemCode.NO_OP)
+                self.report((*at, "op"), self._with_faults(message), ProblemCode.NO_OP)
             return
         if entry is None:
             kinds = f"layout {graph.layout.kind!r} with drafter {graph.drafter.kind!r}"
-            message = f"op {call.op!r} does not run under {kinds}"
-            message = "; ".join([message, *self.table.faults])
+            message = self._with_faults(f"op {call.op!r} does not run under {kinds}")
             self.report((*at, "op"), message, ProblemCode.NO_VARIANT)
             return
         settings = {s.name: s for s in entry.settings}
         for key, value in call.with_.items():
-            if key not in settings:
+            if key in settings:
+                self._value((*at, "with", key), settings[key], value)
+            else:
                 message = f"{call.op!r} has no setting {quoted(key)}{hint(key, settings)}"
                 self.report((*at, "with", key), message, ProblemCode.NO_SETTING, key=True)
-            else:
-                self._value((*at, "with", key), settings[key], value)
         absent = [b for b in entry.declared.needs if getattr(graph, b, None) is None]
         for block in absent:
             message = f"{call.op!r} needs the block {block!r} in this graph"
@@ -200,6 +200,7 @@ class _Checks:
         if most > max_nodes:
             message = f"{most} nodes are too many: {reason}"
             self.report(("drafter", "num_draft_tokens"), message, ProblemCode.TREE_SIZE)
+        limit = f"layout.kv_slots is {layout.kv_slots}"
         first = _drafted(drafter, 1, 1)
         budgets = {("limits", "max_new_tokens"): self.graph.limits.max_new_tokens}
         if outline is not None:
@@ -209,8 +210,7 @@ class _Checks:
             need = 1 + budget + first + 1  # one prompt token, the answer, one tree with its root
             if need > layout.kv_slots:
                 size = f"1 prompt token + {budget} new ones + {first} nodes + 1 = {need} slots"
-                message = f"{size}, but layout.kv_slots is {layout.kv_slots}"
-                self.report(path, message, ProblemCode.BUDGET)
+                self.report(path, f"{size}, but {limit}", ProblemCode.BUDGET)
         side = nodes_for(drafter.offered, layout.max_num_branches)
         rows = 1 if layout.kind == "batching" else layout.max_num_branches  # trees in a pool's row
         together = 1 if layout.kind == "paged" else rows  # trees that share a round's rows
@@ -219,12 +219,10 @@ class _Checks:
         if need > layout.kv_slots:
             separate = drafter.shared is None or drafter.shared >= together * side
             trees = f"{side} nodes each" if separate else f"{drafter.shared} nodes together"
-            message = f"{layout.max_num_branches} branches with {trees} need {need} slots"
-            message = f"{message}, layout.kv_slots is {layout.kv_slots}"
+            message = f"{layout.max_num_branches} branches with {trees} need {need} slots, {limit}"
             self.report(("layout", "max_num_branches"), message, ProblemCode.ROWS)
         if layout.kind != "batching" and layout.block_size > layout.kv_slots:
-            size = f"a block of {layout.block_size} slots"
-            message = f"{size}, but layout.kv_slots is {layout.kv_slots}"
+            message = f"a block of {layout.block_size} slots, but {limit}"
             self.report(("layout", "block_size"), message, ProblemCode.BLOCK_SIZE)
 
     def blocks(self) -> None:
@@ -250,11 +248,8 @@ class _Checks:
             self._beam(graph.beam)
 
     def _sampling(self) -> None:
-        """A rule of rejection sampling is exact only for drafts drawn as it assumes.
-
-        Draws selected by their probability no longer follow their distribution. Draft sizes that
-        depend on measured times cannot be repeated.
-        """
+        """A rule of rejection sampling is exact only for drafts drawn as it assumes: not selected
+        by their probability, and of sizes that do not depend on measured times."""
         drafter = self.graph.drafter
         sampling = self.graph.sampling
         if drafter.chooses and getattr(drafter, "costs", None) is None and not sampling.exact:
@@ -268,15 +263,13 @@ class _Checks:
         if drafter.shared is not None and drafter.draws_as is not Draws.BEST:
             message = "under accept: rejection, drafts that are drawn cannot be ranked: draws: best"
             self.report(("drafter", "rows_per_round"), message, ProblemCode.RANKED_DRAWS)
-        rule = sampling.rule
         fitting = fitting_rules(drafter.draws_as, drafter.is_chain)
-        if rule is not None and rule not in fitting:
-            how = f"{drafter.kind} drafts {'chains' if drafter.is_chain else 'trees'}"
+        if sampling.rule is not None and sampling.rule not in fitting:
             which = {"best": "of the best tokens", "sampled": "of independent draws"}
             made = which.get(drafter.draws_as, "of draws without replacement")
-            rules = " or ".join(fitting)
-            message = f"rule {rule!r} does not fit: {how} {made}, which takes {rules}"
-            self.report(("sampling", "rule"), message, ProblemCode.RULE)
+            drafts = f"{drafter.kind} drafts {'chains' if drafter.is_chain else 'trees'} {made}"
+            message = f"rule {sampling.rule!r} does not fit: {drafts}, which takes"
+            self.report(("sampling", "rule"), f"{message} {' or '.join(fitting)}", ProblemCode.RULE)
 
     def _two_drafters(self, outlines: DrafterSettings) -> None:
         """Settings that are not possible with different drafters for outlines and parts."""
@@ -298,11 +291,10 @@ class _Checks:
             message = "branches search for documents, but skeleton.tools has no 'Search'"
             self.report(("skeleton", "documents"), message, ProblemCode.NO_SEARCH)
         at = ("skeleton", "merge")
-        merge = skeleton.merge
-        if merge != "concat" and all(call.op != FOLD for _, call, _ in self.calls):
-            message = f"{merge}, but no state runs the op {FOLD!r} that folds the parts"
+        if skeleton.merge != "concat" and all(call.op != FOLD for _, call, _ in self.calls):
+            message = f"{skeleton.merge}, but no state runs the op {FOLD!r} that folds the parts"
             self.report(at, message, ProblemCode.NO_FOLD)
-        if merge == "blend" and self.graph.blend is None:
+        if skeleton.merge == "blend" and self.graph.blend is None:
             message = "blend needs the block `blend`, which says which rows are recomputed"
             self.report(at, message, ProblemCode.NO_FOLD)
 
@@ -325,14 +317,14 @@ class _Checks:
                 message = f"shares must not grow, but {less} follows {more}"
                 self.report((*ratios, i), message, ProblemCode.BLEND_RATIOS)
         if self.graph.beam is not None:
-            message = "beam search cannot reuse documents"
-            message = f"{message}: a graph has one of the blocks `beam`, `blend`"
+            reason = "a graph has one of the blocks `beam`, `blend`"
+            message = f"beam search cannot reuse documents: {reason}"
             self.report(("blend",), message, ProblemCode.BEAM_ALONE, key=True)
         layout = self.graph.layout
         one_sequence = layout.kind == "bim" and layout.max_num_branches == 1
         if blend.mask == "bottom_right" and not (one_sequence and self.graph.skeleton is None):
-            message = "bottom_right is for one sequence"
-            message = f"{message}: layout bim with max_num_branches 1, and no skeleton"
+            needs = "layout bim with max_num_branches 1, and no skeleton"
+            message = f"bottom_right is for one sequence: {needs}"
             self.report(("blend", "mask"), message, ProblemCode.BLEND_MASK)
 
     def _beam(self, beam: BeamBlock) -> None:
@@ -351,9 +343,10 @@ class _Checks:
         tokens = graph.limits.max_new_tokens
         slots = 2 + beam.num_beams * tokens
         if slots > graph.layout.kv_slots:
-            beams = f"{beam.num_beams} beams with {tokens} tokens"
-            message = f"1 prompt token + {beams} + 1 = {slots} slots"
-            message = f"{message}, but layout.kv_slots is {graph.layout.kv_slots}"
+            need = (
+                f"1 prompt token + {beam.num_beams} beams with {tokens} tokens + 1 = {slots} slots"
+            )
+            message = f"{need}, but layout.kv_slots is {graph.layout.kv_slots}"
             self.report(("beam", "num_beams"), message, ProblemCode.BUDGET)
         for at, call, entry in self.calls:
             if entry and "batch" in entry.declared.drops and "beam" not in entry.declared.needs:
@@ -366,36 +359,30 @@ class _Checks:
         finals = [name for name, state in graph.states.items() if state.final]
         reachable = _reach([graph.initial], self.targets).keys()
         ending = _reach(finals, _targets((e.to, e.from_) for e in graph.transitions))
-        unguarded: dict[str, int] = {}  # state -> its transition without a guard
-        guards: dict[tuple[str, str], int] = {}
+        first: dict[tuple[str, str | None], int] = {}  # of each state and guard
+        last: dict[str, int] = {}  # transition of each state
         for i, edge in enumerate(graph.transitions):
-            if edge.from_ in unguarded:
-                same = self.source.where(self._edge(unguarded[edge.from_]))
-                message = f"never taken: {same} has no guard"
+            last[edge.from_] = i
+            unguarded = first.get((edge.from_, None))
+            same = first.setdefault((edge.from_, edge.when), i) if unguarded is None else unguarded
+            if same != i:
+                why = "the same guard" if unguarded is None else "no guard"
+                message = f"never taken: {self.source.where(self._edge(same))} has {why}"
                 self.report(self._edge(i), message, ProblemCode.NEVER_TAKEN)
-            elif edge.when is None:
-                unguarded[edge.from_] = i
-            elif (edge.from_, edge.when) in guards:
-                same = self.source.where(self._edge(guards[edge.from_, edge.when]))
-                message = f"never taken: {same} has the same guard"
-                self.report(self._edge(i), message, ProblemCode.NEVER_TAKEN)
-            else:
-                guards[edge.from_, edge.when] = i
         for name, state in graph.states.items():
             here = ("states", name)
-            out = [i for i, edge in enumerate(graph.transitions) if edge.from_ == name]
-            if state.final and out:
+            if state.final and name in last:
                 message = "final, but a transition leaves it"
                 self.report(here, message, ProblemCode.FINAL_LEFT, key=True)
-            elif not state.final and not out:
+            elif not state.final and name not in last:
                 message = "not final, but no transition leaves it"
                 self.report(here, message, ProblemCode.DEAD_END, key=True)
             elif not state.final and name not in ending and reachable & finals:
                 message = "no final state can be reached from here"
                 self.report(here, message, ProblemCode.NO_WAY_OUT, key=True)
-            if out and name not in unguarded:
+            if name in last and (name, None) not in first:
                 message = f"the last transition from {name!r} must have no `when`"
-                self.report(self._edge(out[-1]), message, ProblemCode.GUARDED_LAST)
+                self.report(self._edge(last[name]), message, ProblemCode.GUARDED_LAST)
             if name not in reachable:
                 self.report(here, "cannot be reached", ProblemCode.UNREACHABLE, key=True)
         if not reachable & finals:
@@ -423,22 +410,23 @@ class _Checks:
         """Keys that an op or a guard reads are set on *every* path that leads to it.
 
         Where an op writes a linear key, no earlier value exists on *any* path, unless the op reads
-        it. Both are forward fixpoints; an op's drops happen before its writes. No op runs twice on
-        unchanged input.
+        it. An op's drops happen before its writes. No op runs twice on unchanged input.
         """
         graph = self.graph
         anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
-        upper = dict.fromkeys(graph.states, anywhere) | {graph.initial: given}
-        lower = dict.fromkeys(graph.states, Keys()) | {graph.initial: given}
-        always = self._fixpoint(steps, upper, frozenset.intersection)
-        sometimes = self._fixpoint(steps, lower, frozenset.union)
-        for name in graph.states:
-            keys = always[name]
-            possible = sometimes[name]
+
+        def check_reads(at: KeyPath, entry: OpEntry, keys: Keys) -> None:
+            for key in entry.reads:
+                if key not in keys:
+                    nowhere = "which no op of this graph writes"
+                    why = "unset on some path here" if key in anywhere else nowhere
+                    self.report(at, f"{entry.name!r} reads {key!r}, {why}", ProblemCode.UNSET)
+
+        for name, (keys, possible) in self._keys_at_entry(steps, given).items():
             for i, step in enumerate(steps[name]):
                 at = ("states", name, "ops", i)
                 entry = step.entry
-                self._reads(at, entry, keys, anywhere)
+                check_reads(at, entry, keys)
                 unread = possible.difference(entry.reads, entry.declared.drops) & LINEAR_KEYS
                 lost = [key for key in entry.declared.writes if key in unread]
                 for key in lost:
@@ -451,29 +439,22 @@ class _Checks:
                 possible = _after(step, possible)
             for i, edge in enumerate(graph.transitions):
                 if edge.from_ == name and edge.when is not None:
-                    guard = self.table.guards[edge.when]
-                    self._reads(("transitions", i, "when"), guard, keys, anywhere)
+                    check_reads(("transitions", i, "when"), self.table.guards[edge.when], keys)
 
-    def _reads(self, at: KeyPath, entry: OpEntry, keys: Keys, anywhere: Keys) -> None:
-        for key in entry.reads:
-            if key not in keys:
-                nowhere = "which no op of this graph writes"
-                why = "unset on some path here" if key in anywhere else nowhere
-                self.report(at, f"{entry.name!r} reads {key!r}, {why}", ProblemCode.UNSET)
-
-    def _fixpoint(
-        self, steps: Steps, at_entry: dict[str, Keys], meet: Callable[[Keys, Keys], Keys]
-    ) -> dict[str, Keys]:
-        """The keys at the entry of every state, `meet` joining those of its predecessors."""
-        todo = list(self.graph.states)
+    def _keys_at_entry(self, steps: Steps, given: Keys) -> dict[str, tuple[Keys, Keys]]:
+        """By state the keys that are set on every path to it, and those set on any."""
+        at_entry = {self.graph.initial: (given, given)}
+        todo = [self.graph.initial]
         while todo:
             name = todo.pop()
-            keys = at_entry[name]
+            always, sometimes = at_entry[name]
             for step in steps[name]:
-                keys = _after(step, keys)
+                always = _after(step, always)
+                sometimes = _after(step, sometimes)
             for target in self.targets.get(name, []):
-                joint = meet(at_entry[target], keys)
-                if joint != at_entry[target]:
+                before = at_entry.get(target, (always, sometimes))
+                joint = (before[0] & always, before[1] | sometimes)
+                if at_entry.get(target) != joint:
                     at_entry[target] = joint
                     todo.append(target)
         return at_entry
@@ -485,17 +466,16 @@ class _Checks:
         targets = _targets((e.from_, e.to) for e in edges.values())
         reported: set[str] = set()
         for i, edge in edges.items():
-            if reported & {edge.from_, edge.to}:
-                continue
             before = _reach([edge.to], targets)
-            if edge.from_ in before:
-                path = [edge.from_]
-                while before[path[-1]]:
-                    path.append(before[path[-1]])
-                reported.update(path)
-                cycle = " > ".join((edge.from_, *reversed(path)))
-                message = f"the cycle {cycle} commits no token: a run could stay in it forever"
-                self.report(self._edge(i), message, ProblemCode.IDLE_CYCLE)
+            if edge.from_ not in before or reported & {edge.from_, edge.to}:
+                continue
+            path = [edge.from_]
+            while before[path[-1]]:
+                path.append(before[path[-1]])
+            reported.update(path)
+            cycle = " > ".join((edge.from_, *reversed(path)))
+            message = f"the cycle {cycle} commits no token: a run could stay in it forever"
+            self.report(self._edge(i), message, ProblemCode.IDLE_CYCLE)
 
 
 _KINDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
@@ -552,14 +532,14 @@ def _reach(first: Iterable[str], targets: Targets) -> dict[str, str]:
 def _done_already(steps: tuple[OpStep, ...]) -> str:
     """Where the last of a state's steps ran before, if its input cannot have changed since."""
     *earlier, last = steps
-    same = [
-        i for i, s in enumerate(earlier) if (s.entry, s.settings) == (last.entry, last.settings)
-    ]
-    since = earlier[same[-1] :] if same else []
-    written = {key for step in since for key in step.entry.declared.writes}
-    in_place = any(step.entry.name.endswith("_") for step in since[1:])
-    repeated = since and written.isdisjoint(last.entry.reads) and not in_place
-    return since[0].at if repeated else ""
+    for step in reversed(earlier):
+        if not set(step.entry.declared.writes).isdisjoint(last.entry.reads):
+            return ""
+        if (step.entry, step.settings) == (last.entry, last.settings):
+            return step.at
+        if step.entry.name.endswith("_"):  # changes an argument in place
+            return ""
+    return ""
 
 
 def _after(step: OpStep, keys: Keys) -> Keys:

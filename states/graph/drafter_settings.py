@@ -20,7 +20,6 @@ MAX_SHARED = 1 << 16
 
 
 def _valid_nodes(value: Any) -> Any:
-    """An int, `auto`, or {active branches: int} with an entry for one branch."""
     context = {"most": MAX_NODES}
     if value == AUTO:
         return value
@@ -74,10 +73,8 @@ def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
 class DrafterSettings(Spec):
     """Settings of a kind of drafter; the kind is the only value of the Literal field `kind`.
 
-    Attributes:
-        drafts: whether the kind ever drafts a token.
-        has_model: whether it has a network, and so a checkpoint and a KV pool.
-        checkpoint: the kind whose checkpoints it reads, if not its own.
+    drafts: whether the kind ever drafts a token. has_model: whether it has a network, and so a
+        checkpoint and a KV pool. checkpoint: the kind whose checkpoints it reads, if not its own.
     """
 
     drafts: ClassVar[bool] = True
@@ -120,8 +117,7 @@ class DrafterSettings(Spec):
     @property
     def shared(self) -> int | None:
         """Drafted tokens of a round over all branches; None if each tree has its own size."""
-        together: int | None = getattr(self, "rows_per_round", None)
-        return together
+        return getattr(self, "rows_per_round", None)
 
     @property
     def scratch(self) -> int:

@@ -1,13 +1,11 @@
-"""From a parsed file to a `Program`: changes, schema, checks stage by stage, resolved ops.
-
-Changes are `extends: NAME`, `--set path=value`, and the new names of renamed keys.
-"""
+"""From a parsed file to a `Program`: `extends: NAME`, `--set path=value`, the new names of renamed
+keys, schema, checks stage by stage, resolved ops."""
 
 import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -23,7 +21,7 @@ from ..yaml.source import (
     hint,
     quoted,
 )
-from ..yaml.spec import Spec, check_mapping, keys_of, kind_of, problem_of
+from ..yaml.spec import check_mapping, keys_of, kind_of, model_at, problem_of
 from .checks import checked_program
 from .graph import (
     EXTENDS,
@@ -32,9 +30,7 @@ from .graph import (
     MACHINE,
     RENAMED_KEYS,
     VERSION,
-    Call,
     Graph,
-    StateSpec,
 )
 from .plugins import PLUG_INS, installed_kinds, settings_class, with_installed
 from .program import Program
@@ -42,12 +38,8 @@ from .program import Program
 OPTION = "--set"
 OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
 RENAMED_BLOCKS: tuple[KeyPath, ...] = (
-    ("layout",),
-    ("drafter",),
-    ("skeleton",),
+    *dict.fromkeys((block,) for block, _ in RENAMED_KEYS),
     OUTLINE_DRAFTER,
-    ("scheduler",),
-    ("limits",),
 )
 _KIND_PATHS = tuple((block, "kind") for block in KINDS)
 
@@ -66,11 +58,9 @@ def load_program(
     given: frozenset[str] | None = None,
     sets: Iterable[str | Change] = (),
 ) -> Program:
-    """Validate a graph, check it stage by stage, and resolve its ops.
+    """Apply `sets` to a source (`override`), validate it, check it stage by stage, resolve its ops.
 
-    Args:
-        source: the parsed file; `sets` are applied to it (`override`).
-        given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
+    given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
 
     Raises GraphError: every problem of the first stage that found any."""
     override(source, sets, table)
@@ -116,8 +106,7 @@ def extend(own: Source, base: Source) -> Source:
     Whole blocks are replaced: settings missing from a block of `own` get the schema's defaults.
 
     Raises GraphError: the base is not a mapping, or needs a later version."""
-    check_mapping(base, "graph")
-    check_version(base)
+    _check_version(base)
     whole = copy.copy(own)
     rest = base.data.keys() - own.data.keys()
     whole.data = {k: v for k, v in {**base.data, **own.data}.items() if k != EXTENDS}
@@ -129,8 +118,7 @@ def extend(own: Source, base: Source) -> Source:
 
 def validate(source: Source) -> Graph:
     """Build the graph. Raises GraphError: every problem of the schema, in file order."""
-    check_mapping(source, "graph")
-    check_version(source)
+    _check_version(source)
     data, source.origins = _flat_edges(source.data)
     problems = list(_nulls(source, data, ()))
     try:
@@ -145,8 +133,9 @@ def validate(source: Source) -> Graph:
     return graph
 
 
-def check_version(source: Source) -> None:
-    """Raise GraphError if the file needs a later version of specsot."""
+def _check_version(source: Source) -> None:
+    """Raise GraphError if the file is no mapping, or needs a later version of specsot."""
+    check_mapping(source, "graph")
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
         message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
@@ -162,6 +151,8 @@ def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, 
     edges = data.get("transitions")
     if not isinstance(edges, list):
         return dict(data), {}
+    states = data.get("states")
+    order = list(states) if isinstance(states, dict) else []
     flat: list[tuple[Any, KeyPath]] = []  # an edge, and its path in the file or that of its state
     for i, edge in enumerate(edges):
         sources = edge.get("from") if isinstance(edge, dict) else None
@@ -169,7 +160,6 @@ def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, 
             flat += [({**edge, "from": s}, (i, "from", j)) for j, s in enumerate(sources)]
         else:
             flat.append((edge, (i,)))
-    order = list(states) if isinstance(states := data.get("states"), dict) else []
 
     def rank(item: tuple[Any, KeyPath]) -> int:
         state = item[0].get("from") if isinstance(item[0], dict) else None
@@ -205,18 +195,13 @@ def _at(path: KeyPath, data: Any) -> Any:
 
 def _model_at(loc: KeyPath, data: Any) -> type[BaseModel] | None:
     """The model of a mapping at `loc` of a graph."""
-    if not loc:
-        return Graph
-    if loc[0] in KINDS or loc[:2] == OUTLINE_DRAFTER:
-        kind = _at((*(loc[:2] if loc[:2] == OUTLINE_DRAFTER else loc[:1]), "kind"), data)
-        if not isinstance(kind, str):
-            return None
-        return LAYOUTS.get(kind) if loc[0] == "layout" else settings_class(kind)
-    if loc[0] == "states":
-        return StateSpec if len(loc) == 2 else Call
-    field = Graph.model_fields.get(str(loc[0]))
-    kinds = (field.annotation, *get_args(field.annotation)) if field else ()
-    return next((k for k in kinds if isinstance(k, type) and issubclass(k, Spec)), None)
+    block = OUTLINE_DRAFTER if loc[:2] == OUTLINE_DRAFTER else loc[:1]
+    if not loc or block[-1] not in KINDS:
+        return model_at(Graph, loc)
+    kind = _at((*block, "kind"), data)
+    if not isinstance(kind, str):
+        return None
+    return LAYOUTS.get(kind) if block == ("layout",) else settings_class(kind)
 
 
 def _schema_problem(source: Source, error: Any) -> Problem:
@@ -225,11 +210,11 @@ def _schema_problem(source: Source, error: Any) -> Problem:
     if error["type"] == "union_tag_invalid":
         kind = error["input"]["kind"]
         block = str(source.nearest(loc)[-1])
-        known = [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
-        message = f"must be one of: {', '.join(known)}"
+        names = [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
+        known = ", ".join(names)
+        message = f"must be one of: {known}"
         if isinstance(kind, str):
-            there = f"there are: {', '.join(known)}"
-            message = f"no {block} {quoted(kind)}{hint(kind, known)}; {there}"
+            message = f"no {block} {quoted(kind)}{hint(kind, names)}; there are: {known}"
             if kind in PLUG_INS:
                 message = f"the drafter {quoted(kind)} is a plug-in: pip install ./{PLUG_INS[kind]}"
         return source.problem((*loc, "kind"), message, ProblemCode.UNKNOWN_KIND)
@@ -237,8 +222,7 @@ def _schema_problem(source: Source, error: Any) -> Problem:
         key = str(loc[-1])
         parent = source.nearest(loc[:-1])
         block = str(parent[-1]) if len(parent) == 1 or parent == OUTLINE_DRAFTER else ""
-        other = [kind for kind, x in KINDS.get(block, {}).items() if key in x.model_fields]
-        if other:
+        if other := [kind for kind, x in KINDS.get(block, {}).items() if key in x.model_fields]:
             kind = _at((*parent, "kind"), source.data)
             message = f"{quoted(key)} belongs to the {block} {' or '.join(other)}, this is {kind}"
             return source.problem(loc, message, ProblemCode.OTHER_KIND, key=True)
@@ -287,8 +271,7 @@ class _Renamer:
             settings = _at(block, self._source.data)
             for key in list(settings) if isinstance(settings, dict) else ():
                 path = (*block, key)
-                if (new_path := self.new_path(path, path)) != path:
-                    self._rename(settings, path, new_path)
+                self._rename(settings, path, str(self.new_path(path, path)[-1]))
 
     def rename_in_ops(self, table: OpTable | None) -> None:
         """The same for settings of ops under `with`, and for values `$block.key`."""
@@ -308,9 +291,9 @@ class _Renamer:
                         settings[key] = f"${'.'.join(map(str, path))}"
                     new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
                     if key not in known and new_keys:
-                        new_path = (*at[:-1], new_keys.pop())
-                        self._note(at, at, new_path)
-                        self._rename(settings, at, new_path)
+                        new_key = new_keys.pop()
+                        self._note(at, at, (*at[:-1], new_key))
+                        self._rename(settings, at, new_key)
 
     def new_path(self, path: KeyPath, place: str | KeyPath) -> KeyPath:
         """The path with the new name of its key, if the block has the new key and not the old one.
@@ -340,17 +323,18 @@ class _Renamer:
         reason = "the old name is read in this release only"
         self.sentences.append(f"{place}: {old} is now called {new}; {reason}")
 
-    def _rename(self, settings: dict[Any, Any], path: KeyPath, new_path: KeyPath) -> None:
+    def _rename(self, settings: dict[Any, Any], path: KeyPath, new_key: str) -> None:
         """Rename a key of a mapping without changing the order, and move its positions."""
         key = path[-1]
-        new_key = new_path[-1]
+        if new_key == str(key):
+            return
         if new_key in settings:
             message = f"given twice: {quoted(key)} is the old name of {quoted(new_key)}"
             raise GraphError([self._source.problem(path, message, ProblemCode.TWICE, key=True)])
-        items = list(settings.items())
+        items = [(new_key if name == key else name, value) for name, value in settings.items()]
         settings.clear()
-        settings.update((new_key if name == key else name, value) for name, value in items)
-        self._source.move(path, new_path)
+        settings.update(items)
+        self._source.move(path, (*path[:-1], new_key))
 
 
 def parse_change(text: str) -> Change:
@@ -373,7 +357,7 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
         return  # the schema reports that the file is not a mapping
     node: Any = source.data
     done: KeyPath = ()
-    for i, part in enumerate(map(str, path)):
+    for part in map(str, path):
         number = int(part) if part.isascii() and part.isdigit() and len(part) < 7 else None
         key: Any = part
         if isinstance(node, dict):
@@ -384,15 +368,15 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
         else:
             is_list = isinstance(node, list)
             what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
-            message = f"{'.'.join(map(str, done))} is {what}"
-            where = ".".join(map(str, path))
+            where, here = (".".join(map(str, p)) for p in (path, done))
+            message = f"{here} is {what}"
             raise GraphError([Problem(option, 0, 0, where, message, ProblemCode.OPTION)])
-        last = i == len(path) - 1
-        if last or (isinstance(node, dict) and key not in node):
-            node[key] = value if last else {}
-            for table in (source.keys, source.values, source.options):
-                for known in [p for p in table if p[: i + 1] == (*done, key)]:
-                    del table[known]
-            source.options[(*done, key)] = option
-        node = node[key]
         done = (*done, key)
+        is_last = len(done) == len(path)
+        if is_last or (isinstance(node, dict) and key not in node):
+            node[key] = value if is_last else {}
+            for table in (source.keys, source.values, source.options):
+                for known in [p for p in table if p[: len(done)] == done]:
+                    del table[known]
+            source.options[done] = option
+        node = node[key]

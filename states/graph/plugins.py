@@ -1,11 +1,10 @@
-"""Drafters by kind, and extensions: ops, guards, drafters and policies of other packages.
+"""Drafters by kind, and extensions of other packages; no torch here.
 
 A graph names a function as `package.module:function`, or a package has entry points:
 `specsot.ops` (a module or package whose declared functions join the table of ops),
 `specsot.drafters` (a kind = its `Drafter` class), `specsot.policies` (a name = a `Policy`) and
-`specsot.attention` (a name = a subclass of `AttentionBackend`).
-Checking a graph reads the sources of ops and guards and imports, of other packages, only the class
-of the graph's drafter. Extensions cannot replace what specsot has. No torch here.
+`specsot.attention` (a name = a subclass of `AttentionBackend`). None can replace what specsot has.
+Checking a graph reads sources; it imports no class but that of the graph's drafter.
 """
 
 import ast
@@ -82,8 +81,8 @@ def _source(module: str) -> Path:
 
 
 def named_function(kind: str, reference: str) -> OpEntry:
-    """The op or guard behind `package.module:function`. Raises RegistryError: the module or
-    function does not exist, or is not declared correctly."""
+    """The op or guard `package.module:function`; raises RegistryError for a missing module or
+    function, or a wrong declaration."""
     module, _, function = reference.partition(":")
     file = _source(module)
     declared = {e.function: e for k, e in declarations(module, file) if k == kind}
@@ -115,8 +114,8 @@ def title_of(point: EntryPoint) -> str:
 
 
 def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """The entry point of this name in a group, imported; no item if no package has it. Raises
-    RegistryError: the import fails, or two packages have it."""
+    """The entry point of this name in a group, imported, if a package has it; raises RegistryError
+    for a failed import, or two packages."""
     points = [*entry_points(group=group, name=name)]
     if len(points) > 1:
         raise RegistryError(f"more than one package has it: {', '.join(map(title_of, points))}")
@@ -145,9 +144,8 @@ def installed_kinds() -> list[str]:
 
 
 def drafter_class(kind: str) -> Any:
-    """The `Drafter` class of this kind, of specsot or of an installed package; None if unknown.
-    Raises RegistryError: a package has it, but it cannot be used; the message names entry point and
-    distribution."""
+    """The `Drafter` class of this kind; None if unknown. Raises RegistryError for the unusable
+    class of an installed package, named with its entry point and distribution."""
     if kind in _CLASSES:
         return _CLASSES[kind]
     for point, drafter in installed(DRAFTERS_GROUP, kind):
@@ -155,8 +153,7 @@ def drafter_class(kind: str) -> Any:
         if not (isinstance(settings, type) and issubclass(settings, DrafterSettings)):
             reason = f"{point.value} is not a subclass of Drafter with Settings"
             raise RegistryError(f"{title_of(point)}: {reason}")
-        word = settings.kind_name()
-        if word != kind:
+        if (word := settings.kind_name()) != kind:
             raise RegistryError(f"{title_of(point)}: the kind of {point.value} is {quoted(word)}")
         return drafter
     return None

@@ -1,26 +1,21 @@
 """A checked graph: its ops with their settings, and the blackboard that they read and write.
 
-`VOCABULARY` is the table of all blackboard keys. Keys of a run, or of a cluster if the machine
-directs workers, exist before the first op and stay. Keys of a round are written by ops, and dropped
-by the ops that use them up. `ops/__init__.py` explains shape letters.
+Blackboard keys of a run, or of a cluster, exist before the first op and stay. Keys of a round are
+written by ops, and dropped by the ops that use them up. `ops/__init__.py` explains shape letters.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ...ops.registry import OpEntry
 from ..yaml.source import Source
 from .graph import Graph
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """A blackboard key, its lifetime and its content.
-
-    linear: each value is used exactly once: an op may write the key only where no earlier value can
-        exist, or if it reads that value itself.
-    """
+class Key(NamedTuple):
+    """A blackboard key. linear: each value is used exactly once: an op may write the key only where
+    no earlier value can exist, or if it reads that value itself."""
 
     name: str
     lifetime: Literal["run", "cluster", "round"]
@@ -65,10 +60,7 @@ LINEAR_KEYS = frozenset(k.name for k in VOCABULARY if k.linear)
 
 @dataclass(frozen=True, slots=True)
 class OpStep:
-    """One op of a state: the variant for the graph's kinds, and its settings.
-
-    at: `file:line` of the op in the graph.
-    """
+    """One op of a state: the variant for the graph's kinds, its settings, its `file:line`."""
 
     state: str
     entry: OpEntry
@@ -78,10 +70,7 @@ class OpStep:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A graph for a machine to run.
-
-    given: the blackboard keys that must exist before the first op.
-    """
+    """A graph for a machine to run; `given`: the keys that must exist before the first op."""
 
     graph: Graph
     source: Source
@@ -94,16 +83,11 @@ class Program:
 
         The graph does not change, so such settings are not repeated with the run.
         """
-
-        def changed(step: OpStep) -> OpStep:
-            names = {setting.name for setting in step.entry.settings}
-            if step.entry.name != op or not settings.keys() <= names:
-                return step
-            return replace(step, settings={**step.settings, **settings})
-
-        steps = {state: tuple(map(changed, ops)) for state, ops in self.steps.items()}
-        pairs = ((steps[state], ops) for state, ops in self.steps.items())
-        same = all(
-            new is old for after, before in pairs for new, old in zip(after, before, strict=True)
-        )
-        return None if same else replace(self, steps=steps)
+        steps = dict(self.steps)
+        for state, ops in self.steps.items():
+            for i, step in enumerate(ops):
+                names = {setting.name for setting in step.entry.settings}
+                if step.entry.name == op and settings.keys() <= names:
+                    changed = replace(step, settings={**step.settings, **settings})
+                    steps[state] = (*steps[state][:i], changed, *ops[i + 1 :])
+        return None if steps == self.steps else replace(self, steps=steps)

@@ -23,8 +23,8 @@ class Document:
 
 
 def check_document(document: Document) -> None:
-    """Refuse a document that cannot be part of a prompt; needs no tokenizer. Raises PromptError: as
-    for `check_question`, or a title that is blank, longer than MAX_TITLE or not printable."""
+    """Raise PromptError as `check_question`, or for a title that is blank, longer than MAX_TITLE or
+    not printable."""
     check_question(document.text, "document")
     title = document.title
     if not title.strip() or len(title) > MAX_TITLE or not title.isprintable():
@@ -33,11 +33,9 @@ def check_document(document: Document) -> None:
 
 
 def split_ids(token_ids: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
-    """Token ids cut into as few chunks as possible, of even lengths up to ``most``.
+    """Token ids cut into as few chunks as possible, the same in every prompt.
 
-    Ids are cut, not text, so that the chunks are exactly the prompt's ids. The cuts depend on these
-    ids alone, so a document has the same chunks in every prompt. Lengths are even, because the
-    first rows of a chunk are the least exact.
+    Their lengths, up to ``most``, are even, because the first rows of a chunk are the least exact.
     """
     if most < 1:
         raise ValueError(f"chunks of at most {most} tokens")
@@ -56,12 +54,10 @@ class Hit:
 
 
 class DocumentSearch:
-    """The tool `Search`, on this machine. It ranks documents by BM25 in Lucene's form (bm25s, arXiv
-    2407.03618) with k1 1.5 and b 0.75.
+    """The tool `Search`: BM25 in Lucene's form (bm25s, arXiv 2407.03618) over titles and texts.
 
-    A word is a run of letters, digits and underscores (Unicode), in folded case; there are no stop
-    words and no stems, so the search does not depend on a language. Titles are searched as
-    well. Repeated words of a query count repeatedly.
+    A word is a run of letters, digits and underscores, in folded case; no stop words, no stems.
+    Repeated words of a query count repeatedly.
     """
 
     def __init__(self, documents: Sequence[Document]) -> None:
@@ -76,10 +72,8 @@ class DocumentSearch:
             self._index.index(words, show_progress=False)
 
     def find(self, query: str, limit: int) -> tuple[Hit, ...]:
-        """At most ``limit`` documents that share a word with the query, best first.
-
-        Equal scores keep the order in which the documents were given.
-        """
+        """At most ``limit`` documents that share a word with the query, best first; equal scores
+        keep the order of the documents."""
         words = words_of(query)
         if self._index is None or not words:
             return ()

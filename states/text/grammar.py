@@ -1,13 +1,9 @@
 """Grammars as token masks: of the outline, and of answers under a JSON schema.
 
-A mask is over whole tokens, as bytes (llguidance): a token is legal if some outline continues with
-its text. Where the text is fixed, only the token with which the tokenizer would write it is legal,
-so that drafts from `forced()` are never rejected. Every state has a legal token: where a tokenizer
-cannot continue (some lack single bytes, or a token for a line's end), the turn may end. The
-language is finite, so every outline ends. `parse_outline` and `parse_list` read every text of the
-grammar without skipping or mending anything.
-
-llguidance is imported when a grammar is built, not before.
+A token is legal if some outline continues with its text. Where the text is fixed, only the token
+with which the tokenizer would write it is legal, so that drafts from `forced()` are never rejected.
+Where a tokenizer cannot continue (some lack single bytes, or a line's end), the turn may end.
+The readers skip and mend nothing in a text of the grammar. llguidance is imported lazily.
 """
 
 from __future__ import annotations
@@ -48,10 +44,8 @@ NO_EXTENSION = "NoExtensionBias"  # llguidance: no token continues the grammar
 def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
     """The grammar in llguidance's dialect of Lark.
 
-    Lines are numbered 1, 2, 3 ...; a length is 10..99 or a round number up to 990; dependencies
-    are increasing ids below the line's own. Its size grows with max_branches only, since the lists
-    of dependencies share rules: `upto_k` is a list whose ids are at most k, `last_k` one whose
-    last id is k.
+    A length is 10..99 or a round number up to 990. Lists of dependencies share rules: `upto_k` is
+    an increasing list whose ids are at most k, `last_k` one whose last id is k.
     """
     rules = ['start: "DIRECT" | "PLAN\\n" line_1']
     for number in range(1, _positive(max_branches) + 1):
@@ -70,10 +64,8 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
 
 
 def list_grammar(max_branches: int) -> str:
-    """The grammar of the format `list`: at least two lines, if max_branches allows it.
-
-    The matcher prevents repeated titles.
-    """
+    """The format `list`: at least two lines, if max_branches allows it; the matcher prevents
+    repeated titles."""
     rules = [f'start: "1. " TITLE{" line_2" if _positive(max_branches) > 1 else ""}']
     for number in range(2, max_branches + 1):
         more = "" if number == max_branches else f" line_{number + 1}?"
@@ -87,16 +79,22 @@ def _positive(max_branches: int) -> int:
     return max_branches
 
 
-class _Vocabulary:
-    """The bytes of every token, as a trie, and the tokens that can end a title of a list."""
+class _TokenGrammar:
+    """The bytes of a tokenizer's tokens as a trie, for grammars over whole tokens.
 
-    def __init__(
-        self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int], *, titles_once: bool
-    ) -> None:
+    Args:
+        tokenizer: a fast tokenizer of transformers, or a tokenizers.Tokenizer.
+        vocab_size: width of the model's logits; ids that the tokenizer lacks are never legal.
+        eos_ids: the tokens that end a turn, all of them legal after the end and nowhere else.
+
+    Raises GrammarError: the tokenizer cannot be used."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
         from llguidance import LLTokenizer
 
-        self.size = vocab_size
+        self.vocab_size = vocab_size
         self.eos_ids = tuple(eos_ids)
+        self.closing_C: NDArray[np.int64] | None = None  # tokens that can end a title of a list
         backend = copy(getattr(tokenizer, "backend_tokenizer", tokenizer))
         backend.no_padding()  # both would change the forced tokens, which the table tokenizes
         backend.no_truncation()
@@ -106,11 +104,6 @@ class _Vocabulary:
             self.table = LLTokenizer(backend.to_str(), n_vocab=vocab_size, eos_token=list(eos_ids))
         except ValueError as error:
             raise GrammarError(f"the tokenizer cannot be used with a grammar: {error}") from error
-        self.closing_C: NDArray[np.int64] | None = None
-        if titles_once:
-            ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
-            ends = [end and token not in self.eos_ids for token, end in enumerate(ends)]
-            self.closing_C = np.concatenate([np.flatnonzero(ends), self.eos_ids])
 
     def first(self, grammar: str) -> LLMatcher:
         """The state at the beginning of a grammar."""
@@ -122,16 +115,10 @@ class _Vocabulary:
         return first
 
 
-class OutlineGrammar:
-    """The grammar compiled for one tokenizer; `matcher()` gives each root branch its own state.
+class OutlineGrammar(_TokenGrammar):
+    """The grammar of outlines in a format, with at most max_branches lines.
 
-    Args:
-        tokenizer: a fast tokenizer of transformers, or a tokenizers.Tokenizer.
-        vocab_size: width of the model's logits; ids that the tokenizer lacks are never legal.
-        eos_ids: the tokens that end a turn, all of them legal after the end and nowhere else.
-        max_branches: most lines of an outline.
-        tools: names that a line may give instead of `-`; unused for lists.
-        form: the format of outlines.
+    tools: names that a line may give instead of `-`; unused for lists.
 
     Raises GrammarError: bad settings, or a tokenizer without a token that begins an outline."""
 
@@ -148,31 +135,32 @@ class OutlineGrammar:
 
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
             raise GrammarError(f"no usable end-of-turn tokens: {list(eos_ids)}")
-        self.vocab_size = vocab_size
-        self.eos_ids = tuple(eos_ids)
         lists = form == "list"
         text = list_grammar(max_branches) if lists else outline_grammar(max_branches, tools)
-        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=lists)
-        self._first = self._vocabulary.first(LLMatcher.grammar_from_lark(text))
+        super().__init__(tokenizer, vocab_size, eos_ids)
+        if lists:
+            ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
+            others = np.setdiff1d(np.flatnonzero(ends), self.eos_ids)
+            self.closing_C = np.concatenate([others, self.eos_ids])
+        self._first = self.first(LLMatcher.grammar_from_lark(text))
         if set(self.eos_ids) == set(np.flatnonzero(self.matcher().legal_mask()).tolist()):
             raise GrammarError("the tokenizer has no token that can begin an outline")
 
     def matcher(self, question: str = "") -> OutlineMatcher:
         """A fresh state at the outline's beginning; no title of a list repeats the question."""
-        return OutlineMatcher(self._first, self._vocabulary, question)
+        return OutlineMatcher(self._first, self, question)
 
 
 class OutlineMatcher:
     """The state of one outline in the grammar; `advance` and `rollback` change it in place.
 
-    This class records the end, not llguidance, which does not count an end-of-turn token after a
-    complete outline and would roll back one token too many.
+    llguidance does not count an end-of-turn token after a complete outline: `finished` does.
     """
 
-    def __init__(self, first: LLMatcher, vocabulary: _Vocabulary, question: str) -> None:
+    def __init__(self, first: LLMatcher, grammar: _TokenGrammar, question: str) -> None:
         self._first = first
         self._inner = first.deep_copy()
-        self._vocabulary = vocabulary
+        self._grammar = grammar
         self._question = question
         self._legal_V: NDArray[np.bool_] | None = None
         self._tokens: list[int] = []
@@ -185,12 +173,12 @@ class OutlineMatcher:
 
     def is_legal(self, token: int) -> bool:
         """Whether the token may come next."""
-        return 0 <= token < self._vocabulary.size and bool(self.legal_mask()[token])
+        return 0 <= token < self._grammar.vocab_size and bool(self.legal_mask()[token])
 
     def legal_mask(self) -> NDArray[np.bool_]:
         """bool [vocab_size]: the tokens that may come next; computed once per state."""
         if self._legal_V is None:
-            self._legal_V = np.zeros(self._vocabulary.size, dtype=np.bool_)
+            self._legal_V = np.zeros(self._grammar.vocab_size, dtype=np.bool_)
             if not self.finished:
                 self._allow_(self._legal_V)
         return self._legal_V
@@ -207,23 +195,23 @@ class OutlineMatcher:
                 self._inner = self._first.deep_copy()
                 self._inner.consume_tokens(self._tokens)
         # Forbid ends that would make a list's title equal to an earlier one or to the question.
-        closing_C = self._vocabulary.closing_C
+        closing_C = self._grammar.closing_C
         if closing_C is not None and legal_V[closing_C].any():
-            table = self._vocabulary.table
+            table = self._grammar.table
             *earlier, line = table.decode_bytes(self._tokens).split(b"\n")
             titles = [_title_of(text) for text in earlier]
             for token in closing_C[legal_V[closing_C]]:
-                is_eos = token in self._vocabulary.eos_ids
+                is_eos = token in self._grammar.eos_ids
                 rest = b"" if is_eos else table.decode_bytes([token]).split(b"\n")[0]
                 legal_V[token] = not repeats(_title_of(line + rest), titles, self._question)
         if not legal_V.any():
-            legal_V[list(self._vocabulary.eos_ids)] = True
+            legal_V[list(self._grammar.eos_ids)] = True
 
     def advance(self, token: int) -> None:
         """Consume a token; raises ValueError, with the state unchanged, if it is not legal."""
         if not self.is_legal(token):
             raise ValueError(f"token {token} is not legal here")
-        if token in self._vocabulary.eos_ids:
+        if token in self._grammar.eos_ids:
             self.finished = True
         else:
             self._inner.consume_token(token)
@@ -234,18 +222,14 @@ class OutlineMatcher:
         """Undo the last `count` tokens."""
         if not 0 <= count <= self.consumed:
             raise ValueError(f"cannot undo {count} of {self.consumed} tokens")
-        if count == 0:
-            return
-        self._inner.rollback(count - self.finished)
-        del self._tokens[-count:]
-        self._legal_V = None
-        self.finished = False
+        if count > 0:
+            self._inner.rollback(count - self.finished)
+            del self._tokens[-count:]
+            self._legal_V = None
+            self.finished = False
 
     def forced(self) -> list[int]:
-        """The tokens that must come next; empty where there is a choice.
-
-        Each is the only legal token of its state. An end-of-turn token is never among them.
-        """
+        """The tokens that must come next, without an end of turn; empty where there is a choice."""
         return [] if self._inner.is_stopped() else self._inner.compute_ff_tokens()
 
 
@@ -260,14 +244,8 @@ ANY_OBJECT = '{"type": "object"}'
 DENSE: Any = {"whitespace_flexible": False}  # else small models write blanks up to their budget
 
 
-class SchemaGrammar:
-    """Makes matchers of schemas for one tokenizer, whose tokens are read once.
-
-    tokenizer, vocab_size, eos_ids: as for `OutlineGrammar`.
-    """
-
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
-        self._vocabulary = _Vocabulary(tokenizer, vocab_size, eos_ids, titles_once=False)
+class SchemaGrammar(_TokenGrammar):
+    """Makes matchers of schemas for one tokenizer, whose tokens are read once."""
 
     def matchers(self, schema: str) -> Callable[[], OutlineMatcher]:
         """A function that makes matchers at the beginning of an answer under this schema. Raises
@@ -277,10 +255,10 @@ class SchemaGrammar:
         check_schema(schema)
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, defaults=DENSE)
-            first = self._vocabulary.first(grammar)
+            first = self.first(grammar)
         except ValueError as error:
             raise GrammarError(str(error).strip().split("\n", 1)[0]) from None
-        return partial(OutlineMatcher, first, self._vocabulary, "")
+        return partial(OutlineMatcher, first, self, "")
 
 
 def check_schema(schema: str) -> None:

@@ -1,15 +1,14 @@
 """The outline that a model writes before its answer: its two formats, their readers and writers.
 
-docs/outlines.md describes the formats `fields` and `list`, and what happens to text that does not
-follow them. The readers, `parse_outline` and `parse_list`, take the text of *generated* ids only,
-and never raise. An outline file of a user (`load_outline`) is read strictly: everything that the
+docs/outlines.md describes the formats `fields` and `list`. The readers, `parse_outline` and
+`parse_list`, never raise. A user's outline file (`load_outline`) is read strictly: all that the
 readers would skip or mend is an error with its place.
 """
 
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -43,12 +42,9 @@ _WRAPPED = re.compile(r"""(\*\*|\*|__|"|“)(.+?)(\*\*|\*|__|"|”):?""")
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One part of the answer: a branch.
-
-    `id` is 1..N in the order of the outline, `length` the expected length in tokens (a hint),
-    `deps` the increasing ids of earlier points whose text this one needs, `title` 1..60 characters
-    without control characters, `|` and marker text.
-    """
+    """One part of the answer, a branch: `id` is 1..N in the outline's order, `length` the expected
+    length in tokens (a hint), `deps` the increasing ids of earlier points whose text this one
+    needs, `title` 1..60 characters without control characters, `|` and marker text."""
 
     id: int
     length: int
@@ -59,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class LineNote:
-    """A line that was skipped or mended. Lines count from 1; their text is cut to 80 letters."""
+    """A line, counted from 1, that was skipped or mended; its text is cut to MAX_SHOWN."""
 
     line: int
     text: str
@@ -70,11 +66,8 @@ class LineNote:
 class Outline:
     """An outline as it was read.
 
-    Attributes:
-        mode: `plan` or `direct`.
-        points: in order; dependencies point backwards, so they form a DAG.
-        status: `ok`: every line became a point (of `fields` up to END); `partial`: END is missing,
-            or a line was skipped; `direct`: DIRECT; `unparsable`: no usable point.
+    status: `ok`: every line became a point (of `fields` up to END); `partial`: END is missing, or a
+        line was skipped; `direct`: DIRECT; `unparsable`: no usable point.
     """
 
     mode: Mode
@@ -94,16 +87,17 @@ class _Reader:
 
     max_branches: int
     tools: Sequence[str] | None = ()
-    max_length: int = MAX_LENGTH
     points: list[Point] = field(default_factory=list)
-    numbers: dict[int, int] = field(default_factory=dict)  # id in the text -> id of the point
+    numbers: dict[int | None, int] = field(
+        default_factory=dict
+    )  # id in the text -> id of the point
     skipped: list[LineNote] = field(default_factory=list)
     mended: list[LineNote] = field(default_factory=list)
 
     def skip(self, line: int, text: str, reason: str) -> None:
         self.skipped.append(LineNote(line, text[:MAX_SHOWN], reason))
 
-    def mend(self, line: int, text: str, reasons: Iterable[str]) -> None:
+    def mend(self, line: int, text: str, *reasons: str) -> None:
         self.mended += [LineNote(line, text[:MAX_SHOWN], reason) for reason in reasons]
 
     def outline(self, mode: Mode, status: Status) -> Outline:
@@ -115,7 +109,7 @@ class _Reader:
         first = next((i for i, content in enumerate(lines) if content.strip()), 0)
         if lines[first].lstrip().startswith("<think>") and "</think>" in text:
             before, _, after = text.partition("</think>")
-            self.mend(first + 1, lines[first], ["reasoning block dropped"])
+            self.mend(first + 1, lines[first], "reasoning block dropped")
             lines = [""] * before.count("\n") + after.split("\n")
         return [(i, content) for i, content in enumerate(lines, 1) if content.strip()]
 
@@ -124,22 +118,22 @@ class _Reader:
         changes: list[str] = []
         try:
             self.points.append(point_of(text, changes))
-            self.mend(line, text, changes)
+            self.mend(line, text, *changes)
         except Unusable as why:
             self.skip(line, text, str(why))
 
-    def _check_number(self) -> None:
+    def _next_id(self) -> int:
         if len(self.points) >= self.max_branches:
             raise Unusable(f"more than {self.max_branches} points")
+        return len(self.points) + 1
 
     def fields(self, text: str, changes: list[str]) -> Point:
         """The point of a line of the format `fields`; raises Unusable."""
-        self._check_number()
+        place = self._next_id()
         fields = [f.strip() for f in text.split("|")]
         if len(fields) != 5:
             raise Unusable(f"{len(fields)} fields between `|`, not 5")
         id_text, length_text, tool_text, deps_text, title_text = fields
-        place = len(self.points) + 1
         number = _number(id_text)
         if number is None:
             raise Unusable("the id is not a number")
@@ -150,7 +144,7 @@ class _Reader:
         requested = _number(length_text)
         if requested is None:
             raise Unusable("the length is not a number")
-        length = min(max(requested, MIN_LENGTH), self.max_length)
+        length = min(max(requested, MIN_LENGTH), MAX_LENGTH)
         if length != requested:
             changes.append(f"length {length_text[:12]} became {length}")
         tool = None if tool_text in ("", "-") or tool_text.lower() == "none" else tool_text
@@ -160,11 +154,11 @@ class _Reader:
             tool = None
         deps = set()
         for part in () if deps_text in ("", "-") else map(str.strip, deps_text.split(",")):
-            dep = _number(part)
-            if dep is None or dep not in self.numbers:
+            dep = self.numbers.get(_number(part))
+            if dep is None:
                 changes.append(f"no earlier point {part[:12]!r} to depend on")
             else:
-                deps.add(self.numbers[dep])
+                deps.add(dep)
         title = _read_title(title_text, changes)
         self.numbers[number] = place
         return Point(place, length, tool, tuple(sorted(deps)), title=title)
@@ -174,8 +168,7 @@ class _Reader:
         line = _LINE.fullmatch(text)
         if line is None:
             raise Unusable("the line does not begin with a number")
-        self._check_number()
-        place = len(self.points) + 1
+        place = self._next_id()
         if int(line[1]) != place:
             changes.append(f"number {line[1]} became {place}")
         title = line[2].strip()
@@ -189,7 +182,7 @@ class _Reader:
 
 
 def _number(text: str) -> int | None:
-    """ASCII digits as an int; anything longer than nine digits counts as the largest such one."""
+    """ASCII digits as an int, at most 999,999,999; int() would refuse thousands of digits."""
     if not _NUMBER.fullmatch(text):
         return None
     digits = text.lstrip("0") or "0"
@@ -221,22 +214,13 @@ def _read_title(text: str, changes: list[str]) -> str:
     return title
 
 
-def parse_outline(
-    text: str,
-    *,
-    max_branches: int,
-    tools: Sequence[str] | None = None,
-    max_length: int = MAX_LENGTH,
-) -> Outline:
+def parse_outline(text: str, *, max_branches: int, tools: Sequence[str] | None = None) -> Outline:
     """Read an outline in the format `fields`. Never raises; docs/outlines.md lists every outcome.
 
-    Args:
-        text: the decoded text of generated ids, without special tokens.
-        max_branches: maximum number of points.
-        tools: the names that a line may give; None for any, () for none.
-        max_length: upper bound of the expected lengths.
+    text: the decoded text of generated ids, without special tokens.
+    tools: the names that a line may give; None for any, () for none.
     """
-    reader = _Reader(max_branches, tools, max_length)
+    reader = _Reader(max_branches, tools)
     lines = reader.lines_of(text)
     if not lines:
         reader.skip(1, "", "the text is empty")
@@ -260,7 +244,7 @@ def parse_outline(
         return reader.outline("plan", "unparsable")
     is_cut = not ends and not text.endswith("\n")
     if is_cut and rest[-1][0] not in {note.line for note in reader.skipped}:
-        reader.mend(*rest[-1], ["the text ends inside this line"])
+        reader.mend(*rest[-1], "the text ends inside this line")
     return reader.outline("plan", "ok" if complete else "partial")
 
 
@@ -273,24 +257,18 @@ def render_outline(points: Sequence[Point]) -> str:
     return "\n".join(["PLAN", *lines, "END"]) if lines else "DIRECT"
 
 
-def same(title: str) -> str:
-    """A title's letters and digits, case folded; equal for titles that say the same."""
-    return "".join(c for c in title.casefold() if c.isalnum())
-
-
 def repeats(title: str, earlier: Sequence[str], question: str) -> bool:
-    """Whether a title repeats an earlier one, the question, or more than half of its beginning."""
-    title_key = same(title)
-    question_key = same(question)
+    """Whether a title repeats an earlier one, the question, or more than half of its beginning;
+    letters and digits count, not their case."""
+    title_key, question_key, *earlier_keys = (
+        "".join(c for c in text.casefold() if c.isalnum()) for text in (title, question, *earlier)
+    )
     begins = question_key.startswith(title_key) and 2 * len(title_key) > len(question_key)
-    return begins or title_key in map(same, earlier)
+    return begins or title_key in earlier_keys
 
 
 def parse_list(text: str, *, max_branches: int) -> Outline:
-    """Read a list of titles. Never raises; docs/outlines.md lists every outcome.
-
-    `text` is the decoded text of generated ids, without special tokens.
-    """
+    """Read a list of titles, as `parse_outline` reads the format `fields`."""
     reader = _Reader(max_branches)
     for number, content in reader.lines_of(text):
         reader.read(number, content, reader.listed)
@@ -310,17 +288,11 @@ class OutlineError(ValueError):
 
 
 def load_outline(
-    path: str | Path,
-    *,
-    max_branches: int,
-    tools: Sequence[str] | None = None,
-    max_length: int = MAX_LENGTH,
+    path: str | Path, *, max_branches: int, tools: Sequence[str] | None = None
 ) -> Outline:
-    """Read an outline file.
-
-    Either the outline format itself (its first line is PLAN or DIRECT) or a list of
-    {title, length?, tool?, deps?}, `deps` being numbers of earlier items, counted from 1;
-    JSON if the name ends in .json, else YAML.
+    """Read an outline file: the format itself (its first line is PLAN or DIRECT), or a list of
+    {title, length?, tool?, deps?}, `deps` being numbers of earlier items, counted from 1; JSON if
+    the name ends in .json, else YAML.
 
     Raises OutlineError: the file cannot be read, or is not a valid outline."""
     try:
@@ -352,13 +324,12 @@ def load_outline(
             for i, item in enumerate(items, 1)
         ]
         text = render_outline(points)
-    outline = parse_outline(text, max_branches=max_branches, tools=tools, max_length=max_length)
+    outline = parse_outline(text, max_branches=max_branches, tools=tools)
     notes = sorted((*outline.skipped, *outline.mended), key=lambda note: note.line)
-    problems = [f"{place(note.line)}: {note.reason}" for note in notes]
-    if not notes and outline.status not in ("ok", "direct"):
-        problems = [f"{path}: " + ("no END line" if outline.points else "no points")]
-    if problems:
-        raise OutlineError("\n".join(problems))
+    if notes:
+        raise OutlineError("\n".join(f"{place(note.line)}: {note.reason}" for note in notes))
+    if outline.status not in ("ok", "direct"):
+        raise OutlineError(f"{path}: {'no END line' if outline.points else 'no points'}")
     return outline
 
 
@@ -377,8 +348,8 @@ def _items(text: str, name: str) -> tuple[list[Any], dict[int, str]]:
         raise OutlineError(f"{name}:1: neither PLAN, nor DIRECT, nor a list of points")
     places = {}
     for i in range(len(data)):
-        at = "" if source is None else ":".join(map(str, source.place((i,))[1:]))
-        places[i + 2] = f"{name}{':' if at else ''}{at}: item {i + 1}"
+        at = "" if source is None else "".join(f":{n}" for n in source.place((i,))[1:])
+        places[i + 2] = f"{name}{at}: item {i + 1}"
     return data, places
 
 
@@ -391,9 +362,7 @@ def _wrong(item: Any) -> Iterator[str]:
     if not isinstance(item, dict):
         yield f"a point is a mapping with the keys {', '.join(KEYS)}"
         return
-    for key in item:
-        if key not in KEYS:
-            yield f"no key {key!r}{hint(str(key), KEYS)}"
+    yield from (f"no key {key!r}{hint(str(key), KEYS)}" for key in item if key not in KEYS)
     title = item.get("title")
     if not isinstance(title, str):
         yield "title is missing" if title is None else "title is not a text"

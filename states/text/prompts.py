@@ -1,9 +1,9 @@
 """From questions, outlines and results to token ids, and back to text.
 
 A template is rendered once through the model's chat format, with a mark at each slot. The text
-between marks is encoded with special tokens, slot values are encoded as plain text, results of
-other branches are quoted by their ids, and the ids are joined. So text of a user or a model can
-become neither a special token nor a part of the template.
+between marks is encoded with special tokens, slot values as plain text, results of other branches
+are quoted by their ids, and the ids are joined: text of a user or a model becomes neither a special
+token nor a part of the template.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _message(number: int, text: str) -> Message:
     return {"role": "assistant" if number % 2 else "user", "content": text}
 
 
-def past_slots(turns: int) -> list[str]:
+def _past_slots(turns: int) -> list[str]:
     """Slot names of this many turns, question and answer alternating; letters only."""
     digits = str.maketrans("0123456789", "abcdefghij")
     return [f"past_{what}_{str(n).translate(digits)}" for n in range(turns) for what in ("q", "a")]
@@ -62,25 +62,21 @@ class ChatWriter:
     """Renders conversations in the model's chat format and cuts them at their slots.
 
     examples: turns before the question, in conversations with `examples=True`.
-    past: number of turns before every first question; each of their texts is a slot
-        (`past_slots`).
-    rules: whether conversations begin with rules (slot `RULES`).
+    slots: at the beginning of every first turn: `RULES`, if conversations have them, and the texts
+        of earlier turns.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerFast,
         template: Template,
-        examples: Sequence[Message] = (),
-        past: int = 0,
-        *,
-        rules: bool = False,
+        examples: Sequence[Message],
+        slots: Iterable[str],
     ) -> None:
         self._tokenizer = tokenizer
-        self._past = past_slots(past)
-        self._rules = [RULES] if rules else []
         self._template = template
-        self._examples = [*examples]
+        self._examples = examples
+        self._slots = [*slots]
         chat = template.chat and bool(tokenizer.chat_template)
         self._turns: Turns | None = None if chat else template.turns
         if self._turns is None and not chat:
@@ -91,73 +87,64 @@ class ChatWriter:
 
     def opening(self, text: str, *, system: bool = True, examples: bool = False) -> list[Piece]:
         """A conversation with this first user turn, up to the start of the answer."""
-        messages = self._conversation(text, system=system, examples=examples, past=True)
-        return self._cut(text, messages, slots=[*self._rules, *self._past])
+        marks = {name: f"{self._mark}{name}Mark" for name in self._slots}
+        rules = [self._template.system.strip() if system else "", marks.pop(RULES, "")]
+        plain = self._template.plain  # earlier questions use the wording of `plain`
+        turns = [
+            _message(number, mark if number % 2 else plain.format(question=mark))
+            for number, mark in enumerate(marks.values())
+        ]
+        turns += [*(self._examples if examples else ()), _message(0, self._marked(text))]
+        return self._cut(self._under_rules(turns, rules))
 
     def following(self, text: str) -> list[Piece]:
         """The text from the end of an answer's turn, when this is the next user turn."""
         answer = f"{self._mark}Answer"
-        before = self._conversation("Question")
-        turns = [*before, {"role": "assistant", "content": answer}]
-        turn = self._cut(text, [*turns, {"role": "user", "content": text}], answer)
+        turns = self._under_rules([_message(0, "Question")], [self._template.system.strip()])
+        turn = self._cut([*turns, _message(1, answer), _message(0, self._marked(text))], answer)
         if not turn or turn[0][1]:
             raise self._error("the model's chat format has no text after an answer")
         return turn
 
-    def _conversation(
-        self, text: str, *, system: bool = True, examples: bool = False, past: bool = False
-    ) -> list[Message]:
-        """Rules, earlier turns and examples, as the arguments say, and a user's turn."""
-        messages: list[Message] = []
-        plain = pieces(self._template.plain)  # earlier questions use the wording of `plain`
-        for number, name in enumerate(self._past if past else ()):
-            mark = f"{self._mark}{name}Mark"
-            question = "".join(mark if is_slot else piece for piece, is_slot in plain)
-            messages.append(_message(number, mark if number % 2 else question))
-        messages += self._examples if examples else ()
-        messages.append({"role": "user", "content": text})
-        rule_texts = [self._template.system.strip()] if system and self._template.system else []
-        rule_texts += [f"{self._mark}{name}Mark" for name in self._rules if past]
-        if not (rules := "\n\n".join(rule_texts)):
-            return messages
-        with_rules = [{"role": "system", "content": rules}, *messages]
+    def _marked(self, text: str) -> str:
+        """A text of the template with a mark for each slot."""
+        return "".join(f"{self._mark}{p}Mark" if is_slot else p for p, is_slot in pieces(text))
+
+    def _under_rules(self, turns: list[Message], texts: Iterable[str]) -> list[Message]:
+        """The turns after a system turn; if the chat format drops it, in the first turn."""
+        rules = "\n\n".join(filter(None, texts))
+        if not rules:
+            return turns
+        with_rules = [{"role": "system", "content": rules}, *turns]
         try:
             if rules in self._render(with_rules):
                 return with_rules
         except Exception:  # chat formats raise various errors for unknown roles
             pass
-        first = messages[0] | {"content": f"{rules}\n\n{messages[0]['content']}"}
-        return [first, *messages[1:]]
+        first = turns[0] | {"content": f"{rules}\n\n{turns[0]['content']}"}
+        return [first, *turns[1:]]
 
-    def _cut(
-        self, text: str, messages: list[Message], after: str = "", slots: Sequence[str] = ()
-    ) -> list[Piece]:
-        """Render the conversation with marks in the last turn, and cut it at the marks."""
-        cut = pieces(text)
-        marked = "".join(f"{self._mark}{piece}Mark" if is_slot else piece for piece, is_slot in cut)
-        last = messages[-1]["content"].removesuffix(text) + marked
-        rendered = self._render([*messages[:-1], {"role": "user", "content": last}])
+    def _cut(self, turns: list[Message], after: str = "") -> list[Piece]:
+        """The conversation's text, or the part `after` a text, cut at the marks."""
+        rendered = self._render(turns)
         if after:
             rendered = rendered.partition(after)[2]
-        parts = re.split(f"{self._mark}([a-z_]+)Mark", rendered)
-        if parts[1::2] != [*slots, *(name for name, is_slot in cut if is_slot)]:
+        mark = re.compile(f"{self._mark}([a-z_]+)Mark")
+        parts = mark.split(rendered)
+        if parts[1::2] != mark.findall("\n".join(turn["content"] for turn in turns)):
             raise self._error("the model's chat format drops or moves text of a user's turn")
         return [(part, i % 2 == 1) for i, part in enumerate(parts) if part]
 
-    def _render(self, messages: list[Message]) -> str:
+    def _render(self, turns: list[Message]) -> str:
         if self._turns is None:
             text = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **NO_THINKING
+                turns, tokenize=False, add_generation_prompt=True, **NO_THINKING
             )
             return str(text)
-        turns: Mapping[str, str] = self._turns.model_dump()
+        formats: Mapping[str, str] = self._turns.model_dump()
         beginning = "" if leading_id(self._tokenizer) is None else str(self._tokenizer.bos_token)
-        filled = [(turns[message["role"]], message["content"]) for message in messages]
-        texts = [
-            "".join(content if is_slot else piece for piece, is_slot in pieces(turn))
-            for turn, content in (*filled, (turns["generation"], ""))
-        ]
-        return "".join([beginning, *texts])
+        texts = [formats[turn["role"]].format(text=turn["content"]) for turn in turns]
+        return "".join([beginning, *texts, formats["generation"].format()])
 
     def _error(self, message: str) -> TemplateError:
         return TemplateError(
@@ -173,13 +160,10 @@ NOTHING = PromptTokens()
 class PromptBook:
     """The prompts of a run: one template, one tokenizer.
 
-    Args:
-        tokenizer: a fast tokenizer of transformers.
-        template: the texts.
-        share: what the branches of a request share, the outline or the prompt.
-        stop_ids: further tokens that end a turn, besides those of tokenizer and template.
-        max_branches, tools: values of the template's slots of these names.
-        past: turns before every question. rules: text before the first of them, may be empty.
+    share: what the branches of a request share, the outline or the prompt.
+    stop_ids: tokens that end a turn, besides those of tokenizer and template; then all of them.
+    form: the format of outlines.
+    past: turns before every question. rules: text before the first of them, may be empty.
 
     Raises TemplateError: the model's chat format and the template do not go together."""
 
@@ -196,22 +180,22 @@ class PromptBook:
         rules: str = "",
     ) -> None:
         self.share: Share = share
+        self.form: OutlineFormat = template.format
         settings: Any = {"max_branches": max_branches, "tools": tools}
         self._again = partial(PromptBook, tokenizer, template, share, stop_ids, **settings)
         self._template = template
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
-        self._facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
+        self._render = render_list if template.format == "list" else render_outline
         past_ids = []
         for turn in past:  # ids that the model generated are not encoded again
             answer_ids = list(turn.tokens) or self._encoder.text(turn.answer)
             past_ids += [self._question(turn.question), answer_ids]
-        self._past = dict(zip(past_slots(len(past)), past_ids, strict=True))
-        if rules:
-            self._past[RULES] = self._question(rules)
-        writer = ChatWriter(
-            tokenizer, template, self._examples(), past=len(past), rules=bool(rules)
-        )
+        fixed = {RULES: self._question(rules)} if rules else {}
+        fixed |= zip(_past_slots(len(past)), past_ids, strict=True)
+        facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
+        writer = ChatWriter(tokenizer, template, self._examples(facts), fixed)
+        self._fixed = fixed | {name: self._encoder.text(text) for name, text in facts.items()}
         texts: dict[str, list[Piece]] = {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton, examples=True),
@@ -247,9 +231,8 @@ class PromptBook:
     ) -> tuple[PromptTokens, PromptTokens]:
         """The prompt for an outline: the half that prompts of parts share, and the rest.
 
-        The shared half ends with the question. Under a template with examples, which come before
-        the outline's question only, it is the beginning of the chat format. Documents come right
-        before the question.
+        The shared half ends with the question, with documents right before it. Under a template
+        with examples, which only outlines have, it is the beginning of the chat format.
         """
         before, after = self._split("skeleton")
         if self._repeats_question:
@@ -277,15 +260,13 @@ class PromptBook:
     ) -> tuple[PromptTokens, PromptTokens]:
         """The prompt of one part: the ids that all branches of the request share, and the rest.
 
-        With share `outline` it continues after the outline's generated ids without their stop
-        token, and begins with the end of that turn. With share `prompt` it continues after the
-        first half of `skeleton` and the `opening`.
+        With share `outline` it continues after the outline's ids without their stop token, and
+        begins with the end of that turn. With share `prompt` it continues after the first half of
+        `skeleton` and the `opening`.
 
-        Args:
-            dep_ids: id and generated ids of each point that this one depends on.
-            shared: documents of all branches, at the beginning of the turn (share `outline`) or
-                right after the question (share `prompt`).
-            own: documents of this branch, right before the quoted results of other branches.
+        dep_ids: id and generated ids of each point that this one depends on.
+        shared, own: documents of all branches, at the beginning; those of this branch, right before
+            the quoted results of other branches.
         """
         turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
         if self.share == "prompt":
@@ -318,10 +299,8 @@ class PromptBook:
         return common, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
-        """The turn of a part after another part's answer, cut where `branch` cuts it.
-
-        It contains neither documents nor results of other parts.
-        """
+        """The turn of a part after another part's answer, cut as by `branch`; without documents and
+        results of other parts."""
         return self._part(self._turns["outline.branch"], point, outline)
 
     def combine(self) -> PromptTokens:
@@ -329,10 +308,8 @@ class PromptBook:
         return self._fill(self._turns["outline.combine"])
 
     def direct(self, share: Share | None = None, documents: PromptTokens = NOTHING) -> PromptTokens:
-        """The turn for an answer without an outline; continues where `branch` does.
-
-        Documents come after it, each after its gap.
-        """
+        """The turn for an answer without an outline, then documents; continues where `branch`
+        does."""
         name = "documents" if documents.ids else "direct"
         whole = (share or self.share) == "outline"
         turn = self._turns[f"outline.{name}"] if whole else self._split(f"prompt.{name}")[1]
@@ -343,11 +320,6 @@ class PromptBook:
         values = {"title": self._encoder.text(title), "text": self._encoder.text(text)}
         return list(self._fill(self._turns["document"], **values))
 
-    @property
-    def form(self) -> OutlineFormat:
-        """The format of outlines."""
-        return self._template.format
-
     def outline_ids(self, points: Sequence[Point]) -> Ids:
         """A given outline as the model would write it, without the end of its turn."""
         return self._encoder.text(self._render(points))
@@ -356,15 +328,11 @@ class PromptBook:
         self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
     ) -> Outline:
         """The outline that a model wrote; never raises."""
-        if self._template.format == "list":
+        if self.form == "list":
             return parse_list(self.decode(ids), max_branches=max_branches)
         return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
 
-    def _render(self, points: Sequence[Point]) -> str:
-        lists = self._template.format == "list"
-        return render_list(points) if lists else render_outline(points)
-
-    def _examples(self) -> list[Message]:
+    def _examples(self, facts: Mapping[str, str]) -> list[Message]:
         """The template's examples as turns with the wording of `skeleton` and `outline.branch`."""
         turns = []
         for example in self._template.examples:
@@ -372,7 +340,7 @@ class PromptBook:
                 Point(i, USUAL_LENGTH, None, (), title) for i, title in enumerate(example.titles, 1)
             ]
             part = points[example.part - 1]
-            slots = self._facts | {"question": example.question, "deps": "", "plan": ""}
+            slots = {**facts, "question": example.question, "deps": "", "plan": ""}
             slots |= {"id": str(part.id), "title": part.title, "length": str(part.length)}
             turns += [
                 self._template.skeleton.format_map(slots),
@@ -414,10 +382,6 @@ class PromptBook:
         for piece in turn:
             if not isinstance(piece, str):
                 prompt += piece
-            elif piece in self._past:
-                prompt += self._past[piece]
-            elif piece in self._facts:
-                prompt += self._encoder.text(self._facts[piece])
             else:
-                prompt += values[piece]
+                prompt += values[piece] if piece in values else self._fixed[piece]
         return prompt

@@ -7,12 +7,12 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ..yaml.source import GraphError, Problem, ProblemCode, Source, decode, hint
-from ..yaml.spec import Int, Spec, check_mapping, keys_of, validated
+from ..yaml.spec import Bool, Int, Name, Spec, check_mapping, validated
 from .outline import OutlineFormat
 
 FOLDER = Path(__file__).parent / "templates"
@@ -75,18 +75,16 @@ class Example(Spec):
 class Template(Spec):
     """The texts of a run's prompts; slots in braces are filled in, `{{` is a brace.
 
-    `plain`, `skeleton`, `prompt.branch` and `prompt.direct` are user turns that begin a
-    conversation; `outline.branch` and `outline.direct` are user turns after the outline. `combine`
-    is the user turn after the finished parts, each with its `outline.branch` before it. `system`
-    comes before all but `plain`. The `examples` come before `skeleton`, as turns with the same
-    wording: a question, its outline, one of its parts. `format` is the format of an outline.
-    `document_gap` separates a document from the text before or after it.
+    `plain`, `skeleton` and `prompt` are user turns that begin a conversation, `outline` those after
+    the outline, `combine` the one after the finished parts. `system` comes before all but `plain`,
+    the `examples` before `skeleton`, as turns with its wording: a question, its outline, one of its
+    parts. `document_gap` separates a document from the text before or after it.
     """
 
     version: Literal[1]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    name: Name
     doc: str = ""
-    chat: Annotated[bool, Field(strict=True)] = True
+    chat: Bool = True
     format: OutlineFormat = "fields"
     system: Text = ""
     examples: Annotated[tuple[Example, ...], Field(max_length=16)] = ()
@@ -121,8 +119,8 @@ def pieces(text: str) -> list[Piece]:
 
 
 def load_template(name: str | Path) -> Template:
-    """Read a shipped template by its name, or a template file by its path. Raises TemplateError: no
-    such file, or not a template, with the place of every problem."""
+    """Read a shipped template by its name, or a file by its path. Raises TemplateError: no such
+    file, or not a template, with the place of every problem."""
     path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
     try:
         with path.open("rb") as file:
@@ -136,14 +134,10 @@ def load_template(name: str | Path) -> Template:
         message = f"more than {MAX_BYTES} bytes"
         problem = Problem(str(path), 1, 1, "template", message, ProblemCode.TOO_LARGE)
         raise TemplateError([problem])
-    models: dict[Any, type[Spec]] = {"outline": TurnPair, "prompt": TurnPair, "turns": Turns}
-    models["examples"] = Example
     try:
         source = Source(decode(data, str(path)), str(path))
         check_mapping(source, "template")
-        template = validated(
-            Template, source, lambda path: keys_of(models.get(path[0]) if path else Template)
-        )
+        template = validated(Template, source)
         for check in (_wrong_slots, _wrong_texts):
             if problems := list(check(template, source)):
                 raise GraphError(problems)
@@ -167,22 +161,19 @@ def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
         try:
             slots = _slots(attrgetter(name)(template))
         except ValueError as error:
-            yield source.problem(where, str(error).lower(), ProblemCode.SLOTS)
-            continue
-        unknown = [s for s in sorted(set(slots)) if s not in known]
-        wrong = [f"no slot {{{slot}}} here{hint(slot, known)}" for slot in unknown]
-        twice = [slot for slot in sorted(set(slots)) if slots.count(slot) > 1]
-        wrong += [f"the slot {{{slot}}} is used twice here" for slot in twice]
-        wrong += [f"the slot {{{slot}}} is missing" for slot in sorted({*needed} - {*slots})]
+            wrong = [str(error).lower()]
+        else:
+            used = sorted({*slots})
+            wrong = [f"no slot {{{s}}} here{hint(s, known)}" for s in used if s not in known]
+            wrong += [f"the slot {{{s}}} is used twice here" for s in used if slots.count(s) > 1]
+            wrong += [f"the slot {{{s}}} is missing" for s in sorted({*needed} - {*slots})]
         for message in wrong:
             yield source.problem(where, message, ProblemCode.SLOTS)
 
 
 def _wrong_texts(template: Template, source: Source) -> Iterator[Problem]:
-    """A part has a slot for its number or title, and under `fields` one for its dependencies.
-
-    The prompts of outline and parts begin alike, and conversations have a format.
-    """
+    """A part shows its number or title, and under `fields` its dependencies; prompts of outline and
+    parts begin alike; conversations have a format."""
     for name in ("outline", "prompt"):
         slots = _slots(getattr(template, name).branch)
         absent = ["{deps}"] if template.format == "fields" and "deps" not in slots else []

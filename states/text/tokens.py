@@ -21,10 +21,8 @@ Ids = list[int]
 
 
 def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
-    """The beginning-of-text token that this tokenizer puts before every text; None if it does not.
-
-    A chunk is prefilled behind it, so that it has the attention sink that the model expects.
-    """
+    """The beginning-of-text token that this tokenizer puts before every text, if it does: the
+    attention sink behind which a chunk is prefilled."""
     first = tokenizer.encode("a")[:1]
     bos = tokenizer.bos_token
     return first[0] if bos and first == tokenizer.encode(str(bos))[:1] else None
@@ -32,11 +30,9 @@ def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A document's token ids, or a part of them, at a place in a prompt.
+    """Token ids of a document or a part of it, after the first `at` ids of a prompt.
 
-    at: number of ids of the prompt before the chunk. name: its name in lists.
-    kept: its KV rows, if the caller has them. is_exact: a forward of the prompt would compute the
-        same rows.
+    kept: its KV rows, if the caller has them. is_exact: a forward of the prompt would compute them.
     """
 
     at: int
@@ -63,7 +59,6 @@ class PromptTokens:
         return self.ids[part]
 
     def __add__(self, more: PromptTokens | Sequence[int]) -> PromptTokens:
-        """Concatenation; plain ids have no chunks."""
         tail = more if isinstance(more, PromptTokens) else PromptTokens(tuple(more))
         moved = (replace(chunk, at=chunk.at + len(self.ids)) for chunk in tail.chunks)
         return PromptTokens(self.ids + tail.ids, (*self.chunks, *moved))
@@ -73,9 +68,9 @@ class PromptTokens:
         return self if count <= 0 else PromptTokens(self.ids[count:])
 
     @classmethod
-    def chunk(cls, ids: Sequence[int], name: str) -> PromptTokens:
+    def chunk(cls, ids: tuple[int, ...], name: str) -> PromptTokens:
         """A prompt that is one chunk."""
-        return cls(tuple(ids), (Chunk(0, tuple(ids), name),))
+        return cls(ids, (Chunk(0, ids, name),))
 
 
 MAX_CHARACTERS = 200_000
@@ -86,9 +81,8 @@ class PromptError(ValueError):
 
 
 def check_question(text: str, what: str = "prompt") -> None:
-    """Refuse a text that cannot be a prompt; needs no tokenizer. `what` names it in messages.
-    Raises PromptError: longer than MAX_CHARACTERS, empty, blank, or with a NUL or a lone
-    surrogate."""
+    """Raise PromptError for a text that is longer than MAX_CHARACTERS, blank, or has a NUL or a
+    lone surrogate; `what` is its name in messages."""
     if len(text) > MAX_CHARACTERS:
         raise PromptError(f"the {what} has {len(text)} characters, at most {MAX_CHARACTERS} fit")
     if not text.strip():
@@ -104,12 +98,11 @@ class Encoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.added_tokens_decoder
-        self.special = frozenset(tokenizer.all_special_ids) | {
-            i for i, token in added.items() if token.special
-        }
+        added = tokenizer.added_tokens_decoder.items()
+        special = (i for i, token in added if token.special)
+        self.special = frozenset(tokenizer.all_special_ids).union(special)
         # Some control tokens (`<think>`, `<tool_call>`) are added tokens that are not special.
-        self._control = self.special | {i for i, t in added.items() if str(t).strip()}
+        self._control = self.special.union(i for i, token in added if str(token).strip())
 
     def literals(self, cut: Sequence[Piece]) -> list[Ids | str]:
         """A template's pieces: literals as ids with special tokens, slots as their names."""
@@ -123,7 +116,13 @@ class Encoder:
         ids = self._encode(text, split_special_tokens=True)
         if self._control.isdisjoint(ids):
             return ids
-        ids = self._without_added_tokens(text)
+        backend = self._tokenizer.backend_tokenizer  # its steps without the search for added tokens
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        parts = [text]
+        if backend.pre_tokenizer is not None:
+            parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        ids = [token.id for part in parts for token in backend.model.tokenize(part)]
         if not self.special.isdisjoint(ids):
             raise PromptError("the text holds a control token that this tokenizer cannot write out")
         return ids
@@ -132,13 +131,3 @@ class Encoder:
         # Not verbose: the length of whole prompts is checked elsewhere.
         more = {"add_special_tokens": False, "verbose": False}
         return list(self._tokenizer.encode(text, **more, **options))
-
-    def _without_added_tokens(self, text: str) -> Ids:
-        """The tokenizer's steps without the search for added tokens."""
-        backend = self._tokenizer.backend_tokenizer
-        if backend.normalizer is not None:
-            text = backend.normalizer.normalize_str(text)
-        parts = [text]
-        if backend.pre_tokenizer is not None:
-            parts = [part for part, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
-        return [token.id for part in parts for token in backend.model.tokenize(part)]

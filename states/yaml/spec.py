@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 from textwrap import dedent
 from typing import Annotated, Any, TypeVar, get_args
@@ -33,14 +33,11 @@ class Spec(BaseModel):
         """The description of each field; read from the source, which a run has no use for."""
         texts = {name: field.description or "" for name, field in cls.model_fields.items()}
         for base in reversed(cls.__mro__[: cls.__mro__.index(Spec)]):
-            (definition,) = ast.parse(dedent(inspect.getsource(base))).body
-            for field, text in pairwise(
-                definition.body if isinstance(definition, ast.ClassDef) else ()
-            ):
+            definition: Any = ast.parse(dedent(inspect.getsource(base))).body[0]
+            for field, text in pairwise(definition.body):
                 if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                    texts[ast.unparse(field.target)] = " ".join(
-                        ast.literal_eval(text.value).split()
-                    )
+                    words = ast.literal_eval(text.value).split()
+                    texts[ast.unparse(field.target)] = " ".join(words)
         return texts
 
     @classmethod
@@ -57,8 +54,6 @@ class Spec(BaseModel):
 
 
 Block = TypeVar("Block", bound=BaseModel)
-KnownKeys = Callable[[KeyPath], Iterable[str]]
-"""The keys that a mapping at a path of a file may have."""
 
 _CODES = {"state_key": ProblemCode.STATE_NAME, "drafter": ProblemCode.NO_FUNCTION}
 _TYPES = {
@@ -75,10 +70,8 @@ _BOUNDS = {"ge": "at least", "le": "at most", "lt": "below", "gt": "above"}
 def check_mapping(source: Source, what: str) -> None:
     """Raise GraphError unless the top level is a mapping."""
     if not isinstance(source.data, dict):
-        reason = (
-            "the file is empty" if source.data is None else f"{kind_of(source.data)} at the top"
-        )
-        message = f"{reason}; a {what} is a mapping of keys"
+        there = "the file is empty" if source.data is None else f"{kind_of(source.data)} at the top"
+        message = f"{there}; a {what} is a mapping of keys"
         raise GraphError([source.problem((), message, ProblemCode.TOP)])
 
 
@@ -87,29 +80,39 @@ def keys_of(model: type[BaseModel] | None) -> list[str]:
     return [f.alias or name for name, f in model.model_fields.items()] if model else []
 
 
-def validated(model: type[Block], source: Source, known_keys: KnownKeys | None = None) -> Block:
-    """A file other than a graph as a model; raises GraphError with every problem.
+def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
+    """The model of the mapping at a path in a file of `model`; None if there is none."""
 
-    known_keys: by default those of the model, and of the values of its mappings.
-    """
+    def model_in(kind: Any) -> type[BaseModel] | None:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+        return next(filter(None, map(model_in, get_args(kind))), None)
 
-    def keys_at(path: KeyPath) -> list[str]:
-        field = model.model_fields.get(str(path[0])) if len(path) == 2 else None
-        kinds = get_args(field.annotation) if field else ()
-        inner = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Spec))
-        return keys_of(next(inner, None) if path else model)
+    inner: type[BaseModel] | None = model
+    for key in path:  # what is no key of a model is an index or a key of many models
+        fields = inner.model_fields if inner is not None else {}
+        field = next((f for name, f in fields.items() if key in (name, f.alias)), None)
+        inner = inner if field is None else model_in(field.annotation)
+    return inner
 
+
+def validated(model: type[Block], source: Source) -> Block:
+    """A file other than a graph as a model; raises GraphError with every problem."""
     try:
         return model.model_validate(source.data)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-    raise GraphError(problem_of(source, e, known_keys or keys_at) for e in errors)
+    raise GraphError(problem_of(source, e, lambda at: keys_of(model_at(model, at))) for e in errors)
 
 
-def problem_of(source: Source, error: Any, known_keys: KnownKeys) -> Problem:
-    """A pydantic error as a problem with its place in the file."""
+def problem_of(source: Source, error: Any, known_keys: Callable[[KeyPath], list[str]]) -> Problem:
+    """A pydantic error as a problem with its place, without names of Python types.
+
+    known_keys: the keys that the mapping at a path of the file may have.
+    """
     loc: KeyPath = error["loc"]
     kind: str = error["type"]
+    value = error["input"]
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
         key = str(loc[-1])
@@ -117,37 +120,29 @@ def problem_of(source: Source, error: Any, known_keys: KnownKeys) -> Problem:
         return source.problem(loc, message, ProblemCode.UNKNOWN_KEY, key=True)
     if kind == "invalid_key":
         return source.problem(loc, f"unknown key {loc[-1]}", ProblemCode.UNKNOWN_KEY, key=True)
-    if kind == "missing":
-        message = f"the key {str(loc[-1])!r} is missing"
-        return source.problem(loc[:-1], message, ProblemCode.MISSING_KEY)
-    if kind == "union_tag_not_found":
-        return source.problem(loc, "the key 'kind' is missing", ProblemCode.MISSING_KEY)
+    if kind in ("missing", "union_tag_not_found"):
+        key, at = (str(loc[-1]), loc[:-1]) if kind == "missing" else ("kind", loc)
+        return source.problem(at, f"the key {key!r} is missing", ProblemCode.MISSING_KEY)
+    bound = next((bound for bound in _BOUNDS if bound in context), None)
+    if kind in _TYPES:
+        message = f"must be {_TYPES[kind]}, not {kind_of(value)}"
+    elif kind == "literal_error":
+        message = f"must be {context['expected']}, not {quoted(value)}"
+    elif bound is not None:
+        message = f"must be {_BOUNDS[bound]} {context[bound]}, not {quoted(value)}"
+    elif kind in ("string_too_short", "too_short"):
+        message = "must not be empty"
+    elif kind == "finite_number":
+        message = f"must be a finite number, not {value}"
+    elif kind == "string_pattern_mismatch":
+        message = f"{quoted(value)} must match {context['pattern']}"
+    else:
+        message = error["msg"][:1].lower() + error["msg"][1:]
     if "at" in context:
         loc = (*loc, context["at"])
     at_key = kind.endswith("_key") or loc[-1:] == ("[key]",)
     code = ProblemCode.WRONG_TYPE if kind in _TYPES else ProblemCode.WRONG_VALUE
-    return source.problem(loc, _message(error, context), _CODES.get(kind, code), key=at_key)
-
-
-def _message(error: Any, context: dict[str, Any]) -> str:
-    """Pydantic's message without names of Python types."""
-    kind = error["type"]
-    value = error["input"]
-    if kind in _TYPES:
-        return f"must be {_TYPES[kind]}, not {kind_of(value)}"
-    if kind == "literal_error":
-        return f"must be {context['expected']}, not {quoted(value)}"
-    for bound, side in _BOUNDS.items():
-        if bound in context:
-            return f"must be {side} {context[bound]}, not {quoted(value)}"
-    if kind in ("string_too_short", "too_short"):
-        return "must not be empty"
-    if kind == "finite_number":
-        return f"must be a finite number, not {value}"
-    if kind == "string_pattern_mismatch":
-        return f"{quoted(value)} must match {context['pattern']}"
-    message: str = error["msg"]
-    return message[:1].lower() + message[1:]
+    return source.problem(loc, message, _CODES.get(kind, code), key=at_key)
 
 
 def kind_of(value: Any) -> str:
