@@ -19,7 +19,7 @@ from ..workers.ray_cluster import (
     start_head,
 )
 from ..workers.router import ask_router
-from ..workers.start import check_groups, check_single, divided
+from ..workers.start import check_cluster, divided
 from .options import argument, option, takes
 
 cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -39,8 +39,7 @@ def up(options: RunOptions, workers: Workers = None) -> None:
     job = prepare(worker_options)
     block = read_cluster(worker_options)
     job = divided(replace(job, options=replace(job.options, workers=block.workers)))
-    check_single(job)
-    check_groups(job, block)
+    check_cluster(job, block)
     set_up_ray(LOCAL)
     head = start_head(block.workers, job.options.graph)
     try:

@@ -1,7 +1,4 @@
-"""Arrivals of requests: Poisson, bursts, or a recorded file.
-
-Arrivals are generated one after another, so a million of them need no more memory than one.
-"""
+"""Arrivals of requests, one after another: Poisson, bursts, or a recorded file."""
 
 import json
 import random
@@ -48,29 +45,19 @@ class Workload:
     shared: int = 0
 
     def draw(self, at: float, chance: random.Random) -> Arrival:
-        """A request that arrives at a moment."""
         parts = chance.randint(*self.parts)
         texts = tuple(chance.randint(*self.answer) for _ in range(parts or 1))
         outline = chance.randint(*self.outline) if parts else 0
         shared = self.shared if self.stems else 0
         stem = chance.randrange(self.stems) if self.stems else 0
-        return Arrival(
-            at=at,
-            prompt=shared + chance.randint(*self.prompt),
-            texts=texts,
-            outline=outline,
-            stem=stem,
-            shared=shared,
-            budget=1 << max(texts).bit_length(),
-        )
+        prompt = shared + chance.randint(*self.prompt)
+        budget = 1 << max(texts).bit_length()
+        return Arrival(at, prompt, texts, outline, stem=stem, shared=shared, budget=budget)
 
 
 def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file. Raises
+    UsageError: it is none of these."""
     kind, *numbers = spec.split(":")
     try:
         if (kind, len(numbers)) in (("poisson", 1), ("bursts", 2)):
@@ -83,7 +70,7 @@ def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arriv
         raise UsageError(f"--arrivals {spec}: no such numbers") from None
     if not Path(spec).is_file():
         raise UsageError(f"--arrivals {spec}: neither poisson:RATE, bursts:RATE:SIZE, nor a file")
-    return recorded(Path(spec))
+    return _recorded(Path(spec))
 
 
 def _generated(
@@ -97,12 +84,9 @@ def _generated(
         yield work.draw(at, chance)
 
 
-def recorded(path: Path) -> Iterator[Arrival]:
-    """Arrivals from a file of JSON lines with the fields of `Arrival`, in the order of time.
-
-    Raises:
-        UsageError: a line is not one.
-    """
+def _recorded(path: Path) -> Iterator[Arrival]:
+    """Arrivals from a file of JSON lines with the fields of `Arrival`, in the order of time. Raises
+    UsageError: a line is not one."""
     before = 0.0
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -110,13 +94,13 @@ def recorded(path: Path) -> Iterator[Arrival]:
                 continue
             try:
                 values = json.loads(line)
-                arrival = Arrival(**values | {"texts": tuple(values["texts"])})
-                wrong = arrival.at < before or not arrival.texts or min(arrival.texts) < 1
-                wrong |= not 0 <= arrival.shared <= arrival.prompt or arrival.prompt < 1
-                wrong |= arrival.outline < 0 or arrival.budget < 0
+                one = Arrival(**values | {"texts": tuple(values["texts"])})
+                valid = bool(one.texts) and min(one.texts) >= 1 and one.at >= before
+                valid &= 0 <= one.shared <= one.prompt and one.prompt >= 1
+                valid &= min(one.outline, one.budget) >= 0
             except (ValueError, TypeError, KeyError) as error:
                 raise UsageError(f"{path}:{number}: not an arrival: {error}") from None
-            if wrong:
+            if not valid:
                 raise UsageError(f"{path}:{number}: invalid arrival: {line.strip()[:80]}")
-            before = arrival.at
-            yield arrival
+            before = one.at
+            yield one

@@ -49,12 +49,8 @@ class ClusterFigures(ServedFigures):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSetup:
-    """workers: their number. tp: size of the groups that write an outline. together: parts stay
-    with the worker of their outline.
-
-    Raises:
-        UsageError: the numbers do not fit together.
-    """
+    """tp: size of the groups that write an outline. together: parts stay with the worker of their
+    outline. Raises UsageError: the numbers do not fit together."""
 
     workers: int
     tp: int
@@ -63,7 +59,7 @@ class ClusterSetup:
     together: bool = False
 
     def __post_init__(self) -> None:
-        if self.tp < 1 or self.workers % self.tp:
+        if self.workers % self.tp:
             raise UsageError(f"{self.workers} workers do not make groups of {self.tp}")
         if self.together and self.tp > 1:
             raise UsageError("parts that stay together are written by one worker: --tp 1")
@@ -71,9 +67,8 @@ class ClusterSetup:
     @property
     def name(self) -> str:
         """As `8 workers, tp 2, nvlink`."""
-        if self.together:
-            return f"{self.workers} workers, together"
-        return f"{self.workers} workers, tp {self.tp}, {self.link.name}"
+        groups = "together" if self.together else f"tp {self.tp}, {self.link.name}"
+        return f"{self.workers} workers, {groups}"
 
 
 @dataclass(eq=False, slots=True)
@@ -85,12 +80,6 @@ class ClusterJob:
     ids: tuple[int, ...]
     unwritten: int = 1
 
-    def part(self, part: int, now: float) -> tuple[Arrival, tuple[int, ...]]:
-        """A part as a request, and the ids of its prompt."""
-        ids = self.ids + (MAX_IDS - 1 - part,) * PART_PROMPT
-        text = self.arrival.texts[part]
-        return Arrival(now, len(ids), (text,), budget=self.arrival.budget), ids
-
 
 class TextTag(NamedTuple):
     """A text of a worker. tokens: its counted load."""
@@ -101,12 +90,8 @@ class TextTag(NamedTuple):
 
 
 class SimulatedWorker(Simulation):
-    """One worker, or the common steps of a group; the tag of a text is a `TextTag`.
-
-    Attributes:
-        in_step: busy. owed: the group has just stepped, so the worker steps next. worked: busy
-            seconds.
-    """
+    """One worker, or the common steps of a group; the tag of a text is a `TextTag`. in_step: busy.
+    owed: the group has just stepped, so the worker steps next. worked: busy seconds."""
 
     def __init__(self, number: int, graph: Graph, cost: StepCost, policy: str, seed: int) -> None:
         super().__init__(graph, cost, policy, f"{seed}/{number}")
@@ -117,8 +102,7 @@ class SimulatedWorker(Simulation):
 
     def start(self, now: float) -> bool:
         """Start a step, if there is anything to do; afterwards `self.now` is its end."""
-        self.now = max(self.now, now)
-        start = self.now
+        self.now = start = max(self.now, now)
         self.in_step = self.step()
         self.worked += self.now - start
         return self.in_step
@@ -137,11 +121,8 @@ class WorkerGroup:
 
 
 class ClusterSimulation:
-    """A cluster on arrivals in the order of time.
-
-    Raises:
-        UsageError: the graph cannot be simulated.
-    """
+    """A cluster on arrivals in the order of time. Raises UsageError: the graph cannot be
+    simulated."""
 
     def __init__(
         self, graph: Graph, cost: StepCost, policy: str, setup: ClusterSetup, seed: int = 0
@@ -159,13 +140,12 @@ class ClusterSimulation:
         together = GroupCost(
             **asdict(cost), ranks=setup.tp, link=setup.link, shape=setup.shape, tree=tree
         )
+        firsts = range(0, setup.workers, setup.tp) if setup.tp > 1 else ()
         self.groups = [
             WorkerGroup(
-                number=number,
-                both=worker(-1 - number, together),
-                members=self.workers[number * setup.tp : (number + 1) * setup.tp],
+                number, worker(-1 - number, together), self.workers[first : first + setup.tp]
             )
-            for number in range(setup.workers // setup.tp if setup.tp > 1 else 0)
+            for number, first in enumerate(firsts)
         ]
         self.group_loads = Loads(range(len(self.groups)))
         self.group_beginnings = PrefixIndex()
@@ -175,7 +155,6 @@ class ClusterSimulation:
         self._num_planned = 0  # events ever in the heap, for their order
 
     def run(self, arrivals: Iterable[Arrival]) -> ClusterFigures:
-        """Serve all arrivals."""
         served = self.served
         source = iter(arrivals)
         after = next(source, None)
@@ -213,38 +192,43 @@ class ClusterSimulation:
         new = ((2 * number + 1) % MAX_IDS,) * (arrival.prompt - arrival.shared)
         job = ClusterJob(number, arrival, stem + new)
         keys = prefix_keys(stem)  # keys of a whole prompt would be unique
-        first = arrival
         tokens = arrival.prompt // TOKENS_READ_PER_WRITTEN + arrival.outline
         outlines = bool(arrival.outline) and not self.setup.together
+        first = arrival
         if outlines:
             texts = (arrival.outline,)
             first = Arrival(arrival.at, arrival.prompt, texts, budget=arrival.outline)
         else:
             tokens += sum(arrival.texts)
         tag = TextTag(job, WHOLE_ANSWER, tokens)
-        if outlines and self.groups:
-            chosen = route(arrival.prompt, self.group_beginnings.find(keys), self.group_loads)
-            self.group_beginnings.note_(keys, chosen)
-            self.group_loads.add_(chosen, tokens)
+        by_group = outlines and bool(self.groups)
+        loads = self.group_loads if by_group else self.loads
+        beginnings = self.group_beginnings if by_group else self.beginnings
+        chosen = route(arrival.prompt, beginnings.find(keys), loads)
+        beginnings.note_(keys, chosen)
+        if by_group:
+            loads.add_(chosen, tokens)
             group = self.groups[chosen]
             group.both.submit(first, job.ids, tag=tag, place=number)
             self._step_together(group)
-            return
-        chosen = route(arrival.prompt, self.beginnings.find(keys), self.loads)
-        self.beginnings.note_(keys, chosen)
-        self._add_load(chosen, tokens)
-        self._submit(self.workers[chosen], (first, job.ids), tag)
+        else:
+            self._add_load(chosen, tokens)
+            self._submit(chosen, tag, first, job.ids)
 
     def _submit(
-        self,
-        worker: SimulatedWorker,
-        prompt: tuple[Arrival, tuple[int, ...]],
-        tag: TextTag,
-        received: int = 0,
+        self, number: int, tag: TextTag, arrival: Arrival, ids: tuple[int, ...], received: int = 0
     ) -> None:
-        arrival, ids = prompt
+        worker = self.workers[number]
         worker.submit(arrival, ids, received=received, tag=tag, place=tag.job.number)
         self._step(worker)
+
+    def _submit_part(self, number: int, tag: TextTag, received: int) -> None:
+        """A part of an outline, as a request whose prompt begins with `received` rows."""
+        job = tag.job
+        ids = job.ids + (MAX_IDS - 1 - tag.part,) * PART_PROMPT
+        texts = (job.arrival.texts[tag.part],)
+        arrival = Arrival(self.now, len(ids), texts, budget=job.arrival.budget)
+        self._submit(number, tag, arrival, ids, received=received)
 
     def _add_load(self, worker: int, tokens: int) -> None:
         self.loads.add_(worker, tokens)
@@ -330,17 +314,15 @@ class ClusterSimulation:
         return written
 
     def _spread(self, job: ClusterJob, holders: list[int], received: int) -> None:
-        """Place a request's parts on the workers that finish them first.
-
-        Args:
-            holders: workers with the prefix; received: rows of it that are not in their trees.
-        """
+        """Place a request's parts on the workers that finish them first. holders: workers with the
+        prefix; received: rows of it that are not in their trees."""
         rows = len(job.ids)
         size = rows * self.setup.shape.kv_bytes
         seconds = self.setup.link.send(size)
         fee = round(seconds / self._token_seconds) + 1
         expected = [max(round(n * self._rng.uniform(*HINT_FACTORS)), 1) for n in job.arrival.texts]
-        placed = place_branches(expected, candidates(holders, len(expected), fee, self.loads))
+        waits = candidates(holders, len(expected), fee, self.loads)
+        placed = [one for one in place_branches(expected, waits) if one is not None]
         sent = {worker for worker in placed if worker not in holders}
         self.served.sent += len(sent)
         self.served.sent_bytes += len(sent) * size
@@ -349,9 +331,7 @@ class ClusterSimulation:
             tag = TextTag(job, part, expected[part])
             self._add_load(number, tag.tokens)
             if number in sent:
-                self._later(self.now + seconds, partial(self._received, number, tag, rows))
+                submit = partial(self._submit_part, number, tag, rows)
+                self._later(self.now + seconds, submit)
             else:
-                self._submit(self.workers[number], job.part(part, self.now), tag, received)
-
-    def _received(self, number: int, tag: TextTag, rows: int) -> None:
-        self._submit(self.workers[number], tag.job.part(tag.part, self.now), tag, rows)
+                self._submit_part(number, tag, received)

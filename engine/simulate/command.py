@@ -22,10 +22,8 @@ def simulate(
     results = {}
     for policy in policies:
         world = Simulation(graph, cost, policy, seed)
-        document, wall = _served(world, source)
-        document["requests_per_wall_second"] = document["requests"] / wall
+        document = results[policy] = _served(world, source, "requests")
         document["microseconds_per_plan"] = 1e6 * world.busy / max(document["steps"], 1)
-        results[policy] = document
     return results
 
 
@@ -44,18 +42,17 @@ def simulate_clusters(
     results = {}
     for setup in setups:
         world = ClusterSimulation(graph, cost, policies[0], setup, seed=seed)
-        document, wall = _served(world, source)
-        document["events_per_wall_second"] = document["events"] / wall
-        results[setup.name] = document
+        results[setup.name] = _served(world, source, "events")
     return results
 
 
-def _served(world: Simulation | ClusterSimulation, source: Source) -> tuple[Document, float]:
-    """The figures of a simulation, and its real duration in seconds."""
+def _served(world: Simulation | ClusterSimulation, source: Source, unit: str) -> Document:
+    """The figures of a simulation, with its real duration and its speed in units."""
     start = perf_counter()
     served = world.run(source())
     wall = perf_counter() - start
-    return {**served.document(), "wall_seconds": wall}, max(wall, 1e-9)
+    document = {**served.document(), "wall_seconds": wall}
+    return {**document, f"{unit}_per_wall_second": document[unit] / max(wall, 1e-9)}
 
 
 def cluster_setups(
@@ -87,6 +84,7 @@ def described(policies: Mapping[str, Document]) -> str:
     """A line per policy, and the duration of each simulation."""
     head = f"{'policy':16} {'requests':>8} {'tok/s':>8} {'first p50':>10} {'p95':>8} {'p99':>8}"
     lines = [f"{head} {'answer p50':>11} {'p95':>8} {'p99':>8} {'preempted':>9} {'hits':>6}"]
+    ends = []
     for name, figures in policies.items():
         first, answer = (figures[f"time_to_{what}"] for what in ("first_token", "answer"))
         lines.append(
@@ -95,13 +93,13 @@ def described(policies: Mapping[str, Document]) -> str:
             f" {answer['p50']:>11.3f} {answer['p95']:>8.3f} {answer['p99']:>8.3f}"
             f" {figures['preemptions']:>9} {figures['hit_rate']:>6.1%}"
         )
-    for name, figures in policies.items():
-        speed = f"{figures['requests_per_wall_second']:.0f} requests a second"
-        plan = f"{figures['microseconds_per_plan']:.0f} us a plan"
-        steps = f"{figures['steps']} steps, most waiting {figures['most_waiting']}"
-        wall = f"{figures['wall_seconds']:.1f} s"
-        lines.append(f"{name}: simulated in {wall} ({speed}, {plan}); {steps}")
-    return "\n".join(lines)
+        ends.append(
+            f"{name}: simulated in {figures['wall_seconds']:.1f} s"
+            f" ({figures['requests_per_wall_second']:.0f} requests a second,"
+            f" {figures['microseconds_per_plan']:.0f} us a plan);"
+            f" {figures['steps']} steps, most waiting {figures['most_waiting']}"
+        )
+    return "\n".join([*lines, *ends])
 
 
 def clusters_described(clusters: Mapping[str, Document]) -> str:
@@ -109,6 +107,7 @@ def clusters_described(clusters: Mapping[str, Document]) -> str:
     simulation."""
     head = f"{'cluster':28} {'tok/s':>9} {'first p50':>9} {'p95':>8} {'answer p50':>10} {'p95':>8}"
     lines = [f"{head} {'busy':>5} {'hits':>5} {'regroup':>8} {'sent':>7} {'send':>8}"]
+    ends = []
     for name, figures in clusters.items():
         first, answer = (figures[f"time_to_{what}"] for what in ("first_token", "answer"))
         regroup = 1e3 * figures["regroup_seconds"] / max(figures["regroups"], 1)
@@ -119,7 +118,6 @@ def clusters_described(clusters: Mapping[str, Document]) -> str:
             f" {figures['busy']:>5.0%} {figures['hit_rate']:>5.0%} {regroup:>8.2f}"
             f" {figures['sent']:>7} {send:>8.2f}"
         )
-    for name, figures in clusters.items():
         speed = f"{figures['events']} events, {figures['events_per_wall_second']:.0f} a second"
-        lines.append(f"{name}: simulated in {figures['wall_seconds']:.1f} s ({speed})")
-    return "\n".join(lines)
+        ends.append(f"{name}: simulated in {figures['wall_seconds']:.1f} s ({speed})")
+    return "\n".join([*lines, *ends])

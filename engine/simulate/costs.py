@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
@@ -28,8 +29,8 @@ class StepCost:
     """Milliseconds of a step; more for a forward, for each row of the target's forward, for each
     branch with drafts, and for each row of the pool in use.
 
-    tokens: counts of a branch's rounds by their number of committed tokens.
-    error: mean absolute error of the fit, relative to the mean; steps: number of fitted steps.
+    tokens: counts of a branch's rounds by their number of committed tokens. error: mean absolute
+    error of the fit, relative to the mean; steps: number of fitted steps.
     """
 
     step: float = 0.2
@@ -69,24 +70,17 @@ class StepCost:
             cost = cls(**json.loads(path.read_text(encoding="utf-8")))
             usable = min(cost.step, cost.forward, cost.row, cost.branch, cost.slot) >= 0
             usable = usable and all(int(k) > 0 and n > 0 for k, n in cost.tokens.items())
+            if not (usable and cost.tokens):
+                raise ValueError("they are at least 0, tokens at least 1")
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UsageError(f"{path}: invalid costs of steps: {error}") from None
-        if not (usable and cost.tokens):
-            raise UsageError(
-                f"{path}: invalid costs of steps: they are at least 0, tokens at least 1"
-            )
         return cost
 
 
 def fit(records: Iterable[Record]) -> StepCost:
-    """Non-negative costs fitted by least squares to the steps of a trace that have a forward; a
-    step lasts from one `schedule` to the next.
-
-    Steps longer than four times the median are left out as disturbed.
-
-    Raises:
-        UsageError: the trace has too few steps.
-    """
+    """Non-negative costs fitted by least squares to the steps of a trace that have a forward, from
+    one `schedule` to the next; steps longer than four times the median are left out as disturbed.
+    Raises UsageError: the trace has too few steps."""
     steps = list[tuple[int, ...]]()  # nanoseconds, 1, rows, branches with drafts, slots in use
     tokens = Counter[int]()
     start: int | None = None
@@ -104,31 +98,22 @@ def fit(records: Iterable[Record]) -> StepCost:
             if start is not None and record["rows"]:
                 forward = (record["rows"], len(lengths), record["kv"])
     if len(steps) < MIN_STEPS:
-        raise UsageError(
-            f"the trace has {len(steps)} steps with a forward, a fit needs {MIN_STEPS}"
-        )
+        found = f"{len(steps)} steps with a forward"
+        raise UsageError(f"the trace has {found}, a fit needs {MIN_STEPS}")
     values_S5 = np.array(steps, float)
     values_S5 = values_S5[values_S5[:, 0] <= 4 * np.median(values_S5[:, 0])]
     millis_S = values_S5[:, 0] / 1e6
     weights_4, _ = nnls(values_S5[:, 1:], millis_S)
-    forward_cost, row, branch, slot = map(float, weights_4)
-    return StepCost(
-        step=0.0,
-        forward=forward_cost,
-        row=row,
-        branch=branch,
-        slot=slot,
-        tokens={str(length): tokens[length] for length in sorted(tokens)} or {"1": 1},
-        error=float(np.abs(values_S5[:, 1:] @ weights_4 - millis_S).mean() / millis_S.mean()),
-        steps=len(values_S5),
-    )
+    error = float(np.abs(values_S5[:, 1:] @ weights_4 - millis_S).mean() / millis_S.mean())
+    counts = {str(length): tokens[length] for length in sorted(tokens)} or {"1": 1}
+    costs = dict(zip(("forward", "row", "branch", "slot"), map(float, weights_4), strict=True))
+    return StepCost(step=0.0, tokens=counts, error=error, steps=len(values_S5), **costs)
 
 
 # -- clusters -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """base: seconds of any collective; hop: of each step; bandwidth: bytes a second, one way."""
 
     name: str
@@ -155,22 +140,16 @@ class Link:
 
 
 LINKS = {
-    link.name: link
-    for link in (
-        Link("loopback", 0.0, 0.9e-3, 0.32e9),
-        Link("10gbe", 0.0, 25e-6, 1.25e9),
-        Link("100gbe", 3.6e-6, 2.7e-6, 12.5e9),
-        Link("nvlink", 3.6e-6, 0.47e-6, 450e9),
-    )
+    "loopback": Link("loopback", 0.0, 0.9e-3, 0.32e9),
+    "10gbe": Link("10gbe", 0.0, 25e-6, 1.25e9),
+    "100gbe": Link("100gbe", 3.6e-6, 2.7e-6, 12.5e9),
+    "nvlink": Link("nvlink", 3.6e-6, 0.47e-6, 450e9),
 }
 
 
 def link_of(text: str) -> Link:
-    """`loopback`, `10gbe`, `100gbe`, `nvlink`, or microseconds a step and GB/s, as in `25:1.25`.
-
-    Raises:
-        UsageError: another text.
-    """
+    """`loopback`, `10gbe`, `100gbe`, `nvlink`, or microseconds a step and GB/s, as in `25:1.25`;
+    raises UsageError."""
     if text in LINKS:
         return LINKS[text]
     numbers = re.fullmatch(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", text)
@@ -179,8 +158,7 @@ def link_of(text: str) -> Link:
     return Link(text, 0.0, float(numbers[1]) / 1e6, float(numbers[2]) * 1e9)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(NamedTuple):
     """Sizes of a target: layers, hidden size, bytes of a token's keys and values, vocabulary, bytes
     of a number."""
 
@@ -198,34 +176,22 @@ SHAPES = {
 
 
 def shape_of(text: str) -> ModelShape:
-    """A known model, or a checkpoint's folder, in float32.
-
-    Raises:
-        UsageError: another text.
-    """
+    """A known model, or a checkpoint's folder, in float32; raises UsageError."""
     if text in SHAPES:
         return SHAPES[text]
     try:
         config = decoder_config(Path(text))
     except ModelError as error:
         raise UsageError(f"--shape {text}: {', '.join(SHAPES)}, or a folder: {error}") from None
-    itemsize = 4
-    return ModelShape(
-        layers=config.num_layers,
-        hidden=config.hidden_size,
-        kv_bytes=2 * config.num_layers * config.kv_heads * config.head_dim * itemsize,
-        vocabulary=config.vocab_size,
-        itemsize=itemsize,
-    )
+    numbers = 2 * config.num_layers * config.kv_heads * config.head_dim
+    return ModelShape(config.num_layers, config.hidden_size, 4 * numbers, config.vocab_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost(StepCost):
     """Steps of a tensor-parallel group: a rank computes its part of a forward, plus two all-reduces
-    a layer and one gather of the logits. Every rank drafts for itself.
-
-    tree: rows of a branch in a round, all with logits.
-    """
+    a layer and one gather of the logits. Every rank drafts for itself. tree: rows of a branch in a
+    round, all with logits."""
 
     ranks: int
     link: Link

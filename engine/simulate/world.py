@@ -29,11 +29,8 @@ from .costs import StepCost
 
 
 class CountedPool(KVCache):
-    """A pool that counts: the positions of every owner, in constant time, without slots.
-
-    Attributes:
-        spans: by owner, the first position and one past the last.
-    """
+    """A pool that counts: the positions of every owner, in constant time, without slots. spans: by
+    owner, the first position and one past the last."""
 
     def __init__(self, capacity: int) -> None:  # the tables of slots are not made
         self.capacity = capacity
@@ -49,11 +46,7 @@ class CountedPool(KVCache):
         self.spans: dict[int, tuple[int, int]] = {}
 
     def grow_(self, owner: int, position: int, count: int) -> None:
-        """Append rows to an owner.
-
-        Raises:
-            PoolFullError: too few slots.
-        """
+        """Append rows to an owner; raises PoolFullError."""
         first, last = self.spans.get(owner, (position, position))
         assert last == position, f"owner {owner} goes on at {last}, not at {position}"
         self.spans[owner] = first, last + count
@@ -93,21 +86,20 @@ class CountedPool(KVCache):
             self.spans[owner] = cut, last
 
     def _join_(self, owner: int, span: tuple[int, int]) -> None:
-        mine = self.spans.get(owner, span)
-        assert mine == span or mine[1] == span[0] or span[1] == mine[0], "rows with a gap"
-        self.spans[owner] = min(mine[0], span[0]), max(mine[1], span[1])
+        own = self.spans.get(owner, span)
+        assert own == span or own[1] == span[0] or span[1] == own[0], "rows with a gap"
+        self.spans[owner] = min(own[0], span[0]), max(own[1], span[1])
 
     def truncate_(self, owner: int, length: int) -> None:
         first, last = self.spans.get(owner, (0, 0))
         if last > length:
             self.current_length -= last - max(length, first)
-            if length > first:
-                self.spans[owner] = first, length
-            else:
-                self.spans.pop(owner)
+            self.spans[owner] = first, length
+            if length <= first:
+                del self.spans[owner]
 
     def rest_(self, owner: int, *, idle: bool) -> None:
-        first, last = self.spans.get(owner, (0, 0))
+        first, last = self.span_of(owner)
         self.idle_length += (last - first) if idle else first - last
         (self._idle.add if idle else self._idle.discard)(owner)
         self._note_peak()
@@ -119,8 +111,8 @@ class CountedPool(KVCache):
         return self.spans.get(owner, (0, 0))
 
     def check_integrity(self) -> None:
-        held = sum(last - first for first, last in self.spans.values())
-        assert held == self.current_length <= self.slots, "slots in use are counted wrongly"
+        used = sum(last - first for first, last in self.spans.values())
+        assert used == self.current_length <= self.slots, "slots in use are counted wrongly"
 
 
 MAX_IDS = 1 << 30  # positions and token ids, without a model's limits
@@ -157,11 +149,10 @@ class ServedFigures:
     def document(self) -> dict[str, Any]:
         """All figures as JSON values; durations as quantiles."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        speed = self.tokens / self.seconds if self.seconds else 0.0
-        return {
-            name: quantiles(value) if isinstance(value, list) else value
-            for name, value in (values | {"tokens_per_second": speed}).items()
-        }
+        values["tokens_per_second"] = self.tokens / self.seconds if self.seconds else 0.0
+        for name in ("time_to_first_token", "time_to_answer"):
+            values[name] = quantiles(values[name])
+        return values
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
@@ -198,29 +189,24 @@ class Live:
 class Simulation:
     """One graph's scheduler on arrivals that come in the order of time.
 
-    Attributes:
-        now: seconds on the simulated clock. busy: processor seconds in the scheduler. served: the
-            figures.
-        started, ended: requests whose first token, or whose answer, is of the last step.
-
-    Raises:
-        UsageError: the graph cannot be simulated.
+    now: seconds on the simulated clock. busy: processor seconds in the scheduler. started, ended:
+    requests whose first token, or whose answer, is of the last step. Raises UsageError: the graph
+    cannot be simulated.
     """
 
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:
             raise UsageError(f"{graph.name}: graphs with layout.kind bim and without beams only")
         limits = RunLimits(
-            layout=graph.layout,
-            drafter=graph.drafter,
-            share_outline=graph.skeleton is None or graph.skeleton.share == "outline",
+            graph.layout,
+            graph.drafter,
+            graph.skeleton is None or graph.skeleton.share == "outline",
             max_positions=MAX_IDS,
             vocabulary=MAX_IDS,
             scheduler=graph.scheduler.model_copy(update={"policy": policy}),
         )
         self.graph = graph
         self.cost = cost
-        self.shares = limits.share_outline
         self.pool = CountedPool(graph.layout.kv_slots)
         self.manager = BranchStateManager(self.pool, None, limits, lambda branch: branch.prompt)
         self.served = WorkerFigures()
@@ -228,6 +214,7 @@ class Simulation:
         self.busy = 0.0
         self.started: list[Live] = []
         self.ended: list[Live] = []
+        self._shares_outline = limits.share_outline
         self._inbox = Inbox(serves=True)
         self._rng = random.Random(f"simulation {seed}")
         self._round_tokens = cost.round_tokens(self._rng)
@@ -235,7 +222,6 @@ class Simulation:
         self._ids = 0  # the last token id: every prompt and answer has its own
 
     def run(self, arrivals: Iterable[Arrival]) -> WorkerFigures:
-        """Serve all arrivals."""
         source = iter(arrivals)
         after = next(source, None)
         while after is not None or self._live:  # until the last answer is delivered
@@ -281,7 +267,6 @@ class Simulation:
 
     @property
     def is_idle(self) -> bool:
-        """True without open requests."""
         return not self._live
 
     def submit(
@@ -293,12 +278,8 @@ class Simulation:
         tag: Any = None,
         place: int = -1,
     ) -> None:
-        """Submit a request.
-
-        Args:
-            ids: of its prompt; by default new ones after the shared ones.
-            received, tag: see `Live`. place: in the order of arrivals; by default the next.
-        """
+        """Submit a request. ids: of its prompt; by default new ones after the shared ones.
+        received, tag: see `Live`. place: in the order of arrivals; by default the next."""
         stem = (-1 - arrival.stem,) * arrival.shared
         ids = ids or stem + self._new(arrival.prompt - arrival.shared)
         skeleton = self.graph.skeleton if arrival.outline else None
@@ -330,9 +311,6 @@ class Simulation:
         manager = self.manager
         newcomers, _, spans = manager.batch_builder.start_(plan)
         rows = manager.capacity.round_rows(len(ran))
-        for span in spans:  # received rows of a prompt are not computed
-            received = self._live[span.request].received - span.position
-            rows += len(span.tokens) - min(max(received, 0), len(span.tokens))
         for branch in ran:
             written = self._append(branch, next(self._round_tokens))
             self.pool.grow_(branch.owner, branch.length, written)
@@ -340,10 +318,13 @@ class Simulation:
             branch.length += written
         by_owner = {branch.owner: branch for branch in newcomers}
         for span in spans:
-            self.pool.grow_(span.owner, span.position, len(span.tokens))
+            size = len(span.tokens)
+            received = self._live[span.request].received - span.position
+            rows += size - min(max(received, 0), size)  # received rows are not computed
+            self.pool.grow_(span.owner, span.position, size)
             if span.owner in by_owner:
                 branch = by_owner[span.owner]
-                branch.length += len(span.tokens)
+                branch.length += size
                 if not branch.tokens:  # the first token is sampled after the prompt
                     self._append(branch, 1)
         self.served.forwards += 1
@@ -373,15 +354,16 @@ class Simulation:
         kv_cache = self.manager.kv_cache
         for request in [r for r in table.open.values() if r.outline_ended]:
             root = request.root
-            arrival = self._live[request.prefix_owner].arrival
             assert root is not None
-            if self.shares:
+            if self._shares_outline:
                 kv_cache.promote_root_(request)
+                pending = tuple(root.pending)
             else:
                 kv_cache.drop_root_(request)
-            pending = tuple(root.pending) if self.shares else self._new(1)
+                pending = self._new(1)
             request.common_prompt = request.opening + PromptTokens(pending)
-            for index, length in enumerate(arrival.texts):
+            texts = self._live[request.prefix_owner].arrival.texts
+            for index, length in enumerate(texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
                 branch.point = Point(index + 1, hint, None, (), "")

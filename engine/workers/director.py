@@ -6,7 +6,7 @@ coins are keyed by position: the text is the same.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from time import monotonic
@@ -27,11 +27,21 @@ from ...states.request import (
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, Committed
+from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
+from ..prepare.options import ClusterBlock
+from ..record.metrics import Marks, Meter, counted_figures, ratio
+from ..record.recorder import Recorder
+from ..record.trace import Write
+from ..run.core import EngineCore
 from ..run.session import Session
+from ..text_stream import Decode
+from .link import WorkerSource
 from .placement import assign_branches, expected_length
-from .protocol import Assign, CountWork, Grouped, Regroup, Regrouped, Reply, WorkCounts
-from .worker_groups import NO_EPOCH, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
+from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
+from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
+
+MACHINE = "machines/cluster"
 
 # -- a request ------------------------------------------------------------------------------------
 
@@ -100,22 +110,14 @@ class RequestState:
         """Some branches, or without any the outline, as far as they are not written."""
         arrival = self.request.arrival
         if not branches:
-            root = self.request.root
-            assert root is not None
-            return MigratedRequest(outline=tuple(root.tokens), arrival=arrival)
+            assert self.request.root is not None
+            return MigratedRequest(outline=tuple(self.request.root.tokens), arrival=arrival)
         migrated = tuple(
-            MigratedBranch(
-                index=branch.index,
-                prompt=branch.prompt.ids,
-                tokens=tuple(branch.tokens),
-                budget=branch.budget,
-            )
-            for branch in branches
+            MigratedBranch(b.index, b.prompt.ids, tuple(b.tokens), b.budget) for b in branches
         )
         return MigratedRequest(self.prefix, migrated, arrival=arrival)
 
     def branch_of(self, index: int) -> Branch | None:
-        """A branch by its index; None if it has not started."""
         branches = self.request.all_branches()
         return next((branch for branch in branches if branch.index == index), None)
 
@@ -157,13 +159,8 @@ class RequestState:
         )
         if prompts.share == "outline":
             request.prefix_parts.append(request.tail + tokens)
-        fan_out_(
-            self.table,
-            self.session.reading,
-            request,
-            pending=(),
-            direct_tokens=skeleton.direct_tokens,
-        )
+        direct = skeleton.direct_tokens
+        fan_out_(self.table, self.session.reading, request, pending=(), direct_tokens=direct)
         request.context = list(self.prefix)
         request.prefix_length = len(request.context)
         move(request, "run")
@@ -174,10 +171,9 @@ class RequestState:
         branches = self.request.branches
         ended = {branch.point.id for branch in branches if branch.point and branch.ended}
         for branch in branches:
-            point = branch.point
-            if point is None or branch.ended or len(branch.prompt):
+            if branch.point is None or branch.ended or len(branch.prompt):
                 continue
-            if ended.issuperset(point.deps):
+            if ended.issuperset(branch.point.deps):
                 branch.prompt = self.session.reading.branch(branch)
 
     def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
@@ -220,54 +216,39 @@ def new_request_state(session: Session, table: RequestTable, prompt: Prompt) -> 
 # -- all requests ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class RegroupFigures:
-    """Prefixes that were sent. bytes: that arrived; seconds: in all, and of the collectives;
-    failed: collectives that did not end."""
-
-    count: int = 0
-    rows: int = 0
-    bytes: int = 0
-    failed: int = 0
-    seconds: float = 0.0
-    collective_seconds: float = 0.0
-
-
 class Director:
-    """Requests, workers, and which group decodes what. report: takes events for the trace. tokens:
-    committed, by worker. figures: of regroups."""
+    """Requests, workers, and which group decodes what.
+
+    report: takes events for the trace. tokens: committed, by worker. figures: of the prefixes that
+    were sent. bytes: that arrived; seconds: in all, and of the collectives; failed: collectives
+    that did not end.
+    """
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.session = session
         self.workers = workers
         self.report = report
+        workers.on_output = self._receive_
         graph = session.program.graph
         target = session.models.target
         limits = RunLimits(
-            layout=graph.layout,
-            drafter=graph.drafter,
-            share_outline=graph.skeleton is None or graph.skeleton.share == "outline",
-            max_positions=target.max_positions,
+            graph.layout,
+            graph.drafter,
+            graph.skeleton is None or graph.skeleton.share == "outline",
+            target.max_positions,
             vocabulary=target.vocab_size,
         )
         self.table = RequestTable(limits)
         self.states: list[RequestState] = []
         self.tokens: Counter[str] = Counter()
-        self.figures = RegroupFigures()
+        self.figures: dict[str, Any] = {"count": 0, "rows": 0, "bytes": 0, "failed": 0}
+        self.figures |= {"seconds": 0.0, "collective_seconds": 0.0}
         self._numbers = count(1)  # of orders
         self._assignments: dict[str, tuple[RequestState, WorkerGroup]] = {}
-        self._replies: dict[int, dict[RunWorker, Any]] = {}  # to an order, by its number
 
     def submit(self, prompts: Iterable[Prompt]) -> None:
-        """Add requests; raises PromptError."""
         for prompt in prompts:
             self.states.append(new_request_state(self.session, self.table, prompt))
-
-    def close(self) -> None:
-        """End the workers."""
-        self.workers.close()
-
-    # -- loads ------------------------------------------------------------------------------------
 
     def loads(self, groups: Sequence[WorkerGroup]) -> dict[WorkerGroup, int]:
         """Tokens that each group is expected to write still."""
@@ -288,21 +269,17 @@ class Director:
         capacity = self.capacity(groups)
         return sorted((one for one in groups if capacity[one] > 0), key=lambda one: loads[one])
 
-    # -- assignments ------------------------------------------------------------------------------
-
     def assign_(self, state: RequestState, group: WorkerGroup, branches: Sequence[Branch]) -> None:
         """Send branches of a request to a group, or without any its outline."""
         id = f"{next(self._numbers)}"
         self._assignments[id] = (state, group)
         part = state.part(branches)
         order = Assign(id, state.prompt, part, tp=group.tp, group=group.number)
-        if group.tp > 1:  # all workers get what some do together, in one order
-            self.workers.send_all(order)
-        else:
-            group.leader.post(order)
+        # All workers get what some do together, in one order.
+        for worker in self.workers.group if group.tp > 1 else group.workers:
+            worker.post(order)
 
     def drop_lost_(self) -> None:
-        """Take back what lost groups had."""
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
         for id in [id for id, (_, group) in self._assignments.items() if group not in present]:
@@ -311,49 +288,30 @@ class Director:
         if names:
             self.report({"event": "again", "branches": names})
 
-    # -- replies ----------------------------------------------------------------------------------
-
-    def handle_(self, worker: RunWorker, reply: Reply) -> None:
-        """Take in one reply of a worker; those to work that was taken back are dropped."""
-        if isinstance(reply, Regrouped | WorkCounts):
-            if reply.number in self._replies:
-                self._replies[reply.number][worker] = reply
-            return
-        if isinstance(reply, Grouped):
-            return
-        id = reply.request if isinstance(reply, Committed) else reply.id
+    def _receive_(self, worker: RunWorker, output: Output) -> None:
+        """Take in what a worker decoded; that of work that was taken back is dropped."""
+        id = output.request if isinstance(output, Committed) else output.id
         state, group = self._assignments.get(id, (None, None))
         if state is None or group is None or group.leader is not worker:
             return
-        if isinstance(reply, Committed):
-            if (branch := state.branch_of(reply.branch)) is not None:
-                branch.tokens += reply.tokens
-            self.tokens[worker.name] += len(reply.tokens)
+        if isinstance(output, Committed):
+            if (branch := state.branch_of(output.branch)) is not None:
+                branch.tokens += output.tokens
+            self.tokens[worker.name] += len(output.tokens)
             self.report({"event": "tokens", "request": state.request.key})
             return
-        state.end_(reply.branch, Finish(reply.finish), reply.note)
-        if reply.rows:
+        state.end_(output.branch, Finish(output.finish), output.note)
+        if output.rows:
             state.source = group
-            state.rows = reply.rows
+            state.rows = output.rows
             state.holders |= {group} & {*self.workers.decoders}
-
-    def _collect_(
-        self, workers: Sequence[RunWorker], order: Regroup | CountWork
-    ) -> dict[RunWorker, Any]:
-        """The replies of these workers to an order, without those that are lost meanwhile."""
-        replies = self._replies[order.number] = {}
-        for worker in workers:
-            worker.post(order)
-        self.workers.receive_from_(workers, replies, self.handle_)
-        del self._replies[order.number]
-        return replies
 
     def count_(self) -> dict[str, WorkCounts]:
         """Counters of all workers since the last time, by name; raises ClusterError."""
-        replies = self._collect_(self.workers.ready, CountWork(next(self._numbers)))
+        order = CountWork(next(self._numbers))
+        orders = dict.fromkeys(self.workers.ready, order)
+        replies = self.workers.collect_(WorkCounts, order.number, orders)
         return {worker.name: counts for worker, counts in replies.items()}
-
-    # -- prefixes ---------------------------------------------------------------------------------
 
     def send_prefix_(self, state: RequestState) -> None:
         """Send a request's prefix to the groups that lack it, if a group has it. Where that fails,
@@ -375,12 +333,14 @@ class Director:
                 cache_salt=state.prompt.cache_salt,
             )
             start = monotonic()
-            replies: dict[RunWorker, Regrouped] = self._collect_(group, order)
+            replies: dict[RunWorker, Regrouped] = self.workers.collect_(
+                Regrouped, order.number, dict.fromkeys(group, order)
+            )
             stored = {worker for worker, reply in replies.items() if reply.stored}
             decoders = self.workers.decoders
             state.holders |= {one for one in decoders if stored.issuperset(one.workers)}
             for worker, reply in replies.items():
-                worker.epoch = NO_EPOCH if reply.error else worker.epoch
+                worker.epoch = NO_GROUP if reply.error else worker.epoch
             self._count_regroup_(state, [*replies.values()], monotonic() - start)
             present = [reply.rows for reply in replies.values() if reply.rows is not None]
             if not present:
@@ -391,23 +351,15 @@ class Director:
         self, state: RequestState, replies: Sequence[Regrouped], seconds: float
     ) -> None:
         errors = [reply.error for reply in replies if reply.error]
-        moved = sum(reply.bytes for reply in replies)
-        collective = max((reply.collective for reply in replies), default=0.0)
-        self.figures.count += 1
-        self.figures.rows += sum(state.rows)
-        self.figures.bytes += moved
-        self.figures.failed += bool(errors)
-        self.figures.seconds += seconds
-        self.figures.collective_seconds += collective
-        record: dict[str, Any] = {
-            "event": "regroup",
-            "request": state.request.key,
-            "rows": list(state.rows),
-            "bytes": moved,
+        figures = {
+            "bytes": sum(reply.bytes for reply in replies),
             "seconds": seconds,
-            "collective_seconds": collective,
+            "collective_seconds": max((reply.collective for reply in replies), default=0.0),
         }
-        self.report(record | ({"why": errors} if errors else {}))
+        record = {"event": "regroup", "request": state.request.key, "rows": list(state.rows)}
+        self.report(record | figures | ({"why": errors} if errors else {}))
+        figures |= {"count": 1, "rows": sum(state.rows), "failed": bool(errors)}
+        self.figures = summed([self.figures, figures])
 
 
 # -- the states -----------------------------------------------------------------------------------
@@ -417,7 +369,7 @@ class Director:
 def form_group_(cluster: Director) -> None:
     """Replace lost workers, and join those that are ready in one process group."""
     cluster.drop_lost_()
-    cluster.workers.form_(cluster.handle_)
+    cluster.workers.form_()
     cluster.drop_lost_()
 
 
@@ -444,9 +396,9 @@ def regroup_(cluster: Director) -> None:
     """Place branches on groups, and send prefixes to those that lack them, one collective each."""
     for state in cluster.states:
         groups = cluster.workers.decoders
-        loads = cluster.loads(groups)
-        capacity = cluster.capacity(groups)
-        placed = assign_branches(state.unassigned, loads, capacity, state.holders)
+        placed = assign_branches(
+            state.unassigned, cluster.loads(groups), cluster.capacity(groups), state.holders
+        )
         for branch, group in placed:
             state.assigned[branch.index] = group
         if placed:
@@ -460,13 +412,8 @@ def give_branches_(cluster: Director) -> None:
     """Send placed branches to their groups."""
     for state in cluster.states:
         for group in cluster.workers.decoders:
-            unsent = state.assigned.keys() - state.sent
-            branches = [
-                branch
-                for branch in state.request.branches
-                if branch.index in unsent and state.assigned[branch.index] is group
-            ]
-            if branches:
+            unsent = {i for i, one in state.assigned.items() if one is group} - state.sent
+            if branches := [one for one in state.request.branches if one.index in unsent]:
                 state.sent |= {branch.index for branch in branches}
                 cluster.assign_(state, group, branches)
 
@@ -475,7 +422,7 @@ def give_branches_(cluster: Director) -> None:
 def gather_(cluster: Director) -> None:
     """Take in committed tokens and losses; waits a little for the first message."""
     busy = outlines_written(cluster) or outlines_wanted(cluster) or branches_wanted(cluster)
-    cluster.workers.receive_(cluster.handle_, 0 if busy else RECEIVE_INTERVAL)
+    cluster.workers.receive_(0 if busy else RECEIVE_INTERVAL)
     cluster.drop_lost_()
 
 
@@ -515,3 +462,111 @@ def branches_wanted(cluster: Director) -> bool:
 def all_ended(cluster: Director) -> bool:
     """All requests have ended."""
     return all(state.ended for state in cluster.states)
+
+
+# -- a run ----------------------------------------------------------------------------------------
+
+
+class ClusterRecorder(Recorder):
+    """Records the events of the director's machine, and what happens to workers; there are no
+    pictures, as the director has no pool.
+
+    director: whose workers are counted. memory: `held_figures` of their engines, the latest.
+    """
+
+    def __init__(self, decode: Decode, write: Write | None = None) -> None:
+        super().__init__(decode, write)
+        self.director: Director | None = None
+        self.memory: list[Mapping[str, Any]] = []
+
+    def take_snapshot(self) -> None:
+        """No pictures."""
+
+    def report(self, record: Mapping[str, Any]) -> None:
+        """Record something that is not an event of the machine."""
+        if record["event"] not in ("tokens", "outline"):
+            self.write_record({"kind": "cluster", **record})
+            return
+        marks = self.meter.marks.setdefault(str(record["request"]), Marks())
+        if record["event"] == "outline":
+            marks.outline = self.now
+        else:
+            marks.first_token = self.now if marks.first_token is None else marks.first_token
+            marks.last_token = self.now
+
+    def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
+        """metrics.json: what all workers did together, and what the director saw."""
+        director = self.director
+        assert director is not None
+        counts = director.count_()
+        present = director.workers.workers
+        weights = {one.name: one.greeting.weights[1] for one in present if one.greeting}
+        meter = meter_of([one.counts for one in counts.values()], self.meter)
+        meter.tokens = sum(director.tokens.values())
+        self.memory = [memory for one in counts.values() for memory in one.memory]
+        memory: dict[str, Any] = summed(self.memory)
+        memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
+        if (cache := memory["prefix_cache"]) is not None:
+            cache["hit_rate"] = ratio(cache["reused"], cache["asked"])
+        workers = [
+            {
+                "name": name,
+                "weights": weights.get(name, 0),
+                "tokens": director.tokens[name],
+                "target_forwards": worker.counts.get("forwards", 0),
+                "open_files": worker.open_files,
+                "peak_memory": worker.peak_memory,
+            }
+            for name, worker in counts.items()
+        ]
+        lost = director.workers.losses
+        cluster = {"workers": workers, "lost": lost, "regroup": director.figures}
+        return {**counted_figures(meter), **memory, "cluster": cluster}
+
+
+def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
+    """The counters of all workers together, and the director's transitions and times."""
+    total = Meter()
+    total.add(director)
+    total.marks = director.marks
+    for values in counts:
+        meter = Meter()
+        for key, lengths in values["requests"].items():
+            total.requests.setdefault(key, Counter()).update(_counter(lengths))
+        for name in values.keys() - {"requests"}:
+            value = values[name]
+            setattr(meter, name, _counter(value) if isinstance(value, Mapping) else value)
+        most_active = max(total.most_active, meter.most_active)
+        total.add(meter)
+        total.most_active = most_active
+    return total
+
+
+def _counter(values: Mapping[str, int]) -> Counter[Any]:
+    """A counter from JSON, whose keys may have been numbers."""
+    return Counter({int(key) if key.isdigit() else key: count for key, count in values.items()})
+
+
+def directed(
+    source: WorkerSource,
+    block: ClusterBlock,
+    session: Session,
+    prompts: Sequence[Prompt],
+    write: Write | None = None,
+) -> tuple[EngineCore, ClusterRecorder]:
+    """A run on workers before its first transition, with its recorder. Raises PromptError: a text
+    that cannot be a prompt. UsageError: no such interface. ClusterError: workers cannot start."""
+    recorder = ClusterRecorder(session.prompts.decode, write)
+    workers = WorkerGroups(source, block, recorder.report)
+    try:
+        director = Director(session, workers, recorder.report)
+        recorder.director = director
+        director.submit(prompts)
+        board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
+        run = EngineCore(open_graph(MACHINE), board, recorder)
+        workers.load_()
+    except BaseException:
+        workers.close()
+        raise
+    recorder.attach(run)  # its time starts, as that of every run, once models are loaded
+    return run, recorder

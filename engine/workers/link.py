@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..shell import complain
 from .protocol import MAX_LINE_BYTES, Failed, Load, Message, Ready, Start, decode, encode
@@ -40,11 +40,15 @@ class WorkerGoneError(RuntimeError):
 
 
 class WorkerHost(Protocol):
-    """Runs a worker's process, one life after another: a thread, a process, a Ray actor."""
+    """Runs a worker's process, one life after another: a thread, a process, a Ray actor.
+
+    first: message to each process. pid: of the process, if it is on this machine.
+    """
+
+    first: Start | Load
 
     @property
-    def pid(self) -> int | None:
-        """Of the process, if it is on this machine."""
+    def pid(self) -> int | None: ...
 
     async def start(self) -> Pipe:
         """Start another process and connect to it; raises HostError."""
@@ -56,38 +60,24 @@ class WorkerHost(Protocol):
         """Make sure that the process has ended."""
 
 
-class BackgroundService(Protocol):
-    """Something that is open while workers run."""
-
-    async def open(self) -> None: ...
-    def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """What a worker is started with: its first message, and where it runs."""
-
-    start: Start | Load
-    host: WorkerHost
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSource:
     """Where workers come from.
 
-    spec: of worker number i with part p of the target's weights. parts: of the weights.
+    host: of worker number i with part p of the target's weights. parts: of the weights.
     services: open while workers run.
     """
 
-    spec: Callable[[int, int], WorkerSpec]
+    host: Callable[[int, int], WorkerHost]
     parts: int = 1
-    services: Sequence[BackgroundService] = ()
+    services: Sequence[AbstractAsyncContextManager[Any]] = ()
 
 
 class ProcessHost:
     """A child process, connected by a socket pair."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Start) -> None:
+        self.first: Start | Load = first
         self._process: subprocess.Popen[Any] | None = None
         # A child inherits the priority of the thread that starts it, and others lower theirs.
         self._starter = ThreadPoolExecutor(1)
@@ -99,12 +89,11 @@ class ProcessHost:
 
     async def start(self) -> Pipe:
         ours, theirs = socket.socketpair()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         start: Callable[[], subprocess.Popen[Any]] = partial(
             subprocess.Popen,
             [sys.executable, "-c", ENTRY, str(theirs.fileno())],
             pass_fds=(theirs.fileno(),),
-            env=environment,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -137,13 +126,14 @@ class WorkerListener:
         self.expected: dict[str, asyncio.Future[Connection]] = {}
         self._server: asyncio.Server | None = None
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
             self._connected, self.address, 0, limit=MAX_LINE_BYTES
         )
         self.port = int(self._server.sockets[0].getsockname()[1])
+        return self
 
-    def close(self) -> None:
+    async def __aexit__(self, *error: object) -> None:
         if self._server is not None:
             self._server.close()
 
@@ -183,8 +173,6 @@ def connect_to(address: str, port: int, secret: str) -> socket.socket:
 
 
 class LinkState(StrEnum):
-    """State of a worker's process."""
-
     STARTING = "starting"
     READY = "ready"
     DEAD = "dead"
@@ -200,7 +188,7 @@ class WorkerLink:
     """
 
     name: str
-    spec: WorkerSpec
+    host: WorkerHost
     members: "Membership[Any]" = field(repr=False)
     state: LinkState = LinkState.STARTING
     failed: Failed | None = None
@@ -215,21 +203,18 @@ class WorkerLink:
         return self.state is LinkState.READY
 
     @property
-    def dead(self) -> bool:
-        return self.state is LinkState.DEAD
-
-    @property
     def closed(self) -> bool:
         return self.state is LinkState.CLOSED
+
+    @property
+    def ended(self) -> bool:
+        """Whether this life is over; there may be another one."""
+        return self.state in (LinkState.DEAD, LinkState.CLOSED)
 
     @property
     def over(self) -> bool:
         """Whether there is not another life."""
         return self.closed or self.failed is not None
-
-    @property
-    def pid(self) -> int | None:
-        return self.spec.host.pid
 
     def _set(self, state: LinkState) -> None:
         if not self.closed:
@@ -246,11 +231,13 @@ class WorkerLink:
             self._set(LinkState.STARTING)
         watch: asyncio.Task[None] | None = None
         try:
-            reader, self._writer = await self.spec.host.start()
+            reader, self._writer = await self.host.start()
             if self.members.deadline is not None:
                 watch = asyncio.create_task(self._watch(self.members.deadline))
             try:
-                await self._listen(reader)
+                if not self.ended and not self.over:
+                    self.send(self.host.first)
+                    await self._listen(reader)
             finally:
                 self._writer.close()
         except HostError as error:
@@ -258,16 +245,13 @@ class WorkerLink:
         finally:
             if watch is not None:
                 watch.cancel()
-            if not self.dead:
+            if self.state is not LinkState.DEAD:
                 self._set(LinkState.DEAD)
-            await self.spec.host.reap()
+            await self.host.reap()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        if self.over or self.dead:
-            return
-        self.send(self.spec.start)
         with suppress(ConnectionError, ValueError):
-            while (line := await reader.readline()) and not self.dead:
+            while (line := await reader.readline()) and self.state is not LinkState.DEAD:
                 self.messages += 1
                 match decode(line):
                     case Ready() as greeting:
@@ -284,15 +268,13 @@ class WorkerLink:
     async def _watch(self, deadline: float) -> None:
         """Cut off a silent worker; only time in which this process could listen counts."""
         silent = 0.0
-        while True:
+        while silent <= (deadline if self.ready else LOADING_DEADLINE):
             started = monotonic()
             messages = self.messages
             await asyncio.sleep(WATCH_INTERVAL)
             passed = min(monotonic() - started, 2 * WATCH_INTERVAL)
             silent = 0.0 if self.messages > messages else silent + passed
-            if silent > (deadline if self.ready else LOADING_DEADLINE):
-                self.cut(f"has not answered for {silent:.0f} s")
-                return
+        self.cut(f"has not answered for {silent:.0f} s")
 
     def send(self, message: Message) -> None:
         """Raises WorkerGoneError."""
@@ -312,10 +294,9 @@ class WorkerLink:
         if self._writer is not None:
             self._writer.transport.abort()
 
-    async def close(self) -> None:
-        """End the worker for good."""
+    def close(self) -> None:
         self._set(LinkState.CLOSED)
-        self.spec.host.end()
+        self.host.end()
         if self._writer is not None:
             self._writer.close()
 
@@ -324,40 +305,43 @@ Link = TypeVar("Link", bound=WorkerLink)
 
 
 class Membership(Generic[Link]):
-    """The workers of a router or a director that have not ended for good.
+    """The workers of a router or a director.
 
     deadline: seconds of silence after which a worker is lost; None: they are not watched. restarts:
     a worker whose process ends is started again under its name; else it leaves. tries: lives in a
-    row without a message after which a worker fails; None: any number. on_message: takes every
-    message but the first of a life. on_state: takes changes of state, and workers that leave.
-    links: of the workers; a link that has left is not among them.
+    row without a message after which a worker fails; None: any number. links: of the workers that
+    have not ended for good.
     """
 
     def __init__(
         self,
         source: WorkerSource,
-        *,
         deadline: float | None = None,
+        *,
         restarts: bool = False,
         tries: int | None = None,
-        on_message: Callable[[Link, Message], None],
-        on_state: Callable[[Link], None],
     ) -> None:
         self.source = source
         self.deadline = deadline
-        self.on_message = on_message
-        self.on_state = on_state
         self.links: list[Link] = []
         self.services = [*source.services]
         self.closed = False
         self._restarts = restarts
         self._tries = tries
+        self._open_services = AsyncExitStack()
         self._lives = set[asyncio.Task[None]]()
 
-    async def open(self) -> None:
-        """Open the services."""
+    def on_message(self, link: Link, message: Message) -> None:
+        """Take a message of a worker, but the first of a life."""
+        raise NotImplementedError
+
+    def on_state(self, link: Link) -> None:
+        """Note a change of state, or that a worker has left."""
+        raise NotImplementedError
+
+    async def open_services(self) -> None:
         for service in self.services:
-            await service.open()
+            await self._open_services.enter_async_context(service)
 
     def start(self, link: Link) -> Link:
         """Start one more worker, from code that runs in the loop."""
@@ -368,7 +352,6 @@ class Membership(Generic[Link]):
         return link
 
     async def _live(self, link: Link) -> None:
-        """All lives of a worker."""
         deaths = 0
         failures = 0
         try:
@@ -388,15 +371,13 @@ class Membership(Generic[Link]):
             self.links.remove(link)
             self.on_state(link)
 
-    async def close(self) -> None:
-        """Ask all workers to end."""
+    def end_all(self) -> None:
         self.closed = True
         for link in [*self.links]:
-            await link.close()
+            link.close()
 
     async def ended(self) -> None:
         """Wait until all processes have ended, then close the services."""
         if self._lives:
             await asyncio.wait(self._lives)
-        for service in self.services:
-            service.close()
+        await self._open_services.aclose()

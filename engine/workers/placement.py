@@ -5,6 +5,7 @@ scheduler's policies. No function looks at all workers: heaps hold those with th
 index those that have the rows of a prompt's beginning.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
@@ -16,7 +17,6 @@ BLOCK = 64  # tokens of a prompt that are looked up as one
 TOKENS_READ_PER_WRITTEN = 16  # in the same time
 MAX_HOLDERS = 4  # workers that are remembered for a beginning: the latest
 MAX_BEGINNINGS = 1 << 16
-NO_WORKER = -1
 Worker = TypeVar("Worker")
 
 
@@ -39,9 +39,6 @@ class Loads:
         self._heap = [(0, worker) for worker in self._tokens]
         heapify(self._heap)
 
-    def __len__(self) -> int:
-        return len(self._tokens)
-
     def __contains__(self, worker: int) -> bool:
         return worker in self._tokens
 
@@ -50,7 +47,6 @@ class Loads:
         return self._tokens[worker]
 
     def attach_(self, worker: int, tokens: int = 0) -> None:
-        """Add a worker."""
         self._tokens[worker] = 0
         self.add_(worker, tokens)
 
@@ -105,67 +101,59 @@ class PrefixIndex:
 
     def find(self, keys: Sequence[int]) -> Holders:
         """The holders of the longest known beginning of a prompt."""
-        low = 0
-        high = len(keys)
-        while low < high:  # a worker with a beginning has, or had, all shorter ones
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if keys[middle] in self._workers else (low, middle)
-        return Holders(low * self.block, self._workers[keys[low - 1]] if low else ())
+        # A worker with a beginning has, or had, all shorter ones.
+        count = bisect_left(keys, True, key=lambda key: key not in self._workers)
+        return Holders(count * self.block, self._workers[keys[count - 1]] if count else ())
 
 
 def route(prompt: int, holders: Holders, loads: Loads) -> int:
     """The worker that would have read a prompt of `prompt` tokens first, among the holders of its
     beginning and the worker with the least work. Raises ValueError: no worker is attached."""
-    (least,) = loads.least(1) or (None,)
-    if least is None:
+    unread = dict.fromkeys(loads.least(1), prompt)
+    if not unread:
         raise ValueError("no worker is attached")
-    waits = {least: loads.of(least) * TOKENS_READ_PER_WRITTEN + prompt}
     for worker in holders.workers:
         if worker in loads:
-            unread = max(prompt - holders.tokens, 1)
-            waits[worker] = loads.of(worker) * TOKENS_READ_PER_WRITTEN + unread
-    return min(waits, key=lambda worker: (waits[worker], worker))
+            unread[worker] = max(prompt - holders.tokens, 1)
+    ratio = TOKENS_READ_PER_WRITTEN
+    return min(unread, key=lambda worker: (loads.of(worker) * ratio + unread[worker], worker))
 
 
-def candidates(
-    holders: Iterable[int], count: int, fee: int, loads: Loads, max_others: int = 0
-) -> dict[int, int]:
-    """Tokens that each worker would write before it could start a branch: holders of its prefix,
-    and as many others as there are branches, which receive the prefix first.
-
-    fee: cost of sending the prefix, in tokens. max_others: 0 for as many as branches.
-    """
+def candidates(holders: Iterable[int], count: int, fee: int, loads: Loads) -> dict[int, int]:
+    """Tokens that each worker would write before it could start a branch, by number: holders of its
+    prefix, and `count` others, which receive the prefix first, at a cost of `fee` tokens."""
     waits = {worker: loads.of(worker) for worker in holders if worker in loads}
-    for worker in loads.least(min(count, max_others) if max_others else count):
+    for worker in loads.least(count):
         waits.setdefault(worker, loads.of(worker) + fee)
-    return waits
+    return dict(sorted(waits.items()))
 
 
 def place_branches(
-    lengths: Sequence[int], waits: Mapping[int, int], capacity: Mapping[int, int] | None = None
-) -> list[int]:
-    """A worker for each branch: the longest first, each to the worker that is free first, of equals
-    the one with the smallest number; NO_WORKER where all are full.
+    lengths: Sequence[int],
+    waits: Mapping[Worker, int],
+    capacity: Mapping[Worker, int] | None = None,
+) -> list[Worker | None]:
+    """A worker for each branch: the longest first, each to the worker that is free first, the first
+    one of equals; None where all are full.
 
     lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that each
     worker can take; None for any number. Raises ValueError: there are no workers.
     """
     if not waits:
         raise ValueError("no worker is attached")
-    free = None if capacity is None else dict(capacity)
-    heap = [(tokens, worker) for worker, tokens in waits.items() if free is None or free[worker]]
+    workers = [*waits]
+    free = [len(lengths) if capacity is None else capacity[worker] for worker in workers]
+    heap = [(waits[one], place) for place, one in enumerate(workers) if free[place] > 0]
     heapify(heap)
-    workers = [NO_WORKER] * len(lengths)
+    placed: list[Worker | None] = [None] * len(lengths)
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        if not heap:
-            break
-        tokens, worker = heappop(heap)
-        workers[index] = worker
-        if free is not None:
-            free[worker] -= 1
-        if free is None or free[worker]:
-            heappush(heap, (tokens + lengths[index], worker))
-    return workers
+        if heap:
+            tokens, place = heappop(heap)
+            placed[index] = workers[place]
+            free[place] -= 1
+            if free[place]:
+                heappush(heap, (tokens + lengths[index], place))
+    return placed
 
 
 def expected_length(branch: Branch) -> int:
@@ -180,17 +168,11 @@ def assign_branches(
     capacity: Mapping[Worker, int],
     holders: Collection[Worker],
 ) -> list[tuple[Branch, Worker]]:
-    """Branches with their workers, without those that no worker has capacity for.
-
-    Of workers with equal loads the holders of the prefix come first.
-
-    loads: tokens that each worker will write; capacity: branches that it can take.
-    """
-    workers = sorted(loads, key=lambda worker: worker not in holders)
-    if not workers:
+    """Branches with their workers, without those that no worker has capacity for. Of workers with
+    equal loads the holders of the prefix come first."""
+    if not loads:
         return []
-    waits = {number: loads[worker] for number, worker in enumerate(workers)}
-    free = {number: max(capacity[worker], 0) for number, worker in enumerate(workers)}
-    numbers = place_branches([expected_length(branch) for branch in branches], waits, free)
-    pairs = zip(branches, numbers, strict=True)
-    return [(branch, workers[number]) for branch, number in pairs if number != NO_WORKER]
+    waits = dict(sorted(loads.items(), key=lambda item: item[0] not in holders))
+    workers = place_branches([expected_length(branch) for branch in branches], waits, capacity)
+    pairs = zip(branches, workers, strict=True)
+    return [(branch, worker) for branch, worker in pairs if worker is not None]

@@ -68,7 +68,6 @@ class ServedGraph(WorkerEngine):
         self.watched = False
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
         self._positions: list[int] = []  # drafts accepted at each depth
-        self._rounds: dict[str, list[tuple[int, int]]] = {}
         self._builder = RequestBuilder(self.engine)
 
     def _happened(self, event: TraceEvent) -> None:
@@ -82,11 +81,11 @@ class ServedGraph(WorkerEngine):
             self._positions += [0] * (accepted - len(self._positions))
             for depth in range(accepted):
                 self._positions[depth] += 1
-            if (rounds := self._rounds.get(tree.branch.rpartition("/")[0])) is not None:
-                rounds.append((accepted, drafted))
+            request = self.requests.get(tree.branch.rpartition("/")[0])
+            if isinstance(request, ServedRequest):
+                request.rounds.append((accepted, drafted))
 
     def submit(self, message: Submit) -> None:
-        """Check a request and hand it to the engine, or refuse it."""
         try:
             prompt, settings, prompt_tokens = self._builder.build(message)
         except Refusal as error:
@@ -98,9 +97,8 @@ class ServedGraph(WorkerEngine):
             self.send(Refused(message.id, message_of(error)))
         else:
             self.send(Admitted(message.id, prompt_tokens))
-            rounds = self._rounds[message.id] = []
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
-            self.requests[message.id] = ServedRequest(self.engine, message, handle, rounds)
+            self.requests[message.id] = ServedRequest(self.engine, message, handle)
 
     def encode(self, message: Encode) -> Encoded | Refused:
         try:
@@ -109,17 +107,10 @@ class ServedGraph(WorkerEngine):
             return Refused(message.id, str(error), "prompt")
         return Encoded(message.id, ids, [self.engine.decode([token]) for token in ids])
 
-    def step(self) -> None:
-        before = {*self.requests}
-        super().step()
-        for id in before - self.requests.keys():  # they have ended
-            self._rounds.pop(id, None)
-
     def counts(self) -> dict[str, Any]:
         return asdict(self.engine.stats()) | {"positions": list(self._positions)}
 
     def picture(self) -> Picture:
-        """The engine at this moment, with its moves since the last picture."""
         pool = self.engine.pool()
         stats = self.engine.stats()
         moves = [*self.moves]
@@ -141,7 +132,7 @@ class ServedGraph(WorkerEngine):
         states, ways: of its machine. longest: tokens of prompt and answer together. budget: default
         tokens of an answer, or of each part.
         """
-        session = self.engine.session
+        session = self.session
         graph = session.program.graph
         target = session.models.target
         return {
@@ -189,13 +180,12 @@ class EngineProcess:
             target_folder, drafter_folder = model_folders(job)
             if models is None:
                 session = load(job)
-                models = session.models
+                models = replace(session.models, drafter=None)
             elif drafter_folder is None:
-                session = tie(job, replace(models, drafter=None))
+                session = tie(job, models)
             else:
                 kind = job.program.graph.drafter.kind
-                without = replace(models, drafter=None)
-                session = tie(job, with_drafter(without, drafter_folder, kind))
+                session = tie(job, with_drafter(models, drafter_folder, kind))
             graph = ServedGraph(session, self._pipe.send)
             self._graphs[graph.name] = graph
             facts[graph.name] = graph.facts(job.options.model, model_hash(target_folder))
@@ -204,15 +194,16 @@ class EngineProcess:
     def _listen(self) -> None:
         """Tokenizes on this thread, so that a long prompt does not delay the engines."""
         for message in self._pipe:
-            if isinstance(message, Encode):
-                self._pipe.send(self._graphs[message.graph].encode(message))
-            elif isinstance(message, Decode):
-                graph = next(iter(self._graphs.values()))
-                self._pipe.send(Decoded(message.id, graph.engine.decode(message.token_ids)))
-            elif isinstance(message, Submit):
-                self._graphs[message.graph].submit(message)
-            elif isinstance(message, Cancel | SnapshotRequest):
-                self._orders.put(message)
+            match message:
+                case Encode():
+                    self._pipe.send(self._graphs[message.graph].encode(message))
+                case Decode():
+                    graph = next(iter(self._graphs.values()))
+                    self._pipe.send(Decoded(message.id, graph.engine.decode(message.token_ids)))
+                case Submit():
+                    self._graphs[message.graph].submit(message)
+                case Cancel() | SnapshotRequest():
+                    self._orders.put(message)
             self._wake.set()
         self._wake.set()
 
@@ -224,8 +215,8 @@ class EngineProcess:
             for graph in graphs:
                 if isinstance(order, SnapshotRequest):
                     graph.watched = order.on
-                else:
-                    graph.cancel(order.id)
+                elif order.id in graph.requests:
+                    graph.requests[order.id].handle.cancel()
         now = monotonic()
         due = now - self._picture_time >= PICTURE_INTERVAL
         self._picture_time = now if due else self._picture_time

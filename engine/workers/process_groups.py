@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, PrefixStore, ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from ...models.decoder import part
 from ...models.sharded import Ranks, gather_heads, peer_heads, peers, place
@@ -33,10 +33,8 @@ MAX_TRIES = 3  # connections to a store, each with its part of the deadline
 def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
     """The worker groups of `tp` ranks each, by number; the same for drivers and workers.
 
-    Groups of several sizes are nested: as many ranks as fill groups of the largest size form
-    groups, as `models.shares.place` says; the others decode with tp 1, or not at all.
-
-    size: of the process group. largest: size of the largest groups, a multiple of `tp`.
+    Groups of several sizes are nested (`place`): only as many ranks as fill groups of the largest
+    size, a multiple of `tp`, form groups; the others decode with tp 1, or not at all.
     """
     if tp == 1:
         return [(rank,) for rank in range(size)]
@@ -72,106 +70,72 @@ class StoreClient:
     """A worker's connection to the store of its driver, for all groups."""
 
     def __init__(self) -> None:
-        self._place = ("", 0)
+        self._address = ("", 0)
         self._store: TCPStore | None = None
 
     def store(self, order: FormGroup) -> TCPStore:
         """The store of a group; raises RuntimeError if it is not reached before the deadline."""
-        if self._store is not None and self._place == (order.host, order.port):
+        address = (order.block.interface, order.port)
+        if self._store is not None and self._address == address:
             return self._store
-        timeout = timedelta(seconds=order.deadline / MAX_TRIES)
+        deadline = timedelta(seconds=order.block.deadline)
         for remaining in reversed(range(MAX_TRIES)):
             try:  # one connection in some thousands is not answered: then another one is made
-                store = TCPStore(order.host, order.port, timeout=timeout, wait_for_workers=False)
+                store = TCPStore(*address, timeout=deadline / MAX_TRIES, wait_for_workers=False)
                 break
             except RuntimeError:
                 if not remaining:
                     raise
-        store.set_timeout(timedelta(seconds=order.deadline))
+        store.set_timeout(deadline)
         self._store = store
-        self._place = (order.host, order.port)
+        self._address = address
         return store
-
-
-class ProcessGroup:
-    """A worker's membership of one process group.
-
-    address: of this worker. members: ranks of the order's group; by default all. name: of the
-    group, the same for its members. Raises RuntimeError: not all members came before the deadline.
-    """
-
-    def __init__(
-        self,
-        order: FormGroup,
-        client: StoreClient,
-        address: str,
-        members: Sequence[int] | None = None,
-        *,
-        name: str = "all",
-    ) -> None:
-        self.members = tuple(range(order.size) if members is None else members)
-        self.rank = self.members.index(order.rank)
-        self._deadline = timedelta(seconds=order.deadline)
-        self._group: Any = None  # torch declares no collectives of such a group
-        if len(self.members) < 2:
-            return
-        gloo: Any = ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = self._deadline
-        options._devices = [gloo.create_device(hostname=address)]
-        store = PrefixStore(f"group/{order.epoch}/{name}", client.store(order))
-        self._group = gloo(store, self.rank, len(self.members), options)
-
-    @property
-    def ranks(self) -> Ranks:
-        """This worker among those that compute one decoder."""
-        return Ranks(self._group, self.rank, len(self.members))
-
-    def broadcast_(self, data_N: Tensor, source: int) -> None:
-        """Copy the numbers of rank `source` to all ranks. Raises RuntimeError: it did not end
-        before the deadline, or a member is lost."""
-        if self._group is None:
-            return
-        options = BroadcastOptions()
-        options.rootRank = source
-        options.timeout = self._deadline
-        self._group.broadcast([data_N], options).wait()
 
 
 class GroupMembership:
     """All process groups of a worker, by one `FormGroup`.
 
-    world: all workers. groups: the worker groups of this worker, by tp: number and process group
-    (None for tp 1). peers: those with the other heads of what this worker decodes branches with,
-    where all workers write outlines together. Raises RuntimeError: not all members came before the
-    deadline.
+    address: of this worker. world: all workers. groups: the worker groups of this worker, by tp:
+    number, and ranks (None for tp 1). peers: those with the other heads of what this worker decodes
+    branches with, where all workers write outlines together. Raises RuntimeError: not all members
+    came before the deadline.
     """
 
     def __init__(self, order: FormGroup, client: StoreClient, address: str) -> None:
         self.order = order
-        self.world = ProcessGroup(order, client, address)
-        self.groups: dict[int, tuple[int, ProcessGroup | None]] = {}
-        for tp in sorted({order.skeleton, order.branches}, reverse=True):
-            for number, ranks in enumerate(self.ranks_of(tp)):
-                if order.rank in ranks:
-                    name = f"{tp}/{number}"
-                    group = (
-                        ProcessGroup(order, client, address, ranks, name=name) if tp > 1 else None
-                    )
-                    self.groups[tp] = (number, group)
-        self.peers: ProcessGroup | None = None
-        if order.branches < order.skeleton == order.size:
-            others = peers(order.rank, order.size, order.skeleton, order.branches)
-            name = f"peers/{others.start}"
-            self.peers = ProcessGroup(order, client, address, others, name=name)
+        self._client = client
+        self._address = address
+        self.world = self._join("all", range(order.size))
+        self.groups: dict[int, tuple[int, Ranks | None]] = {}
+        before = order.block.skeleton.tp
+        after = order.block.branches.tp
+        for tp in sorted({before, after}, reverse=True):
+            for number, members in enumerate(self.ranks_of(tp)):
+                if order.rank in members:
+                    ranks = self._join(f"{tp}/{number}", members) if tp > 1 else None
+                    self.groups[tp] = (number, ranks)
+        self.peers: Ranks | None = None
+        self.peer_ranks = range(0)
+        if after < before == order.size:
+            self.peer_ranks = peers(order.rank, order.size, before, after)
+            self.peers = self._join(f"peers/{self.peer_ranks.start}", self.peer_ranks)
+
+    def _join(self, name: str, members: Sequence[int]) -> Ranks:
+        """This worker in a group of these ranks; the name is the same for all of them."""
+        index = members.index(self.order.rank)
+        group: Any = None  # torch declares no collectives of such a group
+        if len(members) > 1:
+            gloo: Any = ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=self.order.block.deadline)
+            options._devices = [gloo.create_device(hostname=self._address)]
+            prefix = f"group/{self.order.number}/{name}"
+            store = PrefixStore(prefix, self._client.store(self.order))
+            group = gloo(store, index, len(members), options)
+        return Ranks(group, index, len(members))
 
     def ranks_of(self, tp: int) -> list[tuple[int, ...]]:
-        """Ranks of all worker groups of a size, by number."""
-        return ranks_of_groups(self.order.size, tp, max(self.order.skeleton, self.order.branches))
-
-    def number_of(self, tp: int) -> int | None:
-        """Number of this worker's group of a size."""
-        return self.groups[tp][0] if tp in self.groups else None
+        return ranks_of_groups(self.order.size, tp, self.order.block.together)
 
 
 # -- the rows of a prefix -------------------------------------------------------------------------
@@ -188,12 +152,10 @@ def exchange_prefix(
     """One worker's part in a `Regroup`; its `seconds` are left to the caller.
 
     Workers that wrote an outline together have its target rows each with its own heads, and the
-    drafters' rows whole. A worker needs the heads that it decodes branches with: all, or its
-    rank's.
+    drafters' rows whole. A worker needs the heads that it decodes branches with.
 
-    session: of this worker. source: has the rows, if this worker is among the sources. destination:
-    decodes branches; None for a worker that decodes none. Raises RuntimeError: the collective did
-    not end before the deadline, or a worker is lost.
+    source: has the rows, if this worker is among the sources. destination: decodes branches. Raises
+    RuntimeError: the collective did not end before the deadline, or a worker is lost.
     """
     present = None
     parts = list[Tensor]()  # of each pool
@@ -203,7 +165,16 @@ def exchange_prefix(
         except LookupError:  # evicted since
             present = migration.movable_rows(source.manager, order.ids, order.cache_salt)
     if groups.peers is not None and order.tp == groups.order.size:
-        received, seconds = _gather(groups, groups.peers, session, parts)
+        # All are sources with some heads each, and have the drafters' rows; they have done the
+        # same, so that all of them have the rows or none has.
+        received = list[Tensor]()
+        start = perf_counter()
+        if parts:
+            kv_heads = session.models.target.config.kv_heads
+            size = groups.order.size
+            heads = peer_heads(kv_heads, size, size, groups.peer_ranks)
+            received = [gather_heads(parts[0], groups.peers, heads), *parts[1:]]
+        seconds = perf_counter() - start
     else:
         received, seconds = _broadcast(order, groups, session, parts)
         if received and destination is not None:
@@ -216,28 +187,7 @@ def exchange_prefix(
         salt = order.cache_salt
         stored = migration.put_in_(manager, order.ids, order.rows, received, salt=salt)
         num_bytes = migration.bytes_of(manager, order.rows)
-    return Regrouped(
-        number=order.number,
-        bytes=num_bytes,
-        stored=stored,
-        collective=seconds,
-        rows=present,
-    )
-
-
-def _gather(
-    groups: GroupMembership, peers: ProcessGroup, session: Session, parts: Sequence[Tensor]
-) -> tuple[list[Tensor], float]:
-    """All workers are sources with some heads each, and have the drafters' rows: one gather, and
-    its seconds. All of them have the same rows, or none of them has: they have done the same."""
-    if not parts:
-        return [], 0.0
-    order = groups.order
-    kv_heads = session.models.target.config.kv_heads
-    heads = peer_heads(kv_heads, order.size, order.skeleton, peers.members)
-    start = perf_counter()
-    target_rows = gather_heads(parts[0], peers.ranks, heads)
-    return [target_rows, *parts[1:]], perf_counter() - start
+    return Regrouped(order.number, num_bytes, stored, collective=seconds, rows=present)
 
 
 def _broadcast(
@@ -263,11 +213,12 @@ def _broadcast(
         sizes = [prod(shape) for shape in shapes]
         # The flag at the end says that the rows are valid: a source without rows takes part too.
         data_N = torch.zeros(sum(sizes) + 1, dtype=session.models.dtype)
-        if rank == groups.world.rank and parts:
+        if rank == groups.order.rank and parts:
             torch.cat([rows.flatten() for rows in parts[: len(shapes)]], out=data_N[:-1])
             data_N[-1] = 1
         start = perf_counter()
-        groups.world.broadcast_(data_N, rank)
+        if groups.world.count > 1:
+            groups.world.group.broadcast(data_N, rank).wait()
         seconds += perf_counter() - start
         if not bool(data_N[-1]):
             return [], seconds

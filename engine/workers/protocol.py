@@ -8,17 +8,17 @@ import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from itertools import zip_longest
 from threading import Lock
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import SkipValidation, TypeAdapter
 
 from ...states.request import MigratedRequest
 from ..events import Committed
 from ..prepare.inputs import Prompt
+from ..prepare.options import ClusterBlock
 
 MAX_LINE_BYTES = 64 << 20
 LOOPBACK = "127.0.0.1"
@@ -33,23 +33,21 @@ class ProtocolError(ValueError):
 # -- to the engine process of a server ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """First message: graphs by name, and the options of `specsot run` that decide on models."""
 
     graphs: Sequence[Text]
     options: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(NamedTuple):
     """A request.
 
     question: the last turn; past: [question, answer] of earlier turns; rules: the system text;
     or text: a raw prompt; or token_ids: its ids. sampling: differences from the graph's
-    `SamplingRules`. seed: as of `specsot run --seed`. stop: texts that end the answer.
-    logprobs: number of alternatives per token, -1 for no scores; echo: score the prompt as well.
-    documents: [title, text]. resumed: [branch, token ids] that another engine has written.
+    `SamplingRules`. stop: texts that end the answer. logprobs: number of alternatives per token,
+    -1 for no scores; echo: score the prompt as well. documents: [title, text]. resumed:
+    [branch, token ids] that another engine has written.
     """
 
     id: str
@@ -61,7 +59,7 @@ class Submit:
     token_ids: Sequence[int] = ()
     max_tokens: int | None = None
     seed: int = 0
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = {}
     skeleton: bool = True
     stop: Sequence[Text] = ()
     stop_ids: Sequence[int] = ()
@@ -75,15 +73,11 @@ class Submit:
     resumed: Sequence[Sequence[Any]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """End a request, or an assignment; an empty id ends all of them."""
-
-    id: str = ""
+class Cancel(NamedTuple):
+    id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Encode:
+class Encode(NamedTuple):
     """Tokenize a text; with `chat`, the whole prompt that the conversation makes."""
 
     id: str
@@ -94,16 +88,12 @@ class Encode:
     rules: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Detokenize."""
-
+class Decode(NamedTuple):
     id: str
     token_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRequest:
+class SnapshotRequest(NamedTuple):
     """Start (`on`) or stop sending `Picture`s."""
 
     on: bool
@@ -112,42 +102,35 @@ class SnapshotRequest:
 # -- from any worker, and from the engine process of a server -------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The models are loaded: `graphs_of` a server's graphs by name, or those of a run.
+class Ready(NamedTuple):
+    """The models are loaded: `ServedGraph.facts` of a server's graphs by name, or those of a run.
 
     max_branches: decoded concurrently. weights: address of the first parameter, and bytes of all.
     """
 
-    graphs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    graphs: Mapping[str, Mapping[str, Any]] = {}
     pid: int = 0
     max_branches: int = 0
     weights: tuple[int, int] = (0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """The process is alive, whatever its engine computes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(NamedTuple):
     """The worker cannot start; code: exit code of the program."""
 
     code: int
     message: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request is in the engine's queue."""
-
+class Admitted(NamedTuple):
     id: str
     prompt_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(NamedTuple):
     """A request that cannot run, and why; param: the field to blame."""
 
     id: str
@@ -156,8 +139,7 @@ class Refused:
     code: Text | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Wrote:
+class Wrote(NamedTuple):
     """Output of one step for one request.
 
     text: new readable text of the answer. events: (name, branch, details) of its branches: outline
@@ -175,8 +157,7 @@ class Wrote:
     ids: Sequence[Sequence[Any]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """End of a request.
 
     text: the whole answer. finish: as of `specsot run`; stop: the text or id that ended it.
@@ -193,8 +174,7 @@ class Ended:
     drafted: Sequence[int] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Encoded:
+class Encoded(NamedTuple):
     """Answer to `Encode`; pieces: text of each token."""
 
     id: str
@@ -202,23 +182,18 @@ class Encoded:
     pieces: Sequence[Text]
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Answer to `Decode`."""
-
+class Decoded(NamedTuple):
     id: str
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """Counters of each graph's engine (`EngineStats`), several times a second."""
 
     graphs: Mapping[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """One engine at one moment: its state, runs of equal slots as (code, length), the transitions
     since the last picture, running and waiting requests."""
 
@@ -235,34 +210,24 @@ class Picture:
 # -- to a worker of a run -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """First message: load the models of a job (`worker_job.job_values`), or keep them loaded."""
+class Load(NamedTuple):
+    """First message: load the models of a job (`worker_loop.job_values`), or keep them loaded."""
 
     job: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class FormGroup:
-    """Join a process group, which replaces the one before, and the smaller groups inside it.
+class FormGroup(NamedTuple):
+    """Join a process group, which replaces the one before. port: of the store where its members
+    meet. block: has its address, and the sizes of the smaller groups (`ranks_of_groups`)."""
 
-    epoch: its number. rank, size: in it. host, port: of the store where its members meet.
-    deadline: seconds of every collective. skeleton, branches: ranks that write an outline
-    together, and a branch (`ranks_of_groups`).
-    """
-
-    epoch: int
+    number: int
     rank: int
     size: int
-    host: str
     port: int
-    deadline: float
-    skeleton: int = 1
-    branches: int = 1
+    block: ClusterBlock
 
 
-@dataclass(frozen=True, slots=True)
-class Assign:
+class Assign(NamedTuple):
     """Decode a part of a request: its outline, or some of its branches.
 
     id: what replies name. prompt: of the request, with its seed. tp, group: the worker group that
@@ -276,8 +241,7 @@ class Assign:
     group: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Regroup:
+class Regroup(NamedTuple):
     """Send the rows of a prefix from the group that has them to all workers, in one collective.
 
     number: what replies name. tp, group: the source. ids: of the target's rows. rows: per pool.
@@ -292,27 +256,22 @@ class Regroup:
     cache_salt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CountWork:
-    """Report the counters since the last report."""
-
+class CountWork(NamedTuple):
     number: int
 
 
 # -- from a worker of a run -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
+class Grouped(NamedTuple):
     """The process group is formed. error: why not, or why a collective of it failed since; then its
     work is dropped until there is another group."""
 
-    epoch: int
+    number: int
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class BranchEnded:
+class BranchEnded(NamedTuple):
     """A branch has ended; all of its tokens were sent. rows: of each pool that the worker retains
     of an outline and its prompt, and can send to others."""
 
@@ -323,8 +282,7 @@ class BranchEnded:
     rows: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Regrouped:
+class Regrouped(NamedTuple):
     """A collective is over. bytes: received; stored: they were needed and had space. seconds: of
     the whole order, and of the collective. error: why it failed. rows: what the source has, where
     it no longer has the requested rows: then none were sent."""
@@ -338,8 +296,7 @@ class Regrouped:
     rows: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkCounts:
+class WorkCounts(NamedTuple):
     """Answer to `CountWork`. counts: of the worker's `Meter`; memory: `held_figures` of each of its
     engines. peak_memory: largest resident size (KB on Linux)."""
 
@@ -351,11 +308,13 @@ class WorkCounts:
 
 
 Request = Submit | Encode | Decode
-Order = FormGroup | Assign | Regroup | Cancel | CountWork
-Reply = Grouped | Committed | BranchEnded | Regrouped | WorkCounts
+Order = FormGroup | Assign | Regroup | CountWork
+NumberedReply = Grouped | Regrouped | WorkCounts
+Output = Committed | BranchEnded
+Reply = NumberedReply | Output
 Answer = Admitted | Refused | Wrote | Ended | Encoded | Decoded
 State = Ready | Heartbeat | Failed | Counts | Picture
-Message = Start | Load | SnapshotRequest | Request | Order | Reply | Answer | State
+Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Reply | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 
 
@@ -364,11 +323,13 @@ def _adapter(kind: str) -> TypeAdapter[Any]:
     return TypeAdapter(KINDS[kind])
 
 
+def _values(message: Any) -> dict[str, Any]:
+    return {name: getattr(message, name) for name in type(message).__annotations__}
+
+
 def encode(message: Message) -> bytes:
-    """A message as a line."""
-    values = {one.name: getattr(message, one.name) for one in fields(message)}
-    values = {"kind": type(message).__name__, **values}
-    return json.dumps(values, separators=(",", ":"), default=asdict).encode() + b"\n"
+    values = {"kind": type(message).__name__, **_values(message)}
+    return json.dumps(values, separators=(",", ":"), default=_values).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
@@ -406,7 +367,6 @@ class WorkerSocket:
 
     @property
     def address(self) -> str:
-        """The address of this machine on the connection."""
         name = self._pipe.getsockname()
         return str(name[0]) if isinstance(name, tuple) else LOOPBACK
 

@@ -59,7 +59,6 @@ def cluster_file() -> Path:
 
 
 def standing_cluster() -> StandingCluster | None:
-    """The cluster that was started on this machine, if there is one."""
     try:
         return StandingCluster(**json.loads(cluster_file().read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

@@ -23,15 +23,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from ..prepare.job import Job
 from ..prepare.options import ClusterBlock
-from .link import (
-    Connection,
-    HostError,
-    Pipe,
-    WorkerListener,
-    WorkerSource,
-    WorkerSpec,
-    connect_to,
-)
+from .link import Connection, HostError, Pipe, WorkerListener, WorkerSource, connect_to
 from .protocol import Load, Start
 from .ray_cluster import ray_driver
 from .worker_groups import WorkerGroups
@@ -82,37 +74,42 @@ class RayWorker:
 class RayHost:
     """Runs a worker as an actor of the cluster that this process is a driver of.
 
-    Without a job the actor ends with its connection; else only if it is lost.
+    With a `Start` the actor ends with its connection; with a `Load` only if it is lost, and a free
+    actor of the same job is used before one is started.
 
-    caller: the thread that calls Ray. gpus: of the actor. job: digest of what the worker loads; a
-    free actor of the same job is used before one is started. detached: the actor outlives this
-    driver. deadline: seconds in which a free actor has to answer. adopted: its actor was there
-    before.
+    caller: the thread that calls Ray. detached: the actor outlives this driver. deadline: seconds
+    in which a free actor has to answer. adopted: its actor was there before.
     """
 
     def __init__(
         self,
+        first: Start | Load,
         listener: WorkerListener,
         caller: ThreadPoolExecutor,
-        *,
-        gpus: int,
-        job: str,
-        detached: bool,
         deadline: float,
+        *,
+        detached: bool,
     ) -> None:
+        self.first = first
         self.adopted = False
         self.pid: int | None = None
         self._listener = listener
         self._caller = caller
-        self._job = job
         self._deadline = deadline
+        self._job = ""
+        options = first.options if isinstance(first, Start) else first.job["options"]
+        if isinstance(first, Load):
+            self._job = sha256(json.dumps(first.job).encode()).hexdigest()[:12]
         self._settings: dict[str, Any] = {
             # No processor of Ray's count, which would limit the number of workers; over the
             # machines of a cluster, as Ray would fill one first.
-            **{"num_cpus": 0, "num_gpus": gpus, "scheduling_strategy": "SPREAD"},
-            **{"max_restarts": 0, "max_task_retries": 0},
-            **({"lifetime": "detached"} if detached else {}),
+            "num_cpus": 0,
+            "num_gpus": int(str(options["device"]).startswith("cuda")),
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": 0,
+            "max_task_retries": 0,
         }
+        self._settings |= {"lifetime": "detached"} if detached else {}
         self._ended = False
         self._actor: Any = None
         self._expected: asyncio.Future[Connection] | None = None
@@ -144,7 +141,7 @@ class RayHost:
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
-        for actor in await self._call(self._present) if self._job else ():
+        for _, actor in await self._call(lambda: actors(f"{self._job}-")) if self._job else ():
             with suppress(RayError, TimeoutError):
                 if await self._send_secret(actor, secret, self._deadline):
                     self._actor = actor
@@ -156,15 +153,6 @@ class RayHost:
         options = kind.options(**self._settings, **names)
         self._actor = await self._call(lambda: options.remote(os.getcwd()))
         await self._send_secret(self._actor, secret, START_DEADLINE)
-
-    def _present(self) -> list[Any]:
-        """Actors of the same job."""
-        actors = []
-        for name in ray.util.list_named_actors(all_namespaces=False):
-            if name.startswith(f"{self._job}-"):
-                with suppress(ValueError):
-                    actors.append(ray.get_actor(name))
-        return actors
 
     async def _send_secret(self, actor: Any, secret: str, seconds: float) -> bool:
         """Whether the actor connects."""
@@ -204,56 +192,50 @@ class RayHost:
                 os.kill(pid, signal.SIGKILL)  # a stopped process does not react to Ray
 
 
+def actors(prefix: str = "") -> list[tuple[str, Any]]:
+    handles = []
+    for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
+        if name.startswith(prefix):
+            with suppress(ValueError):  # it has ended
+                handles.append((name, ray.get_actor(name)))
+    return handles
+
+
 class RayWorkers:
     """Workers on the cluster that this process is a driver of.
 
-    start: first message of worker number i with part p of the weights. Those of a `Load` may have
-    been there before, and be used again. parts: of the weights. detached: they outlive this driver.
+    first: message of worker number i with part p of the weights. Those of a `Load` may have been
+    there before, and be used again. parts: of the weights. detached: they outlive this driver.
     """
 
     def __init__(
         self,
         block: ClusterBlock,
-        start: Callable[[int, int], Start | Load],
+        first: Callable[[int, int], Start | Load],
         *,
         parts: int = 1,
         detached: bool = False,
     ) -> None:
-        self._block = block
-        self._start = start
         self._detached = detached
         self._caller = ThreadPoolExecutor(1)
-        self._listener = WorkerListener(block.interface)
         self._hosts: list[RayHost] = []
-        self.source = WorkerSource(self._spec, parts, [self._listener])
+        listener = WorkerListener(block.interface)
+
+        def host(number: int, part: int) -> RayHost:
+            message = first(number, part)
+            host = RayHost(message, listener, self._caller, block.deadline, detached=detached)
+            self._hosts.append(host)
+            return host
+
+        self.source = WorkerSource(host, parts, [listener])
 
     @classmethod
     def of_job(cls, job: Job, block: ClusterBlock, *, detached: bool = False) -> "RayWorkers":
-        """Workers of a run."""
-        parts = parts_of(job, block)
-        return cls(
-            block,
-            lambda number, part: Load(job_values(job, block, number, part)),
-            parts=parts,
-            detached=detached,
-        )
 
-    def _spec(self, number: int, part: int) -> WorkerSpec:
-        start = self._start(number, part)
-        job = ""
-        options = start.options if isinstance(start, Start) else start.job["options"]
-        if isinstance(start, Load):
-            job = sha256(json.dumps(start.job).encode()).hexdigest()[:12]
-        host = RayHost(
-            self._listener,
-            self._caller,
-            gpus=int(str(options["device"]).startswith("cuda")),
-            job=job,
-            detached=self._detached,
-            deadline=self._block.deadline,
-        )
-        self._hosts.append(host)
-        return WorkerSpec(start, host)
+        def load(number: int, part: int) -> Load:
+            return Load(job_values(job, block, number, part))
+
+        return cls(block, load, parts=parts_of(job, block), detached=detached)
 
     def close(self) -> None:
         """End the processes that this driver has started, unless they outlive it."""
@@ -277,7 +259,6 @@ def load_workers(job: Job, block: ClusterBlock) -> None:
 def worker_states(address: str) -> Iterator[tuple[str, str]]:
     """Name and state of the workers of a cluster; raises ClusterError."""
     with ray_driver(address):
-        for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
-            with suppress(RayError, GetTimeoutError, ValueError):
-                state: Any = ray.get_actor(name).state.remote()
-                yield name, str(ray.get(state, timeout=STATE_DEADLINE))
+        for name, actor in actors():
+            with suppress(RayError, GetTimeoutError):
+                yield name, str(ray.get(actor.state.remote(), timeout=STATE_DEADLINE))

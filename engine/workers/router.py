@@ -15,16 +15,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 from ..errors import ClusterError, UsageError
 from ..shell import complain
-from .link import (
-    LinkState,
-    Membership,
-    WorkerGoneError,
-    WorkerSource,
-)
+from .link import LinkState, Membership, WorkerGoneError, WorkerSource
 from .protocol import (
     Admitted,
     Cancel,
@@ -80,14 +75,13 @@ class ReplicaFacts:
     restarts: int
 
 
-class Router:
+class Router(Membership[Replica]):
     """Hands requests to replicas, and their messages to the HTTP side.
 
     count: of replicas at first. deadline: seconds of silence after which a replica is lost. single:
     one engine process that is not watched; its requests end with it. graphs: facts of the served
     graphs. failed: why nothing can be served. reruns: how often a request moved to another process.
     watchers: take pictures. changed: an event that is set, and replaced, when `state` changes.
-    services: are open while the router runs.
     """
 
     def __init__(
@@ -98,6 +92,7 @@ class Router:
         *,
         single: bool = False,
     ) -> None:
+        super().__init__(source, deadline, restarts=True, tries=None if single else MAX_LIVES)
         self.state = LinkState.STARTING
         self.graphs: CountsByGraph = {}
         self.failed: Failed | None = None
@@ -109,22 +104,11 @@ class Router:
         self._count = count
         self._requested_count = count
         self._lengths = AnswerLengths()
-        self._members = Membership[Replica](
-            source,
-            deadline=deadline,
-            restarts=True,
-            tries=None if single else MAX_LIVES,
-            on_message=self._receive,
-            on_state=self._moved,
-        )
-        self.services = self._members.services
         self._ids = itertools.count(1)
         self._tickets: dict[str, Ticket] = {}
         self._waiting: list[Ticket] = []
         self._past_counts: CountsByGraph = {}
         self._pictured: dict[str, tuple[Replica, int]] = {}
-
-    # -- what the HTTP side reads -----------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
@@ -138,8 +122,7 @@ class Router:
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        counts = [self._past_counts, *(replica.counts for replica in self._members.links)]
-        total: CountsByGraph = summed(counts)
+        total: CountsByGraph = summed([self._past_counts, *(one.counts for one in self.links)])
         return total
 
     @property
@@ -148,48 +131,42 @@ class Router:
             ReplicaFacts(
                 name="engine" if self.single else replica.name,
                 state=DRAINING if replica.draining and not replica.closed else str(replica.state),
-                pid=replica.pid,
-                open=self._open_at(replica),
-                tokens=self.table.tokens_of(replica),
+                pid=replica.host.pid,
+                open=len(replica.expected),
+                tokens=sum(replica.expected.values()),
                 written=sum(values["tokens"] for values in replica.counts.values()),
                 restarts=max(replica.lives - 1, 0),
             )
-            for replica in self._members.links
+            for replica in self.links
         ]
-
-    def _open_at(self, replica: Replica) -> int:
-        return sum(ticket.replica is replica for ticket in self._tickets.values())
 
     def new_id(self) -> str:
         return f"r{next(self._ids)}"
 
-    # -- the life of the router -------------------------------------------------------------------
-
     async def run(self) -> None:
         """Keep the replicas alive until `close`; returns early if none can start."""
-        await self._members.open()
+        await self.open_services()
         try:
             for _ in range(self._count):
                 self._add()
             while not self._over:
                 await asyncio.sleep(POLL_INTERVAL)
-                for replica in [*self._members.links]:
-                    if replica.draining and not (replica.closed or self._open_at(replica)):
-                        await replica.close()
+                for replica in [*self.links]:
+                    if replica.draining and not (replica.closed or replica.expected):
+                        replica.close()
                 for ticket in [one for one in self._waiting if one.remaining_seconds <= 0]:
                     self._waiting.remove(ticket)
                     ticket.fail_("no replica was available", "timeout")
         finally:
-            await self._members.ended()
+            await self.ended()
 
     @property
     def _over(self) -> bool:
         return self.state is LinkState.CLOSED or self.failed is not None
 
     async def close(self) -> None:
-        """End the replicas and all requests."""
         self._set(LinkState.CLOSED)
-        await self._members.close()
+        self.end_all()
         waiting = self._waiting
         self._waiting = []
         for ticket in waiting:
@@ -200,45 +177,38 @@ class Router:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    # -- replicas ---------------------------------------------------------------------------------
-
     def _add(self) -> Replica:
         """Start one more replica, which gets requests once its models are loaded."""
-        names = {replica.name for replica in self._members.links}
+        names = {replica.name for replica in self.links}
         number = next(i for i in range(len(names) + 1) if f"replica-{i}" not in names)
         name = ENGINE if self.single else f"replica-{number}"
-        spec = self._members.source.spec(number, 0)
-        return self._members.start(Replica(name, spec, self._members))
+        return self.start(Replica(name, self.source.host(number, 0), self))
 
-    def _moved(self, replica: Replica) -> None:
-        """The state of a replica has changed, or it has left."""
-        if replica.ready:
-            assert replica.greeting is not None
-            self.graphs = replica.greeting.graphs
+    def on_state(self, link: Replica) -> None:
+        if link.ready:
+            assert link.greeting is not None
+            self.graphs = link.greeting.graphs
             if self.watchers:
-                replica.post(SnapshotRequest(True))
+                link.post(SnapshotRequest(True))
             if not self.single:
-                where = f" (process {replica.pid})" if replica.pid is not None else ""
-                complain(f"{replica.name} is ready{where}")
-            if not replica.draining:
-                self.table.attach_(replica)
+                where = f" (process {link.host.pid})" if link.host.pid is not None else ""
+                complain(f"{link.name} is ready{where}")
+            if not link.draining:
+                self.table.attach_(link)
         else:
-            self.table.lose_(replica)
-            past = {
-                graph: {**values, **dict.fromkeys(GAUGES, 0)}
-                for graph, values in replica.counts.items()
-            }
+            self.table.lose_(link)
+            no_gauges = dict.fromkeys(GAUGES, 0)
+            past = {graph: {**values, **no_gauges} for graph, values in link.counts.items()}
             self._past_counts = summed([self._past_counts, past])
-            replica.counts = {}
-            for ticket in [one for one in self._tickets.values() if one.replica is replica]:
+            link.counts = {}
+            for ticket in [one for one in self._tickets.values() if one.replica is link]:
                 self._lost(ticket)
-        others = self._members.links
-        if replica not in others and replica.failed is not None and not self._members.closed:
-            if others:
-                complain(f"{replica.name} is given up: {replica.failed.message}")
+        if link not in self.links and link.failed is not None and not self.closed:
+            if self.links:
+                complain(f"{link.name} is given up: {link.failed.message}")
             else:
-                self.failed = replica.failed
-        states = {other.state for other in others}
+                self.failed = link.failed
+        states = {other.state for other in self.links}
         order = (LinkState.READY, LinkState.STARTING)
         best = next((state for state in order if state in states), LinkState.DEAD)
         if self.state not in (best, LinkState.CLOSED):
@@ -253,22 +223,21 @@ class Router:
         number was requested meanwhile.
         """
         self._requested_count = count
-        replicas = self._members.links
-        staying = [replica for replica in replicas if not replica.draining]
-        for replica in replicas:
+        staying = [replica for replica in self.links if not replica.draining]
+        for replica in self.links:
             if replica.draining and len(staying) < count and replica.ready:
                 replica.draining = False
                 self.table.attach_(replica)
                 staying.append(replica)
                 report(f"{replica.name} stays")
         new = [self._add() for _ in range(count - len(staying))]
-        staying.sort(key=lambda one: (one.ready, self._open_at(one)))
+        staying.sort(key=lambda one: (one.ready, len(one.expected)))
         for replica in staying[: max(len(staying) - count, 0)]:
             replica.draining = True
             self.table.detach_(replica)
-            report(f"{replica.name} drains, {self._open_at(replica)} requests are open")
+            report(f"{replica.name} drains, {len(replica.expected)} requests are open")
         starts = dict.fromkeys(new, monotonic())
-        draining = [replica for replica in replicas if replica.draining]
+        draining = [replica for replica in self.links if replica.draining]
         while starts or draining:
             await asyncio.sleep(POLL_INTERVAL)
             for replica in [*starts]:
@@ -276,17 +245,15 @@ class Router:
                     seconds = monotonic() - starts.pop(replica)
                     report(f"{replica.name} is attached after {seconds:.1f} s")
                 elif replica.failed is not None:
-                    self._requested_count = sum(not one.draining for one in replicas)
+                    self._requested_count = sum(not one.draining for one in self.links)
                     raise ScaleError(replica.failed.message)
-            for replica in [one for one in draining if one not in replicas]:
+            for replica in [one for one in draining if one not in self.links]:
                 draining.remove(replica)
                 report(f"{replica.name} is detached")
-            if self._members.closed:
+            if self.closed:
                 raise ScaleError("the server ends")
             if self._requested_count != count:
                 raise ScaleError("another number was requested")
-
-    # -- requests ---------------------------------------------------------------------------------
 
     def ask(self, request: Request) -> Ticket:
         """Hand a request over; its messages come to the ticket. Raises WorkerGoneError."""
@@ -307,7 +274,6 @@ class Router:
             ticket.close()
 
     def _forget(self, ticket: Ticket) -> None:
-        """A ticket is no longer read."""
         self._tickets.pop(ticket.id, None)
         self._withdraw(ticket)
 
@@ -315,11 +281,12 @@ class Router:
         """Take a request from its replica; what has not ended is cancelled."""
         if ticket in self._waiting:
             self._waiting.remove(ticket)
-        self.table.release_(ticket.id)
         replica = ticket.replica
         ticket.replica = None
-        if replica is not None and not ticket.ended:
-            replica.post(Cancel(ticket.id))
+        if replica is not None:
+            self.table.release_(replica, ticket.id)
+            if not ticket.ended:
+                replica.post(Cancel(ticket.id))
         self._place_waiting()
 
     def _place(self, ticket: Ticket) -> None:
@@ -346,7 +313,8 @@ class Router:
 
     def _lost(self, ticket: Ticket) -> None:
         """The replica of a request is lost: it continues in another one, if that is useful."""
-        self.table.release_(ticket.id)
+        assert ticket.replica is not None
+        self.table.release_(ticket.replica, ticket.id)
         ticket.restart_()
         if self._over or self.single:
             ticket.deliver(None)
@@ -358,20 +326,19 @@ class Router:
             self.reruns += 1
             self._place(ticket)
 
-    def _receive(self, replica: Replica, message: Message) -> None:
-        """Take in a message of a replica."""
+    def on_message(self, link: Replica, message: Message) -> None:
         if isinstance(message, Counts):
-            replica.counts = message.graphs
+            link.counts = message.graphs
         elif isinstance(message, Picture):
             # Of each graph one replica is shown: the same one as long as it has requests.
-            shown, running = self._pictured.get(message.graph, (replica, 0))
-            if shown is replica or not shown.ready or (message.running and not running):
-                self._pictured[message.graph] = (replica, message.running)
+            shown, running = self._pictured.get(message.graph, (link, 0))
+            if shown is link or not shown.ready or (message.running and not running):
+                self._pictured[message.graph] = (link, message.running)
                 for watcher in [*self.watchers]:
                     watcher(message)
         elif (ticket := self._tickets.get(getattr(message, "id", ""))) is None:
             return
-        elif ticket.replica is replica:
+        elif ticket.replica is link:
             try:
                 ticket.deliver(message)
             except DiffersError as error:
@@ -379,13 +346,11 @@ class Router:
                 ticket.fail_(str(error))
                 return
             if isinstance(message, Wrote):
-                self.table.weigh_(replica, ticket.id, ticket.remaining_tokens)
+                self.table.weigh_(link, ticket.id, ticket.remaining_tokens)
             elif not isinstance(message, Admitted):
                 if isinstance(message, Ended):
                     self._lengths.note_(ticket.request, message, self.graphs)
                 self._withdraw(ticket)
-
-    # -- pictures ---------------------------------------------------------------------------------
 
     async def pictures(self) -> AsyncIterator[Picture]:
         """Pictures for one reader; of several that wait only the last of each graph."""
@@ -412,7 +377,7 @@ class Router:
                 self._request_pictures(False)
 
     def _request_pictures(self, on: bool) -> None:
-        for replica in self._members.links:
+        for replica in self.links:
             replica.post(SnapshotRequest(on))
 
 
@@ -427,10 +392,8 @@ def lower_priority() -> None:
 
 
 def control_path() -> Path:
-    """A socket that only its owner may use, in the folder of the cluster's file.
-
-    A client sends one JSON line and receives lines until its order is done.
-    """
+    """A socket that only its owner may use, in the folder of the cluster's file. A client sends one
+    JSON line and receives lines until its order is done."""
     return cluster_file().with_suffix(".sock")
 
 
@@ -441,7 +404,6 @@ class ReplicaControl:
     def __init__(self, router: Router, address: str) -> None:
         self._router = router
         self._address = address
-        self._server: asyncio.Server | None = None
         path = control_path()
         if len(os.fsencode(path)) > MAX_PATH_BYTES:
             raise UsageError(f"{path}: too long for the path of a socket")
@@ -456,10 +418,11 @@ class ReplicaControl:
         finally:
             os.umask(before)
 
-    async def open(self) -> None:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+        return self
 
-    def close(self) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._listener.close()
         control_path().unlink(missing_ok=True)
 

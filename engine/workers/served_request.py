@@ -1,13 +1,12 @@
 """One request of a server in the engine process: from its message to the engine, and back to text.
 
-Stop texts and log-probabilities belong to a request; nothing of a stop text is ever sent.
+Nothing of a stop text is ever sent.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ...ops.sampling.settings import SamplingRules
 from ...states.text.documents import Document
 from ...states.text.grammar import GrammarError
 from ...states.text.prompts import PastTurn
@@ -25,7 +24,7 @@ from ..events import (
 )
 from ..prepare.inputs import Prompt, RequestSettings
 from ..run.engine import Engine, Handle
-from ..run.scoring import Scorer, TokenScore
+from ..run.scoring import Scorer
 from ..run.session import derive_seed
 from ..text_stream import TextStream
 from .protocol import Encode, Ended, Message, Submit, Wrote
@@ -51,8 +50,7 @@ class RequestBuilder:
         self.engine = engine
         self.session = engine.session
         self._encoder = Encoder(self.session.models.tokenizer)
-        first = leading_id(self.session.models.tokenizer)
-        self._leading = () if first is None else (first,)
+        self._leading = leading_id(self.session.models.tokenizer)
 
     def build(self, message: Submit) -> tuple[Prompt, RequestSettings, int]:
         """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
@@ -95,30 +93,30 @@ class RequestBuilder:
     def _raw(self, text: str) -> list[int]:
         """A text's ids after the tokenizer's leading token; the text may be blank."""
         check_question(f"{text}.")
-        return [*self._leading, *self._encoder.text(text)]
+        leading = [] if self._leading is None else [self._leading]
+        return leading + self._encoder.text(text)
 
     def _settings(self, message: Submit) -> RequestSettings:
         graph = self.session.program.graph
         skeleton = graph.skeleton
         ids = tuple(message.token_ids)
+        sampling = dict(message.sampling)
+        bias = sampling.get("logit_bias", ())
         self._check_ids("prompt", ids)
         self._check_ids("stop_token_ids", message.stop_ids)
         if message.text is not None:
             ids = tuple(self._raw(message.text))
-        plain = bool(ids) or not message.skeleton or message.schema is not None
-        sampling = self._sampling(message)
-        if graph.beam is not None and (message.sampling or message.schema):
-            param = "response_format" if message.schema else next(iter(message.sampling))
+        if bias:
+            self._check_ids("logit_bias", [token for token, _ in bias])
+            sampling["logit_bias"] = tuple((int(token), float(add)) for token, add in bias)
+        if graph.beam is not None and (sampling or message.schema):
+            param = "response_format" if message.schema else next(iter(sampling))
             raise Refusal(f"graph {graph.name!r} searches with beams: no {param}", param)
-        merges = skeleton is not None and skeleton.merge == "attend"
-        if merges and not plain and message.logprobs >= 0:
-            what = f"graph {graph.name!r} merges parts in place, which no plain forward repeats"
-            raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
         # Where an engine cannot continue behind what another one wrote, the request starts anew.
         single = graph.beam is None and graph.blend is None and graph.limits.n == 1
         continues = single and (skeleton is None or skeleton.merge == "concat")
-        return RequestSettings(
-            sampling=sampling,
+        settings = RequestSettings(
+            sampling=replace(self.session.sampling, **sampling) if sampling else None,
             token_ids=ids,
             skeleton=message.skeleton,
             stop_ids=tuple(message.stop_ids),
@@ -127,15 +125,11 @@ class RequestBuilder:
             contexts=message.logprobs >= 0,
             resumed={index: tuple(ids) for index, ids in message.resumed if continues},
         )
-
-    def _sampling(self, message: Submit) -> SamplingRules | None:
-        values = dict(message.sampling)
-        if not values:
-            return None
-        if bias := values.get("logit_bias"):
-            self._check_ids("logit_bias", [token for token, _ in bias])
-            values["logit_bias"] = tuple((int(token), float(add)) for token, add in bias)
-        return replace(self.session.sampling, **values)
+        merges = skeleton is not None and skeleton.merge == "attend"
+        if merges and settings.contexts and not settings.plain:
+            what = f"graph {graph.name!r} merges parts in place, which no plain forward repeats"
+            raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
+        return settings
 
     def _check_ids(self, param: str, ids: Sequence[int]) -> None:
         size = self.session.models.target.vocab_size
@@ -174,18 +168,13 @@ class StopTexts:
             at, self.match = min(matches, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
             self.pending = ""
             return text[:at]
-        sizes = range(min(max(map(len, self.stops)) - 1, len(text)), 0, -1)
-        open_sizes = (
-            size
-            for size in sizes
-            if any(stop.startswith(text[-size:]) for stop in self.stops if len(stop) > size)
-        )
-        certain = len(text) - next(open_sizes, 0)
+        starts = (stop[:size] for stop in self.stops for size in range(1, len(stop)))
+        open_size = max((len(start) for start in starts if text.endswith(start)), default=0)
+        certain = len(text) - open_size
         self.pending = text[certain:]
         return text[:certain]
 
     def rest(self) -> str:
-        """The pending text, as no further text comes."""
         pending = self.pending
         self.pending = ""
         return pending
@@ -218,26 +207,27 @@ class ScoreRows:
             return
         self.rows.append([index, context[0], self.engine.decode([context[0]]), None, []])
         scorer.read(context[:1])
-        self._add(index, scorer.score(context[1:], self.top))
+        self._add(index, context[1:])
 
     def score(self, index: int, tokens: Sequence[int]) -> None:
         """The next tokens of a branch."""
         if self.top >= 0 and tokens and not self.silent:
-            self._add(index, self._scorers[index].score(tokens, self.top))
+            self._add(index, tokens)
 
-    def _add(self, index: int, scores: Sequence[TokenScore]) -> None:
+    def _add(self, index: int, tokens: Sequence[int]) -> None:
         decode = self.engine.decode
-        for score in scores:
+        for score in self._scorers[index].score(tokens, self.top):
             top = [[token, decode([token]), logprob] for token, logprob in score.top]
             self.rows.append([index, score.token, decode([score.token]), score.logprob, top])
 
 
 @dataclass(slots=True)
 class PartText:
-    """A branch's text, token by token."""
+    """A branch's text, token by token. num_sent: its tokens that were sent."""
 
     stream: TextStream
     tokens: list[int] = field(default_factory=list)
+    num_sent: int = 0
 
     def update(self, *new: int, final: bool = False) -> str:
         """Text that becomes certain with further tokens, or as none follows."""
@@ -250,14 +240,12 @@ class ServedRequest:
     """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds, which
     others append to. done: it has ended, and `output` has said so."""
 
-    def __init__(
-        self, engine: Engine, message: Submit, handle: Handle, rounds: Sequence[tuple[int, int]]
-    ) -> None:
+    def __init__(self, engine: Engine, message: Submit, handle: Handle) -> None:
         self.message = message
         self.handle = handle
         self.done = False
+        self.rounds: list[tuple[int, int]] = []
         self._decode = engine.decode
-        self._rounds = rounds
         raw = message.text is not None or bool(message.token_ids)
         self._order = ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(message.stop)
@@ -265,7 +253,6 @@ class ServedRequest:
         silent = message.max_tokens == 0
         self._scores = ScoreRows(engine, message.logprobs, message.echo, silent)
         self._num_read = 0  # events of the handle
-        self._num_tokens = 0
         self._text = ""
         self._tokens_to_stop: int | None = None  # of the branch that wrote the stop text
 
@@ -275,7 +262,6 @@ class ServedRequest:
         self._num_read += len(token_events)
         if not token_events:
             return
-        before = {index: len(part.tokens) for index, part in self._parts.items()}
         events: list[list[Any]] = []
         text = ""
         step = 0
@@ -287,19 +273,13 @@ class ServedRequest:
         scores = self._scores.rows
         self._scores.rows = []
         if text or events or scores:
-            yield Wrote(
-                id=self.message.id,
-                text=text,
-                events=events,
-                step=step,
-                tokens=self._num_tokens,
-                scores=scores,
-                ids=[
-                    [index, new]
-                    for index, part in self._parts.items()
-                    if (new := part.tokens[before.get(index, 0) :])
-                ],
-            )
+            ids = []
+            for index, part in self._parts.items():
+                if new := part.tokens[part.num_sent :]:
+                    ids.append([index, new])
+                    part.num_sent = len(part.tokens)
+            tokens = sum(len(part.tokens) for part in self._parts.values())
+            yield Wrote(self.message.id, text, events, step, tokens=tokens, scores=scores, ids=ids)
         if isinstance(token_events[-1], AnswerReady):
             self.done = True
             yield self._ended(token_events[-1])
@@ -334,7 +314,6 @@ class ServedRequest:
         text = ""
         for token, origin in zip(event.tokens, event.origins, strict=True):
             piece = part.update(token)
-            self._num_tokens += 1
             pieces.append([piece, origin])
             text += self._stops.feed(self._order.written(event.branch, piece))
             if self._stops.match is not None:
@@ -364,6 +343,6 @@ class ServedRequest:
             stop=stop,
             note="; ".join(part.note for part in answer.sections if part.note),
             usage=usage,
-            accepted=[accepted for accepted, _ in self._rounds],
-            drafted=[drafted for _, drafted in self._rounds],
+            accepted=[accepted for accepted, _ in self.rounds],
+            drafted=[drafted for _, drafted in self.rounds],
         )

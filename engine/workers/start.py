@@ -4,10 +4,10 @@ Ray and torch are imported only by the functions that need them.
 """
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..limits import usable_cpus
@@ -15,7 +15,7 @@ from ..prepare.environment import threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, read_cluster
 from ..prepare.options import LOCAL, ClusterBlock
-from .link import ProcessHost, WorkerSource, WorkerSpec
+from .link import ProcessHost, WorkerSource
 from .protocol import Start
 from .ray_cluster import end_cluster, ray_driver, set_up_ray, start_head
 from .router import ReplicaControl, Router
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ..record.trace import Write
     from ..run.core import EngineCore
     from ..run.session import Session
-    from .directed_run import ClusterRecorder, DirectedRun
+    from .director import ClusterRecorder
+
+    Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, ClusterRecorder]]
 
 SINGLE_OPTIONS = {
     "step": "--step",
@@ -38,45 +40,38 @@ SINGLE_OPTIONS = {
 
 def divided(job: Job) -> Job:
     """The job with the threads of one of its workers: those of the machine, divided."""
-    workers = job.options.workers or 1
     options = job.options
-    threads = max((options.threads or usable_cpus()) // workers, 1)
+    threads = max((options.threads or usable_cpus()) // (options.workers or 1), 1)
     if options.threads is None:
         threads = min(threads, threads_of(job))
     return replace(job, options=replace(options, threads=threads))
 
 
-def check_single(job: Job) -> None:
-    """Raise UsageError for what only one engine does."""
-    options = job.options
-    graph = job.program.graph
+def check_cluster(job: Job, block: ClusterBlock) -> None:
+    """Raise UsageError for what only one engine does, and for workers that cannot compute together
+    as the block says."""
     for name, flag in SINGLE_OPTIONS.items():
-        if getattr(options, name):
+        if getattr(job.options, name):
             raise UsageError(f"{flag} looks into one engine: not with --workers")
+    graph = job.program.graph
+    skeleton = graph.skeleton
     blocks = {
         "beam": graph.beam is not None,
         "blend": graph.blend is not None,
-        "skeleton.merge": graph.skeleton is not None and graph.skeleton.merge != "concat",
+        "skeleton.merge": skeleton is not None and skeleton.merge != "concat",
     }
     if names := [name for name, present in blocks.items() if present]:
         raise UsageError(f"--workers: graph {graph.name!r} has {names[0]}, which one engine does")
-
-
-def check_groups(job: Job, block: ClusterBlock) -> None:
-    """Raise UsageError for workers that cannot compute together as the block says."""
-    skeleton = block.skeleton.tp
-    branches = block.branches.tp
     if block.together == 1:
         return
+    sizes = {"skeleton": block.skeleton.tp, "branches": block.branches.tp}
     if block.together > block.workers:
-        name = "skeleton" if skeleton == block.together else "branches"
+        name = max(sizes, key=lambda name: sizes[name])
         raise UsageError(f"cluster.{name}.tp {block.together}: there are {block.workers} workers")
-    if block.together % min(skeleton, branches):
-        sizes = f"cluster.skeleton.tp {skeleton} and branches.tp {branches}"
-        raise UsageError(f"{sizes}: one of them must be a multiple of the other")
-    graph = job.program.graph
-    outline_drafter = None if graph.skeleton is None else graph.skeleton.drafter
-    for drafter in (graph.drafter, outline_drafter):
+    if block.together % block.parts:
+        both = f"cluster.skeleton.tp {sizes['skeleton']} and branches.tp {sizes['branches']}"
+        raise UsageError(f"{both}: one of them must be a multiple of the other")
+    for drafter in (graph.drafter, None if skeleton is None else skeleton.drafter):
         if drafter is not None and drafter.chooses and getattr(drafter, "costs", None) is None:
             why = "each worker would measure the cost of forwards, and decide differently"
             raise UsageError(f"cluster.*.tp: {why}: give drafter.costs, or fixed sizes")
@@ -87,22 +82,24 @@ def check_groups(job: Job, block: ClusterBlock) -> None:
 
 def checked_block(job: Job) -> ClusterBlock:
     """The block `cluster` of a job; raises UsageError if workers cannot decode it."""
-    check_single(job)
     block = read_cluster(job.options)
-    check_groups(job, block)
+    check_cluster(job, block)
     set_up_ray(block.address)
     return block
 
 
 @contextmanager
-def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
+def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
     """The session of a director, and what starts its runs, while there are workers. Raises
     UsageError: Ray is not installed, or the graph is not for workers."""
     block = checked_block(job)
-    from .directed_run import directed, driver_session
+    from ..run.session import load
+    from .director import directed
     from .ray_workers import RayWorkers
 
-    session = driver_session(job)
+    # The director decodes nothing: its models are checked, and have no weights.
+    options = replace(job.options, device="meta", threads=1, skip_scan=True)
+    session = load(replace(job, options=options))
     with ray_driver(block.address, block.workers), ExitStack() as stack:
         workers = stack.enter_context(closing(RayWorkers.of_job(job, block)))
 
@@ -111,7 +108,7 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
         ) -> tuple["EngineCore", "ClusterRecorder"]:
             run, recorder = directed(workers.source, block, session, prompts, write=write)
             assert recorder.director is not None
-            stack.callback(recorder.director.close)
+            stack.callback(recorder.director.workers.close)
             return run, recorder
 
         yield session, start
@@ -121,8 +118,7 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "DirectedRun"]]:
 
 
 def engine_router(start: Start) -> Router:
-    """One engine in a child process."""
-    return Router(WorkerSource(lambda number, part: WorkerSpec(start, ProcessHost())), single=True)
+    return Router(WorkerSource(lambda number, part: ProcessHost(start)), single=True)
 
 
 @contextmanager
@@ -147,7 +143,7 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
         from .ray_workers import RayWorkers
 
         shared = replace(jobs[0], options=replace(jobs[0].options, workers=block.workers))
-        options: Mapping[str, Any] = {**start.options, "threads": divided(shared).options.threads}
+        options = {**start.options, "threads": divided(shared).options.threads}
 
         def start_of(number: int, part: int) -> Start:
             devices = block.devices

@@ -4,20 +4,12 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
 from .link import WorkerGoneError, WorkerLink
-from .placement import (
-    BLOCK,
-    NO_WORKER,
-    TOKENS_READ_PER_WRITTEN,
-    Loads,
-    PrefixIndex,
-    prefix_keys,
-    route,
-)
+from .placement import BLOCK, TOKENS_READ_PER_WRITTEN, Loads, PrefixIndex, prefix_keys, route
 from .protocol import Admitted, Ended, Message, Request, Submit, Wrote
 
 MAX_UNREAD = 4096  # messages that wait for a slow client before it is cut off
@@ -28,6 +20,7 @@ BYTES_PER_TOKEN = 4  # of a text, about
 MAX_BEGINNING = 32 << 10  # bytes of a prompt that are compared
 UNSEEN_PARTS = 4  # parts of an outlined answer before any has ended
 AVERAGED_ANSWERS = 8
+NO_NUMBER = -1  # of a replica that is not loaded
 NO_USAGE = {"prompt": 0, "cached": 0, "outline": 0, "answer": 0}
 CountsByGraph = Mapping[str, Mapping[str, Any]]
 
@@ -46,11 +39,12 @@ class DiffersError(RuntimeError):
 @dataclass(eq=False)
 class Replica(WorkerLink):
     """A worker that decodes whole requests, through all lives of its process. number: of its
-    process for `Loads`; NO_WORKER until its models are loaded. counts: of its engines, the latest.
-    """
+    process in the table, once its models are loaded. expected: tokens to be written for
+    each of its requests. counts: of its engines, the latest."""
 
-    number: int = NO_WORKER
+    number: int = NO_NUMBER
     draining: bool = False
+    expected: dict[str, int] = field(default_factory=dict)
     counts: CountsByGraph = field(default_factory=dict)
 
 
@@ -64,26 +58,23 @@ class RoutingTable:
         self._loads = Loads()
         self._index = PrefixIndex(BLOCK * BYTES_PER_TOKEN)
         self._replicas = dict[int, Replica]()
-        self._tokens: dict[str, tuple[int, int]] = {}
         self._numbers = itertools.count()
 
     def attach_(self, replica: Replica) -> None:
-        """Send requests to a replica."""
-        if replica.number == NO_WORKER:
+        if replica.number == NO_NUMBER:
             replica.number = next(self._numbers)
         if replica.number not in self._replicas:
             self._replicas[replica.number] = replica
-            self._loads.attach_(replica.number, self.tokens_of(replica))
+            self._loads.attach_(replica.number, sum(replica.expected.values()))
 
     def detach_(self, replica: Replica) -> None:
-        """Send no further requests to a replica."""
         if self._replicas.pop(replica.number, None) is not None:
             self._loads.detach_(replica.number)
 
     def lose_(self, replica: Replica) -> None:
         """The replica's process has ended: its cache is empty when it comes back."""
         self.detach_(replica)
-        replica.number = NO_WORKER
+        replica.number = NO_NUMBER
 
     def choose_(self, request: Request) -> Replica | None:
         """The replica for a request, which has its prompt from then on; None if there is none."""
@@ -98,19 +89,11 @@ class RoutingTable:
 
     def weigh_(self, replica: Replica, id: str, tokens: int) -> None:
         """Set the number of tokens that the replica is expected to write for a request."""
-        number, before = self._tokens.get(id, (replica.number, 0))
-        self._tokens[id] = (number, tokens)
-        self._loads.add_(number, tokens - before)
+        self._loads.add_(replica.number, tokens - replica.expected.get(id, 0))
+        replica.expected[id] = tokens
 
-    def release_(self, id: str) -> None:
-        """Nothing further is expected for a request."""
-        if entry := self._tokens.pop(id, None):
-            self._loads.add_(entry[0], -entry[1])
-
-    def tokens_of(self, replica: Replica) -> int:
-        """What a replica is expected to write."""
-        entries = self._tokens.values()
-        return sum(tokens for number, tokens in entries if number == replica.number)
+    def release_(self, replica: Replica, id: str) -> None:
+        self._loads.add_(replica.number, -replica.expected.pop(id, 0))
 
 
 def _beginning(request: Request) -> bytes:
@@ -129,8 +112,8 @@ def prompt_tokens(request: Request) -> int:
     """About how many tokens the prompt of a request has."""
     if not isinstance(request, Submit):
         return 0
-    parts = [request.rules, request.question, request.text or ""]
-    parts += [text for pair in (*request.past, *request.documents) for text in pair]
+    texts = (request.rules, request.question, request.text or "")
+    parts = itertools.chain(texts, *request.past, *request.documents)
     return len(request.token_ids) + sum(map(len, parts)) // BYTES_PER_TOKEN
 
 
@@ -152,7 +135,6 @@ class AnswerLengths:
         return int(mean if outlined else min(mean, budget))
 
     def note_(self, request: Request, ended: Ended, graphs: CountsByGraph) -> None:
-        """An answer has ended."""
         if isinstance(request, Submit):
             key = (request.graph, _is_outlined(request, graphs.get(request.graph, {})))
             written = ended.usage["answer"] + ended.usage["outline"]
@@ -182,7 +164,6 @@ class DeliveredStream:
 
     @property
     def ids(self) -> dict[int, list[int]]:
-        """Tokens of each branch."""
         return {branch: ids for (kind, branch), ids in self._delivered.items() if kind == "ids"}
 
     def restart_(self) -> None:
@@ -202,9 +183,8 @@ class DeliveredStream:
             elif new := self._new(name, branch, [piece for piece, _ in details]):
                 events.append([name, branch, list(details)[-len(new) :]])
         scores = [row for row in output.scores if self._new("scores", row[0], [row[1]])]
-        if not (text or events or scores):
-            return None
-        return replace(output, text=text, events=events, tokens=self._tokens, scores=scores, ids=())
+        new_output = output._replace(text=text, events=events, tokens=self._tokens, scores=scores)
+        return new_output._replace(ids=()) if text or events or scores else None
 
     def _new(self, kind: str, branch: int, items: Sequence[Any]) -> Sequence[Any]:
         """The last of these items of a branch: those that were not delivered."""
@@ -243,8 +223,6 @@ class Ticket:
         self._written_tokens = 0
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
 
-    # -- the HTTP side ----------------------------------------------------------------------------
-
     async def next(self) -> Message:
         """The next message; raises WorkerGoneError, StalledError."""
         if self._messages.qsize() > MAX_UNREAD:
@@ -257,8 +235,6 @@ class Ticket:
     def close(self) -> None:
         """Read no further; a request that has not ended is cancelled."""
         self._on_close(self)
-
-    # -- the router -------------------------------------------------------------------------------
 
     def deliver(self, message: Message | None) -> None:
         """Hand what is new of a message to the HTTP side; None: no replica will answer. Raises
@@ -276,7 +252,6 @@ class Ticket:
         self._messages.put_nowait(message)
 
     def restart_(self) -> None:
-        """The replica that had the request is lost."""
         self.replica = None
         self.losses += 1
         self._written_tokens = 0
@@ -319,4 +294,4 @@ class Ticket:
             return request
         resumed = [[branch, ids[:-1]] for branch, ids in self._delivered.ids.items()]
         timeout = None if request.timeout is None else max(self.remaining_seconds, 0.001)
-        return replace(request, resumed=resumed, timeout=timeout)
+        return request._replace(resumed=resumed, timeout=timeout)

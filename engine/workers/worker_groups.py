@@ -1,12 +1,11 @@
-"""The workers of a run as its director has them: loaded, joined in process groups, replaced when
-lost.
+"""The workers of a run: loaded, joined in process groups, replaced when lost.
 
-The director is not asynchronous: every call that waits runs the event loop of its workers.
+Its user is not asynchronous: every call that waits runs the event loop of the workers.
 """
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -16,22 +15,22 @@ from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
 from .link import Membership, WorkerLink, WorkerSource
 from .process_groups import Store, ranks_of_groups
-from .protocol import FormGroup, Grouped, Message, Order, Reply
+from .protocol import FormGroup, Grouped, Message, NumberedReply, Order, Output
 
 MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
 RECEIVE_INTERVAL = 0.2  # seconds that one call waits for messages at most
-NO_EPOCH = -1
+NO_GROUP = -1
 
 Report = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
-    """A worker, until it is lost. part: of the weights. epoch, rank: of its process group, or of
-    none; proven: it was in one. single: its worker group of one."""
+    """A worker, until it is lost. part: of the weights. epoch, rank: of its process group; proven:
+    it was in one. single: its worker group of one."""
 
     part: int = 0
-    epoch: int = NO_EPOCH
+    epoch: int = NO_GROUP
     rank: int = 0
     proven: bool = False
     single: "WorkerGroup" = field(init=False)
@@ -70,44 +69,38 @@ class WorkerGroup:
 
     @property
     def max_branches(self) -> int:
-        """Branches that it decodes concurrently."""
         greeting = self.leader.greeting
         return 0 if greeting is None else greeting.max_branches
 
 
-Handler = Callable[[RunWorker, Reply], None]
-
-
-class WorkerGroups:
+class WorkerGroups(Membership[RunWorker]):
     """A number of workers, and the process group that they form.
 
-    report: takes what happens to workers, for the trace. workers: that are not lost. losses: number
-    of lost workers. epoch: of the latest group. Raises UsageError: this machine does not have the
-    block's interface.
+    report: takes what happens to workers, for the trace. on_output: takes what they decode.
+    workers: that are not lost. losses: number of lost workers. epoch: of the latest group. Raises
+    UsageError: this machine does not have the block's interface.
     """
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
+        super().__init__(source, block.deadline)
         self.store = Store(block.interface, block.deadline)
         self.block = block
         self.report = report
+        self.on_output: Callable[[RunWorker, Output], None] = lambda worker, output: None
         self.workers: list[RunWorker] = []
-        self.epoch = NO_EPOCH
+        self.epoch = NO_GROUP
         self.losses = 0
-        self._parts = source.parts
         self._num_started = 0
         self._failures = 0
         self._why = ""
         self._size = 0
         self._groups = dict[int, list[WorkerGroup]]()
         self._messages = deque[tuple[RunWorker, Message]]()
+        self._expected: tuple[type[NumberedReply] | None, int] = (None, 0)  # kind and number
+        self._replies = dict[RunWorker, NumberedReply]()
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._members = Membership[RunWorker](
-            source, deadline=block.deadline, on_message=self._queue, on_state=self._moved
-        )
-        self._loop.run_until_complete(self._members.open())
-
-    # -- names of the workers ---------------------------------------------------------------------
+        self._loop.run_until_complete(self.open_services())
 
     @property
     def ready(self) -> list[RunWorker]:
@@ -118,19 +111,18 @@ class WorkerGroups:
     def eligible(self) -> list[RunWorker]:
         """Workers that can be in a group, by rank. With parts of the weights they are as many of
         each part as make whole groups, the first part first."""
-        if self._parts == 1:
+        parts = self.source.parts
+        if parts == 1:
             return self.ready
-        per_part = self.block.together // self._parts  # in a worker group
-        by_part = [
-            [worker for worker in self.ready if worker.part == part] for part in range(self._parts)
-        ]
+        per_part = self.block.together // parts  # in a worker group
+        by_part = [[one for one in self.ready if one.part == part] for part in range(parts)]
         count = min(map(len, by_part)) // per_part * per_part
         return [worker for workers in by_part for worker in workers[:count]]
 
     @property
     def group(self) -> list[RunWorker]:
         """Members of the process group, by rank."""
-        members = [one for one in self.ready if one.epoch == self.epoch != NO_EPOCH]
+        members = [one for one in self.ready if one.epoch == self.epoch != NO_GROUP]
         return sorted(members, key=lambda worker: worker.rank)
 
     @property
@@ -139,10 +131,7 @@ class WorkerGroups:
         return len(self.group) == self._size
 
     def groups(self, tp: int) -> list[WorkerGroup]:
-        """Worker groups of a size."""
-        if tp == 1:
-            return [worker.single for worker in self.ready]
-        return self._groups.get(tp, [])
+        return [one.single for one in self.ready] if tp == 1 else self._groups.get(tp, [])
 
     @property
     def writers(self) -> list[WorkerGroup]:
@@ -159,59 +148,51 @@ class WorkerGroups:
         """Whether a worker is missing, or eligible for the group and not in it."""
         return len(self.workers) < self.block.workers or self.group != self.eligible
 
-    def send_all(self, order: Order) -> None:
-        """Send an order to all members of the process group."""
-        for worker in self.group:
-            worker.post(order)
-
-    # -- starting and losing workers --------------------------------------------------------------
-
     def fill_(self) -> None:
         """Start the workers that are missing; raises ClusterError."""
         while len(self.workers) < self.block.workers:
             if self._failures >= MAX_FAILURES:
                 raise ClusterError(f"{MAX_FAILURES} workers in a row were lost: {self._why}")
             counts = Counter(worker.part for worker in self.workers)
-            part = min(range(self._parts), key=lambda part: counts[part])
-            spec = self._members.source.spec(self._num_started, part)
-            worker = RunWorker(f"worker-{self._num_started}", spec, self._members, part=part)
+            part = min(range(self.source.parts), key=lambda part: counts[part])
+            host = self.source.host(self._num_started, part)
+            worker = RunWorker(f"worker-{self._num_started}", host, self, part=part)
             self._num_started += 1
-            self._loop.run_until_complete(self._start(worker))
+            self._loop.call_soon(self.start, worker)
             self.workers.append(worker)
-
-    async def _start(self, worker: RunWorker) -> None:
-        self._members.start(worker)
 
     def load_(self) -> None:
         """Wait until all workers have loaded their models; raises ClusterError."""
         while len(self.ready) < self.block.workers:
             self.fill_()
-            self.receive_(lambda worker, reply: None)  # there are no orders yet
+            self.receive_()
 
-    def _queue(self, worker: RunWorker, message: Message) -> None:
-        self._messages.append((worker, message))
+    def on_message(self, link: RunWorker, message: Message) -> None:
+        self._messages.append((link, message))
         self._changed.set()
 
-    def _moved(self, worker: RunWorker) -> None:
-        if worker.ready and self.epoch != NO_EPOCH:
-            assert worker.greeting is not None
-            self.report({"event": "worker", "worker": worker.name, "pid": worker.greeting.pid})
+    def on_state(self, link: RunWorker) -> None:
+        if link.ready and self.epoch != NO_GROUP:
+            assert link.greeting is not None
+            self.report({"event": "worker", "worker": link.name, "pid": link.greeting.pid})
         self._changed.set()
 
-    def receive_(self, handle: Handler, seconds: float = RECEIVE_INTERVAL) -> None:
+    def receive_(self, seconds: float = RECEIVE_INTERVAL) -> None:
         """Handle the messages of workers; waits up to `seconds` for the first."""
         self._loop.run_until_complete(self._wait(seconds))
         while self._messages:
             worker, message = self._messages.popleft()
             if worker not in self.workers:
                 continue
-            if isinstance(message, Grouped) and message.epoch == worker.epoch:
-                worker.epoch = NO_EPOCH  # a collective failed: there has to be another group
-                event = {"event": "group_lost", "worker": worker.name, "why": message.error}
-                self.report(event)
-            elif isinstance(message, Reply):
-                handle(worker, message)
-        for worker in [one for one in self.workers if one.dead or one.closed]:
+            if isinstance(message, Grouped) and message.number == worker.epoch:
+                worker.epoch = NO_GROUP  # a collective failed: there has to be another group
+                self.report({"event": "group_lost", "worker": worker.name, "why": message.error})
+            elif isinstance(message, NumberedReply):
+                if (type(message), message.number) == self._expected:
+                    self._replies[worker] = message
+            elif isinstance(message, Output):
+                self.on_output(worker, message)
+        for worker in [one for one in self.workers if one.ended]:
             self.workers.remove(worker)
             self.losses += 1
             self._why = worker.why
@@ -227,78 +208,64 @@ class WorkerGroups:
             await asyncio.wait_for(self._changed.wait(), seconds)
         self._changed.clear()
 
-    def receive_from_(
-        self, workers: Sequence[RunWorker], replies: Mapping[RunWorker, Any], handle: Handler
-    ) -> None:
-        """Handle messages until each of these workers has a reply, or is lost."""
-        while any(worker in self.workers and worker not in replies for worker in workers):
-            self.receive_(handle)
+    def collect_(
+        self, kind: type[NumberedReply], number: int, orders: Mapping[RunWorker, Order]
+    ) -> dict[RunWorker, Any]:
+        """The replies of workers to orders with a number, without those that are lost meanwhile;
+        handles all other messages that arrive."""
+        self._expected = (kind, number)
+        replies = self._replies = {}
+        for worker, order in orders.items():
+            worker.post(order)
+        while any(worker in self.workers and worker not in replies for worker in orders):
+            self.receive_()
+        self._expected = (None, 0)
+        return replies
 
     def close(self) -> None:
         """End all workers; those of a standing cluster are free again."""
         if not self._loop.is_closed():
-            self._loop.run_until_complete(self._members.close())
-            self._loop.run_until_complete(self._members.ended())
+            self._loop.call_soon(self.end_all)
+            self._loop.run_until_complete(self.ended())
             self._loop.close()
 
-    # -- groups -----------------------------------------------------------------------------------
-
-    def form_(self, handle: Handler) -> None:
-        """Form a new group of all eligible workers, once there is one.
-
-        handle: takes all other replies that arrive in the meantime. Raises ClusterError: all
-        workers are ready, and parts of the weights are missing.
-        """
+    def form_(self) -> None:
+        """Form a new group of all eligible workers, once there is one. Raises ClusterError: all
+        workers are ready, and parts of the weights are missing."""
         self.fill_()
         while not self.eligible:
             if len(self.ready) >= self.block.workers:
                 parts = sorted(worker.part for worker in self.ready)
                 raise ClusterError(f"incomplete tensor-parallel group: workers have parts {parts}")
-            self.receive_(handle)
+            self.receive_()
             self.fill_()
         self.epoch += 1
         start = monotonic()
         workers = self.eligible
         self._size = len(workers)
         self._groups = {}
+        orders = {}
         for rank, worker in enumerate(workers):
             worker.rank = rank
-            order = FormGroup(
-                epoch=self.epoch,
-                rank=rank,
-                size=len(workers),
-                host=self.store.address,
-                port=self.store.port,
-                deadline=self.block.deadline,
-                skeleton=self.block.skeleton.tp,
-                branches=self.block.branches.tp,
+            orders[worker] = FormGroup(
+                self.epoch, rank, len(workers), self.store.port, block=self.block
             )
-            worker.post(order)
-        errors: dict[RunWorker, str] = {}
-
-        def handle_group(worker: RunWorker, reply: Reply) -> None:
-            if not isinstance(reply, Grouped):
-                handle(worker, reply)
-            elif reply.epoch == self.epoch:
-                errors[worker] = reply.error
-
-        self.receive_from_(workers, errors, handle_group)
-        for worker, error in errors.items():
-            worker.epoch = NO_EPOCH if error else self.epoch
+        replies: dict[RunWorker, Grouped] = self.collect_(Grouped, self.epoch, orders)
+        for worker, reply in replies.items():
+            worker.epoch = NO_GROUP if reply.error else self.epoch
         members = self.group
         for worker in members:
             self._failures = self._failures if worker.proven else 0
             worker.proven = True
         if self.complete:
             for tp in {self.block.skeleton.tp, self.block.branches.tp} - {1}:
+                ranks_of = ranks_of_groups(len(members), tp, self.block.together)
                 self._groups[tp] = [
                     WorkerGroup(tuple(members[rank] for rank in ranks), place)
-                    for place, ranks in enumerate(
-                        ranks_of_groups(len(members), tp, self.block.together)
-                    )
+                    for place, ranks in enumerate(ranks_of)
                 ]
         names = [worker.name for worker in members]
         seconds = monotonic() - start
         self.report({"event": "group", "epoch": self.epoch, "members": names, "seconds": seconds})
-        if why := [f"{worker.name}: {error}" for worker, error in errors.items() if error]:
+        if why := [f"{worker.name}: {one.error}" for worker, one in replies.items() if one.error]:
             self.report({"event": "no_group", "why": why})

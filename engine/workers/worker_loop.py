@@ -3,7 +3,7 @@
 Workers that compute together must start the same requests at the same step, as each of them decides
 for itself all that follows from logits. So orders that concern several workers are sent to all in
 one order, and before a common step the first rank says how many of these it has: every rank takes
-exactly that many. A worker whose engines are all its own takes orders as they come.
+exactly that many.
 """
 
 import gc
@@ -23,7 +23,6 @@ from typing import Any
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ...states.graph.load import load_program, op_table
 from ...states.machine import Sink
-from ...states.manager import BranchStateManager
 from ...states.migration import movable_rows
 from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
@@ -41,16 +40,15 @@ from .process_groups import GroupMembership, StoreClient, exchange_prefix
 from .protocol import (
     Assign,
     BranchEnded,
-    Cancel,
     CountWork,
     FormGroup,
     Grouped,
     Message,
     Order,
+    Output,
     Ready,
     Regroup,
     Regrouped,
-    Reply,
     WorkCounts,
     WorkerSocket,
 )
@@ -65,10 +63,10 @@ def parts_of(job: Job, block: ClusterBlock) -> int:
 
 
 def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[str, Any]:
-    """What a worker has to know, as JSON values: the graph, and the options that decide on models.
-    number: of the worker, which gets a device by it. part: of the weights, of `parts_of`."""
-    options = {name: asdict(job.options)[name] for name in SESSION}
-    options = {name: value for name, value in options.items() if name not in ("outline", "sets")}
+    """The graph, and the options that decide on models, as JSON values. number: of the worker,
+    which gets a device by it. part: of the weights, of `parts_of`."""
+    names = [name for name in SESSION if name not in ("outline", "sets")]
+    options = {name: asdict(job.options)[name] for name in names}
     if block.devices:
         options["device"] = block.devices[number % len(block.devices)]
     options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
@@ -96,20 +94,20 @@ class AssignedPart:
     """A part of a request in an engine: its new tokens, the ends of its branches, or the end of its
     outline with the rows of the prefix that others can get, once these are retained."""
 
-    def __init__(self, order: Assign, handle: Handle, manager: BranchStateManager) -> None:
+    def __init__(self, order: Assign, handle: Handle, engine: Engine) -> None:
         assert handle.request is not None
         self.handle = handle
         self.done = False
         self._id = order.id
-        self._manager = manager
+        self._engine = engine
         self._request = handle.request
         self._writes_outline = not order.part.branches
         self._num_read = 0  # events of the handle
         self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
         self._resumed[OUTLINE] = len(order.part.outline)
-        self._last: BranchFinished | None = None
+        self._last: BranchEnded | None = None
 
-    def output(self) -> Iterator[Reply]:
+    def output(self) -> Iterator[Output]:
         self._request = self.handle.request or self._request  # another one, if it was run again
         events = self.handle.since(self._num_read)
         self._num_read += len(events)
@@ -118,18 +116,14 @@ class AssignedPart:
                 if tokens := event.tokens[self._resumed.pop(event.branch, 0) :]:
                     yield replace(event, request=self._id, tokens=tokens)
             elif isinstance(event, BranchFinished):
-                self._last = event
+                self._last = BranchEnded(self._id, event.index, event.finish, event.note)
                 if not self._writes_outline:
-                    yield BranchEnded(self._id, event.index, finish=event.finish, note=event.note)
+                    yield self._last
         self.done = self.handle.done
         if self.done and self._writes_outline and self._last is not None:
-            yield BranchEnded(
-                id=self._id,
-                branch=OUTLINE,
-                finish=self._last.finish,
-                note=self._last.note,
-                rows=movable_rows(self._manager, self._request.body.ids, self._request.cache_salt),
-            )
+            ids = self._request.body.ids
+            rows = movable_rows(self._engine.manager, ids, self._request.cache_salt)
+            yield self._last._replace(branch=OUTLINE, rows=rows)
 
 
 class WorkerEngine:
@@ -148,16 +142,6 @@ class WorkerEngine:
         self.send = send
         self.engine = Engine(session, threaded=False, rounds=rounds, sink=sink)
         self.requests: dict[str, AssignedPart | ServedRequest] = {}
-
-    @property
-    def manager(self) -> BranchStateManager:
-        return self.engine.manager
-
-    def cancel(self, id: str = "") -> None:
-        """End a request; without an id all of them."""
-        for key, request in [*self.requests.items()]:
-            if id in ("", key):
-                request.handle.cancel()
 
     def advance(self) -> None:
         """A step of the engine alone."""
@@ -196,22 +180,20 @@ class TensorParallelEngine(WorkerEngine):
         if ranks is not None:
             target = sharded(session.models.target, ranks.group, ranks.index, ranks.count)
             self.ranks = target.ranks if isinstance(target, ShardedDecoder) else None
-            models = replace(session.models, target=target)
             session = copy(session)
-            session.models = models
+            session.models = replace(session.models, target=target)
         super().__init__(
             session, send if leads else lambda message: None, rounds=rounds if leads else None
         )
 
     def assign(self, order: Assign) -> None:
-        """Start a part of a request."""
         try:
             handle = self.engine.submit(order.prompt, settings=RequestSettings(handed=order.part))
         except Exception as error:  # of a model's tokenizer, or a grammar
             note = message_of(error)
             self.send(BranchEnded(order.id, OUTLINE, finish="failed", note=note))
         else:
-            self.requests[order.id] = AssignedPart(order, handle, self.manager)
+            self.requests[order.id] = AssignedPart(order, handle, self.engine)
 
     def advance(self) -> None:
         """The same; raises RankLost if the other ranks are lost: the parts cannot continue here."""
@@ -224,7 +206,6 @@ class TensorParallelEngine(WorkerEngine):
             raise RankLost(self.ranks.lost)
 
     def close(self) -> None:
-        """Free engine and pools."""
         self.requests.clear()
         if self.ranks is not None:  # the other ranks do not do its next step
             self.ranks.lost = self.ranks.lost or "this group has ended"
@@ -232,12 +213,6 @@ class TensorParallelEngine(WorkerEngine):
 
 
 # -- orders ---------------------------------------------------------------------------------------
-
-
-def is_shared(order: Order | None) -> bool:
-    """Whether all workers of the group get an order, in the same order among all of these."""
-    together = isinstance(order, Assign) and order.tp > 1
-    return together or isinstance(order, FormGroup | Regroup | Cancel)
 
 
 class OrderQueue(Queue[Order | None]):
@@ -249,14 +224,19 @@ class OrderQueue(Queue[Order | None]):
             return self.get(timeout=seconds)
         return None
 
+    @staticmethod
+    def is_shared(order: Order | None) -> bool:
+        """Whether all workers of the group get an order, in the same order among all of these."""
+        together = isinstance(order, Assign) and order.tp > 1
+        return together or isinstance(order, FormGroup | Regroup)
+
     def pop_unshared(self) -> Order | None:
         """The next order, unless it is shared."""
-        return self.get() if self.queue and not is_shared(self.queue[0]) else None
+        return self.get() if self.queue and not self.is_shared(self.queue[0]) else None
 
     def count_shared(self) -> int:
-        """Shared orders that have arrived."""
         with self.mutex:
-            return sum(map(is_shared, self.queue))
+            return sum(map(self.is_shared, self.queue))
 
 
 class WorkerLoop:
@@ -296,7 +276,8 @@ class WorkerLoop:
             self._turn()
         self._leave()
         for engine in self.engines.values():
-            engine.cancel()
+            for request in engine.requests.values():
+                request.handle.cancel()
             engine.requests.clear()
 
     def _send(self, message: Message) -> None:
@@ -316,15 +297,15 @@ class WorkerLoop:
                     engine.step()
         except RankLost as error:
             assert self.groups is not None
-            epoch = self.groups.order.epoch
+            number = self.groups.order.number
             self._leave()
-            self._send(Grouped(epoch, str(error)))
+            self._send(Grouped(number, str(error)))
 
     @property
     def _common(self) -> TensorParallelEngine | None:
         """The largest busy engine of several ranks, which make the next step together."""
-        busy = [engine for engine in self.engines.values() if engine.requests and engine.ranks]
-        return busy[0] if busy else None
+        busy = (engine for engine in self.engines.values() if engine.requests and engine.ranks)
+        return next(busy, None)
 
     def _take_orders(self) -> None:
         """Execute all orders, up to one that starts common work."""
@@ -340,10 +321,10 @@ class WorkerLoop:
         assert self.groups is not None and common.ranks is not None
         count = common.ranks.first(self._orders.count_shared(), self.session.models.device)
         while count and self._common is common:
-            order = self._orders.pop(self.groups.order.deadline)
+            order = self._orders.pop(self.groups.order.block.deadline)
             if order is None:
                 raise RankLost("orders of the other ranks did not come")
-            count -= is_shared(order)
+            count -= self._orders.is_shared(order)
             self._execute(order)
         while self._common is common and (order := self._orders.pop_unshared()) is not None:
             self._execute(order)
@@ -355,13 +336,10 @@ class WorkerLoop:
             case Assign(tp=1):
                 self._start_engine(1).assign(order)
             case Assign():  # void for a group that has ended
-                if order.tp in self.engines and self._is_in(order.tp, order.group):
-                    self.engines[order.tp].assign(order)
+                if (engine := self._engine_in(order.tp, order.group)) is not None:
+                    engine.assign(order)
             case Regroup():
                 self._send(self._regroup(order))
-            case Cancel():
-                for engine in self.engines.values():
-                    engine.cancel(order.id)
             case CountWork():
                 self._send(self._count(order.number))
 
@@ -373,11 +351,10 @@ class WorkerLoop:
             self.engines = dict(sorted(engines.items(), reverse=True))
         return self.engines[tp]
 
-    def _is_in(self, tp: int, group: int) -> bool:
-        """Whether this worker is in a worker group."""
-        return self.groups is not None and self.groups.number_of(tp) == group
-
-    # -- groups -----------------------------------------------------------------------------------
+    def _engine_in(self, tp: int, number: int) -> TensorParallelEngine | None:
+        """The engine of a worker group, if this worker is in it."""
+        groups = {} if self.groups is None else self.groups.groups
+        return self.engines.get(tp) if tp in groups and groups[tp][0] == number else None
 
     def _form_group(self, order: FormGroup) -> None:
         assert self._pipe is not None
@@ -385,13 +362,13 @@ class WorkerLoop:
         self._leave()
         try:
             groups = GroupMembership(order, self._client, self._pipe.address)
-            for tp, (_, group) in groups.groups.items():
-                self._start_engine(tp, None if group is None else group.ranks)
+            for tp, (_, ranks) in groups.groups.items():
+                self._start_engine(tp, ranks)
             self.groups = groups
         except RuntimeError as failure:
             self._leave()
             error = message_of(failure)
-        self._send(Grouped(order.epoch, error))
+        self._send(Grouped(order.number, error))
 
     def _leave(self) -> None:
         """Leave all groups, and drop what was computed in them."""
@@ -404,10 +381,10 @@ class WorkerLoop:
 
     def _regroup(self, order: Regroup) -> Regrouped:
         groups = self.groups
-        if groups is None or groups.order.epoch != order.epoch:
+        if groups is None or groups.order.number != order.epoch:
             return Regrouped(order.number, error="is not in this group")
-        source = self.engines.get(order.tp) if self._is_in(order.tp, order.group) else None
-        destination = self.engines.get(groups.order.branches)
+        source = self._engine_in(order.tp, order.group)
+        destination = self.engines.get(groups.order.block.branches.tp)
         start = perf_counter()
         try:
             reply = exchange_prefix(
@@ -422,9 +399,7 @@ class WorkerLoop:
             seconds = perf_counter() - start
             error = message_of(failure)
             return Regrouped(order.number, seconds=seconds, collective=seconds, error=error)
-        return replace(reply, seconds=perf_counter() - start)
-
-    # -- counters ---------------------------------------------------------------------------------
+        return reply._replace(seconds=perf_counter() - start)
 
     def _round_done(self, summary: RoundSummary) -> None:
         self.meter.forward_done(summary, 0)
@@ -433,15 +408,12 @@ class WorkerLoop:
         """The counters since the last time that are not zero."""
         meter = self.meter
         self.meter = Meter()
-        counts: dict[str, Any] = {"requests": meter.requests}
-        for name in Meter.__slots__:
-            value = getattr(meter, name)
-            if isinstance(value, int | Counter) and value:
-                counts[name] = value
+        values = {name: getattr(meter, name) for name in Meter.__slots__}
+        counts = {k: v for k, v in values.items() if isinstance(v, int | Counter) and v}
         engines = reversed(self.engines.values())
         return WorkCounts(
             number=number,
-            counts=counts,
+            counts=counts | {"requests": meter.requests},
             memory=[held_figures(meter, engine.engine.core.board) for engine in engines],
             open_files=len(os.listdir("/dev/fd")),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

@@ -68,7 +68,7 @@ def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> No
             ran, took = disturbed(hosts, session, prompts, when, anybody, delay=delay)
             assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
             losses += ran.director.workers.losses
-            broken += ran.director.figures.failed
+            broken += ran.director.figures["failed"]
             if took:
                 seconds[part].append(took)
     with capsys.disabled():

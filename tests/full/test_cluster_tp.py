@@ -20,7 +20,6 @@ from helpers.thread_hosts import ThreadWorkers
 from helpers.together import Together, last, mid_branch, outline_begun
 
 from specsot.engine.prepare.files import graph_names
-from specsot.engine.workers.protocol import Regroup, Regrouped
 
 DRAFTERS = ("bim_eagle", "bim_dflash", "bim_vanilla", "bim_ngram", "bim_plain")
 GROUPS = ((2, 2, 1), (2, 2, 2), (2, 1, 2), (4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 2, 1))
@@ -85,9 +84,7 @@ def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) ->
         for number in range(100):
             if groups:
                 ids, rows = pair.outlined()
-            for member in pair.workers.group:
-                member.send(Regroup(number, pair.workers.epoch, 2, 0, ids, rows))
-            replies = [one for one in pair.until(Regrouped, 2) if isinstance(one, Regrouped)]
+            replies = pair.regroup(number, ids, rows)
             assert [(one.error, one.stored) for one in replies] == [("", True)] * 2
             assert [one.bytes for one in replies] == [rows[0] * 8192 + rows[1] * 1024] * 2
             seconds.append(max(one.seconds for one in replies))

@@ -17,8 +17,7 @@ from specsot.engine.record.report import answers_of, output_digest
 from specsot.engine.record.trace import Record
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
-from specsot.engine.workers.directed_run import ClusterRecorder, directed
-from specsot.engine.workers.director import Director
+from specsot.engine.workers.director import ClusterRecorder, Director, directed
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 from specsot.states.phases.merge import Answer
@@ -120,7 +119,7 @@ def on_workers(
     source = (hosts or ThreadWorkers(session)).source
     run, recorder = directed(source, block, session, prompts, records.append)
     director: Director = run.board["cluster"]
-    with closing(director):
+    with closing(director.workers):
         while not run.finished:
             if chaos is not None:
                 chaos.look(director, run)

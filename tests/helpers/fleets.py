@@ -11,7 +11,7 @@ from typing import Any
 from helpers.thread_hosts import ThreadHost
 from specsot.engine.cli.serve import plain_options
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.workers.link import WorkerSource, WorkerSpec
+from specsot.engine.workers.link import WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Ended, Message, Start, Submit, Wrote
 from specsot.engine.workers.router import Router
@@ -24,7 +24,7 @@ def start_of(*graphs: str, budget: int = BUDGET) -> Start:
     return Start(graphs or GRAPHS, plain_options(RunOptions(threads=1, max_new_tokens=budget)))
 
 
-def engine_host() -> ThreadHost:
+def engine_host(start: Start) -> ThreadHost:
     """The engine process of a server in a thread. Models are loaded in one thread at a time: until
     the first message says that they are loaded."""
     loading = Event()
@@ -42,7 +42,7 @@ def engine_host() -> ThreadHost:
             loading.clear()
             LOADS.release()
 
-    return ThreadHost(serve, loaded)
+    return ThreadHost(start, serve, loaded)
 
 
 @dataclass
@@ -119,7 +119,7 @@ async def until(holds: Any, seconds: float = 60.0) -> None:
 
 def one_engine(start: Start) -> Router:
     """What a server without replicas has."""
-    return Router(WorkerSource(lambda number, part: WorkerSpec(start, engine_host())), single=True)
+    return Router(WorkerSource(lambda number, part: engine_host(start)), single=True)
 
 
 @dataclass
@@ -132,11 +132,11 @@ class ThreadFleet:
     hosts: dict[int, ThreadHost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.fleet = Router(WorkerSource(self._spec), self.count, self.deadline)
+        self.fleet = Router(WorkerSource(self._host), self.count, self.deadline)
 
-    def _spec(self, number: int, part: int) -> WorkerSpec:
-        self.hosts[number] = engine_host()
-        return WorkerSpec(self.start, self.hosts[number])
+    def _host(self, number: int, part: int) -> ThreadHost:
+        self.hosts[number] = engine_host(self.start)
+        return self.hosts[number]
 
     @property
     def busiest(self) -> int:

@@ -7,9 +7,9 @@ from contextlib import suppress
 from threading import Event, Thread
 
 from specsot.engine.run.session import Session
-from specsot.engine.workers.link import Pipe, WorkerSource, WorkerSpec
+from specsot.engine.workers.link import Pipe, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
-from specsot.engine.workers.protocol import MAX_LINE_BYTES, Load
+from specsot.engine.workers.protocol import MAX_LINE_BYTES, Load, Start
 from specsot.engine.workers.worker_loop import WorkerLoop
 
 
@@ -17,8 +17,8 @@ class ThreadHost:
     """A worker in a thread.
 
     Args:
-        serve: serves a connection until it is closed. first_output: is called with the first bytes
-            that the worker sends.
+        first: message to the worker. serve: serves a connection until it is closed. first_output:
+            is called with the first bytes that the worker sends.
 
     Attributes:
         flows: its messages arrive; cleared, it hangs.
@@ -28,9 +28,11 @@ class ThreadHost:
 
     def __init__(
         self,
+        first: Start | Load,
         serve: Callable[[socket.socket], object],
         first_output: Callable[[], None] = lambda: None,
     ) -> None:
+        self.first = first
         self.flows = Event()
         self._serve = serve
         self._first_output = first_output
@@ -91,12 +93,12 @@ class ThreadWorkers:
     def __init__(self, *sessions: Session) -> None:
         self.sessions = sessions
         self.processes: list[WorkerProcess] = []
-        self.source = WorkerSource(self.spec, len(sessions))
+        self.source = WorkerSource(self.host, len(sessions))
 
-    def spec(self, number: int, part: int) -> WorkerSpec:
+    def host(self, number: int, part: int) -> ThreadHost:
         process = WorkerProcess(lambda job: self.sessions[part])
         self.processes.append(process)
-        return WorkerSpec(Load({}), ThreadHost(process.serve))
+        return ThreadHost(Load({}), process.serve)
 
     def loop(self, worker: int) -> WorkerLoop:
         loop = self.processes[worker].loop

@@ -4,20 +4,16 @@ at them."""
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from time import monotonic
-from typing import TypeVar
 
 from helpers.clusters import BEES, session_of
 from helpers.thread_hosts import ThreadWorkers
-from specsot.engine.events import Committed
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.workers.director import Director
-from specsot.engine.workers.protocol import Assign, BranchEnded, Reply
+from specsot.engine.workers.protocol import Assign, BranchEnded, Output, Regroup, Regrouped
 from specsot.engine.workers.worker_groups import RunWorker, WorkerGroups
 from specsot.engine.workers.worker_loop import TensorParallelEngine
 from specsot.states.machine import Run
 from specsot.states.request import MigratedRequest
-
-Kind = TypeVar("Kind", bound=Reply)
 
 
 def outline_begun(director: Director, run: Run) -> bool:
@@ -48,25 +44,32 @@ class Together:
         block = ClusterBlock(workers=2, deadline=deadline, skeleton=GroupSize(tp=tp))
         self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
         self.workers.load_()
+        self.workers.on_output = self._took
         self._works, self._written = 0, list[int]()
+        self._ended = list[BranchEnded]()
 
-    def form(self) -> None:
-        """A new group of both."""
-        self.workers.form_(lambda member, reply: None)
+    def _took(self, member: RunWorker, output: Output) -> None:
+        if isinstance(output, BranchEnded):
+            self._ended.append(output)
+        else:
+            self._written += output.tokens
 
     def outlined(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """In a new group an outline is written, its end alone if it was before; ids of what is kept
         of it, and its rows."""
-        self.form()
+        self.workers.form_()
         self._works += 1
         self._written = self._written[:-2]
         handed = MigratedRequest(outline=tuple(self._written))
         order = Assign(f"{self._works}", BEES, handed, self.tp, 0)
         for member in self.workers.group[: self.tp]:
             member.send(order)
-        (ended,) = self.until(BranchEnded, 1)
+        until = monotonic() + 60
+        while not self._ended and monotonic() < until:
+            self.workers.receive_()
+        ended = self._ended.pop()
         assert ended.rows
-        cache = self.engine(0, self.tp).manager.prefixes
+        cache = self.engine(0, self.tp).engine.manager.prefixes
         assert cache is not None
         kept = max(cache.nodes.values(), key=lambda one: one.end)
         path = cache.segments.path(kept.segment)[::-1]
@@ -76,27 +79,20 @@ class Together:
     def forget(self, *workers: int) -> None:
         """These, or both, drop what they have for branches, so that they want it again."""
         for worker in workers or (0, 1):
-            cache = self.engine(worker, 1).manager.prefixes
+            cache = self.engine(worker, 1).engine.manager.prefixes
             assert cache is not None
             cache.evict_to_(0)
             cache.check_integrity()
             cache.pools[0].check_integrity()
 
-    def until(self, kind: type[Kind], count: int) -> list[Kind]:
-        """What is said next, of one kind."""
-        found: list[Kind] = []
-        until = monotonic() + 60
-
-        def took(member: RunWorker, reply: Reply) -> None:
-            if isinstance(reply, kind):
-                found.append(reply)
-            elif isinstance(reply, Committed):
-                self._written += reply.tokens
-
-        while len(found) < count and monotonic() < until:
-            self.workers.receive_(took)
-        assert len(found) == count
-        return found
+    def regroup(self, number: int, ids: tuple[int, ...], rows: tuple[int, ...]) -> list[Regrouped]:
+        """Both replies; the first group of those that write outlines has the rows."""
+        source = 0 if self.tp > 1 else self.workers.group[0].rank
+        order = Regroup(number, self.workers.epoch, self.tp, source, ids, rows)
+        orders = dict.fromkeys(self.workers.group, order)
+        replies: list[Regrouped] = [*self.workers.collect_(Regrouped, number, orders).values()]
+        assert len(replies) == 2
+        return replies
 
     def weights(self) -> list[tuple[int, ...]]:
         """Where all weights lie that each of them computes with: its own, and those of a rank."""

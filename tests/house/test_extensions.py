@@ -18,7 +18,7 @@ from specsot.engine.run.runner import perform
 from specsot.engine.serve.app import Api, build_app
 from specsot.engine.serve.metrics import ServerMetrics
 from specsot.engine.serve.middleware import ServeOptions
-from specsot.engine.workers.link import WorkerSource, WorkerSpec
+from specsot.engine.workers.link import WorkerHost, WorkerSource
 from specsot.engine.workers.router import Router
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +193,7 @@ def add_routes(app, api):
 '''
 
 
-def _no_worker(number: int, part: int) -> WorkerSpec:
+def _no_worker(number: int, part: int) -> WorkerHost:
     raise AssertionError("no worker is started")
 
 

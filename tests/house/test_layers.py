@@ -74,8 +74,7 @@ MAY_IMPORT = {
     ),
     "engine/train": "engine engine/prepare engine/run states states/text models models/*",
     "engine/workers": (
-        "engine engine/prepare engine/run engine/record states states/* models models/load ops "
-        "ops/sampling"
+        "engine engine/prepare engine/run engine/record states states/* models models/load ops"
     ),
     "engine/serve": "engine engine/record engine/workers states/text",
     "engine/cli": "engine engine/* states/* models models/*",

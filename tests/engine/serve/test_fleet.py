@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import random
-from dataclasses import replace
 
 import pytest
 from helpers.fleets import (
@@ -19,8 +18,9 @@ from helpers.fleets import (
 )
 from helpers.servers import BEES, RAIN
 
-from specsot.engine.workers.link import Membership, WorkerSource, WorkerSpec
+from specsot.engine.workers.link import WorkerSource
 from specsot.engine.workers.protocol import Submit, Wrote
+from specsot.engine.workers.router import Router
 from specsot.engine.workers.tickets import (
     MAX_LOSSES,
     DeliveredStream,
@@ -46,10 +46,9 @@ REQUESTS = (
 
 def replicas(count: int) -> tuple[RoutingTable, list[Replica]]:
     router = RoutingTable()
-    spec = WorkerSpec(start_of(), engine_host())
-    source = WorkerSource(lambda number, part: spec)
-    fleet = Membership[Replica](source, on_message=lambda *_: None, on_state=lambda _: None)
-    members = [Replica(f"{i}", spec, fleet) for i in range(count)]
+    host = engine_host(start_of())
+    fleet = Router(WorkerSource(lambda number, part: host))
+    members = [Replica(f"{i}", host, fleet) for i in range(count)]
     for one in members:
         router.attach_(one)
     return router, members
@@ -67,15 +66,15 @@ def test_who_has_read_a_beginning_gets_it_again_unless_others_have_less_to_do() 
     router.weigh_(first, "1", 40)
     second = router.choose_(asked("2", BEES, other))
     assert second is not None and second is not first
-    router.release_("1")
+    router.release_(first, "1")
     router.weigh_(second, "2", 1)
     for number in range(5):
         assert router.choose_(asked(str(number), BEES * number, long)) is first
         assert router.choose_(asked(str(number), BEES * number, other)) is second
     router.weigh_(first, "3", 1000)
     assert router.choose_(asked("4", RAIN, long)) is not first, "waiting would take longer"
-    salted = replace(asked("5", RAIN, long), cache_salt="mine")
-    router.release_("3")
+    salted = asked("5", RAIN, long)._replace(cache_salt="mine")
+    router.release_(first, "3")
     assert router.choose_(salted) is members[0], "others' rows are not shared"
 
 
@@ -87,8 +86,8 @@ def test_who_drains_gets_nothing_and_who_is_lost_has_read_nothing() -> None:
     router.detach_(first)
     assert router.choose_(asked("2", RAIN, long)) is second
     router.attach_(first)
-    assert router.tokens_of(first) == 50, "what it has still counts"
-    router.release_("1")
+    assert first.expected == {"1": 50}, "what it has still counts"
+    router.release_(first, "1")
     router.lose_(first)
     router.attach_(first)
     router.weigh_(first, "3", 1)
@@ -126,7 +125,7 @@ def test_load_follows_speed(speeds: tuple[float, float]) -> None:
             router.weigh_(one, id, int(max(working[one][id], 8)))
             if working[one][id] <= 0:
                 del working[one][id]
-                router.release_(id)
+                router.release_(one, id)
                 ended += 1
         for _ in range(ended):
             ask()

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -15,6 +14,7 @@ from uvicorn.server import ServerState
 
 from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.serve.server import StrictProtocol, config_of
 from specsot.engine.workers.protocol import (
@@ -61,6 +61,7 @@ def test_stop_texts_do_not_depend_on_how_the_text_is_cut(
 def example(kind: Any) -> Any:
     plain = {str: "x", Text: "\ud83d ü\n", int: 7, float: 0.5, bool: True, Any: ["x", [1]]}
     plain |= {Prompt: Prompt("1", "Hi"), MigratedRequest: MigratedRequest((1, 2), outline=(3,))}
+    plain |= {ClusterBlock: ClusterBlock(workers=3, skeleton=GroupSize(tp=2))}
     if kind in plain:
         return plain[kind]
     origin, inside = get_origin(kind), get_args(kind)
@@ -76,7 +77,7 @@ def example(kind: Any) -> Any:
 def test_every_message_comes_through_as_it_was() -> None:
     for kind in KINDS.values():
         hints = get_type_hints(kind, include_extras=True)
-        message = kind(**{one.name: example(hints[one.name]) for one in fields(kind)})
+        message = kind(**{name: example(hint) for name, hint in hints.items()})
         line = encode(message)
         assert line.count(b"\n") == 1 and decode(line) == message
 

@@ -1,7 +1,6 @@
 """Log-probabilities: the target's own behind each branch's context, streamed or not, in reading
 order."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,5 +109,5 @@ def test_parts_that_are_read_where_they_lie_have_none() -> None:
         with pytest.raises(Refusal, match="in place") as told:
             RequestBuilder(engine).build(asked)
         assert told.value.param == "logprobs"
-        plain = replace(asked, skeleton=False)
+        plain = asked._replace(skeleton=False)
         assert RequestBuilder(engine).build(plain)[1].contexts

@@ -9,7 +9,7 @@ from helpers.together import decoder, mid_branch, outline_begun
 
 from specsot.engine.errors import ClusterError
 from specsot.engine.workers.director import Director
-from specsot.engine.workers.link import HostError, Pipe, WorkerLink, WorkerSpec
+from specsot.engine.workers.link import HostError, Pipe, WorkerLink
 from specsot.engine.workers.protocol import Load, Message, Regroup
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
@@ -92,8 +92,8 @@ def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
             raise HostError("no memory")
 
     class BrokenWorkers(ThreadWorkers):
-        def spec(self, number: int, part: int) -> WorkerSpec:
-            return WorkerSpec(Load({}), Broken(lambda connection: None))
+        def host(self, number: int, part: int) -> ThreadHost:
+            return Broken(Load({}), lambda connection: None)
 
     session = session_of("bim_plain")
     with pytest.raises(ClusterError, match=r"3 workers in a row were lost: .*: no memory"):

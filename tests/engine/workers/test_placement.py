@@ -7,7 +7,6 @@ import pytest
 
 from specsot.engine.workers.placement import (
     MAX_HOLDERS,
-    NO_WORKER,
     Holders,
     Loads,
     PrefixIndex,
@@ -49,7 +48,7 @@ def test_the_least_loaded_are_those_of_a_full_scan() -> None:
         count = chance.randrange(1, 25)
         wanted = sorted(plain, key=lambda one: (plain[one], one))[:count]
         assert loads.least(count) == wanted
-        assert len(loads) == len(plain) and all(loads.of(one) == n for one, n in plain.items())
+        assert all(loads.of(one) == n for one, n in plain.items())
         assert len(loads._heap) <= 4 * len(plain) + 65
     assert 99 not in loads
 
@@ -107,7 +106,7 @@ def test_a_prefix_that_costs_too_much_to_bring_stays() -> None:
     loads = Loads(range(10))
     loads.add_(3, 40)
     assert candidates([3], 2, 25, loads) == {3: 40, 0: 25, 1: 25}
-    assert candidates([3, 99], 5, 25, loads, max_others=1) == {3: 40, 0: 25}
+    assert candidates([3, 99], 1, 25, loads) == {3: 40, 0: 25}
     near = place_branches([60, 60], candidates([3], 2, 25, loads))
     far = place_branches([60, 60], candidates([3], 2, 1000, loads))
     assert near == [0, 1] and far == [3, 3]
@@ -129,9 +128,9 @@ def test_ten_thousand_workers_cost_hardly_more_than_ten() -> None:
 
 def test_whoever_has_no_room_gets_no_more() -> None:
     room = {0: 1, 1: 2, 2: 0}
-    assert place_branches([5, 9, 7, 1], {0: 0, 1: 3, 2: 0}, room) == [1, 0, 1, NO_WORKER]
+    assert place_branches([5, 9, 7, 1], {0: 0, 1: 3, 2: 0}, room) == [1, 0, 1, None]
     assert room == {0: 1, 1: 2, 2: 0}, "what the caller has stays as it is"
-    assert place_branches([5], {2: 0}, {2: 0}) == [NO_WORKER]
+    assert place_branches([5], {2: 0}, {2: 0}) == [None]
 
 
 def test_of_equals_the_one_that_has_the_prefix_is_taken() -> None:

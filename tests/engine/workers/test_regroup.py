@@ -11,8 +11,9 @@ from helpers.clusters import BEES, on_workers, open_files, session_of
 from helpers.together import Together, together
 
 from specsot.engine.errors import UsageError
-from specsot.engine.workers.process_groups import ProcessGroup, Store, StoreClient
-from specsot.engine.workers.protocol import FormGroup, Regroup, Regrouped
+from specsot.engine.prepare.options import ClusterBlock
+from specsot.engine.workers.process_groups import GroupMembership, Store, StoreClient
+from specsot.engine.workers.protocol import FormGroup
 from specsot.states.migration import CAUSE
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
@@ -26,7 +27,7 @@ def test_a_prefix_moves_once_and_weighs_what_the_formula_says(graph: str) -> Non
     weight = sum(rows * slot for rows, slot in zip(told["rows"], SLOT[graph], strict=True))
     assert told["rows"][0] >= 90 and told["bytes"] == 2 * weight  # to the two who lacked it
     figures = ran.director.figures
-    assert (figures.count, figures.bytes, figures.failed) == (1, 2 * weight, 0)
+    assert (figures["count"], figures["bytes"], figures["failed"]) == (1, 2 * weight, 0)
     moved = ran.figures["kv"]
     ledgers = sum(pool["moved_bytes"].get(CAUSE, 0) for pool in moved.values() if pool)
     assert ledgers == told["bytes"], "the pools' ledgers say the same"
@@ -51,10 +52,8 @@ def test_a_hundred_regroups_leave_nothing_behind(pair: Together) -> None:
     weights = [one.greeting.weights for one in (first, second) if one.greeting]
     files = held = 0
     for number in range(100):
-        pair.form()
-        for member in pair.workers.group:
-            member.send(Regroup(number, pair.workers.epoch, 1, first.rank, ids, rows))
-        replies = pair.until(Regrouped, 2)
+        pair.workers.form_()
+        replies = pair.regroup(number, ids, rows)
         assert [one.error for one in replies] == ["", ""]
         assert sum(one.stored for one in replies) == 1
         pair.forget(1)
@@ -76,23 +75,20 @@ def _held() -> int:
 
 
 def test_a_source_that_has_evicted_the_rows_says_so(pair: Together) -> None:
-    pair.form()
-    first, _ = pair.workers.group
-    for member in pair.workers.group:
-        ids = tuple(range(100, 200))
-        member.send(Regroup(1, pair.workers.epoch, 1, first.rank, ids, (100, 99)))
-    replies = pair.until(Regrouped, 2)
+    pair.workers.form_()
+    replies = pair.regroup(1, tuple(range(100, 200)), (100, 99))
     assert [(one.bytes, one.stored, one.error) for one in replies] == [(0, False, "")] * 2
     assert sorted(one.rows is None for one in replies) == [False, True]
 
 
 def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
     store = Store("127.0.0.1", 1.0)
-    groups: dict[int, ProcessGroup] = {}
+    groups: dict[int, GroupMembership] = {}
+    block = ClusterBlock(deadline=1.0)
 
     def form(rank: int) -> None:
-        told = FormGroup(0, rank, 2, store.address, store.port, 1.0)
-        groups[rank] = ProcessGroup(told, StoreClient(), "127.0.0.1")
+        told = FormGroup(0, rank, 2, store.port, block)
+        groups[rank] = GroupMembership(told, StoreClient(), "127.0.0.1")
 
     threads = [Thread(target=form, args=(rank,)) for rank in range(2)]
     for one in threads:
@@ -101,11 +97,11 @@ def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
         one.join()
     began = monotonic()
     with pytest.raises(RuntimeError):
-        groups[0].broadcast_(torch.zeros(100_000), source=1)
+        groups[0].world.group.broadcast(torch.zeros(100_000), 1).wait()
     assert monotonic() - began < 3
     with pytest.raises(RuntimeError):
-        told = FormGroup(1, 0, 2, store.address, store.port, 1.0)
-        ProcessGroup(told, StoreClient(), "127.0.0.1")
+        told = FormGroup(1, 0, 2, store.port, block)
+        GroupMembership(told, StoreClient(), "127.0.0.1")
     assert monotonic() - began < 6
 
 
