@@ -262,7 +262,7 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
     dtype: of a converted .gguf file: bfloat16, or else float32.
 
     Raises ModelError, UsageError: there is no such model, or it cannot be read or fetched."""
-    from ..models.load.checkpoint import resolve
+    from ..models.load.weights import resolve
 
     path = Path(ref).expanduser()
     models = ModelCache.of()
@@ -331,8 +331,8 @@ def convert(
     Raises ModelError, UsageError: the reason why it cannot be converted."""
     import torch
 
-    from ..models.load.checkpoint import PICKLES, resolve
     from ..models.load.convert import convert_gguf, convert_layout, convert_pickles
+    from ..models.load.weights import PICKLES, resolve
 
     path = Path(ref).expanduser()
     target = None if layout is None else find_model(layout[1])

@@ -11,10 +11,19 @@ from ..models.decoder import Decoder
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.layers import DecoderLayer
-from ..models.linear import can_pack, has_products, pack_, settle_
+from ..models.linear import (
+    FULL,
+    Weights,
+    can_pack,
+    check_widths,
+    has_products,
+    multiply_,
+    pack_,
+    quantise_,
+    settle_,
+)
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
-from ..models.quantise import FULL, Weights, check_widths, multiply_, quantise_
 from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
 from ..states.graph.drafter_settings import DrafterSettings

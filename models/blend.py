@@ -3,11 +3,9 @@
 Up to the first check layer all rows are computed. A check layer computes K and V of the remaining
 rows, keeps the suffix and the cached rows that deviate most, and continues with those. Later layers
 first put the cached rows into the pool, each key turned to its position, and then compute their
-remaining rows, over the cached ones where they are the same.
-
-Attention is that of the dense forward cut to the remaining rows: a row sees by true positions. (The
-original code aligns the rows at the sequence's end, by which picked rows see later ones: the mask
-`bottom_right`.)
+remaining rows, over the cached ones where they are the same. Attention is that of the dense forward
+cut to the remaining rows. (The original code aligns the rows at the sequence's end, by which picked
+rows see later ones: the mask `bottom_right`.)
 """
 
 from collections.abc import Sequence
@@ -26,13 +24,13 @@ from .layers import AttentionInputs, LayerHook, PoolModel, rotate
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """The rows that a layer computes, group by group: N of all groups. Each sequence of a group has
-    its rows at the right end, after padding.
+    """The N rows that a layer computes, group by group; each sequence's are at the right end, after
+    padding.
 
     row_N: int64, which row of the forward each is (padding: one that is no longer computed).
-    query_GW: for each group which of its q rows they are, int64 [G, W].
-    at_M: int64, for each of the forward's M = B * Q rows its index here; N if it was dropped.
-    count: rows that are not padding (host int). whole: no row was dropped.
+    query_GW: for each group which of its q rows they are, int64 [G, W]. at_M: int64, for each of
+    the forward's M = B * Q rows its index here; N if it was dropped. count: rows that are not
+    padding (host int). whole: no row was dropped.
     """
 
     row_N: Tensor
@@ -43,11 +41,8 @@ class LiveRows:
 
 
 class Blender(LayerHook):
-    """One blended forward of a model; its arguments are those of `Target.forward`, checked by
-    `check_blend`.
-
-    live_L, picked: of the layers so far, as in `BlendReport`.
-    """
+    """One blended forward; its arguments are those of `Target.forward`, checked by `check_blend`;
+    live_L and picked are those of `BlendReport` for the layers so far."""
 
     def __init__(
         self,
@@ -72,12 +67,8 @@ class Blender(LayerHook):
         self.slots_R = self.slots_N[blend.index_R]
         self.inputs = model.attention_inputs(positions_BQ, slots_BQ, attention)
         row_M = torch.arange(slots_BQ.numel(), device=slots_BQ.device)
-        queries = tuple(
-            torch.arange(group.mask_GqK.shape[1], device=row_M.device).expand(
-                group.mask_GqK.shape[:2]
-            )
-            for group in attention.groups
-        )
+        shapes = [group.mask_GqK.shape[:2] for group in attention.groups]
+        queries = tuple(torch.arange(q, device=row_M.device).expand(g, q) for g, q in shapes)
         count = len(row_M) - blend.count(RowRole.PADDING)
         self.live = LiveRows(row_M, queries, row_M, count, True)
         self.live_L: list[int] = []
@@ -158,11 +149,8 @@ class Blender(LayerHook):
         )
 
     def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
-        """Only the rows of `keep_M` stay -> their indices among the live rows before (int64 [N]).
-
-        check: number of the check layer that kept them, None for the suffix alone.
-        count: kept rows over all.
-        """
+        """Only the `count` rows of `keep_M` stay -> their indices among the live rows before, int64
+        [N]. check: number of the check layer that kept them, None for the suffix alone."""
         live = self.live
         rows: list[Tensor] = []
         queries: list[Tensor] = []
@@ -231,11 +219,10 @@ def check_blend(
     device = model.frequencies.device
     for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):
         if (value.shape, value.dtype, value.device) != (shape, model.dtype, device):
-            raise ValueError(
-                f"the cached {name} are {tuple(value.shape)} in {value.dtype} on {value.device}, "
-                f"the model has {shape} in {model.dtype} on {device}"
-            )
+            stored = f"{tuple(value.shape)} in {value.dtype} on {value.device}"
+            needed = f"{shape} in {model.dtype} on {device}"
+            raise ValueError(f"the cached {name} are {stored}, the model has {needed}")
     features = None if cached.features_RF is None else tuple(cached.features_RF.shape)
-    needed = cached.rows, len(set(taps)) * model.hidden_size
-    if taps and features != needed:
-        raise ValueError(f"the cached features are {features}, the drafter needs {needed}")
+    wanted = cached.rows, len(set(taps)) * model.hidden_size
+    if taps and features != wanted:
+        raise ValueError(f"the cached features are {features}, the drafter needs {wanted}")

@@ -24,13 +24,8 @@ THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles.
-
-    kind: one of ROPE_KINDS.
-    theta: base of the frequencies.
-    settings: the other keys, under the names of transformers' `rope_parameters`.
-    trained: `max_position_embeddings` of the file.
-    """
+    """How positions become angles; `settings` are named as in transformers' `rope_parameters`,
+    `trained` is the file's `max_position_embeddings`."""
 
     kind: str
     theta: float
@@ -46,10 +41,8 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of the layers of a target or a drafter, and their vocabulary.
-
-    qkv_bias, o_bias, mlp_bias: projections with a bias. qk_norm: queries and keys have norms.
-    """
+    """Sizes of the layers of a target or a drafter; which projections have a bias, and whether
+    queries and keys have norms."""
 
     path: Path
     vocab_size: int
@@ -92,22 +85,21 @@ class DecoderShape:
 class DecoderConfig(DecoderShape):
     """The shape of a decoder of one of the families.
 
-    activation: of the MLP's gate, a function of torch.nn.functional.
-    sliding: for each layer whether it sees only `window` positions back.
-    dtype: of the weights as the file gives it; empty where it is silent.
-    notes: what was assumed where the file is silent or ambiguous.
+    activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
+    whether it sees only `window` positions back. dtype: of the weights; empty where the file is
+    silent. notes: what was assumed where the file is silent or ambiguous.
     """
 
     family: str
     activation: str = "silu"
     num_layers: int
-    tied: bool
-    window: int
+    tied: bool = False
+    window: int = 0
     sliding: tuple[bool, ...]
-    eos_ids: tuple[int, ...]
-    pad_ids: tuple[int, ...]
-    bos_ids: tuple[int, ...]
-    dtype: str
+    eos_ids: tuple[int, ...] = ()
+    pad_ids: tuple[int, ...] = ()
+    bos_ids: tuple[int, ...] = ()
+    dtype: str = ""
     notes: tuple[str, ...] = ()
 
     def check_length(self, positions: int) -> None:
@@ -153,10 +145,8 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
 
 
 def check_supported(fields: Fields, layer: Fields, activation: str = "silu") -> None:
-    """Raise ModelError for quantised weights and for another activation of the MLP.
-
-    layer: the part of the file that describes its layers.
-    """
+    """Raise ModelError for quantised weights, and for another activation of the layers, which the
+    part `layer` of the file describes."""
     quantised = fields.get("quantization_config") or fields.get("compression_config")
     if quantised:
         kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
@@ -165,18 +155,11 @@ def check_supported(fields: Fields, layer: Fields, activation: str = "silu") -> 
         raise fields.wrong(f"`hidden_act` {layer.get('hidden_act')!r} is not supported")
 
 
-def window_size(fields: Fields) -> int:
-    """`sliding_window`, by default Hugging Face's 4096; 0 where it is null."""
-    if "sliding_window" in fields.values and fields.get("sliding_window") is None:
-        return 0
-    return fields.integer("sliding_window", 4096)
-
-
 def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Qwen: by name for each layer, else all from `max_window_layers` on."""
+    """Which layers slide. Qwen: by name for each layer, else all from `max_window_layers` on."""
     types = fields.get("layer_types")
-    first = fields.get("max_window_layers")
     if types is None:
+        first = fields.get("max_window_layers")
         first = 28 if first is None else first
         if isinstance(first, bool) or not isinstance(first, int) or first < 0:
             raise fields.wrong(f"`max_window_layers` must be an integer, not {first!r}")
@@ -219,10 +202,8 @@ def _inner(fields: Fields) -> Fields:
 
 
 def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
-    """What is assumed of the angles where the file is silent or gives two bases.
-
-    trained: positions where the file is silent.
-    """
+    """What is assumed of the angles where the file is silent, for the positions `trained`, or gives
+    two bases."""
     outer = fields.get("rope_theta")
     inner = _inner(fields).get("rope_theta")
     notes = []
@@ -230,6 +211,6 @@ def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
         notes.append(f"`rope_theta` is not given: {THETA:g} assumed")
     elif None not in (outer, inner) and outer != inner:
         notes.append(f"`rope_theta` is {outer} at the top and {inner} below: {inner} is used")
-    if fields.get("max_position_embeddings") is None:
-        notes.append(f"`max_position_embeddings` is not given: {trained} assumed")
+    if fields.get(TRAINED) is None:
+        notes.append(f"`{TRAINED}` is not given: {trained} assumed")
     return tuple(notes)

@@ -32,12 +32,9 @@ MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/mem
 
 
 def part(size: int, index: int, count: int) -> range:
-    """Part `index` of `count` of `size` items, cut at the multiples of size / count, rounded up.
-
-    Where a count divides another one, the cuts of the coarser split are cuts of the finer one too:
-    a finer part is inside one coarser part. Parts may be uneven (3 KV heads of 2 ranks: 2 + 1) or
-    empty.
-    """
+    """Part `index` of `count` of `size` items, cut at the multiples of size / count, rounded up: a
+    part of a finer split whose count is a multiple is inside one part of the coarser split. Parts
+    may be uneven (3 KV heads of 2 ranks: 2 + 1) or empty."""
     return range(-(-index * size // count), -(-(index + 1) * size // count))
 
 
@@ -68,12 +65,9 @@ class Share(NamedTuple):
 class Decoder(PoolModel):
     """Implements `Target`. Build it with `load.weights.load_target`; it is never trained here.
 
-    config: what config.json said.
-    share: which of the parameters are here; embedding and norms always are.
-    whole: whether all of them are here.
-    max_positions: rows one sequence may have.
-    known_tokens: ids from here on are rows of the head without a token.
-    weights: how they are stored, see `quantise.Weights`.
+    share: which of the parameters are here; embedding and norms always are. whole: whether all of
+    them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
+    the head without a token. weights: how they are stored, see `linear.Weights`.
     """
 
     weights = "full"
@@ -205,14 +199,11 @@ class Decoder(PoolModel):
     def collect(
         self, token_ids: Sequence[int], bos: int | None = None, taps: tuple[int, ...] = ()
     ) -> ChunkKV:
-        """K, V and features of one chunk on its own, behind `bos`: what a chunk store keeps for
+        """K before RoPE, V and features of one chunk on its own: what a chunk store keeps for
         CacheBlend. Touches no pool but one of its own.
 
-        The chunk's later place does not matter: keys are kept before RoPE, which is relative.
-
         bos: the token in front, an attention sink whose row is not kept; None for models without
-            one, and for a prompt's prefix, whose ids begin with it.
-        taps: as in `Target.forward`.
+            one, and for a prompt's prefix, whose ids begin with it. taps: see `Target.forward`.
         Raises ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
         """
         if not token_ids:
@@ -235,10 +226,8 @@ class Decoder(PoolModel):
         return ChunkKV(torch.stack(hook.keys), values_LRgd, features_RF)
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
-        """Keys from a pool, [layers, R, kv_heads, head_dim], as they were before RoPE.
-
-        positions_R: int64, of each row. Narrow dtypes are computed in float32.
-        """
+        """Keys of a pool's rows at int64 positions, [layers, R, kv_heads, head_dim], as they were
+        before RoPE; narrow dtypes are computed in float32."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)

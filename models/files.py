@@ -21,6 +21,11 @@ class ModelError(ValueError):
         self.reason = reason
 
 
+def cause_of(error: BaseException) -> str:
+    """An error of a library in one line."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 @dataclass(frozen=True, slots=True)
 class Fields:
     """The members of one JSON object, read with their types checked."""
@@ -29,17 +34,14 @@ class Fields:
     values: Mapping[str, Any]
 
     def wrong(self, reason: str) -> ModelError:
-        """The file cannot be used."""
         return ModelError(self.path, reason)
 
     def get(self, key: str) -> Any:
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; without a default the key is required.
-
-        The limit keeps a hostile file from asking for sizes that overflow or never end.
-        """
+        """A positive integer, required without a default; at most MAX_SIZE, so that no hostile file
+        asks for sizes that overflow or never end."""
         value = self.get(key)
         if value is None and default is not None:
             return default
@@ -87,12 +89,9 @@ class Fields:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of one of the folder's own files.
-
-    A name with a folder in it, and a link that leads out of the folder, are refused: an index file
-    or a link could otherwise name any file at all. Links into `blobs/` of the same Hugging
-    Face cache entry (snapshots/<revision>/x -> ../../blobs/...) are how that cache stores files.
-    """
+    """The path of one of the folder's own files: an index file or a link could otherwise name any
+    file at all. Links into `blobs/` of the same Hugging Face cache entry
+    (snapshots/<revision>/x -> ../../blobs/...) are how that cache stores files."""
     if name in ("", ".", "..") or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
         raise ModelError(folder, f"names the file {name!r}, which is not a plain file name")
     try:
@@ -111,9 +110,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ModelError(
-            path, f"invalid JSON at line {error.lineno}, column {error.colno}: {error.msg}"
-        ) from None
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ModelError(path, f"invalid JSON at {place}: {error.msg}") from None
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(path, f"cannot be read: {error}") from None
     if not isinstance(value, dict):

@@ -21,9 +21,7 @@ Angles = tuple[Tensor, Tensor]
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) * weight over the last dimension, in float32 for narrower dtypes as
     in transformers; on a CPU by one kernel for the sum of squares, where the usual way takes three.
-
-    weight: [D], or [heads, D] for x [N, heads, D].
-    """
+    The weight is [D], or [heads, D] for x [N, heads, D]."""
     dtype = x.dtype
     if x.is_cpu and dtype != torch.float64:
         norm = torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32)
@@ -43,23 +41,18 @@ def _constant(value: float) -> Tensor:
         return torch.tensor(value, dtype=torch.float32)
 
 
-class RMSNorm(nn.Module):
-    """The weight of a root-mean-square normalisation."""
+class RMSNorm(nn.RMSNorm):
+    """`rms_norm` with a weight."""
 
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
+    eps: float
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Frequencies float32 [head_dim / 2] and the factor on cos and sin.
-
-    `dynamic` equals `default` within the trained length, which is as far as it is used here.
-    """
+    """Frequencies float32 [head_dim / 2] and the factor on cos and sin; `dynamic` equals `default`
+    within the trained length, which is as far as it is used here."""
     if rope.kind in ("default", "dynamic"):
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
         return 1.0 / (rope.theta**exponents), 1.0
@@ -84,18 +77,14 @@ def rotate(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
 
 
 def rotate_back(x_Nhd: Tensor, cos_N1d: Tensor, sin_N1d: Tensor) -> Tensor:
-    """The inverse of `rotate` with the same cos and sin, for every kind of RoPE: a factor on cos
-    and sin, and their rounding, are divided out."""
+    """The inverse of `rotate`; a factor on cos and sin, and their rounding, are divided out."""
     return rotate(x_Nhd, cos_N1d, -sin_N1d) / (cos_N1d.square() + sin_N1d.square())
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionInputs:
-    """What every layer of one forward needs to know about its rows.
-
-    attention: the plan of the forward for layers of one kind. cos, sin: [N, 1, head_dim]. slots_N:
-        int64, flat slots that the rows are written to.
-    """
+    """What layers of one kind need to know about the rows of a forward: the attention's plan, cos
+    and sin [N, 1, head_dim], and the flat slots that the rows are written to, int64 [N]."""
 
     attention: LayerAttention
     cos_N1d: Tensor
@@ -110,25 +99,20 @@ def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
 
 
 class LayerHook:
-    """Watches or changes the rows of every layer of a decoder between projections and attention.
-
-    inputs: replaces the inputs of the forward, by the kind of the layer; may change between layers.
-    """
+    """Watches or changes the rows of every layer of a decoder between projections and attention;
+    `inputs` replaces those of the forward, and may change between layers."""
 
     inputs: Mapping[Any, AttentionInputs]
 
     def before_attention(
         self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
-        """The arguments as the layer shall use them.
-
-        x_NH: the layer's input. qk_Nhd: queries and keys before RoPE [N, heads + kv_heads, d].
-        v_Ngd: values [N, kv_heads, d].
-        """
+        """The arguments as the layer shall use them: its input, queries and keys before RoPE
+        [N, heads + kv_heads, d], values [N, kv_heads, d]."""
         raise NotImplementedError
 
     def tap(self, x_NH: Tensor, number: int) -> Tensor:
-        """The rows [M, H] at the `number`-th tap; M is the number of rows of the forward."""
+        """The M rows of the forward at the `number`-th tap, [M, H]."""
         return x_NH
 
 
@@ -146,10 +130,9 @@ class DecoderLayer(nn.Module):
         self.eps = config.eps
         self.activation = getattr(F, config.activation)
         hidden = config.hidden_size
-        inner = config.intermediate_size
+        self.inner = inner = config.intermediate_size
         width = self.heads * self.head_dim
         kv_width = self.kv_heads * self.head_dim
-        self.inner = inner
         self.input_norm = RMSNorm(hidden, config.eps)
         self.qkv = Linear(hidden, width + 2 * kv_width, bias=config.qkv_bias)
         self.o = Linear(width, hidden, bias=config.o_bias)
@@ -285,10 +268,8 @@ class DrafterMLP(nn.Module):
 
 
 class DrafterLayer(nn.Module):
-    """A decoder layer under its published parameter names, in parts for training.
-
-    Drafters differ in the computation before attention, which is theirs.
-    """
+    """A decoder layer under its published parameter names, in parts for training; what comes before
+    attention is the drafter's."""
 
     input_layernorm: RMSNorm
     hidden_norm: RMSNorm
@@ -323,10 +304,8 @@ class DrafterLayer(nn.Module):
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
 
-    groups: query heads of a key head.
-    kinds: the kind of each layer: layers of one kind see the same part of the masks.
-    narrows: what each kind of layer leaves of the masks; None: everything.
-    notes: what the loader assumed or ignored, e.g. unexpected tensors.
+    groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
+    leave of the masks; None: everything. notes: what the loader assumed or ignored.
     """
 
     frequencies: Tensor

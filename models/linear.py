@@ -1,18 +1,23 @@
 """Products with weights that are stored as oneDNN multiplies with them.
 
-`F.linear` on a CPU goes through MKL in float32, which is slow for the few rows of a round, and in
-bfloat16 brings the whole weight into oneDNN's layout at every call. Packed once, five rows cost
-what one does (docs/performance.md), and a row's sums hardly ever depend on how many rows there are.
+`F.linear` on a CPU is slow in float32 for the few rows of a round, and in bfloat16 brings the whole
+weight into oneDNN's layout at every call. Packed once, five rows cost what one does
+(docs/performance.md), and a row's sums hardly ever depend on how many rows there are.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .files import ModelError
 
 SMALL_MODEL = 16_000_000  # weights
 
@@ -21,6 +26,15 @@ SUPPORT_CHECKS = {  # which of them say whether a processor has products in a dt
     torch.bfloat16: "_is_mkldnn_bf16_supported",
     torch.float16: "_is_mkldnn_fp16_supported",
 }
+
+FULL = "full"
+INT8 = "int8"
+INT4 = "int4"
+GROUP_SIZE = 32  # numbers of a row that share a scale in int4
+INT4_ROWS = 32  # the product in four bits takes a multiple of as many rows of a matrix
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32)  # of a forward
+MEASURED_LAYERS = 8
+ATEN: Any = torch.ops.aten
 
 FewRows = Callable[[Tensor, Tensor | None], Tensor]
 """(x_NI, a term to add [N, O] or [O]) -> [N, O], by a weight of its own."""
@@ -58,10 +72,8 @@ class OneRow:
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` that can be packed for inference, which makes `weight` a buffer.
-
-    few: multiplies up to `few_rows` rows faster.
-    """
+    """`nn.Linear` that can be packed for inference, which makes `weight` a buffer; `few` multiplies
+    up to `few_rows` rows faster."""
 
     few: FewRows | None = None
     few_rows = 0
@@ -140,13 +152,10 @@ def has_products(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def pack_(model: nn.Module, borrowed: Iterable[Tensor] = ()) -> None:
-    """Pack all weights of a model that will only run forwards: no training, no saving.
-
-    The plain weights are freed unless they are referenced elsewhere; of small models in float32 a
-    copy stays for single rows, for which oneDNN takes longer to start than to multiply.
-
-    borrowed: weights of another model, which uses them unpacked.
-    """
+    """Pack all weights of a model that will only run forwards, but those `borrowed` from another
+    model, which uses them unpacked. The plain weights are freed unless they are referenced
+    elsewhere; of small models in float32 a copy stays for single rows, for which oneDNN takes
+    longer to start than to multiply."""
     unpacked = {weight.data_ptr() for weight in borrowed if not weight.is_mkldnn}
     joints = [part.join_() for part in fused(model)]
     layers = [part for part in model.modules() if isinstance(part, Linear) and part.weight.numel()]
@@ -178,3 +187,175 @@ def replace_(module: nn.Module, name: str, weight: Tensor) -> None:
         module.register_parameter(name, weight)
     else:
         module.register_buffer(name, weight, persistent=False)
+
+
+# -- weights in codes -----------------------------------------------------------------------------
+
+
+class Weights(NamedTuple):
+    """How a model's weights are stored: FULL, INT8 (a scale for each row of a matrix) or INT4 (a
+    scale and an offset for each 32 numbers of a row, and int8 for the head). A quantised model is
+    another model: its weights are the values of the codes, wherever they are multiplied;
+    embeddings, norms and biases stay as they are. rows: forwards of up to as many rows are
+    multiplied with the codes; None to measure for how many that is faster."""
+
+    kind: str = FULL
+    rows: int | None = None
+
+    @classmethod
+    def of(cls, text: str) -> "Weights":
+        """`int8`, or with the number of rows `int8@4`; checked with the options."""
+        kind, _, rows = text.partition("@")
+        return cls(kind, int(rows) if rows else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8:
+    """codes_OI: int8; scale_O: float32, of which bfloat16 holds every digit."""
+
+    codes_OI: Tensor
+    scale_O: Tensor
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> "Int8":
+        max_O = weight_OI.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        scale_O = (max_O / 127).bfloat16().float()
+        codes_OI = (weight_OI / scale_O[:, None]).round().clamp(-127, 127)
+        return cls(codes_OI.to(torch.int8), scale_O)
+
+    def plain(self) -> Tensor:
+        """The values of the codes, float32 [O, I]."""
+        return self.codes_OI.float() * self.scale_O[:, None]
+
+    def product(self) -> "Product | None":
+        """The product with the codes in bfloat16."""
+        return Product(ATEN._weight_int8pack_mm.default, (self.codes_OI, self.scale_O.bfloat16()))
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    """codes_OI: int32 from 0 to 15; a number is (code - 8) * scale_OG + offset_OG, both float32."""
+
+    codes_OI: Tensor
+    scale_OG: Tensor
+    offset_OG: Tensor
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> "Int4":
+        groups_OGg = weight_OI.unflatten(1, (-1, GROUP_SIZE))  # type: ignore[no-untyped-call]
+        low_OG = groups_OGg.amin(-1)
+        high_OG = groups_OGg.amax(-1)
+        tiny = torch.finfo(torch.float32).tiny
+        scale_OG = ((high_OG - low_OG) / 15).clamp(min=tiny).bfloat16().float()
+        offset_OG = (low_OG + 8 * scale_OG).bfloat16().float()
+        codes_OGg = (groups_OGg - offset_OG[..., None]) / scale_OG[..., None] + 8
+        codes_OI = codes_OGg.round().clamp(0, 15).flatten(1).to(torch.int32)
+        return cls(codes_OI, scale_OG, offset_OG)
+
+    def plain(self) -> Tensor:
+        """The values of the codes, float32 [O, I]."""
+        codes_OGg = (self.codes_OI - 8).float().view(*self.scale_OG.shape, GROUP_SIZE)
+        return (codes_OGg * self.scale_OG[..., None] + self.offset_OG[..., None]).flatten(1)
+
+    def product(self) -> "Product | None":
+        """The product with the codes in bfloat16; None for matrices that it does not support."""
+        if len(self.codes_OI) % INT4_ROWS:
+            return None
+        packed = ATEN._convert_weight_to_int4pack_for_cpu(self.codes_OI, 1)
+        both_GO2 = torch.stack((self.scale_OG, self.offset_OG), -1).transpose(0, 1)
+        arguments = (packed, GROUP_SIZE, both_GO2.contiguous().bfloat16())
+        return Product(ATEN._weight_int4pack_mm_for_cpu.default, arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product with packed codes, see `linear.FewRows`."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+
+    def __call__(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
+        out_NO: Tensor = self.kernel(x_NI, *self.arguments)
+        return out_NO if added is None else out_NO.add_(added)
+
+
+def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:
+    """A matrix in codes, which do not depend on matrices that it is joined with."""
+    codes: type[Int8 | Int4] = Int8 if kind == INT8 or head else Int4
+    return codes.of(weight_OI.detach().float())
+
+
+def check_widths(path: Path, kind: str, model: nn.Module) -> None:
+    """Raise ModelError where a row cannot be cut into groups."""
+    for name, layer in layers_of(model):
+        if kind == INT4 and not _is_head(name) and layer.in_features % GROUP_SIZE:
+            reason = f"int4 needs rows of a multiple of {GROUP_SIZE} numbers"
+            raise ModelError(path, f"{reason}, `{name}` has {layer.in_features}: take int8")
+
+
+def quantise_(model: nn.Module, kind: str) -> dict[str, Int8 | Int4]:
+    """Replace the weights of every linear layer of a model, ours or of transformers, by the values
+    of their codes; returns the codes by the layers' names, none for FULL. A head that is tied to
+    the embedding gets its own weights."""
+    codes: dict[str, Int8 | Int4] = {}
+    if kind == FULL:
+        return codes
+    with torch.no_grad():
+        for name, layer in layers_of(model):
+            codes[name] = coded(layer.weight, kind, _is_head(name))
+            plain = codes[name].plain().to(layer.weight.dtype)
+            replace_(layer, "weight", nn.Parameter(plain, requires_grad=False))
+    return codes
+
+
+def multiply_(model: nn.Module, codes: Mapping[str, Int8 | Int4], rows: int | None) -> None:
+    """Let a packed model in bfloat16 multiply up to `rows` rows with its codes; None to measure."""
+    supported: list[Linear] = []
+    for name, layer in layers_of(model):
+        product = codes[name].product()
+        if product is not None and isinstance(layer, Linear):
+            layer.few = product
+            supported.append(layer)
+    few_rows = faster_rows(supported) if rows is None else rows
+    for layer in supported:
+        layer.few_rows = few_rows
+
+
+@torch.inference_mode()
+def faster_rows(layers: Sequence[Linear]) -> int:
+    """Up to how many rows are multiplied faster with the codes than with the weights: measured with
+    several layers of the largest group of one shape, in turn, so that no weight is in a cache."""
+    sizes = Counter((layer.in_features, layer.out_features) for layer in layers)
+    shape = max(sizes, key=lambda size: sizes[size] * size[0] * size[1], default=None)
+    alike = [layer for layer in layers if (layer.in_features, layer.out_features) == shape]
+    alike = alike[:MEASURED_LAYERS]
+    fastest = 0
+    for rows in MEASURED_ROWS if alike else ():
+        x_NI = torch.ones(rows, alike[0].in_features, dtype=torch.bfloat16)
+        if _seconds(alike, x_NI, rows) > _seconds(alike, x_NI, 0):
+            break
+        fastest = rows
+    return fastest
+
+
+def _seconds(layers: Sequence[Linear], x_NI: Tensor, few_rows: int) -> float:
+    """The shortest of three times for all of them."""
+    for layer in layers:
+        layer.few_rows = few_rows
+    times = []
+    for _ in range(3):
+        start = perf_counter()
+        for layer in layers:
+            layer.forward(x_NI)
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            yield name, module
+
+
+def _is_head(name: str) -> bool:
+    return name.rpartition(".")[2] == "lm_head"

@@ -1,17 +1,14 @@
 """A decoder that several ranks compute together, each with views of its own replica.
 
 A rank has some KV heads with their query heads, some columns of the MLP and some rows of the head;
-the rows between two layers, embedding, norms and positions are whole on every rank. A layer takes
-two sums over all ranks, behind the attention and behind the MLP, a forward one more gather, of the
-logits. Nothing of a weight is copied, so that ranks may form another group at once.
-
-All ranks must make the same forwards in the same order. They can: logits and taps are the same bits
-on each, and so is every decision that follows from them.
+all else is whole on every rank. A layer takes two sums over all ranks, behind the attention and
+behind the MLP, a forward one more gather, of the logits. No weight is copied, so ranks may form
+another group at once. All ranks make the same forwards in the same order: logits and taps are the
+same bits on each, and so is every decision that follows from them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -30,8 +27,7 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 class Place(NamedTuple):
-    """A rank's number in its group when all ranks form groups of `tp`, and the group's ranks in
-    order."""
+    """A rank's number in its group, and the group's ranks in order."""
 
     number: int
     members: range
@@ -39,10 +35,8 @@ class Place(NamedTuple):
 
 def place(rank: int, ranks: int, tp: int) -> Place:
     """The place of a rank in groups of every (ranks / tp)-th rank: its part of a group of all ranks
-    is inside its part of any smaller group, so that regrouping moves no weight.
-
-    Raises ValueError: `tp` does not divide the number of ranks, or there is no such rank.
-    """
+    is inside its part of any smaller group, so that regrouping moves no weight. ValueError if `tp`
+    does not divide the number of ranks, or there is no such rank."""
     if tp < 1 or ranks % tp or not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks} in groups of {tp}: the groups must come out even")
     groups = ranks // tp
@@ -51,10 +45,8 @@ def place(rank: int, ranks: int, tp: int) -> Place:
 
 def peers(rank: int, ranks: int, before: int, tp: int) -> range:
     """The ranks that compute, in groups of `before`, a part of what this rank computes in groups of
-    `tp`, in the order of the parts: they exchange their rows when groups become smaller.
-
-    Raises ValueError: such groups are not parts of each other.
-    """
+    `tp`, in the order of the parts: they exchange their rows when groups become smaller. ValueError
+    if such groups are not parts of each other."""
     here = place(rank, ranks, before)
     there = place(rank, ranks, tp)
     if before % tp:
@@ -70,15 +62,11 @@ class RankLost(RuntimeError):
 @dataclass(slots=True)
 class Ranks:
     """This rank's place in a process group: its collectives, counted, which fail for good once one
-    has failed.
-
-    The group's own timeout is the deadline: a rank that is dead or hangs is an error on all others
-    after it, on the CPU (gloo) at the collective itself, on GPUs (NCCL) by torch's watchdog, which
-    ends the process.
+    has failed. The group's own timeout is the deadline: a rank that is dead or hangs is an error on
+    all others after it, on GPUs (NCCL) by torch's watchdog, which ends the process.
 
     group: of torch.distributed, or a bare process group; None for all ranks of the default one.
-    sums, gathers, sent: collectives so far, and the bytes that this rank put into them.
-    lost: why the group has failed; empty while it works.
+    sent: bytes that this rank put into the collectives. lost: why the group has failed, if it has.
     """
 
     group: Any
@@ -104,23 +92,16 @@ class Ranks:
         return parts
 
     def first(self, number: int, device: torch.device) -> int:
-        """The first rank's number. Raises RankLost.
-
-        device: of the group's tensors.
-        """
+        """The first rank's number; the device is that of the group's tensors. Raises RankLost."""
         return int(self.gather(torch.tensor(number, device=device))[0])
 
     def check_alike(self, numbers: Sequence[int], device: torch.device) -> None:
-        """Raise ValueError, on every rank, if their numbers differ.
-
-        device: of the group's tensors.
-        """
+        """Raise ValueError, on every rank, if their numbers differ."""
         all_RN = self.gather(torch.tensor(numbers, dtype=torch.int64, device=device)).tolist()
         if any(rank_N != all_RN[0] for rank_N in all_RN):
             raise ValueError(f"the ranks are not alike: {all_RN}")
 
     def _run(self, what: str, x: Tensor, collective: Callable[[Any], Any]) -> None:
-        """Send x in a collective; once one has failed, every later one fails at once."""
         if self.lost:
             raise RankLost(self.lost)
         self.sent += x.numel() * x.element_size()
@@ -132,36 +113,9 @@ class Ranks:
             raise RankLost(self.lost) from error
 
 
-def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]:
-    """Split all ranks of the default process group into groups of `tp`: this rank's group, and the
-    group of its `peers`, with which it exchanges the rows of groups of `before` (0: of all ranks).
-    Every rank must call it at the same time.
-
-    seconds: after which a collective of these groups is an error.
-    Raises ValueError: the groups do not come out even.
-    """
-    rank = dist.get_rank()
-    ranks = dist.get_world_size()
-
-    def new_group(groups: Sequence[range]) -> Ranks:
-        """Create every group, also those without this rank, as torch requires."""
-        limit = timedelta(seconds=seconds)
-        created = {
-            group: dist.new_group(list(group), timeout=limit) for group in dict.fromkeys(groups)
-        }
-        members = groups[rank]
-        return Ranks(created[members], members.index(rank), len(members))
-
-    own = new_group([place(i, ranks, tp).members for i in range(ranks)])
-    return own, new_group([peers(i, ranks, before or ranks, tp) for i in range(ranks)])
-
-
 def gather_heads(rows_L2hRd: Tensor, peers: Ranks, heads: Sequence[int]) -> Tensor:
-    """The same rows of every peer, each with other heads -> [L, 2, all their heads, R, head_dim].
-
-    heads: how many KV heads each peer has, in the order of the peers.
-    Raises RankLost: a peer is missing.
-    """
+    """The same rows of every peer, each with its number of KV heads -> [L, 2, all their heads, R,
+    head_dim]. Raises RankLost."""
     rows_hL2Rd = rows_L2hRd.permute(2, 0, 1, 3, 4)
     padded = rows_hL2Rd.new_zeros(max(heads), *rows_hL2Rd.shape[1:])
     padded[: len(rows_hL2Rd)] = rows_hL2Rd
@@ -175,16 +129,10 @@ def peer_heads(kv_heads: int, ranks: int, before: int, peers: Sequence[int]) -> 
     return [len(part(kv_heads, number, before)) for number in numbers]
 
 
-def regroup_bytes(layers: int, kv_heads: int, head_dim: int, rows: int, itemsize: int) -> int:
-    """Bytes of the keys and values of these rows: all that a rank has after a regroup."""
-    return layers * 2 * kv_heads * head_dim * rows * itemsize
-
-
 def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:
-    """The decoder of one rank of a group that computes a target together.
+    """The decoder of one rank of a group that computes a target together, a whole replica or a
+    share of one that holds what this rank needs.
 
-    target: a whole replica, or a share of one that holds what this rank needs.
-    group: of torch.distributed, with a timeout; rank, ranks: the place in it.
     Raises ModelError: the weights are packed or in codes, or this rank's share is not among them.
     Raises ValueError: the ranks have different models, dtypes or numbers of threads.
     """
@@ -205,12 +153,8 @@ class ShardedDecoder(Decoder):
             super().__init__(config, share)
         self.ranks = ranks
         self.whole = True  # together with the other ranks
-        self.known_tokens = replica.known_tokens
-        self.notes = replica.notes
-        self.weights = replica.weights
-        self.register_buffer("frequencies", replica.frequencies, persistent=False)
-        self.embed = replica.embed
-        self.norm = replica.norm
+        for name in ("known_tokens", "notes", "weights", "frequencies", "embed", "norm"):
+            setattr(self, name, getattr(replica, name))
         try:
             for rank_layer, layer in zip(self.layers, replica.layers, strict=True):
                 assert isinstance(rank_layer, DecoderLayer) and isinstance(layer, DecoderLayer)
@@ -220,16 +164,9 @@ class ShardedDecoder(Decoder):
         except ValueError as error:
             raise ModelError(config.path, str(error)) from None
         self.eval()
-        numbers = (
-            config.num_layers,
-            config.hidden_size,
-            config.heads,
-            config.vocab_size,
-            self.known_tokens,
-            DTYPES.index(self.dtype),
-            torch.get_num_threads(),
-        )
-        ranks.check_alike(numbers, self.embed.device)
+        sizes = [config.num_layers, config.hidden_size, config.heads, config.vocab_size]
+        sizes += [self.known_tokens, DTYPES.index(self.dtype), torch.get_num_threads()]
+        ranks.check_alike(sizes, self.embed.device)
 
     def _check(self, plan: LayerPlan, taps: tuple[int, ...], blend: Blend | None) -> None:
         if blend is not None:
@@ -240,23 +177,22 @@ class ShardedDecoder(Decoder):
 def _share_(
     rank_layer: DecoderLayer, layer: DecoderLayer, share: Share, groups: int, ranks: Ranks
 ) -> None:
-    """Give a layer of this rank its views of a layer that holds more.
-
-    share: the rank's share, counted from the start of the layer's. groups: query heads of a key
-        head.
-    """
+    """Give a layer of this rank its views of a layer that holds more; the share is counted from the
+    start of the layer's, `groups` are query heads of a key head."""
     heads = share.kv_heads
-    dim = layer.head_dim
-    queries = range(heads.start * groups * dim, heads.stop * groups * dim)
     columns = share.columns
-    first_key = layer.heads
-    first_value = layer.heads + layer.kv_heads
-    keys = range((first_key + heads.start) * dim, (first_key + heads.stop) * dim)
-    values = range((first_value + heads.start) * dim, (first_value + heads.stop) * dim)
+    dim = layer.head_dim
+
+    def rows(first: int, size: int) -> range:
+        """Of this rank's heads, in blocks of `size` rows behind the first."""
+        return range(first + heads.start * size, first + heads.stop * size)
+
+    queries = rows(0, groups * dim)
+    keys = rows(layer.heads * dim, dim)
+    values = rows((layer.heads + layer.kv_heads) * dim, dim)
     up = range(layer.inner + columns.start, layer.inner + columns.stop)
-    rank_layer.input_norm = layer.input_norm
-    rank_layer.post_norm = layer.post_norm
-    rank_layer.qk_norm = layer.qk_norm
+    for name in ("input_norm", "post_norm", "qk_norm"):
+        setattr(rank_layer, name, getattr(layer, name))
     rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
     rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
     rank_layer.o = _Summed(layer.o, queries, ranks)
@@ -327,10 +263,7 @@ def _rows(whole: Linear, ranges: Iterable[range]) -> Linear:
 
 
 def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Linear:
-    """A part of a matrix, as a view.
-
-    Raises ValueError: the matrix has a layout without parts.
-    """
+    """A part of a matrix, as a view; ValueError for a matrix in a layout without parts."""
     view = Linear(len(columns), len(rows), False, "meta")
     weight = whole.weight.detach()
     has_bias = bias and whole.bias is not None

@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from ...models.files import ModelError
+from ...models.linear import FULL, Weights, quantise_
 from ...models.load.weights import load_target
-from ...models.quantise import FULL, Weights, quantise_
 from ...states.graph.graph import Sampling
 from ...states.request import Branch, Finish, Request, move
 from ..errors import UsageError

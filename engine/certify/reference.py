@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...models.quantise import Weights, quantise_
+from ...models.linear import Weights, quantise_
 from ...ops.registry import OpTable
 from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table

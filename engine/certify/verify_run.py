@@ -136,7 +136,7 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
 def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
     """The run's target in transformers; raises ModelError, UsageError."""
     from ...models.files import ModelError
-    from ...models.load.checkpoint import model_hash
+    from ...models.load.weights import model_hash
     from .reference import Transformers
 
     folder = model_folder(target["name"], "target", dtype)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ...models.decoder import Decoder
 from ...models.files import ModelError
-from ...models.load.checkpoint import model_hash
+from ...models.load.weights import model_hash
 from ...ops.blend import ChunkKV
 from ...ops.layer_plan import compile_layer_plan
 from ...states.graph.program import Program

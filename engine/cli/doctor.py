@@ -73,7 +73,7 @@ def describe_environment() -> dict[str, Any]:
 
 def _model(name: str) -> str:
     from ...models.files import ModelError
-    from ...models.load.checkpoint import model_hash
+    from ...models.load.weights import model_hash
 
     folder = embedded_folder(name)
     if not (folder / "config.json").is_file():

@@ -130,9 +130,9 @@ def inspect(
     kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
     graphs = [name for name, kind in kinds.items() if kind in report.kinds]
     if as_json:
-        print_json(**asdict(report) | {"facts": dict(report.facts), "graphs": graphs})
+        print_json(**asdict(report), graphs=graphs)
     else:
-        lines = [("kind", f"{report.kind} {report.family}".rstrip()), *report.facts]
+        lines = [("kind", f"{report.kind} {report.family}".rstrip()), *report.facts.items()]
         if report.kinds:
             lines += [("drafters", ", ".join(report.kinds)), ("graphs", ", ".join(graphs))]
         lines += [("assumed", assumption) for assumption in report.assumed]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...models.load.checkpoint import model_hash
+from ...models.load.weights import model_hash
 from ...states.phases.merge import Answer
 from ...states.prompt_builder import chunks_of
 from ...states.text.tokens import PromptTokens

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...models.load.checkpoint import model_hash
+from ...models.load.weights import model_hash
 from ...states.phases.merge import Answer
 from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.job import Job

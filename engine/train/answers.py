@@ -1,8 +1,6 @@
-"""`specsot train answers`: the target's own answers, through any graph, as training data.
-
-A line of the file is one conversation: its number, the question, and its samples (see `Written`) as
-exact ids. Graphs with an outline give the outline and the parts as a run writes them.
-"""
+"""`specsot train answers`: the target's own answers, through any graph, as training data: a line is
+one conversation's number, question and samples (`Written`) as exact ids. Graphs with an outline
+give the outline and the parts as a run writes them."""
 
 from __future__ import annotations
 
@@ -25,11 +23,8 @@ from .dataset import ChatCoder, Conversation, Piece, Turn, Written, read_convers
 
 
 def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, length: int) -> int:
-    """Answer a file's conversations through a graph; returns how many lines `out` has.
-
-    Raises:
-        GraphError, ModelError, UsageError: what cannot be used, and where.
-    """
+    """Answer a file's conversations through a graph; returns how many lines `out` has. Raises
+    GraphError, ModelError, UsageError."""
     conversations = read_conversations(prompts, questions=True)
     options = replace(options, graph=options.graph or "autoregressive")
     kind = prepare(options).program.graph.layout.kind
@@ -40,10 +35,8 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
 
 
 class Answering:
-    """Answers conversations, many at once; each finished one is a line of `out`.
-
-    Lines of the file are kept, so an interrupted run continues.
-    """
+    """Answers conversations, many at once; each finished one is a line of `out`, whose lines stay,
+    so an interrupted run continues."""
 
     def __init__(self, session: Session, out: Path, length: int) -> None:
         models = session.models
@@ -58,11 +51,8 @@ class Answering:
         self._open: dict[str, tuple[Conversation, int, list[Written]]] = {}
 
     def write(self, conversations: Sequence[Conversation]) -> int:
-        """Answer them all; returns how many lines the file has.
-
-        Raises:
-            UsageError: the file holds other questions.
-        """
+        """Answer them all; returns how many lines the file has. UsageError if it holds answers to
+        other questions."""
         done: dict[int, str] = {}
         text = self.out.read_text(encoding="utf-8") if self.out.exists() else ""
         for earlier in text.split("\n")[:-1]:  # an incomplete last line is dropped
@@ -131,10 +121,8 @@ class Answering:
     def _answered(
         self, talk: Conversation, turn: int, branch: Branch, samples: list[Written]
     ) -> Conversation:
-        """The conversation with this turn's answer; `samples` gets it too.
-
-        One sample holds all turns while each prompt goes on from the last.
-        """
+        """The conversation with this turn's answer; `samples` gets it too, one sample of all turns
+        while each prompt goes on from the last."""
         (prompt, _), answer = self._pieces(branch)
         earlier = samples.pop().branches[0] if samples else []
         before = [token for part, _ in earlier for token in part]

@@ -32,12 +32,8 @@ Source = Callable[[int], Tokens]
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """Rows of packed samples.
-
-    ``ids``, ``positions``, ``labels`` and ``weights`` are [rows, length]; ``mask`` is
-    [rows, 1, length, length], True where the query (third axis) sees the key (fourth axis).
-    Label ``t`` is the id that position ``t`` has to predict. ``samples`` are those of each row.
-    """
+    """Rows of packed `samples`: ids, positions, labels (the ids to predict) and weights are
+    [rows, length], the mask is [rows, 1, length, length], True where a query sees a key."""
 
     ids: Tensor
     positions: Tensor
@@ -58,8 +54,6 @@ class TrainingBatch:
 
 def trimmed(tokens: Tokens, length: int) -> Tokens:
     """The sample without what goes past ``length``."""
-    if len(tokens.ids) <= length:
-        return tokens
     return Tokens(*(getattr(tokens, part.name)[:length] for part in fields(tokens)))
 
 

@@ -38,11 +38,8 @@ MAX_COUNTED_SAMPLES = 4000  # samples in which frequent ids are counted
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message.
-
-    ids: an answer as the target wrote it, without the end of its turn; None for a text of a file.
-    ended: the end of the turn belongs to the answer.
-    """
+    """One message. ids: an answer as the target wrote it, without the end of its turn, which
+    belongs to the answer if it `ended`; None for a text of a file."""
 
     role: str
     text: str
@@ -62,29 +59,17 @@ class Conversation:
         return [i for i, turn in enumerate(self.turns) if turn.role == "user"]
 
     @property
-    def question(self) -> Conversation:
-        """Everything up to the last user turn."""
-        return self.head(self.user_turns[-1] + 1)
-
-    @property
     def text(self) -> str:
         """The texts of all user turns."""
         return "\n".join(turn.text for turn in self.turns if turn.role == "user")
 
     def head(self, count: int) -> Conversation:
-        """The first turns."""
         return Conversation(self.place, self.turns[:count])
 
 
 def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
-    """One conversation per line.
-
-    Args:
-        questions: only the user turns are needed; answers may be missing.
-
-    Raises:
-        UsageError: with the file and the line.
-    """
+    """One conversation per line; of `questions` the answers may be missing. UsageError names the
+    file and the line."""
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
@@ -100,10 +85,8 @@ def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
             continue
         conversation = _conversation(json_object(line.rstrip("\r"), place, KEYS), place)
         if conversation.turns[-1].role == "user" and not questions:
-            raise UsageError(
-                f"{place}: the last user turn has no answer; with `specsot train answers` the"
-                " target writes it"
-            )
+            how = "with `specsot train answers` the target writes it"
+            raise UsageError(f"{place}: the last user turn has no answer; {how}")
         conversations.append(conversation)
     if not conversations:
         raise UsageError(f"{file}: no prompts in it")
@@ -153,13 +136,8 @@ Part = tuple[int, list[int], bool]
 
 
 class ChatCoder:
-    """Conversations as ids, in the target's own chat format.
-
-    Text of the format and of the turns is encoded separately, as in a run; so a turn never becomes
-    a control token.
-
-    Raises:
-        ModelError: the tokenizer has no chat format.
+    """Conversations as ids, in the target's own chat format; ModelError if it has none. Text of the
+    format and of the turns is encoded separately, as in a run, so no turn becomes a control token.
     """
 
     def __init__(self, folder: Path, tokenizer: Any, stops: Sequence[int]) -> None:
@@ -179,13 +157,10 @@ class ChatCoder:
             return
         whole = self._until(conversation, answers[-1])
         prompts = {answer: self.prompt(conversation.head(answer)) for answer in answers}
-
-        def start(answer: int) -> list[int]:
-            end = next(at for at, (turn, _, _) in enumerate(whole) if turn == answer)
-            return [token for _, ids, _ in whole[:end] for token in ids]
-
+        ends = [[part[0] for part in whole].index(answer) for answer in answers]
+        starts = [[token for _, ids, _ in whole[:end] for token in ids] for end in ends]
         samples = [whole]
-        if any(start(answer) != prompt for answer, prompt in prompts.items()):
+        if starts != list(prompts.values()):
             samples = [
                 [(-1, ids, False), *(p for p in self._until(conversation, i) if p[0] == i)]
                 for i, ids in prompts.items()
@@ -217,27 +192,24 @@ class ChatCoder:
         try:
             text = self._tokenizer.apply_chat_template(marked, tokenize=False, **options)
         except Exception as error:  # a chat format can raise anything
-            reason = str(error).strip().split("\n", 1)[0]
-            raise UsageError(
-                f"{conversation.place}: the target's chat format refuses it: {reason}"
-            ) from None
+            reason = "refuses it: " + str(error).strip().split("\n", 1)[0]
+            raise UsageError(f"{conversation.place}: the target's chat format {reason}") from None
         pieces = MARK.split(str(text))
         if [int(number) for number in pieces[1::2]] != list(range(len(turns))):
             message = "the target's chat format drops or moves a turn"
             raise UsageError(f"{conversation.place}: {message}")
         for index, piece in enumerate(pieces):
-            if index % 2 == 0:
-                yield -1, self._encode(piece, split_special_tokens=False)
-                continue
-            turn = turns[int(piece)]
-            if turn.ids is not None:
+            turn = turns[int(piece)] if index % 2 else None
+            if turn is not None and turn.ids is not None:
                 yield int(piece), list(turn.ids)
-            else:
-                yield int(piece), self._encode(turn.text, split_special_tokens=True)
-
-    def _encode(self, text: str, **options: bool) -> list[int]:
-        encode = self._tokenizer.encode
-        return list(encode(text, add_special_tokens=False, verbose=False, **options))
+                continue
+            ids = self._tokenizer.encode(
+                piece if turn is None else turn.text,
+                add_special_tokens=False,
+                verbose=False,
+                split_special_tokens=turn is not None,
+            )
+            yield -1 if turn is None else int(piece), list(ids)
 
 
 Piece = tuple[Sequence[int], bool]
@@ -246,8 +218,7 @@ Piece = tuple[Sequence[int], bool]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """kind: answer, outline or parts. trunk: ids shared by all branches. branches: the pieces of
-    each branch in order."""
+    """kind: answer, outline or parts. trunk: ids shared by all branches. branches: their pieces."""
 
     kind: str
     trunk: Sequence[int]
@@ -270,11 +241,8 @@ class Written:
 
 
 def read_lines(file: Path) -> list[list[Written]]:
-    """The samples of every conversation in a file of answers, in the order of their numbers.
-
-    Raises:
-        UsageError: a line is not one of `Answering`.
-    """
+    """The samples of every conversation in a file of answers, in the order of their numbers;
+    raises UsageError."""
     samples: dict[int, list[Written]] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -287,10 +255,8 @@ def read_lines(file: Path) -> list[list[Written]]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPrompt:
-    """A prompt with the target's greedy answer.
-
-    kind: its group in the log. ids: prompt and answer. first: index of the answer's first id.
-    """
+    """A prompt with the target's greedy answer, which begins at index `first` of the ids; the kind
+    is its group in the log."""
 
     kind: str
     ids: tuple[int, ...]
@@ -318,12 +284,8 @@ DatasetBuilder = Callable[[DrafterTraining, Teacher], Dataset]
 def conversation_dataset(
     file: ConversationFile, settings: DrafterTraining, teacher: Teacher
 ) -> Dataset:
-    """Conversations, shuffled in every epoch; some of each file are held out.
-
-    Raises:
-        UsageError: the file cannot be used.
-        ModelError: the target has no chat format.
-    """
+    """Conversations, shuffled in every epoch; some of each file are held out. Raises UsageError for
+    a file that cannot be used, ModelError for a target without a chat format."""
     samples: list[Tokens] = []
     held_out: list[HeldOutPrompt] = []
     for path in file.prompts:
@@ -337,9 +299,8 @@ def conversation_dataset(
     samples = [s for s in samples if sum(weight >= GOLD for weight in s.weights) > 1]
     if not samples:
         names = ", ".join(map(str, file.prompts))
-        raise UsageError(
-            f"{names}: no answer of two tokens or more within {settings.length} tokens"
-        )
+        what = f"no answer of two tokens or more within {settings.length} tokens"
+        raise UsageError(f"{names}: {what}")
     count = len(samples)
 
     @lru_cache(2)
@@ -362,8 +323,7 @@ def _held_out(count: int, settings: DrafterTraining) -> set[int]:
 def _answer_samples(
     path: Path, settings: DrafterTraining, teacher: Teacher
 ) -> tuple[list[Tokens], list[HeldOutPrompt]]:
-    """Samples of a file of the target's answers; one prompt per held-out branch, whose last piece
-    is the drafted answer."""
+    """One prompt per held-out branch, whose last piece is the drafted answer."""
     lines = read_lines(path)
     size = teacher.config.vocab_size
     held_out = _held_out(len(lines), settings)
@@ -386,7 +346,7 @@ def _answer_samples(
 def _chat_samples(
     path: Path, settings: DrafterTraining, teacher: Teacher
 ) -> tuple[list[Tokens], list[HeldOutPrompt]]:
-    """Samples of a file of conversations; the target answers the held-out ones."""
+    """The target answers the held-out conversations."""
     coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
     conversations = read_conversations(path, questions=False)
     held_out = _held_out(len(conversations), settings)
@@ -394,7 +354,8 @@ def _chat_samples(
     prompts: list[list[int]] = []
     for number, conversation in enumerate(conversations):
         if number in held_out:
-            prompts.append(coder.prompt(conversation.question))
+            question = conversation.head(conversation.user_turns[-1] + 1)
+            prompts.append(coder.prompt(question))
         else:
             trained += coder.samples(conversation)
     prompts = [ids for ids in prompts if len(ids) < settings.length]
@@ -423,11 +384,9 @@ def frequent_ids(dataset: Dataset, size: int, vocabulary: int) -> Tensor:
 
 
 def rounds(hits_SK: Tensor, first: int) -> list[int]:
-    """Tokens committed by each round of a chain of drafts, including the target's own token.
-
-    A draft counts only if all drafts before it are right, and then it follows the true tokens; so
-    the hits of every root determine the rounds of a run.
-    """
+    """Tokens committed by each round of a chain of drafts, including the target's own token. A
+    draft counts only if all drafts before it are right, so the hits of every root determine the
+    rounds."""
     rows: list[list[bool]] = hits_SK.tolist()
     root = first
     last = len(rows) - 1

@@ -2,10 +2,9 @@
 
 Anchors are sampled among the assistant's tokens. Each starts a block [token, mask, mask, ...] that
 sees the target's features before the anchor and itself, but no other block; row k predicts the
-token at its own position. The arithmetic follows SpecForge (`dflash_family_model.py`).
-
-Shape letters besides the usual ones: S tokens of a sequence, M blocks of a sequence, P rows of a
-block. Keys of a row are [S context tokens | M * P block rows], queries the M * P block rows.
+token at its own position. The arithmetic follows SpecForge (`dflash_family_model.py`). Shape
+letters: S tokens and M blocks of a sequence, P rows of a block; keys of a row are [S context tokens
+| M * P block rows], queries the M * P block rows.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
 from ...models.layers import wide_logits
 from ..errors import UsageError
 from .data import TrainingBatch, by_head
-from .dataset import Dataset, HeldOutPrompt, frequent_ids
+from .dataset import HeldOutPrompt
 from .loop import LossReport, Trainer
 from .settings import DFlashTraining
 from .teacher import Teacher, copy_equal_
@@ -31,10 +30,9 @@ from .teacher import Teacher, copy_equal_
 class Blocks:
     """The blocks of a batch, whose sequences may hold several texts that share beginnings.
 
-    anchors_BM: int64, the anchors' places in their sequences. valid_BM: bool, False for padding
-    blocks, which see nothing and count nothing. size: P. positions_BS: int64, each token's
-    position in its own text. visible_BSS: bool, True where token q (second axis) follows on token
-    k (third axis) or is it; never True for k > q.
+    anchors_BM: int64, places in their sequences. valid_BM: bool, False for padding blocks, which
+    see nothing and count nothing. size: P. positions_BS: int64, of each token in its own text.
+    visible_BSS: bool, True where token q (second axis) follows on token k (third axis) or is it.
     """
 
     anchors_BM: Tensor
@@ -87,17 +85,8 @@ class Blocks:
 def sample_anchors(
     loss_mask_BS: Tensor, num_anchors: int, coins_BC: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The candidates with the lowest coins: assistant tokens that an assistant token follows.
-
-    Args:
-        coins_BC: one uniform number per token but the last, [B, S - 1].
-
-    Returns:
-        `Blocks.anchors_BM` and `Blocks.valid_BM`.
-
-    Raises:
-        ValueError: no sequence of the batch has a candidate.
-    """
+    """`Blocks.anchors_BM` and `Blocks.valid_BM`: assistant tokens that an assistant token follows,
+    those with the lowest coins (uniform, for each token but the last). ValueError without any."""
     assistant_BS = loss_mask_BS > 0.5
     candidates_BC = assistant_BS[:, :-1] & assistant_BS[:, 1:]
     count_B1 = candidates_BC.sum(1, keepdim=True)
@@ -112,10 +101,8 @@ def sample_anchors(
 
 
 def block_mask(blocks: Blocks, reach: Reach) -> Tensor:
-    """bool [B, 1, M * P, S + M * P]: True where a row may attend.
-
-    A window narrows the context only; no block is longer than it (`dflash_config`).
-    """
+    """bool [B, 1, M * P, S + M * P]: True where a row may attend. A window narrows the context
+    only; no block is longer than it (`dflash_config`)."""
     size = blocks.size
     position_BQ1 = blocks.positions_BMP.flatten(1)[:, :, None]
     anchors_BM1 = blocks.anchors_BM[:, :, None]
@@ -138,11 +125,8 @@ GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """The result of one training step.
-
-    loss: the weighted mean, to be differentiated. accuracy: share of counted rows whose best id is
-    right. loss_sum, weight: its numerator and denominator, for a mean over several batches.
-    """
+    """loss: the weighted mean, to be differentiated; loss_sum, weight: its numerator and
+    denominator. accuracy: share of counted rows whose best id is right."""
 
     loss: Tensor
     accuracy: Tensor
@@ -160,15 +144,13 @@ class OnlineDFlashModel:
     """The training forward of a drafter.
 
     num_anchors: blocks per sequence, sampled for every batch. gamma: row k has weight
-    exp(-(k - 1) / gamma); infinity: no decay, None: `decay_of`. candidates: int64 [D], ids in the
-    loss besides the labels; None for all. distillation: share of the target's distribution in a
-    row's label; the rest is the token itself, as in the paper.
+    exp(-(k - 1) / gamma); infinity: no decay, None: `decay_of`. distillation: share of the target's
+    distribution in a row's label; the rest is the token itself, as in the paper.
     """
 
     draft_model: DFlashDraftModel
     num_anchors: int = 512
     gamma: float | None = None
-    candidates: Tensor | None = None
     distillation: float = 0.0
 
     def __call__(
@@ -179,40 +161,29 @@ class OnlineDFlashModel:
         blocks: Blocks,
         teacher_BSH: Tensor | None = None,
     ) -> TrainingStep:
-        """One step on sequences padded at the right.
-
-        Args:
-            input_ids_BS: int64.
-            hidden_states_BSF: the target's hidden states of `tap_ids` at every token.
-            loss_mask_BS: 1 on the assistant's tokens, 0 on all others and on padding.
-            teacher_BSH: the input of the target's head at every token, for distillation.
-        """
+        """One step on sequences of int64 ids with the target's hidden states of `tap_ids`; the mask
+        is 1 on the assistant's tokens. teacher_BSH: inputs of the target's head, to distil."""
         # Only counted rows: the head is the largest product.
         rows = blocks.counted(loss_mask_BS).flatten().nonzero().flatten()
         hidden_RH = self.hidden(input_ids_BS, hidden_states_BSF, blocks).flatten(0, 1)[rows]
         labels_R = blocks.at(input_ids_BS).flatten()[rows]
-        head_KH = self.draft_model.ends.head_VH
-        if self.candidates is not None:
-            both = torch.cat((self.candidates.to(labels_R.device), labels_R))
-            ids_K: Tensor = both.unique()  # type: ignore[no-untyped-call]
-            head_KH = head_KH[ids_K]
-            labels_R = torch.searchsorted(ids_K, labels_R)
-        logits_RK = wide_logits(hidden_RH, head_KH.to(hidden_RH.dtype))
-        losses_R = F.cross_entropy(logits_RK, labels_R, reduction="none")
+        head_VH = self.draft_model.ends.head_VH
+        logits_RV = wide_logits(hidden_RH, head_VH.to(hidden_RH.dtype))
+        losses_R = F.cross_entropy(logits_RV, labels_R, reduction="none")
         if teacher_BSH is not None:
             with torch.no_grad():
                 # The target predicts a row's token after the token before it.
                 before_BR = (blocks.places_BMP - 1).clamp(0, blocks.length - 1).flatten(1)
                 first_B1 = blocks.length * torch.arange(len(before_BR), device=rows.device)[:, None]
                 before_RH = teacher_BSH.flatten(0, 1)[(first_B1 + before_BR).flatten()[rows]]
-                teacher_RK = wide_logits(before_RH.to(head_KH.dtype), head_KH).softmax(-1)
-            soft_R = F.cross_entropy(logits_RK, teacher_RK, reduction="none")
+                teacher_RV = wide_logits(before_RH.to(head_VH.dtype), head_VH).softmax(-1)
+            soft_R = F.cross_entropy(logits_RV, teacher_RV, reduction="none")
             losses_R = torch.lerp(losses_R, soft_R, self.distillation)
         gamma = decay_of(blocks.size) if self.gamma is None else self.gamma
         decay_R = torch.exp(-(rows % blocks.size - 1) / gamma)
         loss_sum = (losses_R * decay_R).sum()
         weight = decay_R.sum()
-        right = (logits_RK.argmax(-1) == labels_R).sum()
+        right = (logits_RV.argmax(-1) == labels_R).sum()
         tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
         accuracy = right / max(len(labels_R), 1)
         return TrainingStep(loss_sum / weight.clamp_min(tiny), accuracy, loss_sum, weight)
@@ -261,10 +232,8 @@ class OnlineDFlashModel:
 
 
 def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
-    """The drafter's shape: the target's width, heads and positions.
-
-    Masks are the tokenizer's, else an unused row of the embedding, else the pad or end token.
-    """
+    """The drafter's shape: the target's width, heads and positions. Masks are the tokenizer's, else
+    an unused row of the embedding, else the pad or end token."""
     target = teacher.config
     ids = settings.layer_ids or default_layer_ids(target.num_layers, settings.layers)
     if not 0 <= min(ids) <= max(ids) < target.num_layers:
@@ -313,24 +282,11 @@ class DFlashTrainer(Trainer):
     name = "dflash"
     model: DFlashDraftModel
 
-    def __init__(
-        self, settings: DFlashTraining, teacher: Teacher, candidates: Tensor | None = None
-    ) -> None:
+    def __init__(self, settings: DFlashTraining, teacher: Teacher) -> None:
         super().__init__(settings, teacher, new_drafter(settings, teacher))
         self.online = OnlineDFlashModel(
-            self.model,
-            num_anchors=settings.num_anchors,
-            gamma=settings.loss_decay_gamma,
-            candidates=candidates,
-            distillation=settings.distillation,
+            self.model, num_anchors=settings.num_anchors, distillation=settings.distillation
         )
-
-    @classmethod
-    def create(cls, settings: DFlashTraining, teacher: Teacher, dataset: Dataset) -> DFlashTrainer:
-        size = settings.loss_vocabulary
-        whole = teacher.config.vocab_size
-        candidates = None if size is None else frequent_ids(dataset, min(size, whole), whole)
-        return cls(settings, teacher, candidates)
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         output = self.teacher.read(batch, self.model.tap_ids)

@@ -1,12 +1,10 @@
 """Training of EAGLE drafters: drafted steps, unrolled and scored by the target.
 
-At step i, row j holds the drafter's feature for token j + i beside the true token j + i + 1 and
+At step i, row j holds the drafter's feature for token j + i and the true token j + i + 1 and
 predicts token j + i + 2. It sees the rows of step 0 that a causal mask allows and, of later steps,
-only itself: the tree mask of an unrolled chain.
-
-The loss of EAGLE-1 and EAGLE-2 is the papers' (arXiv 2401.15077): the distance to the target's next
-feature, and a share (there a tenth) of the cross-entropy with the target's distribution for it;
-true features get some noise. EAGLE-3 learns the target's distribution alone.
+only itself. The loss of EAGLE-1 and EAGLE-2 is the papers' (arXiv 2401.15077): the distance to the
+target's next feature, and a share of the cross-entropy with the target's distribution for it; true
+features get some noise. EAGLE-3 learns the target's distribution alone.
 """
 
 from __future__ import annotations
@@ -35,16 +33,13 @@ AnyEagle = Eagle | Eagle3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleInputs:
-    """A batch with the target's outputs; all but `taps_BSF` and `positions_BS` shifted by one.
+    """A batch with the target's outputs. Of token j: taps_BSF, its tapped hidden states, and its
+    position, int64; of token j + 1: the token, int64, and the target's likeliest token after it.
 
-    taps_BSF: the target's tapped hidden states of token j.
-    tokens_BS: int64, token j + 1.
-    best_BS: int64, the target's likeliest token after token j + 1.
     goals_BSG: what row j learns: for EAGLE-1 and EAGLE-2 the target's last hidden state of token
         j + 1; for EAGLE-3 its distribution after that token, over the draft vocabulary.
-    counted_BS: float, 1 where row j counts at step 0.
-    positions_BS: int64, the position of token j.
-    visible_BSS: bool, True where row j (second axis) sees row k (third axis) of step 0.
+    counted_BS: float, 1 where row j counts at step 0. visible_BSS: bool, True where row j (second
+        axis) sees row k (third axis) of step 0.
     """
 
     taps_BSF: Tensor
@@ -71,13 +66,10 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
 def unrolled_scores(
     drafter: AnyEagle, inputs: EagleInputs, steps: int, score: Score
 ) -> tuple[Tensor, Tensor]:
-    """The losses and the accuracies of `steps` drafted steps, [K] both.
-
-    Gradients flow through the fed-back features.
-    """
+    """The losses and the accuracies of drafted steps, [K] both; gradients flow through the fed-back
+    features."""
     unrolled = enumerate(unroll(drafter, inputs, steps))
-    scores = [score(inputs, hidden_BSH, step) for step, hidden_BSH in unrolled]
-    losses, accuracies = zip(*scores, strict=True)
+    losses, accuracies = zip(*(score(inputs, x_BSH, k) for k, x_BSH in unrolled), strict=True)
     return torch.stack(losses), torch.stack(accuracies)
 
 
@@ -147,15 +139,9 @@ class EagleTrainer(Trainer):
     def inputs(
         self, batch: TrainingBatch, *, exact: bool = False, noise: torch.Generator | None = None
     ) -> EagleInputs:
-        """A batch of packed rows with the target's outputs.
-
-        Branches of one sample share the row that pairs the trunk's last token with their first
-        token, which is the same for all after an outline.
-
-        Args:
-            exact: hidden states in float32, as in a run.
-            noise: generator of the noise in the features, for drafters that use it.
-        """
+        """A batch of packed rows with the target's outputs, in float32 if `exact`. Branches of one
+        sample share the row that pairs the trunk's last token with their first token, which is the
+        same for all after an outline."""
         output = self.teacher.read(batch, self.model.config.taps, best=True, exact=exact)
         taps_BSF = output.features_BSF
         with torch.no_grad(), self.teacher.low_precision():
@@ -277,11 +263,7 @@ def distribution_score(
 
 @torch.no_grad()
 def new_eagle3(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle3:
-    """An untrained drafter; its head starts from the target's.
-
-    Args:
-        ids: the draft vocabulary, increasing, int64 [draft vocabulary].
-    """
+    """An untrained drafter of these ids (increasing, int64); its head starts from the target's."""
     target = teacher.config
     config = Eagle3Config(
         **drafter_sizes(settings, teacher),

@@ -122,7 +122,7 @@ def save_atomically(state: dict[str, object], path: Path) -> None:
 
 
 def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel, out: Path) -> None:
-    """Write a drafter's folder: its weights in bf16 and its config; each file is replaced whole."""
+    """Write a drafter's folder: its weights in bf16 and its config."""
     tensors = {
         name: value.detach().to("cpu", torch.bfloat16 if value.is_floating_point() else value.dtype)
         for name, value in drafter.published().items()
@@ -133,10 +133,7 @@ def export_drafter(drafter: Eagle | Eagle3 | DFlashDraftModel, out: Path) -> Non
 
 
 def export_beside(model: PreTrainedModel, target: Path, out: Path) -> None:
-    """Write a folder in bf16 that transformers loads, with the tokenizer of another model.
-
-    Each file is replaced whole.
-    """
+    """Write a folder in bf16 that transformers loads, with the tokenizer of another model."""
     with replace_files(out) as folder:
         deepcopy(model).bfloat16().save_pretrained(folder)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -179,11 +176,7 @@ LossReport = tuple[Tensor, dict[str, Tensor]]
 
 
 class Trainer(ABC):
-    """One kind of drafter in training: its model, its loss, its measurement and its export.
-
-    Attributes:
-        model: the trained module; the checkpoint holds its state.
-    """
+    """One kind of drafter in training: its model, its loss, its measurement and its export."""
 
     name: str
     settings: DrafterTraining
@@ -209,7 +202,7 @@ class Trainer(ABC):
         """bool [S, K]: with token t as the root, whether draft k equals token t + 1 + k."""
 
     def export(self, out: Path) -> None:
-        """Write the folder that ``models.weights`` loads; each file is replaced whole."""
+        """Write the folder of the drafter; each file is replaced whole."""
         assert isinstance(self.model, Eagle | Eagle3 | DFlashDraftModel)
         export_drafter(self.model, out)
 
@@ -319,10 +312,8 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
 
 @contextmanager
 def training_log(path: Path, title: str) -> Iterator[Callable[..., None]]:
-    """Yields report(done, standing="", **values), done being a share.
-
-    It appends the values to a log as a JSON line, and shows them with the text `standing`.
-    """
+    """Yields report(done, standing="", **values), done being a share: it appends the values to a
+    log as a JSON line, and shows them with the text `standing`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file, measuring(title) as show:
 

@@ -107,13 +107,6 @@ class DFlashTraining(DrafterTraining):
         int, Option(min=2, help="Rows of a block, the anchor included; published: 16.")
     ] = 8
     num_anchors: Annotated[int, Option(min=1, help="Blocks per row, drawn anew for a step.")] = 128
-    loss_decay_gamma: Annotated[
-        float | None,
-        Option(
-            min=0.1,
-            help="Row k counts exp(-(k - 1) / gamma). Default: 7, 5, 4 for blocks of 16, 10, 8.",
-        ),
-    ] = None
     distillation: Annotated[
         float,
         Option(
@@ -123,14 +116,6 @@ class DFlashTraining(DrafterTraining):
             " published trainings have none, with few texts it helps.",
         ),
     ] = 0.0
-    loss_vocabulary: Annotated[
-        int | None,
-        Option(
-            min=2,
-            help="How many of the most frequent ids compete in the loss, beside those of the batch;"
-            " of a large vocabulary most of the time goes into the rest. Default: all.",
-        ),
-    ] = None
     target_layer_ids: Annotated[
         str | None,
         Option(

@@ -23,11 +23,8 @@ from .settings import DrafterTraining
 
 
 class TeacherOutput(NamedTuple):
-    """The target's outputs for packed rows.
-
-    features_BSF: the tapped hidden states, joined. hidden_BSH: the input of its head.
-    best_BS: int64, its most likely next token; zeros if not requested.
-    """
+    """The target's outputs for packed rows: the tapped hidden states, joined, the input of its head
+    and int64 its most likely next token, zeros if not requested."""
 
     features_BSF: Tensor
     hidden_BSH: Tensor
@@ -35,14 +32,8 @@ class TeacherOutput(NamedTuple):
 
 
 class Teacher:
-    """A frozen target with its tokenizer.
-
-    Args:
-        keep: read every sample once, and keep its outputs in memory.
-
-    Raises:
-        ModelError: the folder holds no target that specsot can run, or no usable tokenizer.
-    """
+    """A frozen target with its tokenizer. keep: read every sample once, and keep its outputs in
+    memory. Raises ModelError for a folder without a usable target and tokenizer."""
 
     def __init__(self, folder: Path, device: str = "cpu", *, keep: bool = False) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
@@ -72,12 +63,8 @@ class Teacher:
         best: bool = False,
         exact: bool = False,
     ) -> TeacherOutput:
-        """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding.
-
-        Args:
-            best: compute the most likely tokens too, which is the largest product.
-            exact: in float32, as in a run; the outputs are not kept.
-        """
+        """One forward over packed rows; taps are indices of `hidden_states`, 0 the embedding. best:
+        with the most likely tokens. exact: in float32, as in a run, and not kept."""
         if self._cache is None or exact:
             return self._run_model(batch, taps, best, exact)
         for tokens in chain.from_iterable(batch.samples):
@@ -145,11 +132,8 @@ class Teacher:
 
 @torch.no_grad()
 def copy_equal_(module: nn.Module, source: Mapping[str, Tensor], skipped: int = 0) -> None:
-    """Copy the parameters of `source` that a module has in the same shape.
-
-    Args:
-        skipped: columns of the projections' inputs before those that the source has.
-    """
+    """Copy the parameters of `source` that a module has in the same shape, behind `skipped` columns
+    of the projections' inputs."""
     for name, parameter in module.named_parameters():
         projects = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
         part = parameter[:, skipped:] if skipped and projects else parameter
@@ -158,12 +142,7 @@ def copy_equal_(module: nn.Module, source: Mapping[str, Tensor], skipped: int = 
 
 
 def load_teacher(settings: DrafterTraining) -> Teacher:
-    """The target of a training; sets torch up for it.
-
-    Raises:
-        UsageError: no such device.
-        ModelError: no such model.
-    """
+    """The target of a training; sets torch up for it. Raises UsageError, ModelError."""
     set_up_torch(settings.threads or torch.get_num_threads(), settings.device)
     folder = model_folder(settings.target, "target")
     return Teacher(folder, settings.device, keep=settings.keep_features)

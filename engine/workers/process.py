@@ -16,7 +16,7 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
-from ...models.load.checkpoint import model_hash
+from ...models.load.weights import model_hash
 from ...states.machine import Event as TraceEvent
 from ...states.machine import Moved
 from ...states.round import RoundSummary

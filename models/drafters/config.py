@@ -1,8 +1,5 @@
-"""The shapes of all drafters as their config.json files give them, checked; without torch.
-
-EAGLE-1 and EAGLE-2 share one format; EAGLE-3's and DFlash's have their authors' own layout and that
-of speculators.
-"""
+"""The shapes of all drafters as their config.json files give them, checked; without torch. EAGLE-1
+and EAGLE-2 share one format; EAGLE-3 and DFlash have their authors' layout and speculators'."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,35 +44,33 @@ LATER_KEYS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EagleConfig(DecoderShape):
-    """One layer that drafts for one target, in the target's width and vocabulary.
+class DrafterConfig(DecoderShape):
+    """speculators: the file has their layout. notes: what was assumed where it is silent."""
 
-    fc_bias: whether `fc` has a bias (`bias` of the file, true where it is silent).
-    taps: the one feature, the target's last hidden state behind its final norm.
-    notes: what was assumed where the file is silent or ambiguous.
-    """
+    speculators: bool = False
+    notes: tuple[str, ...] = ()
+
+    def layer_json(self) -> dict[str, Any]:
+        """The keys of a config.json of one layer of this shape."""
+        llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        return {**llama, "num_hidden_layers": 1, **self.shape_json()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EagleConfig(DrafterConfig):
+    """One layer that drafts for one target, in the target's width and vocabulary; its one tap is
+    the target's last hidden state behind its final norm."""
 
     taps: tuple[int, ...]
     fc_bias: bool = True
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """config.json in the published layout."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            **self.shape_json(),
-            "bias": self.fc_bias,
-            "qkv_bias": self.qkv_bias,
-        }
+        return {**self.layer_json(), "bias": self.fc_bias, "qkv_bias": self.qkv_bias}
 
 
 def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
-    """config.json of a drafter folder, checked against its target.
-
-    Raises ModelError: not an EAGLE-1 or EAGLE-2 drafter, or one that belongs to another target.
-    """
+    """config.json of a drafter folder; ModelError for another kind or one of another target."""
     fields = read_fields(folder)
     for key in ("speculators_model_type", "draft_vocab_size"):
         if fields.get(key) is not None:
@@ -88,19 +83,16 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
         fc_bias=fields.flag("bias", True),
         qkv_bias=fields.flag("qkv_bias"),
     )
-    check_target(config, target, ("target features of width", config.hidden_size))
+    _check_target(config, target, ("target features of width", config.hidden_size))
     return config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Eagle3Config(DecoderShape):
-    """One EAGLE-3 layer that drafts for one target.
+class Eagle3Config(DrafterConfig):
+    """One EAGLE-3 layer that drafts for one target, whose vocabulary is `vocab_size`.
 
-    vocab_size, target_hidden_size: the target's. hidden_size: the drafter's.
-    taps: hidden_states indices of the target that feed `fc`.
-    norm_before_residual, norm_before_fc, fc_norm, norm_output: speculators' switches.
-    speculators: the layer is published as `layers.0` instead of `midlayer`.
-    notes: what was assumed where the file is silent or ambiguous.
+    taps: hidden_states indices of the target that feed `fc`. norm_*, fc_norm: speculators'
+    switches. speculators: the layer is published as `layers.0` instead of `midlayer`.
     """
 
     draft_vocab_size: int
@@ -110,21 +102,13 @@ class Eagle3Config(DecoderShape):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
-    speculators: bool = False
-    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """config.json in EAGLE's layout, which has no switches.
-
-        `target_hidden_size` is written only where it differs: for EAGLE the key means that the
-        drafter has its own embedding.
-        """
+        """config.json in EAGLE's layout, which has no switches. To EAGLE `target_hidden_size` means
+        that the drafter has its own embedding: it is written only where it differs."""
         other = self.target_hidden_size != self.hidden_size
         return ({"target_hidden_size": self.target_hidden_size} if other else {}) | {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            **self.shape_json(),
+            **self.layer_json(),
             "draft_vocab_size": self.draft_vocab_size,
             TAPS_KEY: list(self.taps),
         }
@@ -136,12 +120,10 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
-    """config.json of a drafter folder, checked against its target.
+    """config.json of a drafter folder; ModelError for another kind or one of another target.
 
     EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
     and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
-
-    Raises ModelError: not an EAGLE-3 drafter, or one that belongs to another target.
     """
     fields = read_fields(folder)
     layer, speculators = _layer_section(fields, "eagle3")
@@ -183,7 +165,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         notes=(*notes, *layer_notes),
         **switches,
     )
-    check_target(config, target, ("target features of width", config.target_hidden_size))
+    _check_target(config, target, ("target features of width", config.target_hidden_size))
     if config.draft_vocab_size > config.vocab_size:
         what = f"`draft_vocab_size` {config.draft_vocab_size} exceeds the vocabulary"
         raise fields.wrong(f"{what} of {config.vocab_size}")
@@ -191,10 +173,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
 
 
 def _layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
-    """The fields of a drafter's layers, and whether the file has speculators' layout.
-
-    Raises ModelError: speculators' layout of another kind of drafter.
-    """
+    """The fields of a drafter's layers, and whether the file has speculators' layout."""
     published = fields.get("speculators_model_type")
     if published is None:
         return fields, False
@@ -204,10 +183,7 @@ def _layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
 
 
 def _layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tuple[str, ...]:
-    """Notes about the layer; ModelError if it is not supported.
-
-    Published files copy `num_hidden_layers` from other models; their tensors have one layer.
-    """
+    """Published files copy `num_hidden_layers` from other models; their tensors have one layer."""
     layers = layer.integer("num_hidden_layers", 1)
     check_supported(fields, layer)
     notes = rope_notes(layer, trained)
@@ -215,17 +191,11 @@ def _layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tupl
     return notes if layers == 1 else (note, *notes)
 
 
-def check_target(
-    config: DecoderShape,
-    target: DecoderConfig,
-    features: tuple[str, int],
-    layers: int | None = None,
+def _check_target(
+    config: DecoderShape, target: DecoderConfig, features: tuple[str, int], layers: int = 0
 ) -> None:
-    """Raise ModelError for a drafter of another target, as far as the sizes show it.
-
-    features: the name of the width of the target's features, and the drafter's value.
-    layers: of the target, where the drafter's file gives them.
-    """
+    """Raise ModelError for a drafter of another target, as far as the sizes show it: the width of
+    its features, and the number of its layers where the drafter's file gives it."""
     pairs = [
         ("a vocabulary of", config.vocab_size, target.vocab_size),
         (*features, target.hidden_size),
@@ -238,27 +208,21 @@ def check_target(
 
 
 class Reach(NamedTuple):
-    """What a layer's block rows see.
-
-    window: keys `window` or more positions away are hidden; None for no limit.
-    causal: keys behind the query are hidden, so that a block is read from left to right.
-    """
+    """What a layer's block rows see: keys less than `window` positions away; if causal, none behind
+    the query, so that a block is read from left to right."""
 
     window: int | None = None
     causal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DFlashConfig(DecoderShape):
+class DFlashConfig(DrafterConfig):
     """A block drafter for one target, whose embedding and head it uses.
 
-    layer_ids: the target's layers (from 0) whose outputs are joined, in the order of `fc`.
-    reaches: one per layer of the drafter.
-    block_size: rows of a block as trained, the anchor included.
-    mask_token_id: in place of a token to draft; its embedding is the target's.
-    target_layers: layers of the drafter's target.
+    reaches: one per layer of the drafter. layer_ids: the target's layers (from 0) whose outputs are
+    joined, in the order of `fc`. block_size: rows of a block as trained, the anchor included.
+    mask_token_id: in place of a token to draft. target_layers: layers of the drafter's target.
     speculators: the file holds copies of the target's embedding and head.
-    notes: what was assumed where files of this kind disagree.
     """
 
     reaches: tuple[Reach, ...]
@@ -267,22 +231,11 @@ class DFlashConfig(DecoderShape):
     mask_token_id: int
     target_layers: int
     qk_norm: bool = True
-    speculators: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.reaches)
 
     @property
     def tap_ids(self) -> tuple[int, ...]:
         """The same layers as `hidden_states` indices, increasing: the taps of the target."""
         return tuple(sorted({layer + 1 for layer in self.layer_ids}))
-
-    @property
-    def tap_order(self) -> tuple[int, ...]:
-        """For each part of the input of `fc` the number of its tap."""
-        return tuple(self.tap_ids.index(layer + 1) for layer in self.layer_ids)
 
     def to_json(self) -> dict[str, Any]:
         """config.json in z-lab's layout, as published for Qwen3 targets."""
@@ -292,7 +245,7 @@ class DFlashConfig(DecoderShape):
         return ({} if ruled else {"is_causal": causal == {True}}) | {
             "architectures": [DFLASH_ARCHITECTURE],
             "model_type": "qwen3",
-            "num_hidden_layers": self.num_layers,
+            "num_hidden_layers": len(self.reaches),
             "num_target_layers": self.target_layers,
             **self.shape_json(),
             "attention_bias": self.qkv_bias,
@@ -316,10 +269,7 @@ def default_layer_ids(target_layers: int, layers: int) -> tuple[int, ...]:
 
 
 def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
-    """config.json of a drafter folder, checked against its target.
-
-    Raises ModelError: not a DFlash drafter, or one that belongs to another target.
-    """
+    """config.json of a drafter folder; ModelError for another kind or one of another target."""
     fields = read_fields(folder)
     layer, speculators = _layer_section(fields, "dflash")
     # Block size and mask id are at the top of the file, or inside the section.
@@ -339,8 +289,7 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     sliding = [reach for reach in reaches if reach.window is not None]
     if sliding:
         how = "causal" if sliding[0].causal else "bidirectional"
-        window = f"{sliding[0].window} positions back"
-        notes.append(f"sliding layers: {how} inside a block, {window}")
+        notes.append(f"sliding layers: {how} inside a block, {sliding[0].window} positions back")
     architectures = fields.get("architectures")
     if not speculators and architectures != [DFLASH_ARCHITECTURE]:
         reading = f"read as {DFLASH_ARCHITECTURE}, as its tensors are"
@@ -371,16 +320,13 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     )
     if size < 2:
         raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
-    if any(reach.window < size for reach in sliding if reach.window is not None):
-        raise fields.wrong(
-            f"`sliding_window` {sliding[0].window} is shorter than a block of {size}"
-        )
+    if sliding and (window := sliding[0].window) is not None and window < size:
+        raise fields.wrong(f"`sliding_window` {window} is shorter than a block of {size}")
     features = "hidden states of width", config.hidden_size
-    check_target(config, target, features, target_layers)
-    if not 0 <= min(layer_ids) <= max(layer_ids) < target.num_layers:
-        raise fields.wrong(
-            f"`{LAYERS_KEY}` {layer_ids} of a target with {target.num_layers} layers"
-        )
+    _check_target(config, target, features, target_layers)
+    count = target.num_layers
+    if not 0 <= min(layer_ids) <= max(layer_ids) < count:
+        raise fields.wrong(f"`{LAYERS_KEY}` {layer_ids} of a target with {count} layers")
     if masks[0] >= target.vocab_size:
         raise fields.wrong(f"`{MASK_KEY}` is {masks[0]}, the vocabulary has {target.vocab_size}")
     return config
@@ -388,10 +334,8 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
 
 def _reaches(layer: Fields, inner: Fields, speculators: bool, layers: int) -> tuple[Reach, ...]:
     """Implementations disagree on sliding layers; this is z-lab's rule: causal unless the file
-    says otherwise, for all layers at once, and a full layer sees its whole block.
-
-    Sliding layers are named, else by Qwen3's rule; a window of null means none.
-    """
+    says otherwise, for all layers at once, and a full layer sees its whole block. Sliding layers
+    are named, else by Qwen3's rule; a window of null means none."""
     if speculators:
         causal = False if inner.flag("sliding_window_non_causal") else None
     else:
@@ -401,7 +345,4 @@ def _reaches(layer: Fields, inner: Fields, speculators: bool, layers: int) -> tu
     off = not layer.flag("use_sliding_window") or layer.get("sliding_window") is None
     sliding = (False,) * layers if unnamed and off else layer_types(layer, layers)
     window = layer.integer("sliding_window") if any(sliding) else None
-    return tuple(
-        Reach(window if slides else None, slides if causal is None else causal)
-        for slides in sliding
-    )
+    return tuple(Reach(window if s else None, s if causal is None else causal) for s in sliding)

@@ -1,9 +1,8 @@
 """The DFlash drafter (arXiv 2602.06036), under its published parameter names.
 
-It drafts a block at once: [anchor, mask, mask, ...], every row of which sees the whole block and
-the context before it. The context has no rows in the network: each layer's keys and values for it
-are projected from the target's hidden states and written into the pool. Arithmetic follows
-z-lab/dflash.
+It drafts a block [anchor, mask, mask, ...] at once, every row of which sees the whole block and the
+context before it. The context has no rows in the network: its keys and values are projected from
+the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash.
 """
 
 from dataclasses import dataclass
@@ -30,10 +29,8 @@ class TargetEnds:
 
 
 class DFlashDraftModel(PoolModel):
-    """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file.
-
-    ends: the target's embedding and head; no parameters of this module.
-    """
+    """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
+    target's `ends` are none of them."""
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
@@ -48,7 +45,7 @@ class DFlashDraftModel(PoolModel):
         self.fc = Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)
         self.layers = nn.ModuleList(
-            DrafterLayer(config, hidden, "input_layernorm") for _ in range(config.num_layers)
+            DrafterLayer(config, hidden, "input_layernorm") for _ in config.reaches
         )
         self.norm = RMSNorm(hidden, config.eps)
 
@@ -58,8 +55,7 @@ class DFlashDraftModel(PoolModel):
 
     @property
     def stack(self) -> tuple[DrafterLayer, ...]:
-        """The layers, under their type. Queries come from block rows only, keys and values from
-        block rows and from the context."""
+        """The layers, under their type."""
         return cast(tuple[DrafterLayer, ...], tuple(self.layers))
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -69,7 +65,7 @@ class DFlashDraftModel(PoolModel):
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """See `BlockDrafter.fuse`."""
         taps_RF = taps_RF.to(self.dtype)
-        order = self.config.tap_order
+        order = tuple(self.tap_ids.index(layer + 1) for layer in self.config.layer_ids)
         if order != tuple(range(len(self.tap_ids))):
             parts = taps_RF.chunk(len(self.tap_ids), -1)
             taps_RF = torch.cat([parts[tap] for tap in order], -1)
@@ -112,10 +108,7 @@ class DFlashDraftModel(PoolModel):
 def within(
     mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, reach: Reach
 ) -> Tensor:
-    """bool [B, Q, K]: what a layer of this reach sees of what a row may see at all.
-
-    A block's own rows count with their true positions, like all others.
-    """
+    """bool [B, Q, K]: what a layer of this reach sees of what a row may see at all."""
     if reach.window is not None:
         mask_BQK = window_mask(mask_BQK, positions_BQ, key_positions_BK, reach.window)
     ahead_BQK = key_positions_BK[:, None, :] - positions_BQ[:, :, None]

@@ -1,9 +1,6 @@
-"""The EAGLE family: what all its drafters share, the one of EAGLE-1 and EAGLE-2, that of EAGLE-3.
-
-Layout and arithmetic follow SafeAILab/EAGLE (`cnets1.py` for EAGLE-1 and -2, `cnets.py` for
-EAGLE-3) and vllm-project/speculators, under the published parameter names. EAGLE-1 and EAGLE-2 are
-one model: they differ in the tree that is drafted with it.
-"""
+"""The drafters of EAGLE-1 and EAGLE-2, which are one model, and of EAGLE-3, under their published
+parameter names. Layout and arithmetic follow SafeAILab/EAGLE (`cnets1.py` for EAGLE-1 and -2,
+`cnets.py` for EAGLE-3) and vllm-project/speculators."""
 
 from typing import ClassVar
 
@@ -13,7 +10,6 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..config import DecoderShape
 from ..layers import DrafterLayer, PoolModel, RMSNorm, rms_norm, wide_logits
 from ..linear import Linear
 from .config import Eagle3Config, EagleConfig
@@ -25,9 +21,8 @@ LM_HEAD = "lm_head.weight"
 class EagleHead(PoolModel):
     """What all drafters of the family share; its subclasses implement `HiddenDrafter`.
 
-    tap_ids: the target's hidden states that `fc` reads.
-    layer: the one layer, under whatever published name.
-    ends: the parameters that are the target's, unless the drafter brings its own.
+    tap_ids: the target's hidden states that `fc` reads. layer: the one layer, under whatever
+    published name. ends: the parameters that are the target's, unless the drafter brings its own.
     owned: which of them came with the drafter; the others are the target's own memory.
     """
 
@@ -35,14 +30,15 @@ class EagleHead(PoolModel):
     fc: Linear
     layer: DrafterLayer
 
-    def __init__(self, shape: DecoderShape, taps: tuple[int, ...]) -> None:
-        super().__init__(shape, (False,), {False: None})
-        self.tap_ids = taps
+    def __init__(self, config: EagleConfig | Eagle3Config) -> None:
+        super().__init__(config, (False,), {False: None})
+        self.tap_ids = config.taps
+        self.notes = config.notes
         self.owned: frozenset[str] = frozenset()
-        table_VH = torch.empty(shape.vocab_size, shape.hidden_size)
+        table_VH = torch.empty(config.vocab_size, config.hidden_size)
         if not table_VH.is_meta:  # drawing nothing there would import torch's compiler, for seconds
             nn.init.normal_(table_VH)
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size, _weight=table_VH)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=table_VH)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,7 +70,7 @@ class EagleHead(PoolModel):
         return out_NH
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `HiddenDrafter.to_target`: the vocabulary is the target's."""
+        """See `HiddenDrafter.to_target`."""
         return draft_ids
 
     def published(self) -> dict[str, Tensor]:
@@ -89,9 +85,8 @@ class Eagle(EagleHead):
     ends = frozenset((EMBEDDING, LM_HEAD))
 
     def __init__(self, config: EagleConfig) -> None:
-        super().__init__(config, config.taps)
+        super().__init__(config)
         self.config = config
-        self.notes = config.notes
         hidden = config.hidden_size
         self.fc = Linear(2 * hidden, hidden, bias=config.fc_bias)
         layer = DrafterLayer(config, hidden)
@@ -116,8 +111,8 @@ class Eagle(EagleHead):
 class Eagle3(EagleHead):
     """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
 
-    d2t: int64 [draft vocabulary], offset from a draft id to its target id.
-    t2d: bool [vocabulary], True for target ids in the draft vocabulary.
+    d2t: int64 [draft vocabulary], offset from a draft id to its target id. t2d: bool [vocabulary],
+    True for target ids in the draft vocabulary.
     """
 
     ends = frozenset((EMBEDDING,))
@@ -125,9 +120,8 @@ class Eagle3(EagleHead):
     t2d: Tensor
 
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__(config, config.taps)
+        super().__init__(config)
         self.config = config
-        self.notes = config.notes
         hidden = config.hidden_size
         features = len(config.taps) * config.target_hidden_size
         self.fc = Linear(features, hidden, bias=False)

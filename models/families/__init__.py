@@ -8,50 +8,42 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from ..config import DecoderConfig, check_supported, rope_notes, shape_fields
+from ..config import DecoderConfig, check_supported, layer_types, rope_notes, shape_fields
 from ..files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
-
-
-class Biases(NamedTuple):
-    """The projections with a bias: of queries, keys and values; of attention's output; of the
-    MLP."""
-
-    qkv: bool = False
-    o: bool = False
-    mlp: bool = False
+ATTENTION = "attention_bias"
 
 
 class Family:
     """One family; the defaults are those of a plain Llama.
 
-    name: `model_type` in config.json.
-    architecture: the class of transformers in `architectures`.
-    max_positions: where config.json is silent. head_dim: likewise; 0 for hidden size / heads.
-    activation: of the MLP's gate, a function of torch.nn.functional. qk_norm: queries and keys have
-        norms.
-    renamed: keys of this family's config.json with other names than Llama's -> Llama's names.
+    name: `model_type` in config.json. max_positions, head_dim: where config.json is silent; a
+    head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
+    torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
+    these projections have a bias, or the key of config.json that says so. window_switch: the key
+    that turns on the windows of some layers. renamed: keys of this family's config.json with other
+    names than Llama's -> Llama's names.
     """
 
     name: ClassVar[str]
-    architecture: ClassVar[str]
     max_positions: ClassVar[int]
     head_dim: ClassVar[int] = 0
     activation: ClassVar[str] = "silu"
     qk_norm: ClassVar[bool] = False
+    qkv_bias: ClassVar[str | bool] = False
+    o_bias: ClassVar[str | bool] = False
+    mlp_bias: ClassVar[str | bool] = False
+    window_switch: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
 
-    def biases(self, fields: Fields) -> Biases:
-        """Which projections have a bias."""
-        return Biases()
-
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
-        """The sliding window, and for each layer whether it has one."""
-        return 0, (False,) * layers
+        """The sliding window, and for each layer whether it has one, as transformers reads them."""
+        window = window_size(fields) if fields.flag(self.window_switch) else 0
+        return window, layer_types(fields, layers) if window else (False,) * layers
 
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
@@ -60,7 +52,6 @@ class Family:
         check_supported(fields, fields, self.activation)
         shape = shape_fields(fields, self.max_positions, self.head_dim)
         layers = fields.integer("num_hidden_layers")
-        biases = self.biases(fields)
         window, sliding = self.windows(fields, layers)
         if window >= shape["rope"].limit:  # reaches back over every possible sequence
             sliding = (False,) * layers
@@ -69,11 +60,15 @@ class Family:
         dtype = str(fields.get(key) or "").removeprefix("torch.")
         if dtype not in DTYPES:
             raise fields.wrong(f"`{key}` {dtype!r} is not supported ({', '.join(DTYPES[1:])})")
+
+        def has_bias(key: str | bool) -> bool:
+            return key if isinstance(key, bool) else fields.flag(key)
+
         return DecoderConfig(
             **shape,
-            qkv_bias=biases.qkv,
-            o_bias=biases.o,
-            mlp_bias=biases.mlp,
+            qkv_bias=has_bias(self.qkv_bias),
+            o_bias=has_bias(self.o_bias),
+            mlp_bias=has_bias(self.mlp_bias),
             family=self.name,
             activation=self.activation,
             num_layers=layers,
@@ -87,6 +82,13 @@ class Family:
             dtype=dtype,
             notes=rope_notes(fields, self.max_positions),
         )
+
+
+def window_size(fields: Fields) -> int:
+    """`sliding_window`, by default Hugging Face's 4096; 0 where it is null."""
+    if "sliding_window" in fields.values and fields.get("sliding_window") is None:
+        return 0
+    return fields.integer("sliding_window", 4096)
 
 
 def families() -> dict[str, type[Family]]:

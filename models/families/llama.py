@@ -1,16 +1,11 @@
-"""Llama, and what is published in its format."""
+"""Llama, and what is published in its format: all projections may have biases, by two switches."""
 
-from ..files import Fields
-from . import Biases, Family
+from . import ATTENTION, Family
 
 
 class Llama(Family):
-    """All projections may have biases, by two switches."""
-
     name = "llama"
-    architecture = "LlamaForCausalLM"
     max_positions = 2048
-
-    def biases(self, fields: Fields) -> Biases:
-        attention = fields.flag("attention_bias")
-        return Biases(attention, attention, fields.flag("mlp_bias"))
+    qkv_bias = ATTENTION
+    o_bias = ATTENTION
+    mlp_bias = "mlp_bias"

@@ -1,9 +1,6 @@
 """Checkpoints of other forms into folders of safetensors: pickled weights, a drafter in another
-layout, and GGUF files, as llama.cpp writes them, dequantised.
-
-Of GGUF only the families that specsot decodes. Every tensor and every kind of scaling in such a
-file must be known: to ignore one would silently make another model.
-"""
+layout, and GGUF files, as llama.cpp writes them, dequantised. Every tensor and every kind of
+scaling in a GGUF file must be known: to ignore one would silently make another model."""
 
 import json
 import math
@@ -33,9 +30,19 @@ from ..drafters.config import (
 )
 from ..drafters.eagle import EMBEDDING, LM_HEAD
 from ..families import decoder_config
-from ..files import Fields, ModelError, inside, read_fields
-from .checkpoint import INDEX, KINDS, PICKLES, SINGLE, entries, kind_of, listed, read_tensor
-from .weights import LOADERS, load_target
+from ..files import Fields, ModelError, cause_of, inside, read_fields
+from .weights import (
+    INDEX,
+    KINDS,
+    LOADERS,
+    PICKLES,
+    SINGLE,
+    entries,
+    kind_of,
+    listed,
+    load_target,
+    read_tensor,
+)
 
 SPECULATORS = "speculators"
 VERSION = "0.8.0"  # of speculators, whose keys these are
@@ -70,11 +77,7 @@ FAULTS = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, N
 
 def convert_pickles(folder: Path, out: Path) -> None:
     """Write a folder's pickled weights as safetensors into ``out``, and copy its other files.
-
-    Objects other than tensors are refused, as loading them would run code.
-
-    Raises ModelError: there are none, or a file cannot be read so.
-    """
+    Objects other than tensors are refused, as loading them would run code: ModelError."""
     read_fields(folder)
     names = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     if not names:
@@ -85,9 +88,8 @@ def convert_pickles(folder: Path, out: Path) -> None:
             stored = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # of a damaged or hostile pickle
             reason = str(error).strip().split("\n", 1)[0]
-            raise ModelError(
-                path, f"holds more than plain tensors, or is damaged: {reason}"
-            ) from None
+            what = f"holds more than plain tensors, or is damaged: {reason}"
+            raise ModelError(path, what) from None
         values = stored.values() if isinstance(stored, dict) else [None]
         if not all(isinstance(value, Tensor) for value in values):
             raise ModelError(path, "is not a mapping of names to tensors")
@@ -103,13 +105,9 @@ def convert_pickles(folder: Path, out: Path) -> None:
 def convert_layout(
     folder: Path, target_folder: Path, layout: str, out: Path, verifier: str
 ) -> None:
-    """Write a drafter into the folder ``out``, in another layout.
-
-    target_folder: its target, with which it is checked.
-    layout: ``speculators``, or one of AUTHORS_LAYOUT.
-    verifier: what speculators' file calls the target.
-    Raises ModelError: it cannot be used, has that layout already, or cannot be written in it.
-    """
+    """Write a drafter, checked with its target, into the folder ``out``, in ``speculators``'
+    layout, where the target is the `verifier`, or its authors'; ModelError if it has that layout
+    already or cannot be written in it."""
     stored = entries(folder)
     kind = kind_of(stored)
     if kind not in AUTHORS_LAYOUT or layout not in (SPECULATORS, AUTHORS_LAYOUT[kind]):
@@ -187,10 +185,7 @@ def _speculators_json(
             "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal | {"verifier_accept_k": 1, "accept_tolerance": 0.0}],
-            "verifier": {
-                "name_or_path": verifier,
-                "architectures": [f"{family}ForCausalLM"],
-            },
+            "verifier": {"name_or_path": verifier, "architectures": [f"{family}ForCausalLM"]},
         },
     }
 
@@ -217,12 +212,8 @@ def convert_gguf(
     dtype: torch.dtype = torch.float32,
     report: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Write a file's weights, config and tokenizer into the folder ``out``, which exists.
-
-    dtype: of the weights; float32 loses nothing.
-    report: takes lines of progress.
-    Raises ModelError: it is damaged, of another family, or its weights or tokenizer cannot be read.
-    """
+    """Write a file's weights, config and tokenizer into the folder ``out``; lines of progress go to
+    `report`. Raises ModelError: it is damaged, of another family, or cannot be read."""
     try:
         reader = _Reader(file)
         arrays = [GGUFValueType.ARRAY]
@@ -248,8 +239,7 @@ def convert_gguf(
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         tokenizer.save_pretrained(out)
     except Exception as error:  # the file may contain anything
-        cause = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ModelError(file, f"no usable tokenizer ({cause})") from None
+        raise ModelError(file, f"no usable tokenizer ({cause_of(error)})") from None
     shards: list[list[ReaderTensor]] = [[]]
     for tensor in reader.tensors:
         if tensor.name in names:

@@ -1,7 +1,5 @@
-"""The tokenizer of a model folder: nothing outside the folder is read, no code of it is run.
-
-The chat template is tried once, so that one that fails or never ends is refused before a run.
-"""
+"""The tokenizer of a model folder: nothing outside the folder is read, no code of it is run, and
+the chat template is tried once, so that one that fails or never ends is refused before a run."""
 
 import sys
 import time
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DecoderConfig, DecoderShape
-from ..files import Fields, ModelError, inside, read_json
+from ..files import Fields, ModelError, cause_of, inside, read_json
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -34,10 +32,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
-    """The tokenizer of a target's folder, its chat template tried.
-
-    Raises ModelError: there is none, it cannot be used, or it does not fit the target.
-    """
+    """The tokenizer of a target's folder, its chat template tried; ModelError if there is none, it
+    cannot be used, or it does not fit the target."""
     if not has_tokenizer(folder):
         raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
     for path in [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]:
@@ -117,19 +113,11 @@ def _time_limit(seconds: float) -> Iterator[None]:
         sys.settrace(before)
 
 
-def cause_of(error: BaseException) -> str:
-    """An error of a library in one line."""
-    lines = str(error).strip().splitlines()
-    return ": ".join([type(error).__name__, *lines[:1]])
-
-
 def check_same_tokens(
     drafter: DecoderShape, target: DecoderShape, extra_tokens: bool = False
 ) -> None:
-    """Raise ModelError unless ids mean the same to both; the message names every difference.
-
-    The sizes of the vocabularies must agree; and the tokenizers, special tokens included, where
-    both folders have one (a drafter may come without).
+    """Raise ModelError unless the vocabularies have one size and ids mean the same in both
+    tokenizers, special tokens included, where both folders have one (a drafter may come without).
 
     extra_tokens: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
     """

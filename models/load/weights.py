@@ -1,44 +1,274 @@
-"""Checkpoints into models: targets, and drafters that fit one.
-
+"""Checkpoint folders: weight files listed, checked by their headers and hashed; and models filled
+from them, targets and drafters that fit one, after all names, shapes and dtypes have been compared.
 Every tensor of a drafter's file must be known and every parameter filled: a forgotten norm would
-cost most of the acceptance without failing any test of the output.
-"""
+cost most of the acceptance without failing any test of the output."""
 
+import hashlib
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..config import DecoderConfig
 from ..decoder import Decoder, Share
 from ..drafters.config import dflash_config, eagle3_config, eagle_config
 from ..drafters.dflash import DFlashDraftModel, TargetEnds
 from ..drafters.eagle import EMBEDDING, LM_HEAD, Eagle, Eagle3, EagleHead
 from ..families import decoder_config
-from ..files import ModelError
+from ..files import MODEL_FILES, Fields, ModelError, cause_of, inside, read_json
 from ..linear import replace_
-from .checkpoint import (
-    KINDS,
-    MAPS,
-    Stored,
-    compare,
-    entries,
-    fill,
-    kind_of,
-    listed,
-    materialise,
-    on_meta,
-    read_tensor,
-    window,
-)
 from .tokenizer import check_same_tokens
 
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+FLOATS = {"F64", "F32", "F16", "BF16"}
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+MAX_NAMES = 8  # in one message
+PIECE = 1 << 18  # values copied at once
+DERIVED = ".rotary_emb.inv_freq"  # in old Llama files; follows from config.json
+KINDS = {
+    "target": "a language model",
+    "eagle": "an EAGLE-1 or EAGLE-2 drafter",
+    "eagle3": "an EAGLE-3 drafter",
+    "dflash": "a DFlash drafter",
+}
+MAPS = {"d2t": {"I64", "I32"}, "t2d": {"BOOL"}}  # between vocabularies; all else is floats
+
+Window = tuple[slice, ...]
+"""The part of a stored tensor: of its rows, and of its columns if it has any."""
+
+EVERYTHING = slice(None)
+NO_WINDOWS: Mapping[str, Window] = {}
+
+Built = TypeVar("Built", bound=nn.Module)
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One stored tensor; the dtype is safetensors' name."""
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Stored = Mapping[str, StoredTensor]
+
+
+def resolve(model: str | Path, patterns: Sequence[str] = MODEL_FILES) -> Path:
+    """A local folder as it is; `org/name` through the Hub's cache or a download of these files;
+    ModelError if neither exists or the Hub cannot be reached."""
+    folder = Path(model)
+    if folder.is_dir():
+        return folder
+    if not HUB_ID.fullmatch(str(model)):
+        raise ModelError(folder, "is not a folder")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(model), allow_patterns=list(patterns)))
+    except Exception as error:  # the Hub client raises a dozen unrelated kinds
+        reason = (
+            f"is not a folder, and the model cannot be fetched from the Hub ({cause_of(error)})"
+        )
+        raise ModelError(str(model), reason) from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files, in the order of their names; nothing is opened but JSON."""
+    if not folder.is_dir():
+        raise ModelError(folder, "is not a folder")
+    if (folder / SINGLE).is_symlink() or (folder / SINGLE).exists():
+        return [inside(folder, SINGLE)]
+    if (folder / INDEX).exists():
+        return [inside(folder, name) for name in sorted(set(_index(folder).values()))]
+    if pickles := sorted(p for p in folder.iterdir() if p.suffix in PICKLES):
+        reason = "pickled weights can run code and are never opened; convert them once"
+        raise ModelError(pickles[0], f"{reason}: specsot models convert {folder} OUT")
+    raise ModelError(folder, f"holds neither {SINGLE} nor {INDEX}")
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """Tensor name -> file name."""
+    path = inside(folder, INDEX)
+    weight_map = Fields(path, read_json(path)).section("weight_map").values
+    if not weight_map or not all(isinstance(name, str) for name in weight_map.values()):
+        raise ModelError(path, "`weight_map` must give a file name for every tensor")
+    return dict(weight_map)
+
+
+def entries(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of the checkpoint, by the headers; ModelError if a file is missing, truncated or
+    no safetensors, or contradicts the index."""
+    stored: dict[str, StoredTensor] = {}
+    files = weight_files(folder)
+    for path in files:
+        if not path.is_file():
+            raise ModelError(path, "is missing")
+        header: dict[str, StoredTensor] = {}
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    part = file.get_slice(name)
+                    header[name] = StoredTensor(path, part.get_dtype(), tuple(part.get_shape()))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ModelError(path, f"is not a valid safetensors file: {error}") from None
+        if again := sorted(header.keys() & stored.keys()):
+            here = stored[again[0]].path.name
+            raise ModelError(path, f"holds `{again[0]}`, and so does {here}")
+        stored |= header
+    for name, file in _index(folder).items() if files[0].name != SINGLE else ():
+        if name not in stored or stored[name].path.name != file:
+            raise ModelError(folder / INDEX, f"puts `{name}` into {file}, which does not hold it")
+    return stored
+
+
+def read_tensor(path: Path, name: str) -> Tensor:
+    """One tensor of a file, on the CPU and as stored."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            value: Tensor = file.get_tensor(name)
+            return value
+    except (SafetensorError, OSError) as error:
+        raise ModelError(path, f"cannot be read: {error}") from None
+
+
+def model_hash(folder: Path) -> str:
+    """sha256 over config.json and the weight files' bytes, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in [inside(folder, "config.json"), *weight_files(folder)]:
+        digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def kind_of(stored: Stored) -> str:
+    """A key of KINDS, or an empty string. EAGLE-3's attention reads embeddings and features: twice
+    the width. DFlash normalises queries and the target's features."""
+    joined = stored.get("fc.weight")
+    first = "layers.0.self_attn.q_proj.weight"
+    if joined is None:
+        return "target" if f"model.{first}" in stored else ""
+    if any(name.startswith("midlayer.") for name in stored):
+        return "eagle3"
+    if first not in stored:
+        return ""
+    if stored[first].shape[1:] == (2 * joined.shape[0],):
+        return "eagle3"
+    norms = "hidden_norm.weight", "layers.0.self_attn.q_norm.weight"
+    return "dflash" if any(name in stored for name in norms) else "eagle"
+
+
+def window(name: str, config: DecoderConfig, share: Share) -> Window:
+    """The part of a tensor, by its name in a Hugging Face checkpoint, that a share holds."""
+    layer, kind = name.split(".")[-2:]
+    heads = share.kv_heads
+    dim = config.head_dim
+    width = dim * (config.heads // config.kv_heads)
+    keys = slice(heads.start * dim, heads.stop * dim)
+    queries = slice(heads.start * width, heads.stop * width)
+    inner = slice(share.columns.start, share.columns.stop)
+    head = slice(share.vocabulary.start, share.vocabulary.stop)
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": head}
+    rows |= {"gate_proj": inner, "up_proj": inner}
+    columns = {"o_proj": queries, "down_proj": inner}
+    if layer in columns and kind == "weight":
+        return EVERYTHING, columns[layer]
+    return (rows.get(layer, EVERYTHING),)
+
+
+def on_meta(path: Path, build: Callable[[], Built]) -> Built:
+    """The module without memory, for its names and shapes."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except Exception as error:  # torch and transformers, given sizes and settings of a file
+        raise ModelError(path, f"describes an impossible model ({cause_of(error)})") from None
+
+
+def compare(folder: Path, stored: Stored, views: Mapping[str, Tensor]) -> list[str]:
+    """Raise ModelError for missing, misshapen and non-float tensors; return unexpected names."""
+    missing = [name for name in views if name not in stored]
+    if missing:
+        raise ModelError(folder, f"{len(missing)} tensors are missing: {listed(missing)}")
+    for name, view in views.items():
+        entry = stored[name]
+        shape = tuple(view.shape)
+        if entry.dtype not in MAPS.get(name, FLOATS):
+            raise ModelError(entry.path, f"`{name}` is {entry.dtype}: unsupported quantisation")
+        if entry.shape != shape:
+            reason = f"`{name}` has shape {list(entry.shape)}, config.json makes it {list(shape)}"
+            raise ModelError(entry.path, reason)
+    return [n for n in stored if n not in views and not n.endswith(DERIVED)]
+
+
+def materialise(module: nn.Module, dtype: torch.dtype, device: torch.device | str) -> None:
+    """Give a module built on `meta` real parameters, all NaN so that an unfilled one is seen."""
+    for part in module.modules():
+        for name, value in list(part.named_parameters(recurse=False)):
+            if not value.is_meta:  # borrowed from the target
+                continue
+            empty = torch.full(value.shape, torch.nan, dtype=dtype, device=device)
+            setattr(part, name, nn.Parameter(empty, requires_grad=False))
+        for name, buffer in list(part.named_buffers(recurse=False)):
+            setattr(part, name, buffer.to(device))
+
+
+def fill(
+    views: Mapping[str, Tensor],
+    stored: Stored,
+    scan: bool = True,
+    windows: Mapping[str, Window] = NO_WINDOWS,
+) -> None:
+    """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
+
+    scan: raise ModelError for NaN and infinity in the dtype of the views. windows: the parts of the
+    tensors to copy; of tensors not named, everything.
+    """
+    ordered = sorted(views, key=lambda name: (stored[name].path, name))
+    for path, names in groupby(ordered, lambda name: stored[name].path):
+        try:
+            with safe_open(path, framework="pt") as file, torch.no_grad():
+                for name in names:
+                    if views[name].is_meta:
+                        continue
+                    if bad := _copy(file.get_slice(name), views[name], scan, windows.get(name, ())):
+                        raise ModelError(path, f"`{name}` holds {bad} values that are not finite")
+        except (SafetensorError, OSError) as error:
+            raise ModelError(path, f"cannot be read: {error}") from None
+
+
+def _copy(part: Any, view: Tensor, scan: bool, window: Window = ()) -> int:
+    """Fill a view from a stored tensor; returns how many values a scan finds not finite."""
+    step = max(1, PIECE // max(view[:1].numel(), 1))
+    bad = 0
+    begin = window[0].start or 0 if window else 0
+    for first in range(0, len(view) if view.numel() else 0, step):
+        rows = view[first : first + step]
+        rows.copy_(part[(slice(begin + first, begin + first + len(rows)), *window[1:])])
+        if scan and not all(value.isfinite() for value in rows.aminmax()):  # both are NaN of one
+            bad += rows.numel() - int(torch.isfinite(rows).sum())
+    return bad
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    every = list(names)
+    rest = len(every) - MAX_NAMES
+    return ", ".join(every[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def load_target(
@@ -50,16 +280,14 @@ def load_target(
     scan: bool = True,
     whole_head: bool = False,
 ) -> Decoder:
-    """A decoder from a Hugging Face folder (config.json and safetensors).
-
-    `Decoder.notes` names unexpected tensors. On the device `meta` everything but values is checked.
+    """A decoder from a Hugging Face folder (config.json and safetensors); `Decoder.notes` names
+    unexpected tensors. On the device `meta` everything but values is checked.
 
     part: index and count: the part of as many ranks that `sharded` needs on one of them; nothing
-        else is read. Embedding and norms are whole, and so is a tied head.
-    scan: refuse values that are not finite.
-    whole_head: the head is whole, for a drafter that may borrow it.
+        else is read. Embedding and norms are whole, and so is a tied head. ValueError if the index
+        is out of range. scan: refuse values that are not finite. whole_head: the head is whole, for
+        a drafter that may borrow it.
     Raises ModelError: the checkpoint is refused; the message names the file and the reason.
-    Raises ValueError: the index of the part is out of range.
     """
     index, count = part
     config = decoder_config(folder)
@@ -88,10 +316,7 @@ def load_eagle3(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle3:
     """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target, whose embedding it uses
-    unless the file has its own.
-
-    Raises ModelError: the checkpoint is refused, or belongs to another target.
-    """
+    unless the file has its own; raises ModelError."""
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
     check_same_tokens(config, target.config, extra_tokens=True)
@@ -120,10 +345,7 @@ def load_eagle(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle:
     """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target, whose embedding and
-    head it uses unless the file has its own.
-
-    Raises ModelError: the checkpoint is refused, or belongs to another target.
-    """
+    head it uses unless the file has its own; raises ModelError."""
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
     check_same_tokens(config, target.config, extra_tokens=True)
@@ -135,10 +357,8 @@ def load_eagle(
 def load_vanilla(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Decoder:
-    """A small language model that drafts for a target: any decoder with the same tokens.
-
-    Raises ModelError: the checkpoint is refused, or its tokens are not the target's.
-    """
+    """A small language model that drafts for a target: any decoder with the same tokens; raises
+    ModelError."""
     check_same_tokens(decoder_config(folder), target.config)
     return load_target(folder, dtype, device)
 
@@ -146,12 +366,8 @@ def load_vanilla(
 def load_dflash(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> DFlashDraftModel:
-    """A DFlash drafter in z-lab's or speculators' layout, for one target.
-
-    The target's embedding and head are used; copies of them in the file must be equal to them.
-
-    Raises ModelError: the checkpoint is refused, or belongs to another target.
-    """
+    """A DFlash drafter in z-lab's or speculators' layout, for one target, whose embedding and head
+    it uses; copies of them in the file must be equal to them. Raises ModelError."""
     stored = dict(_read(folder, "dflash"))
     config = dflash_config(folder, target.config)
     check_same_tokens(config, target.config, extra_tokens=True)
@@ -168,7 +384,7 @@ def load_dflash(
             original = original.to_dense() if original.is_mkldnn else original
             if not original.is_meta and not torch.equal(copy, original.to(copy.device, copy.dtype)):
                 raise ModelError(entry.path, f"`{name}` is not the target's")
-    _check_layers(config.path, config.num_layers, stored)
+    _check_layers(config.path, len(config.reaches), stored)
     _check_width(stored, config.layer_ids, config.hidden_size)
     if len(target.share.vocabulary) < target.vocab_size:
         raise ModelError(config.path, "drafts with the target's head: only a share of it is here")

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.decoders import SHAPE, UNEVEN, save
-from helpers.sharded_work import alone, often, regrouped, run_ranks
+from helpers.sharded_work import alone, often, regroup_bytes, regrouped, run_ranks
 
 from specsot.models.families import decoder_config
-from specsot.models.sharded import regroup_bytes
 
 IDS = torch.randint(SHAPE["vocab_size"], (16,), generator=torch.Generator().manual_seed(1))
 

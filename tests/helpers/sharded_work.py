@@ -24,16 +24,16 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
+from specsot.models.linear import Weights
 from specsot.models.load.weights import load_target
-from specsot.models.quantise import Weights
 from specsot.models.sharded import (
     RankLost,
     Ranks,
     gather_heads,
     peer_heads,
     peers,
+    place,
     sharded,
-    split_ranks,
 )
 from specsot.ops.kv.pool import KVCache
 
@@ -41,6 +41,35 @@ Work = Callable[..., Any]
 LIMIT = 240  # seconds after which a test's ranks are given up
 QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
 BUDGET = 12
+
+
+def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]:
+    """Split all ranks of the default process group into groups of `tp`: this rank's group, and the
+    group of its `peers`, with which it exchanges the rows of groups of `before` (0: of all ranks).
+    Every rank must call it at the same time.
+
+    seconds: after which a collective of these groups is an error.
+    Raises ValueError: the groups do not come out even.
+    """
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
+
+    def new_group(groups: Sequence[range]) -> Ranks:
+        """Create every group, also those without this rank, as torch requires."""
+        limit = timedelta(seconds=seconds)
+        created = {
+            group: dist.new_group(list(group), timeout=limit) for group in dict.fromkeys(groups)
+        }
+        members = groups[rank]
+        return Ranks(created[members], members.index(rank), len(members))
+
+    own = new_group([place(i, ranks, tp).members for i in range(ranks)])
+    return own, new_group([peers(i, ranks, before or ranks, tp) for i in range(ranks)])
+
+
+def regroup_bytes(layers: int, kv_heads: int, head_dim: int, rows: int, itemsize: int) -> int:
+    """Bytes of the keys and values of these rows: all that a rank has after a regroup."""
+    return layers * 2 * kv_heads * head_dim * rows * itemsize
 
 
 def run_ranks(count: int, work: Work, folder: Path, *args: Any) -> list[Any]:
@@ -223,8 +252,8 @@ def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]
 def decode(run: Pooled, token: Tensor, start: int, count: int) -> list[int]:
     """Greedy tokens of a sequence whose first `start` rows lie in the pool."""
     tokens = list[int]()
-    for place in range(start, start + count):
-        token = run.forward(token.view(1), place).logits_RV[-1].argmax()
+    for at in range(start, start + count):
+        token = run.forward(token.view(1), at).logits_RV[-1].argmax()
         tokens.append(int(token))
     return tokens
 

@@ -17,8 +17,7 @@ from helpers.tiny import (
 )
 from specsot.models.drafters.config import Reach
 from specsot.models.families import families
-from specsot.models.load.checkpoint import model_hash
-from specsot.models.load.weights import load_dflash, load_eagle3, load_target
+from specsot.models.load.weights import load_dflash, load_eagle3, load_target, model_hash
 
 NEW = 40
 

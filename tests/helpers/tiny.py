@@ -38,8 +38,7 @@ from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
 from specsot.models.drafters.eagle import EMBEDDING, Eagle, Eagle3
 from specsot.models.families import decoder_config
 from specsot.models.layers import DrafterAttention, DrafterLayer
-from specsot.models.load.checkpoint import SINGLE
-from specsot.models.load.weights import load_target
+from specsot.models.load.weights import SINGLE, load_target
 
 BOS, EOS, PAD = 1, 2, 3  # id 0 is an ordinary token here, and a likely one
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}

@@ -12,7 +12,7 @@ import torch
 from helpers.support import FixedBook, Graphs, Reference, start, tiny_models
 from helpers.tiny import write_tiny_target
 
-from specsot.models.families import Biases, Family, decoder_config, families
+from specsot.models.families import Family, decoder_config, families
 from specsot.models.files import Fields, ModelError
 
 PROMPT = range(3, 20)
@@ -22,14 +22,12 @@ PROMPT = range(3, 20)
 def toy() -> Iterator[str]:
     class Toy(Family):
         name = "toy"
-        architecture = "ToyForCausalLM"
         max_positions = 77
         head_dim = 16
         activation = "gelu"
+        qkv_bias = True
+        o_bias = True
         renamed: ClassVar[dict[str, str]] = {"d_model": "hidden_size"}
-
-        def biases(self, fields: Fields) -> Biases:
-            return Biases(qkv=True, o=True)
 
         def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
             return 900, (False,) * (layers - 1) + (True,)

@@ -10,18 +10,20 @@ from transformers import AutoModelForCausalLM
 from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
 from specsot.models.files import ModelError
-from specsot.models.linear import Linear, can_pack, pack_
-from specsot.models.load.weights import load_target
-from specsot.models.quantise import (
+from specsot.models.linear import (
     GROUP_SIZE,
     Int4,
     Int8,
+    Linear,
     Weights,
+    can_pack,
     check_widths,
     coded,
     faster_rows,
+    pack_,
     quantise_,
 )
+from specsot.models.load.weights import load_target
 
 CPU = torch.device("cpu")
 packs = pytest.mark.skipif(

@@ -13,6 +13,7 @@ from helpers.sharded_work import (
     from_shares,
     in_codes,
     late,
+    regroup_bytes,
     regrouped,
     run_ranks,
     unlike,
@@ -23,15 +24,13 @@ from specsot.models.decoder import Share, part
 from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 from specsot.models.linear import pack_
-from specsot.models.load.checkpoint import window
-from specsot.models.load.weights import load_target
+from specsot.models.load.weights import load_target, window
 from specsot.models.sharded import (
     Ranks,
     ShardedDecoder,
     peer_heads,
     peers,
     place,
-    regroup_bytes,
     sharded,
 )
 

@@ -33,7 +33,7 @@ from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.scoring import contexts
 from specsot.engine.run.session import Session
-from specsot.models.load.checkpoint import model_hash
+from specsot.models.load.weights import model_hash
 from specsot.ops.sampling.settings import SamplingRules
 from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify

@@ -13,7 +13,7 @@ from specsot.engine.chunks.store import ChunkStore, chunk_maker
 from specsot.engine.errors import Code
 from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
-from specsot.models.load.checkpoint import model_hash
+from specsot.models.load.weights import model_hash
 from specsot.states.prompt_builder import chunks_of
 
 TEXTS = {"bees.txt": "Bees make honey. " * 12, "rain.txt": "Rain falls."}

@@ -205,19 +205,6 @@ def test_a_few_steps_lower_the_loss(drafter: DFlashDraftModel, step: Step) -> No
     assert torch.equal(head, drafter.ends.head_VH)
 
 
-def test_what_competes_in_the_loss(drafter: DFlashDraftModel, step: Step) -> None:
-    size = len(drafter.ends.head_VH)
-    with torch.no_grad():
-        whole = OnlineDFlashModel(drafter)(*batch(step), fixed(step))
-        every, few = (
-            OnlineDFlashModel(drafter, candidates=torch.arange(n))(*batch(step), fixed(step))
-            for n in (size, 5)
-        )
-    torch.testing.assert_close(every.loss, whole.loss)
-    assert torch.equal(every.accuracy, whole.accuracy)
-    assert few.loss < whole.loss and few.accuracy >= whole.accuracy
-
-
 def test_distillation_with_what_the_target_says(drafter: DFlashDraftModel, step: Step) -> None:
     blocks = fixed(step)
     ids, features, supervised = batch(step)

@@ -104,7 +104,7 @@ def test_the_embedded_drafters_are_what_the_documents_say() -> None:
     assert sum(p.numel() for p in vanilla.parameters()) <= 1_500_000
     course = DFlashTrainer(DFlashTraining(out=Path()), teacher)
     shape = course.model.config
-    assert (shape.block_size, shape.num_layers, shape.mask_token_id) == (8, 2, 3)
+    assert (shape.block_size, len(shape.reaches), shape.mask_token_id) == (8, 2, 3)
     assert shape.layer_ids == (1, 5) and course.online.gamma is None
     assert decay_of(shape.block_size) == 4.0
     assert 2 * sum(p.numel() for p in course.model.parameters()) <= 7_000_000

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.eagle import Eagle
 from specsot.models.files import ModelError
-from specsot.models.load.checkpoint import model_hash
-from specsot.models.load.weights import load_eagle, load_target
+from specsot.models.load.weights import load_eagle, load_target, model_hash
 from specsot.ops.forward import HiddenDrafter
 
 DRAFT = EAGLE_GOLDEN / "drafts" / "llama_eagle2"

@@ -21,14 +21,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.files import ModelError
-from specsot.models.load.checkpoint import KINDS, model_hash, resolve
 from specsot.models.load.tokenizer import check_tokenizer
 from specsot.models.load.weights import (
+    KINDS,
     load_dflash,
     load_eagle,
     load_eagle3,
     load_target,
     load_vanilla,
+    model_hash,
+    resolve,
 )
 
 INDEX = "model.safetensors.index.json"

@@ -26,9 +26,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specsot.engine.models import Models, with_drafter
 from specsot.models.files import ModelError
 from specsot.models.load import convert as module
-from specsot.models.load.checkpoint import model_hash
 from specsot.models.load.convert import convert_gguf, convert_layout, convert_pickles
-from specsot.models.load.weights import load_dflash, load_eagle3, load_target
+from specsot.models.load.weights import load_dflash, load_eagle3, load_target, model_hash
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded"
 
 
 def facts(folder: Path) -> dict[str, str]:
-    return dict(inspect_model(folder).facts)
+    return inspect_model(folder).facts
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def target(tmp_path: Path) -> Path:
 def test_a_target(target: Path) -> None:
     seen = inspect_model(target)
     assert (seen.kind, seen.family) == ("target", "qwen3")
-    assert (seen.kinds, seen.assumed, seen.problems) == (("none", "ngram", "vanilla"), (), ())
-    said = dict(seen.facts)
+    assert (seen.kinds, seen.assumed, seen.problems) == (("none", "ngram", "vanilla"), (), [])
+    said = seen.facts
     assert said["layers"] == "2" and said["hidden size"] == "32 (4 heads, 2 for keys, of 16)"
     assert said["vocabulary"] == "130" and said["tokenizer"] == "130 tokens"
     assert said["context"] == "1024 positions, RoPE default 10000"
@@ -74,7 +74,7 @@ def test_a_model_without_a_tokenizer_can_only_draft() -> None:
 def test_drafters(folder: Path, family: str, kinds: tuple[str, ...], layout: str) -> None:
     seen = inspect_model(folder)
     assert (seen.kind, seen.family, seen.kinds) == ("drafter", family, kinds)
-    assert dict(seen.facts)["layout"] == layout and not seen.problems
+    assert seen.facts["layout"] == layout and not seen.problems
 
 
 def test_which_states_a_drafter_reads(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_which_states_a_drafter_reads(tmp_path: Path) -> None:
     assert any("by its kind's rule" in note for note in inspect_model(draft).assumed)
     edit(draft, num_hidden_layers=40, eagle_aux_hidden_state_layer_ids=[2, 16, 29])
     seen = inspect_model(draft)
-    assert dict(seen.facts)["reads hidden states"] == "2, 16, 29"
+    assert seen.facts["reads hidden states"] == "2, 16, 29"
     assert any("`num_hidden_layers` is 40" in note for note in seen.assumed) and not seen.problems
     assert facts(DFLASH / "draft")["block"] == "8, mask token 127"
 
@@ -92,7 +92,7 @@ def test_what_is_wrong_with_a_drafter(tmp_path: Path) -> None:
     drop("midlayer.hidden_norm.weight")(draft)
     seen = inspect_model(draft)
     assert (seen.kind, seen.family, seen.kinds) == ("drafter", "eagle3", ())
-    assert seen.problems == (f"{draft}: 1 tensors are missing: midlayer.hidden_norm.weight",)
+    assert seen.problems == [f"{draft}: 1 tensors are missing: midlayer.hidden_norm.weight"]
 
 
 def test_every_problem_is_told(target: Path) -> None:
@@ -109,10 +109,10 @@ def test_every_problem_is_told(target: Path) -> None:
 def test_what_is_no_model_folder(name: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("{}")
     seen = inspect_model(tmp_path)
-    assert (seen.kind, seen.family, seen.facts, seen.kinds) == ("unknown", "", (), ())
+    assert (seen.kind, seen.family, seen.facts, seen.kinds) == ("unknown", "", {}, ())
     (said,) = seen.problems
     assert problem in said
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert inspect_model(tmp_path / "x").problems == (f"{tmp_path / 'x'}: is not a folder",)
+    assert inspect_model(tmp_path / "x").problems == [f"{tmp_path / 'x'}: is not a folder"]
