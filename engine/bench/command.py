@@ -30,15 +30,16 @@ from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from .experiment import (
+    FIGURES,
     PARTS,
     BenchOptions,
+    Figure,
     Prepared,
     axis_of,
     prepare_experiment,
     read_side,
     text_of,
 )
-from .figures import FIGURES, Figure
 
 if TYPE_CHECKING:
     from .comparison import Comparison
@@ -56,12 +57,7 @@ PAGE = "table.md"
 
 @exit_code
 def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Compare and return the exit code; an error of the user ends as one message.
-
-    Args:
-        sides: GRAPH, or GRAPH@SET,SET... with settings of its own.
-        out: the folder of the saved rounds and tables.
-    """
+    """Compare sides, each GRAPH or GRAPH@SET,SET...; returns the exit code."""
     if not 2 <= len(sides) <= MOST_GRAPHS:
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     return _compare("compare", sides, options, out)
@@ -76,14 +72,7 @@ def sweep_command(
 
 
 def points(graph: str, vary: Sequence[str]) -> list[str]:
-    """The grid as sides of a comparison; its first point has the first value of every path.
-
-    Args:
-        vary: PATH=VALUE,VALUE... for each path; the last one changes fastest.
-
-    Raises:
-        UsageError: a path without values, a repeated path, or too many points.
-    """
+    """The grid as sides of a comparison, the last path fastest; raises UsageError."""
     axes: dict[str, tuple[str, ...]] = {}
     for text in vary:
         path, values = axis_of(text)
@@ -137,11 +126,7 @@ def _compare(command: str, sides: Sequence[str], options: RunOptions, out: Path 
 
 
 def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
-    """Every graph checked, without torch.
-
-    Raises:
-        UsageError, OutlineError, GraphError: as `specsot run` does; the problems of all graphs.
-    """
+    """Every graph checked, without torch; raises the problems of all graphs."""
     jobs: list[Job] = []
     problems: list[Problem] = []
     for side in sides:
@@ -173,9 +158,7 @@ def _finish(
 ) -> int:
     """Deliver the text, report problems on stderr, and return the exit code.
 
-    Args:
-        requested: number and name of the rounds, with what to do if some are missing.
-        most: problems that are reported.
+    requested: number and name of the rounds, with what to do if some are missing.
     """
     faults = [] if files is None else files.faults
     delivered = not text or deliver(text, str(files.path) if files and not faults else "")
@@ -206,11 +189,7 @@ SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment 
 def bench_command(
     bench_options: BenchOptions, options: RunOptions, resume: Path | None = None
 ) -> int:
-    """Measure and return the exit code; an error of the user ends as one message.
-
-    Args:
-        resume: the folder of an interrupted experiment to continue.
-    """
+    """Measure and return the exit code; resume: the folder of an interrupted experiment."""
     if resume is not None:
         bench_options, options = _resumed(resume, bench_options, options)
     out = bench_options.out
@@ -268,7 +247,7 @@ def bench_command(
 
 
 def measure(prepared: Prepared, files: RunFolder | None) -> "tuple[Comparison, dict[str, Any]]":
-    """Run all rounds; returns the comparison, and the result as plain data."""
+    """All rounds: the comparison, and the result as plain data."""
     # Local, so that a wrong option is an error before torch is imported.
     from .comparison import compare_jobs, experiment_document
 
@@ -289,11 +268,7 @@ def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str
 def _resumed(
     folder: Path, bench_options: BenchOptions, options: RunOptions
 ) -> tuple[BenchOptions, RunOptions]:
-    """The options of the interrupted experiment, with the baseline and plots of this call.
-
-    Raises:
-        UsageError: the folder has no experiment, or the call has other options.
-    """
+    """The options of the interrupted experiment, with the baseline and plots of this call."""
     now: dict[str, Any] = {"baseline": bench_options.baseline, "plot": bench_options.plot}
     if bench_options != BenchOptions((), **now):
         raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
@@ -309,7 +284,6 @@ def _resumed(
 
 
 def _read_baseline(file: Path) -> dict[str, Any]:
-    """Raises UsageError if the file is not a result of `specsot bench`."""
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
         if result["schema_version"] != 1 or not isinstance(result["rows"], dict):
@@ -321,7 +295,6 @@ def _read_baseline(file: Path) -> dict[str, Any]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
-    """Raises UsageError where the two measured different things."""
     old, new = (
         {
             "prompts": result["setup"]["prompts"],
@@ -337,11 +310,10 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The figures that became worse and those that became better, of rows that both results have.
+    """The figures that became worse and those that became better, of rows of both results.
 
     Absolute times depend on the load of the machine, so timed figures are compared only as ratios
-    to the reference row. A ratio has changed if the intervals are disjoint and the values differ by
-    at least LEAST.
+    to the reference row: those with disjoint intervals that differ by at least LEAST.
     """
     changed: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for label in (label for label in now["rows"] if label in before["rows"]):
@@ -403,8 +375,8 @@ AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 
 def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     """Measure, and print (or save) a profile; returns the exit code.
 
-    Every setting of the kind of drafter is an experiment of its own, with the ones before it as
-    they were found: its values are sides that answer the same prompts in turn; the fastest stays.
+    Every setting of the drafter is an experiment of its own, with the best of the ones before it:
+    its values are sides that answer the same prompts in turn; the fastest stays.
     """
     if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
         raise UsageError("--tune takes one graph, and neither --vary nor --against")

@@ -30,35 +30,33 @@ from ..run.runner import STATUS_CODES, Status, StopSignal, drive, recorded
 from ..run.writer import made_with
 from ..shell import complain
 from ..terminal import measuring, working
-from .equality import (
+from .experiment import DRAWS, FIGURES, GAINS, LEVEL, PER_TOKEN, Estimate, Prepared, references_of
+from .peers import with_peers
+from .sides import (
     CUT,
     END,
     BranchAnswer,
     BranchComparison,
-    Difference,
-    GraphPair,
-    compare_branches,
-    counts,
-    pairs_of,
-)
-from .experiment import Prepared, references_of
-from .figures import DRAWS, FIGURES, GAINS, LEVEL, PER_TOKEN, Estimate
-from .peers import with_peers
-from .sides import (
     ComparedPrompt,
     Cost,
+    Difference,
+    GraphPair,
     Moments,
     PoolUse,
     Side,
     SideRun,
     answer_all,
+    compare_branches,
+    counts,
     load_sides,
+    pairs_of,
     total,
     warm_up,
 )
 
 SCHEMA = 1
 SETUP = "setup.json"
+ROUND = "round-{:04}.json"
 COMMAND = "command"
 WARM_UP = 2  # rounds of the first prompt that no figure counts
 WARM_UP_OF_EXPERIMENTS = 16
@@ -66,9 +64,8 @@ WARM_UP_OF_EXPERIMENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result, complete or up to an interruption.
+    """The result, complete or up to an interruption; prompts: those that every graph has answered.
 
-    status: OK, INTERRUPTED or TERMINATED; prompts: those that every graph has answered.
     setup: everything that the figures depend on; empty where nothing is saved.
     """
 
@@ -83,7 +80,6 @@ class Comparison:
         return [branch for branch in self.results if branch.pair is pair]
 
     def of(self, prompt: ComparedPrompt) -> "Comparison":
-        """The same of one prompt alone."""
         results = [branch for branch in self.results if branch.prompt is prompt]
         return replace(self, prompts=[prompt], results=results)
 
@@ -91,8 +87,7 @@ class Comparison:
         return [prompt.runs[side.letter] for prompt in self.prompts]
 
     def total(self, side: Side) -> Cost:
-        """One graph's cost of all prompts, of which there is one at least."""
-        return total([run.cost for run in self.runs(side)])
+        return total(self.runs(side))
 
     @property
     def differences(self) -> list[BranchComparison]:
@@ -108,7 +103,6 @@ class Comparison:
 
     @property
     def problems(self) -> list[str]:
-        """Answers that are not complete, a line each."""
         runs = [run for prompt in self.prompts for run in prompt.runs.values()]
         return [line for run in runs for line in run.problems]
 
@@ -134,8 +128,7 @@ class Comparison:
         return "-"
 
     def gains(self, side: Side) -> dict[str, list[float]]:
-        """By name cost of the first graph / cost of this graph, for each prompt that both have
-        answered. Above 1 this graph is better."""
+        """Cost of the first graph / of this one, by name and prompt; above 1 this one is better."""
         by_name: dict[str, list[float]] = {}
         first = self.runs(self.sides[0])
         for name, figure in GAINS.items():
@@ -146,8 +139,8 @@ class Comparison:
         return by_name
 
     def best_line(self) -> str:
-        """The graph with the least time per token, and its number of wins over the second; empty
-        if there is none. A graph with different tokens or an unfinished answer is not named."""
+        """The graph with the least time per token, and its wins over the second; none with
+        different tokens or an unfinished answer."""
         bad = (BranchAnswer.DIFFERENT, BranchAnswer.UNFINISHED)
         unlike = {one.pair.other.letter for one in self.results if one.result in bad}
         rated = [
@@ -159,7 +152,7 @@ class Comparison:
             return ""
         (speed, best), (_, second), *_ = sorted(rated, key=lambda one: -one[0])
         costs = [
-            [run.cost.meter.seconds / (run.cost.meter.tokens or np.inf) for run in self.runs(side)]
+            [run.meter.seconds / (run.meter.tokens or np.inf) for run in self.runs(side)]
             for side in (best, second)
         ]
         wins = sum(0 < one < other for one, other in zip(*costs, strict=True))
@@ -168,7 +161,7 @@ class Comparison:
         return f"{line}, faster than {second.letter} in {wins} of {len(self.prompts)} prompts"
 
     def document(self) -> dict[str, Any]:
-        """The one JSON document of `--json`; its keys are documented in docs/cli.md."""
+        """The JSON document of `--json` (docs/cli.md)."""
         equality: list[dict[str, Any]] = []
         for pair in self.pairs:
             letters = {"reference": pair.reference.letter, "graph": pair.other.letter}
@@ -195,7 +188,7 @@ class Comparison:
         return {
             "id": prompt.prompt.key,
             "prompt": prompt.prompt.text,
-            "graphs": {k: {"status": str(run.status), **run.cost.document()} for k, run in runs},
+            "graphs": {k: {"status": str(run.status), **run.document()} for k, run in runs},
             "equality": [
                 {
                     "reference": pair.reference.letter,
@@ -208,7 +201,7 @@ class Comparison:
         }
 
     def table(self) -> list[dict[str, Any]]:
-        """A row of figures for each graph, if any prompt was answered; the same keys in all."""
+        """A row of figures for each graph; the same keys in all."""
         settings = [dict(text.split("=", 1) for text in side.sets) for side in self.sides]
         paths = dict.fromkeys(path for own in settings for path in own)
         rows = []
@@ -239,7 +232,6 @@ class Comparison:
 
 
 def graph_facts(side: Side) -> dict[str, Any]:
-    """What a side is, in the words of its options."""
     graph = side.job.program.graph
     options = side.job.options
     return {
@@ -275,11 +267,8 @@ def _branch(branch: BranchComparison) -> dict[str, Any]:
 
 
 def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
-    """The result of an experiment as plain data, for files, tables and `--json`.
-
-    It has a row for each side at each point, if any prompt was answered by every side; figures are
-    [value, low, high], rounded to what a clock can tell.
-    """
+    """The result of an experiment as plain data: a row for each side at each point, with figures
+    [value, low, high]."""
     rounds = comparison.prompts
     rows: dict[str, dict[str, Any]] = {}
     times = dict[str, list[float]]()
@@ -290,7 +279,7 @@ def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str,
         for prompt, run in zip(
             rounds, comparison.runs(comparison.sides[references[0]]), strict=True
         ):
-            meter = run.cost.meter
+            meter = run.meter
             times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
     shares = [prompt.cpu_share for prompt in rounds]
     spreads = [(max(t) - min(t)) / median(t) for t in times.values() if len(t) > 1]
@@ -316,7 +305,7 @@ def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str,
 def _rows(
     comparison: Comparison, prepared: Prepared, references: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """By a label that distinguishes a row from all others, whatever their order is."""
+    """By a label of their own."""
     sides = comparison.sides
     keys = [answer.prompt.key for answer in comparison.prompts]
     prompts = [keys.index(key) for key in keys]
@@ -353,10 +342,8 @@ def _rows(
 
 
 def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
-    """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too.
-
-    lengths: branch-rounds by the tokens that they committed.
-    """
+    """Of the branch-rounds whose first n drafts were accepted, the share whose next one was too;
+    lengths: branch-rounds by committed tokens."""
     reached = np.array([lengths[n] for n in range(1, max(lengths, default=0) + 1)])[::-1].cumsum()
     return [round(share, 4) for share in (reached[:-1] / reached[1:])[::-1].tolist()]
 
@@ -364,7 +351,7 @@ def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
 def _divergences(
     sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal
 ) -> dict[str, float]:
-    """KL(full || blended) of first tokens, in nats, by the letters of the sides that blend."""
+    """KL(full || blended) of first tokens, in nats, of the sides that blend."""
     means = {}
     for side in sides:
         values: list[float] = []
@@ -389,16 +376,10 @@ Round = tuple[ComparedPrompt, list[BranchComparison]]
 def compare_jobs(
     jobs: Sequence[Job], files: RunFolder | None = None, prepared: Prepared | None = None
 ) -> Comparison:
-    """Load the models, answer the jobs' prompts with each graph, and compare the answers.
+    """Answer the jobs' prompts with each graph, and compare; rounds in the files are not repeated.
 
-    Rounds that the files already contain are not measured again.
-
-    Args:
-        prepared: the experiment of the jobs: all prompts are repeated, peers answer, the order of
-            the sides is drawn, and more is warmed up.
-
-    Raises:
-        UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
+    prepared: an experiment: prompts are repeated, peers answer, the order of the sides is drawn,
+    and more is warmed up. Raises UsageError, ModelError, GraphError, PromptError.
     """
     with measuring(f"loading models for {len(jobs)} graphs ...") as show:
         sides = load_sides(jobs)
@@ -434,7 +415,7 @@ def compare_jobs(
                 branches = [one for pair in pairs for one in compare_branches(pair, answer)]
                 rounds[number] = answer, branches
                 if files is not None:
-                    files.write_json(_name(number), _round_document(answer, branches))
+                    files.write_json(ROUND.format(number + 1), _round_document(answer, branches))
         done = [rounds[number] for number in sorted(rounds)]
         return Comparison(
             status=halt.status or Status.OK,
@@ -447,7 +428,6 @@ def compare_jobs(
 
 
 def _setup(sides: Sequence[Side], prompts: Sequence[Prompt], argv: Sequence[str]) -> dict[str, Any]:
-    """Everything that the figures depend on; raises ModelError."""
     jobs = {model_folders(side.job): side.job for side in sides}
     weights = {folders: made_with(job) for folders, job in jobs.items()}  # large files, read once
     prompt_text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
@@ -473,8 +453,7 @@ def _setup(sides: Sequence[Side], prompts: Sequence[Prompt], argv: Sequence[str]
 
 
 def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
-    """The setup of the folder, with the command that began it; raises UsageError if the folder
-    holds another comparison."""
+    """The setup of the folder, with its first command; raises UsageError for another comparison."""
     place = files.path / SETUP
     try:
         old = json.loads(place.read_text(encoding="utf-8"))
@@ -492,10 +471,6 @@ def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
     return {**setup, COMMAND: saved.get(COMMAND, setup[COMMAND])}
 
 
-def _name(number: int) -> str:
-    return f"round-{number + 1:04}.json"
-
-
 def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison]) -> dict[str, Any]:
     return {
         "prompt": answer.prompt.key,
@@ -504,9 +479,9 @@ def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison])
             letter: {
                 "status": run.status,
                 "problems": list(run.problems),
-                "meter": run.cost.meter.counts,
-                "pools": {name: vars(use) for name, use in run.cost.pools.items()},
-                "moments": vars(run.cost.moments),
+                "meter": run.meter.counts,
+                "pools": {name: vars(use) for name, use in run.pools.items()},
+                "moments": vars(run.moments),
                 "digest": run.digest,
             }
             for letter, run in answer.runs.items()
@@ -527,19 +502,24 @@ def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison])
 def _saved_rounds(
     files: RunFolder, prompts: Sequence[Prompt], pairs: Sequence[GraphPair]
 ) -> dict[int, Round]:
-    """The rounds of the folder, by the number of their prompt, without damaged ones."""
+    """By the number of their prompt, without damaged ones."""
     by_letters = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
     pools_of = TypeAdapter(dict[str, PoolUse]).validate_python
     rounds = {}
     for number, prompt in enumerate(prompts):
         try:
-            plain = json.loads((files.path / _name(number)).read_text(encoding="utf-8"))
+            plain = json.loads((files.path / ROUND.format(number + 1)).read_text(encoding="utf-8"))
             runs = {}
             for letter, run in plain["runs"].items():
                 moments = Moments(**run["moments"])
-                cost = Cost(Meter.of(run["meter"]), pools_of(run["pools"]), moments)
-                ended = (Status(run["status"]), cost, run["problems"])
-                runs[letter] = SideRun(*ended, digest=run["digest"])
+                runs[letter] = SideRun(
+                    Meter.of(run["meter"]),
+                    pools_of(run["pools"]),
+                    moments,
+                    status=Status(run["status"]),
+                    problems=run["problems"],
+                    digest=run["digest"],
+                )
             answer = ComparedPrompt(prompt, runs, plain["cpu_share"])
             branches = [
                 BranchComparison(

@@ -1,16 +1,16 @@
-"""Experiments: their YAML, the command line's changes to it, and one checked job for each row.
-
-Nothing here imports torch.
-"""
+"""Experiments: their YAML, the command line's changes to it, one checked job for each row, and the
+figures of a row (docs/metrics.md) with bootstrap intervals. Nothing here imports torch."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from ...states.text.outline import Outline, OutlineError, Point
@@ -21,7 +21,10 @@ from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
 from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, WeightFormat
-from .figures import FIGURES
+
+if TYPE_CHECKING:
+    from ..record.metrics import Meter
+    from .sides import Cost, SideRun
 
 PLAIN = "autoregressive"
 ASSISTED = "hf-assisted"
@@ -75,10 +78,9 @@ class ExperimentOptions(Spec):
 
 
 class Experiment(Spec):
-    """An experiment.
+    """Every side runs at every point of `vary`; those of `against` run once, unchanged.
 
-    Every side runs at every point of `vary`; those of `against` run once, unchanged. Ratios refer
-    to the first of `against`; without one to the first side, at its first point or
+    Ratios refer to the first of `against`; without one to the first side, at its first point or
     (`pairing: point`) at the same point.
     """
 
@@ -109,10 +111,9 @@ class Experiment(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: a graph or a peer at one point.
+    """One row: a graph or a peer at one point; varied: values by path, as `--set` takes them.
 
-    varied: by path the value as `--set` takes it. at: where the file says so, by setting; the side
-    itself under the empty name.
+    at: places in the file, by setting; that of the side under the empty name.
     """
 
     side: str
@@ -125,12 +126,10 @@ class Entry:
 
     @property
     def peer(self) -> str:
-        """Its name; empty for a graph."""
         return self.graph if self.graph in PEERS else ""
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """Of this row alone."""
         point = (f"{path}={value}" for path, value in self.varied.items() if path != PARTS)
         return (*read_side(self.side)[1], *point)
 
@@ -156,7 +155,6 @@ def at_commas(text: str) -> Iterator[str]:
 
 
 def experiment_names() -> list[str]:
-    """Of the shipped experiments."""
     return sorted(path.stem for path in (SHIPPED / EXPERIMENTS).glob("*.yaml"))
 
 
@@ -172,11 +170,7 @@ def find_experiment(ref: str) -> Path | None:
 
 
 def read_experiment(file: Path) -> tuple[Experiment, Source]:
-    """A checked file.
-
-    Raises:
-        GraphError: every problem with its place.
-    """
+    """A checked file; raises GraphError with every problem."""
     shipped = file.is_relative_to(SHIPPED)
     source = read_source(str(file), str(file.relative_to(SHIPPED.parent)) if shipped else "")
     check_mapping(source, "experiment")
@@ -187,7 +181,6 @@ def read_experiment(file: Path) -> tuple[Experiment, Source]:
 
 
 def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
-    """Names that do not exist."""
     for key in ("sides", "against"):
         for at, side in enumerate(getattr(experiment, key)):
             if not known_side(side):
@@ -213,7 +206,6 @@ def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
 
 
 def known_side(side: str) -> bool:
-    """Whether it is a graph or a peer."""
     name = read_side(side)[0]
     return name in PEERS or is_graph(name)
 
@@ -249,10 +241,7 @@ def text_of(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of `specsot bench`, without those of `specsot run`.
-
-    refs: an experiment, or graphs and peers. out: the folder of results, new or to be continued.
-    """
+    """The options of `specsot bench` alone; refs: an experiment, or graphs and peers."""
 
     refs: Sequence[str]
     against: str | None = None
@@ -266,7 +255,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An experiment with everything checked that can be without torch; notes: what to tell."""
+    """A checked experiment; notes: for the user."""
 
     experiment: Experiment
     entries: list[Entry]
@@ -276,13 +265,8 @@ class Prepared:
 
 
 def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prepared:
-    """Read, change and check everything.
-
-    An experiment omits a side whose target has no drafter of the required kind, with a note.
-
-    Raises:
-        UsageError, PromptError, OutlineError, GraphError: each message says where.
-    """
+    """Read, change and check everything; an experiment omits a side whose target lacks the drafter;
+    raises UsageError, PromptError, OutlineError, GraphError."""
     experiment, source = _changed(bench_options)
     defaults = experiment.options.model_dump()
     changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
@@ -310,7 +294,6 @@ def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prep
 
 
 def _changed(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
-    """The experiment that the command line names, as it changes it."""
     refs = bench_options.refs
     source = None
     if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
@@ -367,7 +350,6 @@ def _job(
     prompts: Prompts,
     source: Source | None,
 ) -> Job:
-    """One row's; raises GraphError with places in the experiment's file."""
     parts = entry.varied.get(PARTS)
     if parts is not None and not (parts.isdecimal() and 1 <= int(parts) <= MAX_PARTS):
         raise UsageError(f"--vary {PARTS}={parts}: {PARTS_RANGE}")
@@ -401,9 +383,187 @@ def _job(
 
 
 def _placed(problem: Problem, side: str, places: Mapping[str, Place], source: Source) -> Problem:
-    """The problem at its place in the experiment's file, if that file has the wrong setting."""
+    """The problem at its place in the experiment's file, if that has the wrong setting."""
     option = problem.file.removeprefix("--set ")
     if option == problem.file or option not in places:
         return problem
     words = f"{side}: {problem.where}: {problem.message}"
     return source.problem(places[option], words, problem.code)
+
+
+# -- figures -----------------------------------------------------------------------------------
+
+Values = npt.NDArray[np.float64]
+Quotient = tuple[float, float]  # with a whole of 0 where it means nothing
+DRAWS = 2000
+LEVEL = 0.95
+MS = 1e6  # nanoseconds
+MB = 1e6  # bytes
+
+
+class Estimate(NamedTuple):
+    """A figure; low and high: its interval, None where a single round gave it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
+    """[DRAWS, rounds]: numbers of rounds, always the same; groups: the prompt of each round.
+
+    Prompts are drawn with replacement, then as many rounds of each as the largest prompt has, so
+    that the variances between prompts and between repeats both count.
+    """
+    random = np.random.default_rng(0)
+    rounds_of = [np.flatnonzero(np.asarray(groups) == name) for name in sorted(set(groups))]
+    sizes = np.array([len(rounds) for rounds in rounds_of])
+    picked = random.integers(len(rounds_of), size=(DRAWS, len(rounds_of)))
+    places = random.random((DRAWS, len(rounds_of), sizes.max()))
+    table = np.stack([np.resize(rounds, sizes.max()) for rounds in rounds_of])
+    within = (places * sizes[picked][..., None]).astype(np.int64)
+    numbers: npt.NDArray[np.int64] = table[picked[..., None], within].reshape(DRAWS, -1)
+    return numbers
+
+
+def estimate(groups: Sequence[int], of: Callable[[npt.NDArray[np.int64]], Values]) -> Estimate:
+    """Of all rounds, and of drawn ones; of: [..., rounds] numbers -> [...]."""
+    value = float(of(np.arange(len(groups))[None])[0])
+    if len(groups) < 2:
+        return Estimate(value)
+    edge = 100 * (1 - LEVEL) / 2
+    low, high = np.percentile(of(resampled(groups)), [edge, 100 - edge])
+    return Estimate(value, float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a row; of: part and whole in one run.
+
+    kind: how runs are joined: the median over rounds of the reference's quotient / the own one; the
+    quotient of the sums; the median of the quotients; the largest; the share of answers that are
+    the reference's; what a probe has found. better: 1 if more of it is, -1 if less, 0 if neither.
+    timed: by clocks.
+    """
+
+    kind: Literal["paired", "sums", "median", "largest", "same", "probe"]
+    of: "Callable[[Cost], Quotient]" = lambda cost: (0, 0)
+    better: int = 1
+    form: str = ".2f"
+    timed: bool = False
+
+    def measure(
+        self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+    ) -> Estimate | None:
+        """Of finished rounds, None if it means something in none; prompts: the number of each
+        round's."""
+        if self.kind == "same":
+            same = np.array([a.digest == b.digest for a, b in zip(runs, reference, strict=True)])
+            return estimate(prompts, lambda at: same[at].mean(-1))
+        groups, mine, theirs = self.quotients(runs, reference, prompts)
+        if not groups:
+            return None
+        if self.kind == "sums":
+            return estimate(groups, lambda at: mine[at].sum(-2)[..., 0] / mine[at].sum(-2)[..., 1])
+        each = mine[:, 0] / mine[:, 1]
+        if self.kind == "largest":
+            return Estimate(float(each.max()))
+        if self.kind == "paired":
+            each = theirs[:, 0] / theirs[:, 1] / each
+        return estimate(groups, lambda at: np.median(each[at], axis=-1))
+
+    def quotients(
+        self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+    ) -> tuple[list[int], Values, Values]:
+        """The prompts of the rounds with a figure, and [rounds, part and whole] of this side and of
+        the reference, 1 / 1 unless paired."""
+        groups: list[int] = []
+        pairs: list[tuple[Quotient, Quotient]] = []
+        paired = self.kind == "paired"
+        for run, other, group in zip(runs, reference, prompts, strict=True):
+            if run.problems or (paired and other.problems):
+                continue
+            one = self.of(run)
+            two = self.of(other) if paired else (1.0, 1.0)
+            if one[1] and two[1] and not (paired and 0 in (one[0], two[0])):
+                groups.append(group)
+                pairs.append((one, two))
+        values = np.array(pairs, float).reshape(-1, 2, 2)
+        return groups, values[:, 0], values[:, 1]
+
+
+def _first_token(cost: "Cost") -> Quotient:
+    return cost.moments.first_token / MS, float(cost.moments.first_token > 0)
+
+
+def _last_token(cost: "Cost") -> Quotient:
+    return cost.moments.last_token / MS, float(cost.moments.last_token > 0)
+
+
+def _decode(cost: "Cost") -> Quotient:
+    return (cost.moments.last_token - cost.moments.first_token) / MS, cost.moments.decoded
+
+
+def _per_token(cost: "Cost") -> Quotient:
+    return 1e3 * cost.meter.seconds, cost.meter.tokens
+
+
+def _tau(cost: "Cost") -> Quotient:
+    lengths = cost.meter.lengths
+    return sum(n * count for n, count in lengths.items()), lengths.total()
+
+
+def _overhead(meter: "Meter") -> Quotient:
+    whole = meter.in_run + meter.open_ops
+    return whole - meter.in_ops, whole
+
+
+def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[Cost], Quotient]":
+    """Of what only our own engine counts."""
+    return lambda cost: of(cost.meter) if cost.meter.rows else (0.0, 0.0)
+
+
+def _host_reads(cost: "Cost") -> Quotient:
+    return cost.moments.host_reads, cost.meter.forwards if cost.meter.rows else 0
+
+
+def _kv(of: Callable[[Any], float]) -> "Callable[[Cost], Quotient]":
+    return lambda cost: (sum(map(of, cost.pools.values())) / MB, float(bool(cost.pools)))
+
+
+PER_TOKEN = "speedup_per_token"
+FIGURES: Mapping[str, Figure] = {
+    "speedup_decode": Figure("paired", _decode, timed=True),
+    "speedup_ttlt": Figure("paired", _last_token, timed=True),
+    "speedup_ttft": Figure("paired", _first_token, timed=True),
+    PER_TOKEN: Figure("paired", _per_token, timed=True),
+    "length_ratio": Figure("paired", lambda c: (1, c.meter.tokens), 0),
+    "tau_step": Figure("sums", _tau),
+    "tau_request": Figure("median", lambda c: (c.meter.tau_step, 1)),
+    "acceptance_rate": Figure("sums", _ours(lambda m: (m.accepted, m.drafted)), form=".3f"),
+    "tokens_per_target_forward": Figure("sums", lambda c: (c.meter.tokens, c.meter.forwards)),
+    "ms_per_token": Figure("median", _per_token, -1, timed=True),
+    "ms_to_first_token": Figure("median", _first_token, -1, ".0f", timed=True),
+    "ms_to_last_token": Figure("median", _last_token, -1, ".0f", timed=True),
+    "ms_per_round": Figure("sums", lambda c: (_per_token(c)[0], c.meter.forwards), -1, timed=True),
+    "overhead_share": Figure("sums", _ours(_overhead), -1, ".3f", timed=True),
+    "host_reads_per_round": Figure("sums", _host_reads, -1),
+    "tokens": Figure("median", lambda c: (c.meter.tokens, 1), 0, ".0f"),
+    "target_forwards": Figure("median", lambda c: (c.meter.forwards, 1), -1, ".0f"),
+    "rows": Figure("median", _ours(lambda m: (m.rows, 1)), -1, ".0f"),
+    "rows_empty": Figure("median", _ours(lambda m: (m.padding, 1)), -1, ".0f"),
+    "drafter_forwards": Figure("median", _ours(lambda m: (m.draft_forwards, 1)), -1, ".0f"),
+    "drafter_rows": Figure("median", _ours(lambda m: (m.draft_rows, 1)), -1, ".0f"),
+    "drafter_rows_empty": Figure("median", _ours(lambda m: (m.draft_padding, 1)), -1, ".0f"),
+    "padding_waste": Figure("sums", _ours(lambda m: (m.padding, m.rows)), -1, ".3f"),
+    "kv_held_mb": Figure("largest", _kv(lambda pool: pool.peak_bytes), -1),
+    "kv_moved_mb": Figure("largest", _kv(lambda pool: pool.moved_bytes.total()), -1),
+    "same_answer": Figure("same", better=0),
+    "kl": Figure("probe", better=-1, form=".4f"),
+    "kv_allocated_mb": Figure("largest", _kv(lambda pool: pool.allocated_bytes), -1),
+}
+GAINS: Mapping[str, Figure] = {  # of `specsot compare`: how much less a side costs than the first
+    PER_TOKEN: FIGURES[PER_TOKEN],
+    "fewer_rounds": Figure("paired", lambda c: (c.meter.rounds, 1)),
+    "more_tokens_per_round": Figure("paired", lambda c: (c.meter.rounds, c.meter.tokens)),
+}

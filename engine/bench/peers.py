@@ -32,9 +32,8 @@ from ..prepare.environment import model_folders
 from ..prepare.inputs import Prompt
 from ..record.metrics import Marks, Meter
 from ..record.report import answers_of, output_digest
-from ..run.runner import Status
 from .experiment import ASSISTED, LLAMA_CPP, LOOKUP
-from .sides import Cost, Moments, Peer, Side, SideRun
+from .sides import Moments, Peer, Side, SideRun
 
 
 @dataclass
@@ -63,7 +62,7 @@ Generate = Callable[[Request, list[int], int, Steps], list[int]]
 def _answer(
     generate: Generate, drafts: bool, side: Side, prompt: Prompt, budget: int | None
 ) -> SideRun:
-    """One prompt, with the peer's figures under our names; the stop token is not counted.
+    """One prompt; the stop token is not counted.
 
     drafts: whether its first forward proposes tokens; otherwise it is a prefill, not a round.
     """
@@ -87,9 +86,9 @@ def _answer(
     meter = Meter(forwards=len(counts), rounds=lengths.total(), tokens=sum(counts), lengths=lengths)
     meter.in_run = meter.in_ops = whole
     meter.marks[request.key] = Marks(times[0], None, times[-1])
-    cost = Cost(meter, {}, Moments(times[0], times[-1], sum(counts[1:])))
+    moments = Moments(times[0], times[-1], sum(counts[1:]))
     digest = output_digest(answers_of([request], side.session.prompts))
-    return SideRun(Status.OK, cost, (), request, digest=digest)
+    return SideRun(meter, {}, moments, digest=digest, answered=request)
 
 
 Generation: Any = GenerationConfig  # its constructor has no types
@@ -99,11 +98,7 @@ DRAWN = ("temperature", "top_k", "top_p")  # settings of `sampling` that both ha
 
 
 def with_peers(sides: Sequence[Side], names: Sequence[str]) -> list[Side]:
-    """The sides, each that names a peer with that peer; models are loaded once.
-
-    Raises:
-        UsageError: the graphs draw as a peer cannot.
-    """
+    """The sides, with their peers; models are loaded once. Raises UsageError."""
     load = cache(_load)
     return [
         replace(side, peer=_peer(name, side, load)) if name else side
@@ -210,11 +205,7 @@ def _llama_cpp(side: Side, folder: Path) -> Peer:
 
 
 def write_gguf(file: Path, folder: Path, stored: Stored) -> Path:
-    """A checkpoint's weights as llama.cpp reads them, without a tokenizer.
-
-    Raises:
-        ModelError: of a family or a scaling of positions that is not written here.
-    """
+    """A checkpoint's weights as llama.cpp reads them, without a tokenizer; raises ModelError."""
     target = load_target(folder, torch.float32)
     config = target.config
     if config.rope.kind != "default" or config.window:

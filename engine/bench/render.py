@@ -18,10 +18,8 @@ from ..record.metrics import state_figures
 from ..terminal import usable
 from ..text_stream import printable
 from .comparison import Comparison
-from .equality import CUT, END, TIE, BranchAnswer, BranchComparison, counts
-from .experiment import PARTS, Experiment, Plot, at_commas
-from .figures import FIGURES, GAINS, MB
-from .sides import Side, letters
+from .experiment import FIGURES, GAINS, MB, PARTS, Experiment, Plot, at_commas
+from .sides import CUT, END, TIE, BranchAnswer, BranchComparison, Side, counts, letters
 
 COLUMNS = {  # columns of the Markdown table, and how their numbers are written
     "graph": "",
@@ -71,7 +69,6 @@ def rendered(
 
 
 def csv_text(rows: Rows) -> str:
-    """One line for each row under a line of names."""
     text = io.StringIO()
     names = dict.fromkeys(name for row in rows for name in row)
     writer = csv.DictWriter(text, list(names), lineterminator="\n")
@@ -96,7 +93,6 @@ def _table(title: str, lines: box.Box, *columns: Column) -> Table:
 
 
 def page(title: str, table: str, notes: Iterable[str], facts: Iterable[str]) -> str:
-    """A Markdown page: a table, notes, and what was measured, on what."""
     notes_text = "".join(f"{line}\n" for line in notes)
     return f"# {title}\n\n{table}\n```\n{notes_text}```\n\n" + "".join(f"- {f}\n" for f in facts)
 
@@ -105,7 +101,6 @@ def page(title: str, table: str, notes: Iterable[str], facts: Iterable[str]) -> 
 
 
 def comparison_markdown(rows: Rows) -> str:
-    """The columns of a comparison's table that people read."""
     if not rows:
         return "No prompt was answered by every graph.\n"
     names = list(rows[0])
@@ -154,7 +149,6 @@ def _by_prompt(
     columns: Iterable[Column],
     sections: Sequence[Sequence[tuple[str, Comparison, Cells]]],
 ) -> Table:
-    """Sections of prompts, each with its name on the first of the lines of its graphs."""
     heads: list[Column] = [("prompt", {"max_width": QUESTION})]  # the one that gives way
     heads += [("", {"no_wrap": True}), *columns]
     table = _table(title, lines, *heads)
@@ -307,10 +301,7 @@ def csv_of(rows: Rows) -> str:
 def experiment_table(
     experiment: Experiment, rows: Rows, between: str = " "
 ) -> tuple[list[str], list[list[str]]]:
-    """The headings and the cells of the figures that the experiment shows and any row has.
-
-    between: the separator of figures and their intervals.
-    """
+    """Headings and cells of the figures that are shown; between: figures and their intervals."""
     names = [name for name in experiment.figures if any(name in row["figures"] for row in rows)]
     cells = []
     for letter, row in zip(letters(), rows, strict=False):
@@ -326,7 +317,6 @@ def experiment_table(
 
 
 def experiment_markdown(experiment: Experiment, rows: Rows) -> str:
-    """The table of the experiment's figures."""
     if not rows:
         return "No prompt was answered by every side.\n"
     heads, cells = experiment_table(experiment, rows)
@@ -398,8 +388,7 @@ UNITS = {"ms": " (milliseconds)", "kv": " (MB)", "speedup": " (times)"}
 
 
 def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
-    """Draw every plot that there are figures for, or one of the first figure that is shown; raises
-    OSError."""
+    """Every plot that has figures, or one of the first shown figure; raises OSError."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -478,8 +467,7 @@ def _lines(axes: Any, name: str, path: str, rows: Rows) -> None:
 
 
 def short_names(sides: Sequence[str]) -> dict[str, str]:
-    """Sides without the settings that all those of their graph have, and settings by the last word
-    of their paths."""
+    """Sides without the settings that all sides of their graph have, and without paths."""
     settings: dict[str, dict[str, list[str]]] = {}  # by graph, by side
     for side in sides:
         graph, _, text = side.partition("@")

@@ -1,8 +1,14 @@
-"""The sides of a comparison: their models, one run of a prompt by each, and its costs."""
+"""The sides of a comparison: their models, one run of a prompt by each, its costs, and whether they
+gave the same tokens where they promise to.
+
+Two branches are compared where both were decoded behind the same token ids. A branch whose context
+already differs follows from a difference that is counted where it first occurs.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cache
 from itertools import chain, count, product
 from pathlib import Path
@@ -11,7 +17,7 @@ from string import ascii_uppercase
 from time import monotonic
 from typing import Any
 
-from ...states.request import Request
+from ...states.request import Branch, Finish, Request
 from ..limits import cpu_share
 from ..models import load_models, with_drafter
 from ..prepare.environment import model_folders, set_up_torch, threads_of
@@ -20,6 +26,7 @@ from ..prepare.job import Job
 from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, output_digest, refusals
 from ..run.runner import Status, StopSignal, perform
+from ..run.scoring import contexts, next_scores
 from ..run.session import Session, tie
 
 
@@ -36,10 +43,7 @@ class PoolUse:
 
 @dataclass
 class Moments:
-    """Sums over runs of nanoseconds from a run's start, and what else only single runs have.
-
-    decoded: tokens behind each run's first one.
-    """
+    """Sums over runs of nanoseconds from a run's start, and what else only single runs have."""
 
     first_token: int = 0
     last_token: int = 0
@@ -49,14 +53,14 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Figures of one run or of several; pools: the `target`'s, and the `drafter`'s if any."""
+    """Of one run or of several; pools: the `target`'s, and the `drafter`'s if any."""
 
     meter: Meter
     pools: Mapping[str, PoolUse]
     moments: Moments = field(default_factory=Moments)
 
     def document(self) -> dict[str, Any]:
-        """The figures under their documented names (docs/metrics.md)."""
+        """Under the documented names (docs/metrics.md)."""
         meter = self.meter
         pools = {name: vars(use) for name, use in self.pools.items()}
         return {
@@ -93,10 +97,9 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another program that decodes a side's prompts with the side's models.
+    """Another program with the side's models; answer: of one prompt, at most so many tokens.
 
-    answer: of one prompt, at most so many tokens. codes: its number format of the weights, if it
-    differs from the side's.
+    codes: its number format of the weights, if it differs from the side's.
     """
 
     name: str
@@ -106,10 +109,10 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One graph of a comparison; letter: its name in tables.
+    """One graph of a comparison; letter: its name in tables; target: its model's folder.
 
-    target: the folder of its model. sets: settings that not all graphs have. peer: the program that
-    answers instead of the graph, which then defines the right answer.
+    sets: settings that not all graphs have. peer: answers instead of the graph, which then defines
+    the right answer.
     """
 
     letter: str
@@ -133,18 +136,16 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class SideRun:
-    """One prompt answered by one side.
+class SideRun(Cost):
+    """One prompt answered by one side; digest: of its tokens.
 
-    problems: why the answer is not complete, a line each. answered: None for a run of a folder.
-    digest: of its tokens.
+    problems: why the answer is not complete. answered: None for a run of a folder.
     """
 
-    status: Status
-    cost: Cost
-    problems: Sequence[str]
-    answered: Request | None = None
+    status: Status = Status.OK
+    problems: Sequence[str] = ()
     digest: str = ""
+    answered: Request | None = None
 
     @property
     def request(self) -> Request:
@@ -189,7 +190,6 @@ def letters() -> Iterator[str]:
 
 
 def load_sides(jobs: Sequence[Job]) -> list[Side]:
-    """All graphs with their models; raises UsageError, ModelError, GraphError."""
     models = SharedModels()
     sides = []
     common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
@@ -202,10 +202,8 @@ def load_sides(jobs: Sequence[Job]) -> list[Side]:
 def warm_up(
     sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal, rounds: int, collect: bool
 ) -> None:
-    """Run the first prompt for some rounds that no figure counts: torch sets itself up.
-
-    collect: all prompts where a graph reuses chunks of documents, so that every chunk is read.
-    """
+    """Run the first prompt for some rounds that no figure counts; collect: all prompts where a
+    graph reuses chunks of documents, so that every chunk is read."""
     for side in sides if prompts else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
         if side.peer is not None:
@@ -224,11 +222,9 @@ def answer_all(
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, in one state of the machine.
 
-    The first side changes from round to round, so that a slower machine favours no graph.
-    Ends early at a stop signal; a prompt that not every graph has answered is omitted.
-
-    Args:
-        numbers: of the rounds; instead of in turn, the order is drawn from a round's number.
+    The first side changes from round to round, so that a slower machine favours no graph. Ends
+    early at a stop signal; a prompt that not every graph has answered is omitted. numbers: of the
+    rounds; the order is drawn from them.
     """
     start_time = monotonic()
     done = 0
@@ -283,6 +279,189 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
             moments.last_token = marks.last_token
             moments.decoded = max(meter.tokens - 1, 0)
     run.close()
-    lines = [f"{side.letter} {side.name}: {problem}" for problem in problems]
-    cost = Cost(meter, pools, moments)
-    return SideRun(status, cost, lines, requests[0], digest=output_digest(answers))
+    return SideRun(
+        meter,
+        pools,
+        moments,
+        status=status,
+        problems=[f"{side.letter} {side.name}: {problem}" for problem in problems],
+        digest=output_digest(answers),
+        answered=requests[0],
+    )
+
+
+# -- equal tokens ------------------------------------------------------------------------------
+
+TIE = 1e-4  # logits nearer than this may come out in either order in float32
+EXACT = ("float32", "float64")  # what the promise holds for
+END = -1  # instead of a token: the answer stopped here
+CUT = -2  # the answer is not longer
+SHOWN = 24  # tokens before a difference that are shown with it
+
+
+class BranchAnswer(StrEnum):
+    EQUAL = "equal"
+    TIE = "tie"
+    DIFFERENT = "different"
+    FOLLOWS = "follows"  # its context differs because of a difference elsewhere
+    UNFINISHED = "unfinished"  # refused or stopped on one side
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two answers first differ; position: tokens before it; before: text that ends there.
+
+    reference, other: token ids, END or CUT. margin: of their scores (`scoring.next_scores`) by the
+    target alone; None where one side has no token.
+    """
+
+    position: int
+    before: str
+    reference: int
+    other: int
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPair:
+    """why_not: why the answers of the two are not compared; empty if they are."""
+
+    reference: Side
+    other: Side
+    why_not: str = ""
+
+    @property
+    def promised(self) -> bool:
+        return not self.why_not and self.other.job.options.dtype in EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class BranchComparison:
+    """One branch of one prompt on two sides; tokens: of the reference's answer."""
+
+    pair: GraphPair
+    prompt: ComparedPrompt
+    branch: str
+    result: BranchAnswer
+    tokens: int
+    difference: Difference | None
+
+
+def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
+    """Every graph with the first one that promises the same; first ones with all before them."""
+    firsts: list[Side] = []
+    pairs: list[GraphPair] = []
+    for side in sides:
+        candidates = [GraphPair(first, side, _reason(first, side)) for first in firsts]
+        same = [pair for pair in candidates if not pair.why_not]
+        pairs += same[:1] or candidates
+        firsts += [] if same else [side]
+    return pairs
+
+
+def _reason(first: Side, second: Side) -> str:
+    """Why two graphs need not give the same tokens; empty if they must."""
+    sides = (first, second)
+    samplings = [side.job.program.graph.sampling for side in sides]
+    without = [side.letter for side in sides if side.job.program.graph.skeleton is None]
+    if len(without) == 1:
+        return f"{without[0]} has no skeleton: its answers stand behind another context"
+    drawn = any(sampling.temperature for sampling in samplings)
+    if drawn and any(side.peer is not None for side in sides):
+        return "transformers draws with coins of its own"
+    if not all(sampling.exact for sampling in samplings):
+        return "accept: rejection keeps the distribution, not the tokens"
+    facts, others = map(_facts, sides)
+    unlike = [key for key in facts if facts[key] != others[key]]
+    return ", ".join(f"{key}: {_short(facts[key])} and {_short(others[key])}" for key in unlike)
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _facts(side: Side) -> dict[str, Any]:
+    graph = side.job.program.graph
+    codes = side.peer.codes if side.peer is not None else ""
+    facts: dict[str, Any] = {
+        "model": side.target,
+        "dtype": side.job.options.dtype,
+        "weights": codes or side.job.options.weights.partition("@")[0],
+        "budget": side.session.budget,
+        "beam": graph.beam,
+        "blend": graph.blend,
+    }
+    # How drafts are accepted decides on no token: what is compared is exact.
+    sampling = graph.sampling.model_dump(exclude={"accept", "rule"})
+    facts |= {f"sampling.{key}": value for key, value in sampling.items()}
+    if graph.skeleton is not None:
+        facts["outline"] = side.job.outline
+        facts |= {f"skeleton.{key}": value for key, value in graph.skeleton.model_dump().items()}
+    return facts
+
+
+def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
+    """All branches of a prompt, the outline first; none of a pair that is not compared."""
+    # By name (`outline`, or the number), with the ids before the answer.
+    decoded: list[dict[str, tuple[Branch, list[int]]]] = []
+    complete = True
+    for side in (pair.reference, pair.other) if not pair.why_not else ():
+        request = prompt.runs[side.letter].request
+        complete = complete and all(map(_finished, request.all_branches()))
+        branches = contexts(request, side.session.prompts)
+        named = {"outline" if b.is_root else str(b.index + 1): (b, ids) for b, ids in branches}
+        decoded.append(named)
+    results = []
+    for name in dict.fromkeys(chain.from_iterable(decoded)):
+        reference, other = (branches.get(name) for branches in decoded)
+        result = BranchAnswer.EQUAL
+        difference = None
+        if not all(_finished(one[0]) for one in (reference, other) if one is not None):
+            result = BranchAnswer.UNFINISHED
+        elif reference is None or other is None or reference[1] != other[1]:
+            result = BranchAnswer.FOLLOWS
+        elif difference := _first_difference(pair.reference, reference[0], other[0], reference[1]):
+            near = difference.margin is not None and difference.margin < TIE
+            result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
+        tokens = len(reference[0].tokens) if reference is not None else 0
+        one = BranchComparison(pair, prompt, name, result, tokens=tokens, difference=difference)
+        results.append(one)
+    if any(result.difference for result in results):
+        return results
+    # Nothing to follow from: contexts differ that must not, unless one side was not finished.
+    fault = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
+    follows = BranchAnswer.FOLLOWS
+    return [replace(r, result=fault) if r.result is follows else r for r in results]
+
+
+def _finished(branch: Branch) -> bool:
+    return branch.finish in (Finish.STOP, Finish.LENGTH)
+
+
+def _first_difference(
+    side: Side, reference: Branch, other: Branch, context: Sequence[int]
+) -> Difference | None:
+    # With how they ended, so that unequal answers differ at some position.
+    mine, theirs = (
+        [*b.tokens, END if b.finish is Finish.STOP else CUT] for b in (reference, other)
+    )
+    if mine == theirs:
+        return None
+    both = enumerate(zip(mine, theirs, strict=False))
+    place, tokens = next((place, pair) for place, pair in both if pair[0] != pair[1])
+    before = side.session.prompts.decode([*context, *reference.tokens[:place]][-SHOWN:])
+    margin = None
+    if CUT not in tokens:
+        order_V = next_scores(side.session.models, reference, context, place)
+        stops = reference.request.stop_ids
+        ends = [order_V[[*stops] if token == END else token].max() for token in tokens]
+        margin = abs(float(ends[0]) - float(ends[1]))
+    return Difference(place, before, *tokens, margin)
+
+
+def counts(branches: Sequence[BranchComparison]) -> dict[str, int]:
+    number = Counter(branch.result for branch in branches)
+    tokens = sum(branch.tokens for branch in branches if branch.result is BranchAnswer.EQUAL)
+    by_result = {str(kind): number[kind] for kind in BranchAnswer}
+    return {"branches": len(branches), **by_result, "equal_tokens": tokens}

@@ -34,11 +34,8 @@ Checks = Callable[["Bench"], Iterator["Check"]]
 
 
 def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
-    """The JSON document of one graph; its keys are documented in docs/cli.md.
-
-    Raises:
-        UsageError, ModelError, GraphError, PromptError: as `specsot run` does.
-    """
+    """The JSON document of one graph (docs/cli.md); raises UsageError, ModelError, GraphError,
+    PromptError."""
     name = job.program.graph.name
     with working(f"{name}: loading models ...") as tell:
         bench = bench_of(job, quick, lambda text: tell(f"{name}: {text}"))
@@ -65,7 +62,6 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """A certificate in Markdown."""
     graph = document["resolved"]
     verdict = document["verdict"]
     lines = [f"# Certificate: {document['graph']}", "", f"**{verdict[0].upper()}{verdict[1:]}.**"]
@@ -118,7 +114,6 @@ def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
 def _groups(bench: "Bench") -> Iterator[tuple[str, str, str | Checks]]:
     """Name, title, and checks of each group, or why there is none."""
     from . import texts
-    from .drawn import acceptance_checks
     from .gates import gate_checks
 
     graph = bench.graph
@@ -133,7 +128,7 @@ def _groups(bench: "Bench") -> Iterator[tuple[str, str, str | Checks]]:
         why = "drafts are accepted where they match what the target draws, as the text above"
         why = why if graph.drafter.drafts else "nothing is drafted"
         matched = graph.sampling.exact and graph.sampling.lossless
-        yield "rejection", "Accepting drafts", why if matched else acceptance_checks
+        yield "rejection", "Accepting drafts", why if matched else texts.acceptance_checks
     if graph.blend is not None:
         yield "blended", "Keys and values that are reused", texts.blended_checks
     yield "gates", "Structural gates", gate_checks
@@ -142,7 +137,6 @@ def _groups(bench: "Bench") -> Iterator[tuple[str, str, str | Checks]]:
 
 
 def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
-    """Each group of checks, or why there is none."""
     name = bench.graph.name
     for group, title, checks_of in _groups(bench):
         why = checks_of if isinstance(checks_of, str) else ""
@@ -271,7 +265,6 @@ def certify_command(
 
 
 def prepared_job(graph: str, options: RunOptions) -> Job:
-    """A graph checked, without torch."""
     prompts = read_file(options.prompts or TEN_PROMPTS)
     job = prepare(replace(options, graph=graph), prompts=prompts)
     if job.options.dtype not in PROMISED:

@@ -26,22 +26,95 @@ from ..models import new_pool
 from ..prepare.inputs import Prompt
 from ..run.core import EngineCore
 from ..run.scoring import context_segments, contexts, full_prefill
-from .drawn import neutral_sampling
 from .reference import SHOWN, Bench, Check, Repeat, TeacherTally
 
-# -- what is checked after every phase ------------------------------------------------------------
+MOST_STEPS = 100_000  # transitions after which a run counts as hanging
+COMPARED = 60  # branches of a probe whose drafter rows are computed again
+TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
+FORWARD = "target.forward_"
+DRAFTED = "draft.expand_root_"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run of `parts` branches, of one given outline or of as many requests; greedy without
+    `sets`.
+
+    tokens: the budget of every branch. stops: stop ids; None for the model's own, and then it
+    writes the outlines itself. expected: the length of parts in the outline.
+    """
+
+    sets: tuple[str, ...] = ()
+    parts: int = 4
+    tokens: int | None = None
+    stops: frozenset[int] | None = frozenset()
+    prompts: tuple[Prompt, ...] = ()
+    expected: int = 60
+    dtype: str = ""
+
+
+@dataclass(frozen=True)
+class ProbedRun:
+    """A trial's finished run."""
+
+    bench: Bench
+    trial: Trial
+    side: Side
+    run: EngineCore
+    requests: tuple[Request, ...]
+
+    @property
+    def branches(self) -> list[Branch]:
+        """All but the outlines."""
+        return [branch for request in self.requests for branch in request.branches]
+
+    def answers(self) -> Iterator[tuple[Branch, list[int]]]:
+        for request in self.requests:
+            yield from contexts(request, self.side.session.prompts)
+
+    def again(self) -> "ProbedRun":
+        return Rig(self.bench).probe(replace(self.trial, dtype="float64"))
+
+    @cached_property
+    def repeat(self) -> Repeat | None:
+        def rerun() -> Iterator[tuple[Side, Request]]:
+            again = self.again()
+            return ((again.side, request) for request in again.requests)
+
+        return self.bench.repeat(rerun)
+
+    def hold(self) -> TeacherTally:
+        tally = self.bench.tally()
+        for request in self.requests:
+            tally.hold(self.side, request, self.repeat)
+        return tally
+
+    def agree(self, expected: Sequence[Sequence[int]]) -> list[str]:
+        """What is wrong with answers that should be these; in doubt transformers decides."""
+        if len(self.branches) != len(expected):
+            return [f"{len(self.branches)} branches, expected were {len(expected)}"]
+        tally = self.bench.tally()
+        ids = dict(self.answers())
+        for branch, tokens in zip(self.branches, expected, strict=True):
+            if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
+                tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
+            elif branch.tokens != list(tokens):
+                tally.hold_branch(branch, ids[branch], self.repeat)
+        return tally.wrong
+
 
 ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}  # of a drafter's row from the same row computed again
 
 
-@dataclass(slots=True)
-class Watch:
-    """What was seen of all runs of a certificate, phase by phase.
+@dataclass
+class Rig:
+    """Runs of one graph, and what was seen of them after every phase.
 
-    wrong: a line for every kind of fault, the first time. worst: of the drafter's rows, how far
-    they are off, as a share of the largest number in them.
+    worst: how far the drafter's rows are off, as a share of the largest number in them. wrong: a
+    line for every kind of fault.
     """
 
+    bench: Bench
     runs: int = 0
     phases: int = 0
     forwards: int = 0
@@ -51,6 +124,11 @@ class Watch:
     compared: int = 0
     worst: float = 0.0
     wrong: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def free(self) -> "ProbedRun":
+        """The run without stop ids."""
+        return self.probe(Trial())
 
     def look(self, run: Run) -> None:
         """Pools are consistent, and hold what their branches need: nothing else, nothing less."""
@@ -78,9 +156,70 @@ class Watch:
             if sorted(positions) != sorted(chain.from_iterable(ranges)):
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
+    def probe(self, trial: Trial) -> "ProbedRun":
+        """Run a trial to its end."""
+        bench = self.bench
+        greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
+        most = bench.extent.gate_tokens
+        job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=trial.dtype or bench.dtype)
+        skeleton = job.program.graph.skeleton
+        if skeleton is not None and trial.stops is not None:
+            titles = enumerate(TITLES[: min(trial.parts, skeleton.max_branches)], 1)
+            points = tuple(Point(n, trial.expected, None, (), title=title) for n, title in titles)
+            job = replace(job, outline=Outline("plan", points, (), "ok"))
+        side = bench.side(job)
+        prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
+        requests = [side.session.request(prompt) for prompt in prompts]
+        for request in requests:
+            request.budget = request.budget if trial.tokens is None else trial.tokens
+            request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
+        run = self._drive(side, requests)
+        return ProbedRun(bench, trial, side, run, requests=tuple(requests))
+
+    def _drive(self, side: Side, requests: Sequence[Request]) -> EngineCore:
+        """To the end, checked after every phase; raises RuntimeError if there is none."""
+        ops: list[str] = []
+
+        def sink(event: Event) -> None:
+            if isinstance(event, OpRan):
+                self.forwards += event.op == FORWARD
+                ops.append(event.op)
+
+        run = side.session.start(requests, sink)
+        pools = run.manager.pools
+        places = [pool.data.data_ptr() for pool in pools]
+        most = self.compared + COMPARED if run.board["kv_draft"] is not None else 0
+
+        def look() -> bool:
+            if run.steps >= MOST_STEPS:
+                raise RuntimeError(f"no end after {MOST_STEPS} transitions")
+            if run.steps == 0:
+                return True
+            self.look(run)
+            if DRAFTED in ops and self.compared < most:
+                pooled = [part for part in run.board["drafter"].parts if part.kv is not None]
+                pairs = ((drafter, branch) for drafter in pooled for branch in drafter.active)
+                for drafter, branch in pairs:
+                    if not branch.reads:
+                        self.compared += 1
+                        self.worst = max(self.worst, off_by(side, run, drafter, branch))
+            ops.clear()
+            return True
+
+        while run.step(look):
+            pass
+        look()
+        self.runs += 1
+        self.reads += run.board["host"].reads
+        self.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
+        if places != [pool.data.data_ptr() for pool in pools]:
+            self.wrong.setdefault("moved", "a pool was allocated anew during a run")
+        for used in filter(None, (pool.current_length - pool.idle_length for pool in pools)):
+            self.wrong.setdefault("left", f"{used} slots are in use after the end of a run")
+        return run
+
 
 def _rows(manager: Any, request: Request) -> int:
-    """Rows of the target's pool that a request must have."""
     there = [b for b in request.branches if b.stage is Stage.RUNNING or b.retained]
     count = 0 if request.finished else sum(b.row_count for b in there)
     if request.stage in (Stage.PREFILL, Stage.OUTLINE, Stage.RUNNING, Stage.MERGING):
@@ -92,18 +231,15 @@ def _rows(manager: Any, request: Request) -> int:
 
 
 def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
-    """Of the committed rows that a branch sees, the prefix's first."""
     (row,) = manager.layout.rows_of(branch.owner)
     path = reversed(manager.table.segments.lineage[branch.owner])
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 
 def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
-    """The largest difference of any number in a branch's rows of a drafter's pool from the same
-    rows computed anew, as a share of the largest number; inf if rows are missing or too many.
-
-    Valid right after that drafter read what was committed.
-    """
+    """The largest difference of a branch's rows in a drafter's pool from the same rows computed
+    anew, as a share of the largest number; inf if rows are missing or too many. Valid right after
+    that drafter read what was committed."""
     pool = drafter.kv
     models = side.session.models
     ids = [*dict(contexts(branch.request, side.session.prompts))[branch], *branch.tokens]
@@ -125,8 +261,7 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     return float(off.nan_to_num(nan=torch.inf))
 
 
-def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
-    """What was seen of the pools, phase by phase, in all runs of the gates."""
+def memory_checks(watch: Rig) -> Iterator[Check]:
     wrong = list(watch.wrong.values())
     figures = {"runs": watch.runs, "phases": watch.phases, "faults": len(wrong)}
     text = f"pools and book agree after each of {watch.phases} phases of {watch.runs} runs"
@@ -135,158 +270,15 @@ def memory_checks(bench: Bench, watch: Watch) -> Iterator[Check]:
     reads = {"reads": watch.reads, "forwards": watch.forwards}
     text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
     yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
-    copied = bench.graph.layout.kind == "batching" or watch.forked == 0
+    copied = watch.bench.graph.layout.kind == "batching" or watch.forked == 0
     text = f"{watch.forked} bytes copied by forks"
     yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
     if watch.compared:
-        limit = ROWS_OFF[bench.dtype]
+        limit = ROWS_OFF[watch.bench.dtype]
         rows = {"branches": watch.compared, "worst": watch.worst, "tolerance": limit}
         text = f"the drafter's rows of {watch.compared} branches in mid-run, newcomers among them,"
         text += f" are those of their text computed again: at most {watch.worst:.1e} apart"
         yield Check("memory/the drafter's rows", watch.worst <= limit, rows, text)
-
-
-# -- runs ------------------------------------------------------------------------------------------
-
-MOST_STEPS = 100_000  # transitions after which a run counts as hanging
-COMPARED = 60  # branches of a probe whose drafter rows are computed again
-TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
-FORWARD = "target.forward_"
-DRAFTED = "draft.expand_root_"
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A run of `parts` branches: of one given outline, or of as many requests.
-
-    sets: as of `--set`; greedy, unless they set otherwise. tokens: the budget of every branch.
-    stops: stop ids; None for the model's own, and then it writes the outlines itself. prompts:
-    instead of the first ones of the certificate. expected: the length of parts in the outline.
-    """
-
-    sets: tuple[str, ...] = ()
-    parts: int = 4
-    tokens: int | None = None
-    stops: frozenset[int] | None = frozenset()
-    prompts: tuple[Prompt, ...] = ()
-    expected: int = 60
-    dtype: str = ""
-
-
-@dataclass(frozen=True)
-class ProbedRun:
-    """A trial's run that came to its end."""
-
-    bench: Bench
-    trial: Trial
-    side: Side
-    run: EngineCore
-    requests: tuple[Request, ...]
-
-    @property
-    def branches(self) -> list[Branch]:
-        """All but the outlines."""
-        return [branch for request in self.requests for branch in request.branches]
-
-    def answers(self) -> Iterator[tuple[Branch, list[int]]]:
-        """Every branch that was decoded, outlines too, with the token ids of its context."""
-        for request in self.requests:
-            yield from contexts(request, self.side.session.prompts)
-
-    def again(self) -> "ProbedRun":
-        """The same in float64."""
-        return probe(self.bench, replace(self.trial, dtype="float64"))
-
-    @cached_property
-    def repeat(self) -> Repeat | None:
-        def rerun() -> Iterator[tuple[Side, Request]]:
-            again = self.again()
-            return ((again.side, request) for request in again.requests)
-
-        return self.bench.repeat(rerun)
-
-    def hold(self) -> TeacherTally:
-        """All answers, compared with transformers."""
-        tally = self.bench.tally()
-        for request in self.requests:
-            tally.hold(self.side, request, self.repeat)
-        return tally
-
-    def agree(self, expected: Sequence[Sequence[int]]) -> list[str]:
-        """What is wrong with answers that should be these; in doubt transformers decides."""
-        if len(self.branches) != len(expected):
-            return [f"{len(self.branches)} branches, expected were {len(expected)}"]
-        tally = self.bench.tally()
-        ids = dict(self.answers())
-        for branch, tokens in zip(self.branches, expected, strict=True):
-            if branch not in ids or branch.finish not in (Finish.STOP, Finish.LENGTH):
-                tally.wrong.append(f"{branch.name} is {branch.finish}: {branch.note}")
-            elif branch.tokens != list(tokens):
-                tally.hold_branch(branch, ids[branch], self.repeat)
-        return tally.wrong
-
-
-def probe(bench: Bench, trial: Trial, watch: Watch | None = None) -> ProbedRun:
-    """Run a trial to its end and note in `watch` what is seen of it."""
-    greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
-    most = bench.extent.gate_tokens
-    job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=trial.dtype or bench.dtype)
-    skeleton = job.program.graph.skeleton
-    if skeleton is not None and trial.stops is not None:
-        titles = enumerate(TITLES[: min(trial.parts, skeleton.max_branches)], 1)
-        points = tuple(Point(n, trial.expected, None, (), title=title) for n, title in titles)
-        job = replace(job, outline=Outline("plan", points, (), "ok"))
-    side = bench.side(job)
-    prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
-    requests = [side.session.request(prompt) for prompt in prompts]
-    for request in requests:
-        request.budget = request.budget if trial.tokens is None else trial.tokens
-        request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
-    run = _drive(side, requests, watch or Watch())
-    return ProbedRun(bench, trial, side, run, requests=tuple(requests))
-
-
-def _drive(side: Side, requests: Sequence[Request], watch: Watch) -> EngineCore:
-    """To the end, checked after every phase; raises RuntimeError if there is none."""
-    ops: list[str] = []
-
-    def sink(event: Event) -> None:
-        if isinstance(event, OpRan):
-            watch.forwards += event.op == FORWARD
-            ops.append(event.op)
-
-    run = side.session.start(requests, sink)
-    pools = run.manager.pools
-    places = [pool.data.data_ptr() for pool in pools]
-    most = watch.compared + COMPARED if run.board["kv_draft"] is not None else 0
-
-    def look() -> bool:
-        if run.steps >= MOST_STEPS:
-            raise RuntimeError(f"no end after {MOST_STEPS} transitions")
-        if run.steps == 0:
-            return True
-        watch.look(run)
-        if DRAFTED in ops and watch.compared < most:
-            pooled = [part for part in run.board["drafter"].parts if part.kv is not None]
-            pairs = ((drafter, branch) for drafter in pooled for branch in drafter.active)
-            for drafter, branch in pairs:
-                if not branch.reads:
-                    watch.compared += 1
-                    watch.worst = max(watch.worst, off_by(side, run, drafter, branch))
-        ops.clear()
-        return True
-
-    while run.step(look):
-        pass
-    look()
-    watch.runs += 1
-    watch.reads += run.board["host"].reads
-    watch.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
-    if places != [pool.data.data_ptr() for pool in pools]:
-        watch.wrong.setdefault("moved", "a pool was allocated anew during a run")
-    for used in filter(None, (pool.current_length - pool.idle_length for pool in pools)):
-        watch.wrong.setdefault("left", f"{used} slots are in use after the end of a run")
-    return run
 
 
 # -- gates -----------------------------------------------------------------------------------------
@@ -299,6 +291,10 @@ SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whethe
 )
 LONG = 12  # times a prompt's own text
 TWO_AT_A_TIME = "layout.max_num_branches=2"
+NEUTRAL = (
+    *("repetition_penalty=1.0", "presence_penalty=0.0", "frequency_penalty=0.0", "min_p=0.0"),
+    *("logit_bias={}", "banned=[]", "forced=[]", "min_new_tokens=0", "top_k=0", "top_p=1.0"),
+)
 FILTER_HEAT = 3.0
 TOP_K = 3
 TOP_P = 0.5
@@ -307,22 +303,6 @@ EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a bor
 
 GateResult = tuple[str, Mapping[str, float], list[str]]
 """What was tried, figures, and what is wrong."""
-
-
-@dataclass
-class Rig:
-    """What the gates share."""
-
-    bench: Bench
-    watch: Watch = field(default_factory=Watch)
-
-    @cached_property
-    def free(self) -> ProbedRun:
-        """The run without stop ids."""
-        return self.probe(Trial())
-
-    def probe(self, trial: Trial) -> ProbedRun:
-        return probe(self.bench, trial, self.watch)
 
 
 def gate_checks(bench: Bench) -> Iterator[Check]:
@@ -344,7 +324,7 @@ def gate_checks(bench: Bench) -> Iterator[Check]:
         else:
             text = "; ".join([text, *wrong[:SHOWN]])
             yield Check(f"gates/{name}", not wrong, figures, text)
-    yield from memory_checks(bench, rig.watch)
+    yield from memory_checks(rig)
 
 
 def _comparison(title: str, run: ProbedRun) -> GateResult:
@@ -379,7 +359,6 @@ def _early(branch: Branch) -> int | None:
 
 
 def _cut(tokens: list[int], stop: int) -> list[int]:
-    """An answer up to its stop token."""
     return list(takewhile(lambda token: token != stop, tokens))
 
 
@@ -405,12 +384,12 @@ def _same_round(rig: Rig) -> GateResult:
 def _newcomers(rig: Rig) -> GateResult:
     """The stop id is one that ends answers at different places, so that others join them."""
     answers = [branch.tokens for branch in rig.free.branches]
-    before = rig.watch.joined
+    before = rig.joined
     tokens = sorted(set().union(*answers))
     stop = max(tokens, key=lambda token: len({len(_cut(answer, token)) for answer in answers}))
     run = rig.probe(Trial((TWO_AT_A_TIME, "layout.order=fcfs"), stops=frozenset([stop])))
     wrong = run.agree([_cut(answer, stop) for answer in answers])
-    joined = rig.watch.joined - before
+    joined = rig.joined - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
 
 
@@ -510,11 +489,13 @@ def _to_the_end(rig: Rig) -> GateResult:
     return _comparison(text, run)
 
 
-def filter_gate(bench: Bench, name: str) -> GateResult:
-    """Whether a filter is applied: tokens that it cuts away are drawn without it only.
+def neutral_sampling(*settings: str) -> tuple[str, ...]:
+    """Settings with nothing but these that changes a score."""
+    return tuple(f"sampling.{setting}" for setting in (*NEUTRAL, *settings))
 
-    The reference is the filter of transformers on transformers' logits.
-    """
+
+def filter_gate(bench: Bench, name: str) -> GateResult:
+    """Tokens that a filter of transformers cuts away are drawn without the setting only."""
     free, every = _cut_away(bench, name)
     wrong, count = _cut_away(bench, name, FILTERS[name])
     figures: dict[str, float] = {"tokens": count, "outside": wrong, "outside_without": free}
@@ -532,7 +513,7 @@ def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
     keep = TopKLogitsWarper(TOP_K) if name == "top_k" else TopPLogitsWarper(TOP_P)
     trial = Trial(neutral_sampling(f"temperature={FILTER_HEAT}", *settings))
     outside = count = 0
-    for branch, context in probe(bench, trial).answers():
+    for branch, context in Rig(bench).probe(trial).answers():
         ids = [*context, *branch.tokens]
         logits_QV = bench.reference.logits(ids, bench.dtype, context_segments(branch))
         logits_QV = logits_QV[len(context) - 1 : -1]

@@ -20,8 +20,7 @@ from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
-from ..bench.equality import END, TIE
-from ..bench.sides import ComparedPrompt, SharedModels, Side, answer_all
+from ..bench.sides import END, TIE, ComparedPrompt, SharedModels, Side, answer_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..run.runner import StopSignal
@@ -32,8 +31,6 @@ SHOWN = 5  # differences that are shown
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding; figures: what was measured and its limits, by name."""
-
     name: str
     passed: bool
     figures: Mapping[str, float]
@@ -42,11 +39,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is checked.
+    """How much is checked; None for all prompts, and for the graph's tokens of each branch.
 
-    prompts, tokens: of the greedy runs, and of each branch; None for all and for the graph's.
-    generated: prompts whose answers `generate` writes too. drawn_*, seeds: of every setting that
-    is drawn with. answers: drawn through whole runs. gate_tokens: of each branch in a gate.
+    generated: prompts whose answers `generate` writes too. drawn_*, seeds: of every setting that is
+    drawn with. answers: drawn through whole runs. gate_tokens: of each branch in a gate.
     """
 
     prompts: int | None
@@ -65,10 +61,8 @@ QUICK = Extent(3, 48, 1, 2, 2, 24, 1000, 16)
 
 @dataclass(frozen=True, slots=True)
 class Transformers:
-    """The checkpoint of a folder in transformers, loaded once for each dtype.
-
-    weights: the target's format; the reference of a quantised one has the values of its codes.
-    """
+    """The checkpoint of a folder in transformers, loaded once for each dtype; weights: quantised as
+    the target."""
 
     folder: Path
     device: str
@@ -242,10 +236,7 @@ def number_of(number: int, word: str, ending: str = "s") -> str:
 
 @dataclass(slots=True)
 class TeacherTally:
-    """Compares answers with transformers' logits of the target in one dtype, and counts them.
-
-    refused: branches. wrong: a line for each that differs or never ended.
-    """
+    """Compares answers with transformers' logits in one dtype; refused: branches; wrong: lines."""
 
     reference: Transformers
     dtype: str
@@ -331,10 +322,8 @@ def _own_tokens(
     branch: Branch, context: Sequence[int], logits_QV: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
     """For each place of an answer the target's token, under a grammar the best legal one, and its
-    scores. Ends where the answer leaves the grammar.
-
-    logits_QV: behind the context and each token of the answer.
-    """
+    scores. Ends where the answer leaves the grammar. logits_QV: behind the context and each
+    token."""
     if branch.matcher is None and rules_of(branch).plain:
         yield from zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True)
         return

@@ -5,22 +5,34 @@ drafter. Its tokens are compared with transformers' logits under the processors 
 of the ops, the graph's tokens with the twin's.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
 
+import torch
+from torch import Tensor
+
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ...states.text.outline import Outline, Point
-from ..bench.equality import BranchAnswer, BranchComparison, GraphPair, compare_branches, counts
-from ..bench.sides import ComparedPrompt, Side
+from ...states.text.tokens import PromptTokens
+from ..bench.sides import (
+    BranchAnswer,
+    BranchComparison,
+    ComparedPrompt,
+    GraphPair,
+    Side,
+    compare_branches,
+    counts,
+)
 from ..prepare.files import SHIPPED
 from ..prepare.inputs import Prompt, read_file
 from ..record.report import answers_of
 from ..run.scoring import contexts
 from ..workers.start import divided, on_workers
-from .gates import Trial, probe
+from .gates import Rig, Trial, neutral_sampling
 from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, number_of
 
 GREEDY = "sampling.temperature=0"
@@ -114,10 +126,8 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 def _twin_answers(
     bench: Bench, sets: tuple[str, ...], seed: int, prompts: Sequence[Prompt]
 ) -> Iterator[tuple[GraphPair, ComparedPrompt]]:
-    """Prompts answered by the graph, and by its twin, which is the reference.
-
-    The twin has no drafter, and one branch after another in one sequence, in reading order.
-    """
+    """Prompts answered by the graph, and by its twin, the reference: without a drafter, one branch
+    after another in one sequence, in reading order."""
     most = bench.extent.drawn_tokens
     slots = f"layout.kv_slots={bench.graph.layout.kv_slots}"
     order = ("layout.max_num_branches=1", "layout.order=fcfs")
@@ -171,7 +181,7 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
     pair = Trial(prompts=bench.prompts[:2])
     budgets = [replace(pair, tokens=budget) for budget in BUDGETS]
     yield _beam_check(bench, "beam/budgets", f"budgets of {BUDGETS} tokens", budgets)
-    answer = probe(bench, Trial(prompts=bench.prompts[:1])).branches[0].tokens
+    answer = Rig(bench).probe(Trial(prompts=bench.prompts[:1])).branches[0].tokens
     half = len(answer) // 2
     stops = [answer[len(answer) // 3 :: 5], answer[half : half + 1]]
     early = [replace(pair, stops=frozenset(ids)) for ids in stops]
@@ -182,7 +192,7 @@ def _beam_check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Che
     tally = bench.tally()
     worst = 0.0
     near = NEAR[bench.dtype]
-    for run in (probe(bench, trial) for trial in trials):
+    for run in (Rig(bench).probe(trial) for trial in trials):
         tally.prompts += len(run.requests)
         for branch, context in run.answers():
             tally.branches += 1
@@ -204,7 +214,6 @@ def _beam_check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Che
 
 
 def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float:
-    """The difference of the scores; inf if the tokens differ."""
     assert bench.graph.beam is not None
     beam = bench.graph.beam.model_dump()
     tokens, score = bench.reference.generate(branch, context, dtype, **beam)
@@ -252,7 +261,6 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _searching(prompts: Sequence[Prompt]) -> Outline:
-    """Parts with the documents' names, each with the tool that searches for them."""
     titles = dict.fromkeys(document.title for prompt in prompts for document in prompt.documents)
     some = enumerate(list(titles)[:PARTS], 1)
     points = tuple(Point(n, 60, "Search", (), title=title) for n, title in some)
@@ -267,7 +275,7 @@ def _reuse(
     reused = recomputed = 0
     for pair, answer in answers:
         results += compare_branches(pair, answer)
-        for blend in answer.runs[pair.other.letter].cost.meter.blends:
+        for blend in answer.runs[pair.other.letter].meter.blends:
             reused += blend.reused
             recomputed += blend.picked[0] if blend.picked else 0
     title = f"{title}, {reused} rows reused, {recomputed} of them recomputed"
@@ -302,3 +310,110 @@ def worker_checks(bench: Bench) -> Iterator[Check]:
         more = f"; {moved} bytes of prefixes brought, {number_of(lost, 'worker')} lost"
         counted = {"workers": len(figures["workers"]), "regroup_bytes": moved, "lost": lost}
         yield tally.check(f"workers/{name}", title, more, **counted)
+
+
+# -- acceptance by rejection -----------------------------------------------------------------------
+# Every answer is a request with a seed of its own, so nothing but the engine's coins is random. The
+# law is put together from transformers' distributions behind every possible beginning; a high
+# temperature over few tokens leaves no beginning rare, and makes drafts wrong often enough.
+
+HEAT = 30.0
+CHOICES = 3
+LENGTH = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
+AT_ONCE = 200  # answers of a run
+BEHIND = 8  # tokens of the prompt before the answers
+ALPHA = 1e-6  # a correct rule has a smaller p-value once in a million changes of the seed
+FEWEST = 5.0  # expected samples in a cell; rarer ones are counted together
+
+Answer = tuple[int, ...]
+
+
+def acceptance_checks(bench: Bench) -> Iterator[Check]:
+    """A chi-square test over all answers of `LENGTH` tokens, for acceptance by rejection."""
+    sampling = bench.graph.sampling
+    if not sampling.lossless:
+        text = "sampling.skip_sample_adjustment: no residual is drawn from after a rejection"
+        yield Check("rejection/adjusted", False, {}, text)
+    if sampling.exact:
+        return
+    sets = neutral_sampling(f"temperature={HEAT}", f"top_k={CHOICES}")
+    side = bench.side(bench.changed(*sets, tokens=LENGTH))
+    request = side.session.request(bench.prompts[0])
+    ids = [*request.prefix, *request.tail][-BEHIND:]
+    law = _law(bench, ids)
+    counts, accepted = _answers(bench, side, ids)
+    strange = sum(count for answer, count in counts.items() if answer not in law)
+    counts_X = torch.tensor([counts[answer] for answer in law], dtype=torch.float64)
+    chances_X = torch.tensor(list(law.values()), dtype=torch.float64)
+    answers = bench.extent.answers
+    statistic, df = chi_square(counts_X, answers * chances_X)
+    p = p_value(statistic, df)
+    figures = {"statistic": statistic, "df": df, "p_value": p, "samples": answers, "alpha": ALPHA}
+    figures |= {"impossible": strange, "accepted": accepted}
+    text = (
+        f"{answers} answers of {LENGTH} tokens through whole runs, {accepted} drafts accepted, "
+        f"against the law from transformers' logits: chi2 {statistic:.1f} (df {df}), p {p:.1e}"
+    )
+    text += f"; {strange} answers cannot be" if strange else ""
+    yield Check("rejection/whole runs", p >= ALPHA and not strange, figures, text)
+
+
+def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
+    law: dict[Answer, float] = {(): 1.0}
+    for _ in range(LENGTH):
+        beginnings = law
+        law = {}
+        for beginning, chance in beginnings.items():
+            logits_V = bench.reference.logits([*ids, *beginning], bench.dtype)[-1]
+            best = logits_V.double().topk(CHOICES)
+            chances = (best.values / HEAT).softmax(-1).tolist()
+            for token, share in zip(best.indices.tolist(), chances, strict=True):
+                law[*beginning, token] = chance * share
+    return law
+
+
+def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answer], int]:
+    """Answers by how often they came, and how many drafts were accepted in them."""
+    counts: Counter[Answer] = Counter()
+    accepted = 0
+    answers = bench.extent.answers
+    sampling = side.session.sampling
+    empty = PromptTokens()
+    tail = PromptTokens(tuple(ids))
+    for first in range(0, answers, AT_ONCE):
+        bench.tell(f"whole runs: answer {first} of {answers} ...")
+        requests = [
+            Request(str(seed), seed, "?", empty, tail, frozenset(), LENGTH, 0, sampling)
+            for seed in range(first, min(first + AT_ONCE, answers))
+        ]
+        core = side.session.start(requests, lambda event: None)
+        while core.step():
+            pass
+        for branch in (b for request in core.requests for b in request.branches):
+            counts[tuple(branch.tokens)] += 1
+            accepted += sum(branch.accepted)
+    return counts, accepted
+
+
+def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
+    """Pearson's (statistic, degrees of freedom) of counts; infinite if the impossible was seen.
+
+    Cells with fewer than `FEWEST` expected samples are joined, with the next larger ones if they
+    are still too few.
+    """
+    possible_X = expected_X > 0
+    if (seen_X[~possible_X] > 0).any():
+        return float("inf"), int(possible_X.sum().item()) - 1
+    expected_C, order_C = expected_X[possible_X].sort()
+    seen_C = seen_X[possible_X][order_C]
+    rare = int((expected_C < FEWEST).sum().item())
+    if rare:
+        rare = max(rare, int((expected_C.cumsum(0) < FEWEST).sum().item()) + 1)
+        seen_C = torch.cat([seen_C[:rare].sum(0, keepdim=True), seen_C[rare:]])
+        expected_C = torch.cat([expected_C[:rare].sum(0, keepdim=True), expected_C[rare:]])
+    return ((seen_C - expected_C) ** 2 / expected_C).sum().item(), len(expected_C) - 1
+
+
+def p_value(statistic: float, df: int) -> float:
+    half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...states.graph.graph import Sampling
-from ..bench.equality import TIE
+from ..bench.sides import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch
 from ..record.run_folder import find_run
@@ -29,10 +29,8 @@ EXACT = ("float32", "float64")  # in others tokens agree mostly, and nothing is 
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """The decoded answer of one context; ended: a stop token followed it.
-
-    constrained: by the grammar of outlines. segments: of the context, if it is not one text.
-    """
+    """The decoded answer of one context; ended: a stop token followed it; constrained: by a
+    grammar."""
 
     name: str
     context: Sequence[int]
@@ -134,7 +132,6 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
 
 
 def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
-    """The run's target in transformers; raises ModelError, UsageError."""
     from ...models.files import ModelError
     from ...models.load.weights import model_hash
     from .reference import Transformers

@@ -6,7 +6,6 @@ Nothing here needs a model; torch is imported only where a trace is read.
 import os
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,6 @@ from typer import Exit
 from ..errors import Code, UsageError
 from ..record.run_folder import (
     LATEST,
-    RunDifference,
     difference,
     find_run,
     removable_runs,
@@ -66,16 +64,16 @@ def diff(
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
     result = difference(find_run(first, runs_dir), find_run(second, runs_dir))
     if as_json:
-        print_json(**asdict(result))
+        print_json(**result)
     else:
         put("".join(f"{line}\n" for line in _difference_lines(result)))
-    raise Exit(Code.OK if result.equal else Code.UNEQUAL)
+    raise Exit(Code.OK if result["equal"] else Code.UNEQUAL)
 
 
-def _difference_lines(result: RunDifference) -> list[str]:
-    lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result.settings.items()]
+def _difference_lines(result: dict[str, Any]) -> list[str]:
+    lines = [f"{name}: {_short(a)} | {_short(b)}" for name, (a, b) in result["settings"].items()]
     lines = lines or ["settings: the same"]
-    first = result.first
+    first = result["first"]
     if first is None:
         lines.append("tokens: all equal")
     elif "only_in" in first:
@@ -86,7 +84,7 @@ def _difference_lines(result: RunDifference) -> list[str]:
         if any(first["texts"]):
             texts = f"{first['texts'][0]!r} | {first['texts'][1]!r}"
             lines.append(f"  ...{first['before']!r} then {texts}")
-    for name, (a, b) in result.figures.items():
+    for name, (a, b) in result["figures"].items():
         ratio = f"  x {b / a:.2f}" if a and b else ""
         lines.append(f"{name}: {_number(a)} | {_number(b)}{ratio}")
     return lines

@@ -21,12 +21,9 @@ SCHEMA = 1
 
 @dataclass(slots=True)
 class ProbeFigures:
-    """The comparisons of a run's probe so far.
-
-    rows: compared cached rows. errors: [L, 2] for K and V of each layer ||blended - full|| /
-    ||full||, of every prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of
-    every first token after cached rows.
-    """
+    """A run's probe so far; errors: [L, 2] ||blended - full|| / ||full|| of K and V of every
+    prompt, or part of one, with cached rows. kl: KL(full || blended) in nats of first tokens after
+    them."""
 
     rows: int = 0
     errors: list[Tensor] = field(default_factory=list)
@@ -50,8 +47,8 @@ def blend_figures(
 ) -> dict[str, Any] | None:
     """The part `blend` of metrics.json; None for a graph without the block `blend`.
 
-    Operations are estimated as in `ops.layer_plan`, for each prompt, or part of one, by itself;
-    attention to earlier rows is left out.
+    Operations are estimated for each prompt, or part of one, by itself; attention to earlier rows
+    is left out.
     """
     blending: BlendState | None = board["branches"].blend
     if blending is None:
@@ -203,7 +200,6 @@ class Meter:
 
     @property
     def branch_rounds(self) -> int:
-        """Verified rounds, counted for each branch."""
         return self.lengths.total()
 
     @property
@@ -212,7 +208,6 @@ class Meter:
 
     @property
     def tau_request(self) -> float:
-        """Mean over requests of each request's own mean."""
         return mean(map(_mean_length, self.requests.values())) if self.requests else 0.0
 
     @property
@@ -229,7 +224,6 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """From the first transition to the last, and the ops after it."""
         return (self.in_run + self.open_ops) / NS
 
     @property
@@ -238,13 +232,11 @@ class Meter:
 
     @property
     def overhead_share(self) -> float:
-        """The share of the run's wall time outside ops."""
         whole = self.in_run + self.open_ops
         return ratio(whole - self.in_ops, whole)
 
 
 def ratio(part: float, whole: float) -> float:
-    """0.0 for a whole of 0."""
     return part / whole if whole else 0.0
 
 
@@ -252,7 +244,15 @@ def _mean_length(lengths: Counter[int]) -> float:
     return ratio(sum(length * count for length, count in lengths.items()), lengths.total())
 
 
-# -- metrics.json ---------------------------------------------------------------------------------
+COUNTED = {  # documented names in metrics.json, and the attributes of a Meter
+    **{name: name for name in ("tau_step", "tau_request", "acceptance_rate")},
+    "tokens_per_target_forward": "per_forward",
+    **{name: name for name in ("tokens_per_second", "overhead_share", "padding_waste", "tokens")},
+    **{"target_forwards": "forwards", "target_rows": "rows", "target_rows_empty": "padding"},
+    **{"drafter_forwards": "draft_forwards", "drafter_rows": "draft_rows"},
+    "drafter_rows_empty": "draft_padding",
+    **{name: name for name in ("rounds", "branch_rounds", "drafted", "accepted")},
+}
 
 
 def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,33 +261,17 @@ def figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def counted_figures(meter: Meter) -> dict[str, Any]:
-    """The figures that are counted from events alone."""
+    """Those of events alone."""
     total = (max(meter.last_move, meter.in_run) + meter.open_ops) / NS
     seconds: dict[str, float | None] = {"total": total}
     for mark in fields(Marks):  # means over the requests that reached a mark
         moments = [getattr(marks, mark.name) for marks in meter.marks.values()]
         reached = [nanos / NS for nanos in moments if nanos is not None]
         seconds[f"to_{mark.name}"] = mean(reached) if reached else None
+    counts = {name: getattr(meter, attribute) for name, attribute in COUNTED.items()}
     return {
         "schema_version": SCHEMA,
-        "tau_step": meter.tau_step,
-        "tau_request": meter.tau_request,
-        "acceptance_rate": meter.acceptance_rate,
-        "tokens_per_target_forward": meter.per_forward,
-        "tokens_per_second": meter.tokens_per_second,
-        "overhead_share": meter.overhead_share,
-        "padding_waste": meter.padding_waste,
-        "tokens": meter.tokens,
-        "target_forwards": meter.forwards,
-        "target_rows": meter.rows,
-        "target_rows_empty": meter.padding,
-        "drafter_forwards": meter.draft_forwards,
-        "drafter_rows": meter.draft_rows,
-        "drafter_rows_empty": meter.draft_padding,
-        "rounds": meter.rounds,
-        "branch_rounds": meter.branch_rounds,
-        "drafted": meter.drafted,
-        "accepted": meter.accepted,
+        **counts,
         "accepted_lengths": {str(k): n for k, n in sorted(meter.lengths.items())},
         "chosen_sizes": {str(k): n for k, n in sorted(meter.chosen.items())},
         "most_active_branches": meter.most_active,
@@ -299,7 +283,6 @@ def counted_figures(meter: Meter) -> dict[str, Any]:
 
 
 def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
-    """For each state: visits, milliseconds in total and per visit."""
     return {
         state: {
             "visits": visits,
@@ -311,7 +294,7 @@ def state_figures(meter: Meter) -> dict[str, dict[str, float]]:
 
 
 def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a run's pools and of its reads of the device."""
+    """Of a run's pools and of its reads of the device."""
     host = board["host"]
     per_round = ratio(host.reads, meter.forwards)
     reuse = None
@@ -348,8 +331,6 @@ def _pool_figures(pool: Any) -> dict[str, Any]:
     }
 
 
-# -- warnings about the drafter -------------------------------------------------------------------
-
 MIN_BRANCH_ROUNDS = 24  # fewer rounds do not allow a conclusion
 MIN_TAU = 1.1  # tau_step below which drafts do not help
 DRAFT_STATES = ("expand_root", "grow_tree")
@@ -361,7 +342,7 @@ MODEL_CAUSES = (
 
 
 def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
-    """Warnings if the drafter of this kind does not help; none without drafts or with few rounds.
+    """If the drafter of this kind does not help; none without drafts or with few rounds.
 
     A round of plain decoding costs at most as much as a round that verifies a tree. So a run is
     slower than its own plain rounds at least if drafting costs more than the saved tokens.

@@ -22,9 +22,8 @@ BATCH_SIZE = 256  # trace records that are written together
 class Recorder:
     """Records every event of one run; without `write` it writes no trace.
 
-    Attributes:
-        snapshot_requested: set by a viewer; the next event then updates `snapshot`.
-        listeners: called with each event after it was folded into `view`.
+    snapshot_requested: set by a viewer; the next event then updates `snapshot`. listeners: called
+    with each event after it was folded into `view`.
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
@@ -51,7 +50,7 @@ class Recorder:
         return perf_counter_ns() - self.start_time
 
     def attach(self, run: Run) -> None:
-        """Set the run that the events come from; call it before the first transition."""
+        """Before the first transition."""
         self._run = run
         self.start_time = perf_counter_ns()
         self.take_snapshot()
@@ -103,7 +102,6 @@ class Recorder:
         self._record(at, summary, self.meter.forwards)
 
     def write_record(self, record: Record) -> None:
-        """A trace record of another source than the events."""
         self._record(self.now, record)
 
     def _record(self, at: int, item: Recordable, number: int = 0) -> None:

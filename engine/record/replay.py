@@ -95,7 +95,7 @@ class ReplayedBranch:
 
 @dataclass(eq=False)
 class ReplayedRequest:
-    """One request: its outline, if it wrote one, and its parts; a combined answer is the last."""
+    """A combined answer is the last of the parts."""
 
     key: str
     question: str
@@ -143,9 +143,7 @@ class ReplayedRequest:
 class Replay:
     """The frames of a saved run: one for each state that it was in; raises UsageError.
 
-    Attributes:
-        scene: the constants of the run. times: nanoseconds of the run at the end of each frame.
-        missing: what the run folder lacks, in words. requests: in the run's order.
+    times: nanoseconds of the run at the end of each frame. missing: what the run folder lacks.
     """
 
     def __init__(self, run: SavedRun) -> None:
@@ -178,7 +176,7 @@ class Replay:
             raise UsageError(f"{run.path}: not a valid run folder: {reason}") from None
 
     def _read_requests(self) -> list[ReplayedRequest]:
-        """The requests of outputs.jsonl; without it, branches of the trace have names alone."""
+        """Without outputs.jsonl, branches of the trace have names alone."""
         rounds = [record for record in self.records if record["kind"] == "round"]
         verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
         if verified and not any("trees" in r or "explained" in r for r in verified):
@@ -243,7 +241,6 @@ class Replay:
         return len(self._ends)
 
     def frame_at(self, nanos: float) -> int:
-        """The frame that has ended at a moment of the run."""
         return max(bisect_right(self.times, nanos) - 1, 0)
 
     def text_of(self, token: int) -> str:
@@ -330,5 +327,4 @@ def fold_record(view: RunView, record: Record) -> None:
 
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of JSON with tuples for lists."""
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}

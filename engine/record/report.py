@@ -24,10 +24,8 @@ def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
 
 
 def output_digest(answers: Iterable[Answer]) -> str:
-    """sha256 over all generated ids in reading order: the outline's, then each branch's.
-
-    Equal if and only if the tokens of two runs are.
-    """
+    """sha256 over all generated ids in reading order: equal if and only if the tokens of two runs
+    are."""
     lines = []
     for item in answers:
         branches = (item.outline_tokens, *(section.tokens for section in _all(item)))
@@ -40,7 +38,6 @@ def _all(item: Answer) -> tuple[Section, ...]:
 
 
 def refusals(answers: Iterable[Answer]) -> list[str]:
-    """One line for each branch that was refused or failed."""
     return [
         f"request {a.key}{f', part {s.index + 1}' if s.title else ''} {s.finish}: {s.note}"
         for a in answers
@@ -50,7 +47,6 @@ def refusals(answers: Iterable[Answer]) -> list[str]:
 
 
 def uncombined(answers: Iterable[Answer]) -> list[str]:
-    """One line for each request whose parts could not be combined."""
     return [
         f"request {a.key}: the parts are not combined: {a.combined.note}"
         for a in answers
@@ -64,8 +60,7 @@ def outputs(
     contexts: Mapping[str, Contexts],
     sights: Mapping[str, Sights],
 ) -> list[dict[str, Any]]:
-    """The lines of outputs.jsonl: text, outline, parts with finish reasons, times; contexts,
-    sights: of every request, by its key."""
+    """The lines of outputs.jsonl; contexts, sights: of every request, by its key."""
     lines = []
     for item in answers:
         ids = contexts.get(item.key, {})
@@ -119,7 +114,6 @@ def _section(section: Section, contexts: Contexts) -> dict[str, Any]:
 
 
 def answer_text(answers: Sequence[Answer]) -> str:
-    """The answer, or each answer under its question."""
     if len(answers) == 1:
         return printable(answers[0].text) + "\n"
     return "\n".join(
@@ -129,7 +123,7 @@ def answer_text(answers: Sequence[Answer]) -> str:
 
 
 def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status: str) -> list[str]:
-    """Two lines for stderr at the end of a run."""
+    """For stderr at the end of a run."""
     parts = sum(len(a.sections) for a in answers)
     kv = metrics["kv"]["target"]
     return [

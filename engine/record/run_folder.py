@@ -50,12 +50,8 @@ def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
 class RunFolder:
     """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary.
 
-    Write errors are collected: the disk may be full, the place read-only.
-
-    Attributes:
-        path: of the folder, or of the place where it could not be created.
-        exists: whether it could be created.
-        faults: files that could not be written and why, in order.
+    exists: whether it could be created; otherwise `path` is its place. faults: files that could not
+    be written and why: the disk may be full, the place read-only.
     """
 
     def __init__(self, path: Path, fault: str = "") -> None:
@@ -153,7 +149,6 @@ class SavedRun:
 
     @cached_property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        """Lines of outputs.jsonl by the requests' ids."""
         lines = self.text(OUTPUTS).splitlines()
         try:
             return {line["id"]: line for line in map(json.loads, lines)}
@@ -162,7 +157,7 @@ class SavedRun:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The run's entry in a list; None for values that an incomplete run lacks."""
+        """In a list; None for values that an incomplete run lacks."""
         manifest = self.manifest
         try:
             metrics = self.metrics
@@ -182,7 +177,6 @@ class SavedRun:
         }
 
     def text(self, name: str) -> str:
-        """A file of the folder; raises UsageError."""
         try:
             return (self.path / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -201,24 +195,21 @@ class SavedRun:
 
 def saved_runs(runs: Path) -> list[SavedRun]:
     """The run folders of a folder, the oldest first; other entries are ignored."""
-    if not runs.is_dir():
-        return []
-    paths = [
-        path
-        for path in runs.iterdir()
+    saved = [
+        SavedRun(path)
+        for path in (runs.iterdir() if runs.is_dir() else ())
         if NAME.fullmatch(path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
     ]
-    seconds = Counter(path.name[:STAMP_LENGTH] for path in paths)
+    seconds = Counter(run.path.name[:STAMP_LENGTH] for run in saved)
 
     def start_time(run: SavedRun) -> tuple[str, str, str]:
-        """The manifest, with its microseconds, is read only for runs of the same second."""
         started = ""
-        if seconds[run.path.name[:STAMP_LENGTH]] > 1:
+        if seconds[run.path.name[:STAMP_LENGTH]] > 1:  # a manifest has microseconds
             with suppress(UsageError):
                 started = str(run.manifest.get("started", ""))
         return run.path.name[:STAMP_LENGTH], started, run.path.name
 
-    return sorted(map(SavedRun, paths), key=start_time)
+    return sorted(saved, key=start_time)
 
 
 def find_run(ref: str, runs: Path) -> SavedRun:
@@ -248,7 +239,7 @@ def removable_runs(runs: Path, keep: int | None, days: float | None) -> list[Sav
 
 
 def remove(run: SavedRun) -> int:
-    """Delete the folder; returns its size in bytes."""
+    """Returns its size in bytes."""
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     shutil.rmtree(run.path)
     return size
@@ -264,29 +255,16 @@ MANIFEST_SETTINGS = ("seed", "dtype", "weights", "device", "threads", "max_new_t
 CONTEXT_LENGTH = 32  # characters of a text before a difference and after it
 
 
-@dataclass(frozen=True, slots=True)
-class RunDifference:
-    """The differences of two runs: settings and figures with both values; the first different
-    token, None if all are equal."""
-
-    equal: bool
-    settings: dict[str, tuple[Any, Any]]
-    first: dict[str, Any] | None
-    figures: dict[str, tuple[Any, Any]]
-
-
-def difference(run: SavedRun, other: SavedRun) -> RunDifference:
+def difference(run: SavedRun, other: SavedRun) -> dict[str, Any]:
+    """Settings and figures with both values, and the first different token, if any."""
     first = next(_token_differences(run.outputs, other.outputs), None)
     mine, theirs = (dict(_settings(side.manifest)) for side in (run, other))
     pairs = {name: (mine.get(name), theirs.get(name)) for name in sorted({**mine, **theirs})}
     figures = {name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES}
     a, b = (side.metrics.get("seconds", {}).get("total") for side in (run, other))
-    return RunDifference(
-        equal=first is None,
-        settings={name: (a, b) for name, (a, b) in pairs.items() if a != b},
-        first=first,
-        figures={**figures, "seconds": (a, b)},
-    )
+    settings = {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+    figures["seconds"] = (a, b)
+    return {"equal": first is None, "settings": settings, "first": first, "figures": figures}
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -338,7 +316,6 @@ def _common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 
 def _decoded(line: Mapping[str, Any]) -> dict[str, tuple[list[int], str]]:
-    """Token ids and text of everything that was decoded for a request."""
     parts = {f"part {part['index'] + 1}": part for part in line.get("parts", [])}
     if line.get("combined") is not None:
         parts["combined"] = line["combined"]

@@ -30,23 +30,16 @@ PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
 
 
 class Mark(StrEnum):
-    """The outcome of a drafted token, or the origin of a token of the target's.
-
-    UNREACHED: its parent was not accepted, or the answer ended before it.
-    FORCED: accepted, as the only token that a grammar allows.
-    BONUS: the target's token after a path that was accepted to its end.
-    TARGET: the target's token where no draft matched.
-    OFFERED: not verified yet.
-    """
+    """The outcome of a drafted token, or the origin of a token of the target's."""
 
     ROOT = "root"
     ACCEPTED = "accepted"
-    FORCED = "forced"
+    FORCED = "forced"  # accepted, as the only token that a grammar allows
     REJECTED = "rejected"
-    UNREACHED = "not reached"
-    BONUS = "bonus"
-    TARGET = "own"
-    OFFERED = "offered"
+    UNREACHED = "not reached"  # its parent was not accepted, or the answer ended before it
+    BONUS = "bonus"  # the target's token after a path that was accepted to its end
+    TARGET = "own"  # the target's token where no draft matched
+    OFFERED = "offered"  # not verified yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +53,9 @@ class DraftNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """The tree of a branch's last round: parents before children, the accepted path first.
+    """Of a branch's last round: parents before children, the accepted path first.
 
     name: `outline`, `combined` or the branch's number from 1. round: number of the target forward.
-    position: of the root. drafted, accepted: token counts.
     """
 
     request: str
@@ -76,7 +68,6 @@ class DraftTree:
 
 
 def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> DraftTree:
-    """The tree of round `number`; text: the text of a single token."""
     request, _, name = tree.branch.rpartition("/")
     drafts = [node for node in range(1, len(tree.tokens)) if tree.tokens[node] >= 0]
     final = len(tree.tokens)  # the final token is a node below the path
@@ -117,7 +108,7 @@ def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
 
 
 def token_text(token: int, text: Callable[[int], str]) -> str:
-    """The text of a token, or its id in angle brackets if the text is empty."""
+    """Its id in angle brackets if the text is empty."""
     return text(token) or f"<{token}>"
 
 
@@ -148,8 +139,6 @@ class BranchView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One request: number of its parts, of ended parts, and of tokens of all branches."""
-
     key: str
     question: str
     stage: str
@@ -161,10 +150,10 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A KV pool; codes: the content of every slot (FREE, PREFIX, TREE, ...), row after row.
+    """codes: the content of every slot (FREE, PREFIX, TREE, ...), row after row.
 
-    moved: bytes moved inside both pools by their ledgers; None if unknown.
-    reused: prompt tokens whose rows came from the prefix cache.
+    moved: bytes moved inside both pools; None if unknown. reused: prompt tokens whose rows came
+    from the prefix cache.
     """
 
     codes: Codes
@@ -180,7 +169,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The constants of a run: the title line, the graph's states and transitions."""
+    """The constants of a run."""
 
     graph: str
     layout: str
@@ -193,11 +182,8 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at one moment; `seconds` since its start.
-
-    meter: a copy without requests and marks. blend: the last forward with cached rows. trees: of
-    the last rounds, one for each branch.
-    """
+    """A run at one moment; meter: a copy without requests and marks; trees: of the last rounds, one
+    for each branch."""
 
     state: str
     before: str
@@ -216,13 +202,12 @@ class Snapshot:
 
 @dataclass
 class RunView:
-    """The state of a run after its events so far; before: the previous one.
+    """The state of a run after its events so far.
 
-    kv: slots in use in both pools after the last forward.
-    parsed: number of forwards at the last parse of outlines.
-    rounds, tokens: forwards and committed tokens of each branch.
-    trees: (round, tree) of the last round of each branch, the latest last.
-    preempted: names of preempted branches and requests; `starting` resume with the next forward.
+    kv: slots in use in both pools. parsed: number of forwards at the last parse of outlines.
+    rounds, tokens: forwards and committed tokens of each branch. trees: (round, tree) of the last
+    round of each branch, the latest last. preempted: names of branches and requests; `starting`
+    resume with the next forward.
     """
 
     state: str = "start"
@@ -347,7 +332,6 @@ def visible_branches(requests: Iterable[Request]) -> Iterator[Branch]:
 
 
 def pool_view(board: Mapping[str, Any]) -> PoolView:
-    """Both pools of a run."""
     kv = board["kv"]
     draft = board["kv_draft"]
     table = board["branches"]

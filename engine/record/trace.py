@@ -27,8 +27,8 @@ MAX_TREE_NODES = 512  # of all trees of a round together, in its record
 
 
 def trace_record(at: int, item: Recordable, number: int) -> Record:
-    """One record; at: nanoseconds since the start of the run; number: of a move, the tokens
-    committed in its source; of a round, its own."""
+    """At nanoseconds since the start; number: of a move, the tokens committed in its source; of a
+    round, its own."""
     match item:
         case OpRan(state, op, nanos):
             values = {"state": state, "op": op, "ns": nanos, "shapes": item.shapes}
@@ -64,8 +64,8 @@ def _round(summary: RoundSummary) -> Record:
 
 
 def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
-    """The trees of a round in short form: lists without the root and without padding at the end,
-    no parents for a chain; trees beyond `MAX_TREE_NODES` nodes in all are left out."""
+    """Lists without the root and padding at the end, no parents for a chain; trees beyond
+    `MAX_TREE_NODES` nodes in all are left out."""
     total = 0
     for tree in trees:
         end = max((n for n, token in enumerate(tree.tokens) if token >= 0 and n), default=0) + 1
@@ -150,7 +150,7 @@ ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an 
 
 
 def trace_pools(board: Mapping[str, Any], write: Write) -> None:
-    """Make both pools of a run write a record of each operation; nothing else changes."""
+    """Make both pools of a run write a record of each operation."""
     for key, name in (("kv", "target"), ("kv_draft", "drafter")):
         if board[key] is not None:
             _trace_pool(board[key], name, write)
@@ -200,7 +200,6 @@ COLUMNS = [
 
 
 def as_csv(records: Iterable[Record]) -> str:
-    """A line per record; the items of a list are separated by spaces."""
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -211,11 +210,8 @@ def as_csv(records: Iterable[Record]) -> str:
 
 
 def as_perfetto(records: Iterable[Record], title: str) -> str:
-    """States, their ops, and a track for each branch; tokens and slots of the pools as counters.
-
-    Chrome's trace event format: complete events (`ph: X`) with times in microseconds, counters
-    (`ph: C`), names of tracks (`ph: M`).
-    """
+    """In Chrome's trace event format: complete events (`ph: X`) of states, ops and branches with
+    times in microseconds, counters (`ph: C`), names of tracks (`ph: M`)."""
     events: list[Record] = []
 
     def add(phase: str, name: str, args: Any, track: int | None = None, **times: float) -> None:

@@ -26,7 +26,7 @@ from helpers.laws.toys import Choice, Toy, emitted, leftover_toy, reference_toy
 from helpers.vanilla import vectors
 from torch import Tensor
 
-from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
+from specsot.engine.certify.texts import ALPHA, chi_square, p_value
 from specsot.ops.draft import drawing as drafting
 from specsot.ops.sampling.coins import CoinRole, fold, round_keys
 from specsot.ops.sampling.settings import FITS, Draws, Rule

@@ -12,7 +12,7 @@ from helpers.axes import Make
 from helpers.drafters import drafting
 from helpers.support import FixedBook, Graphs, Tiny, branches_of, drive, start
 
-from specsot.engine.certify.drawn import ALPHA, chi_square, p_value
+from specsot.engine.certify.texts import ALPHA, chi_square, p_value
 from specsot.engine.prepare.inputs import Prompt
 from specsot.ops.verify import rejection as accept_rejection
 

@@ -14,8 +14,7 @@ import pytest
 
 from specsot.engine.bench import sides
 from specsot.engine.bench.command import bench_command
-from specsot.engine.bench.experiment import BenchOptions
-from specsot.engine.bench.figures import FIGURES
+from specsot.engine.bench.experiment import FIGURES, BenchOptions
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 

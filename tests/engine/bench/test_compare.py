@@ -11,22 +11,23 @@ from typing import Any, TextIO
 import pytest
 from helpers.support import contexts as contexts_by_hand
 
-from specsot.engine.bench import equality as compare_equal
+from specsot.engine.bench import sides as compare_equal
 from specsot.engine.bench import sides as compare_sides
 from specsot.engine.bench.command import TEN_PROMPTS, compare_command, prepare_all
 from specsot.engine.bench.comparison import Comparison, compare_jobs
-from specsot.engine.bench.equality import (
+from specsot.engine.bench.experiment import read_side
+from specsot.engine.bench.render import WIDTH, comparison_parts, rendered
+from specsot.engine.bench.sides import (
     CUT,
     END,
     BranchAnswer,
     BranchComparison,
+    Side,
     compare_branches,
     counts,
     pairs_of,
+    total,
 )
-from specsot.engine.bench.experiment import read_side
-from specsot.engine.bench.render import WIDTH, comparison_parts, rendered
-from specsot.engine.bench.sides import Side, total
 from specsot.engine.errors import Code
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt, Prompts, read_file

@@ -8,7 +8,7 @@ import pytest
 
 from specsot.engine.bench.command import changes
 from specsot.engine.bench.comparison import acceptance_by_depth
-from specsot.engine.bench.figures import DRAWS, FIGURES, estimate, resampled
+from specsot.engine.bench.experiment import DRAWS, FIGURES, estimate, resampled
 from specsot.engine.bench.sides import Cost, Moments, PoolUse, SideRun
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.runner import Status

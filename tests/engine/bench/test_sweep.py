@@ -18,8 +18,14 @@ import pytest
 from specsot.engine.bench import sides as compare_sides
 from specsot.engine.bench.command import compare_command, points, sweep_command
 from specsot.engine.bench.comparison import Comparison
-from specsot.engine.bench.equality import BranchAnswer
-from specsot.engine.bench.sides import ComparedPrompt, Cost, SideRun, answer_all, letters
+from specsot.engine.bench.sides import (
+    BranchAnswer,
+    ComparedPrompt,
+    Cost,
+    SideRun,
+    answer_all,
+    letters,
+)
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions

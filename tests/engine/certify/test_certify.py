@@ -13,7 +13,6 @@ from torch import Tensor
 from specsot.engine.certify import reference as certify_bench
 from specsot.engine.certify import reference as certify_teacher
 from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
-from specsot.engine.certify.drawn import acceptance_checks
 from specsot.engine.certify.gates import (
     FILTERS,
     GATES,
@@ -25,6 +24,7 @@ from specsot.engine.certify.gates import (
 from specsot.engine.certify.reference import Bench, Check, Extent
 from specsot.engine.certify.texts import (
     GREEDY,
+    acceptance_checks,
     blended_checks,
     greedy_checks,
     sampled_checks,
@@ -226,7 +226,7 @@ def test_a_stale_drafter_row_is_caught(
     monkeypatch.setattr(PairingDrafter, "observe", stale)
     rig = Rig(bench(f"{layout}_eagle"))
     assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
-    assert failed(list(memory_checks(rig.bench, rig.watch))) == {"memory/the drafter's rows"}
+    assert failed(list(memory_checks(rig))) == {"memory/the drafter's rows"}
 
 
 def test_a_drafter_row_that_is_missing_is_caught(
@@ -243,7 +243,7 @@ def test_a_drafter_row_that_is_missing_is_caught(
     monkeypatch.setattr(PairingDrafter, "observe", missing)
     rig = Rig(bench())
     GATES["budgets"](rig)
-    checks = {check.name: check for check in memory_checks(rig.bench, rig.watch)}
+    checks = {check.name: check for check in memory_checks(rig)}
     assert checks["memory/the drafter's rows"].figures["worst"] == float("inf")
 
 

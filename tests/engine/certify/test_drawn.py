@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specsot.engine.certify.drawn import chi_square, p_value
+from specsot.engine.certify.texts import chi_square, p_value
 
 CRITICAL = {
     3: (16.27, 21.11, 30.66, 44.84),

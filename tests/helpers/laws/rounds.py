@@ -18,7 +18,7 @@ from helpers.laws.toys import (
     reference_toy,
     sibling_law,
 )
-from specsot.engine.certify.drawn import chi_square, p_value
+from specsot.engine.certify.texts import chi_square, p_value
 from specsot.ops.draft.drawing import Drawing
 from specsot.ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
 from specsot.ops.sampling.processors import Sampler, columns
