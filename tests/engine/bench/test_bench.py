@@ -107,7 +107,7 @@ def clocked(patch: pytest.MonkeyPatch, seed: int, slower: str = "") -> None:
 
     def timed(side: Any, *args: Any) -> Any:
         run = answer(side, *args)
-        meter, moments = run.cost.meter, run.cost.moments
+        meter, moments = run.meter, run.moments
         took = meter.forwards * 1e6 * (1 + random.random() / 10)
         meter.in_run = int(took * (3 if side.title == slower else 1))
         moments.first_token, moments.last_token = meter.in_run // 8, meter.in_run

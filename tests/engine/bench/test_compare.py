@@ -139,7 +139,7 @@ def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
 
 
 def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
-    costs = [prompt.runs["B"].cost for prompt in found.prompts]
+    costs = [prompt.runs["B"] for prompt in found.prompts]
     whole, meters = found.total(found.sides[1]), [cost.meter for cost in costs]
     assert whole.meter.tokens == sum(m.tokens for m in meters) > 0
     assert whole.meter.tau_step == pytest.approx(
@@ -155,14 +155,14 @@ def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
 
 def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) -> None:
     run = found.prompts[1].runs["D"]
-    meter = run.cost.meter
+    meter = run.meter
     assert meter.tokens == sum(len(branch.tokens) for branch in run.request.all_branches())
     assert meter.visits["prefill"] == 1 and meter.forwards == meter.visits["verify"] + 1
     assert meter.tau_step > 1 and meter.padding_waste == meter.padding / meter.rows
 
 
 def test_padding_is_the_share_of_query_rows(found: Comparison) -> None:
-    cost = found.prompts[0].runs["A"].cost
+    cost = found.prompts[0].runs["A"]
     padded, plain = (replace(cost, meter=Meter(rows=200, padding=n)) for n in (50, 0))
     assert padded.document()["padding_waste"] == 0.25
     assert total([padded, plain]).meter.padding_waste == 0.125

@@ -1,6 +1,7 @@
 """Figures and their intervals, on rounds that are made up; changes against a baseline."""
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,15 @@ import pytest
 from specsot.engine.bench.command import changes
 from specsot.engine.bench.comparison import acceptance_by_depth
 from specsot.engine.bench.experiment import DRAWS, FIGURES, estimate, resampled
-from specsot.engine.bench.sides import Cost, Moments, PoolUse, SideRun
+from specsot.engine.bench.sides import Moments, PoolUse, SideRun
 from specsot.engine.record.metrics import Meter
-from specsot.engine.run.runner import Status
 
 MS = 1_000_000
 
 
 def a_run(first: int, last: int, tokens: int = 11, digest: str = "", **meter: Any) -> SideRun:
     moments = Moments(first * MS, last * MS, tokens - 1, 3)
-    cost = Cost(Meter(tokens=tokens, in_run=last * MS, **meter), {}, moments)
-    return SideRun(Status.OK, cost, (), digest=digest)
+    return SideRun(Meter(tokens=tokens, in_run=last * MS, **meter), {}, moments, digest=digest)
 
 
 def test_speedups_are_medians_of_ratios_within_rounds() -> None:
@@ -35,7 +34,7 @@ def test_speedups_are_medians_of_ratios_within_rounds() -> None:
 
 
 def test_what_was_not_finished_does_not_count() -> None:
-    broken = SideRun(Status.OK, a_run(1, 9999).cost, ("stopped",))
+    broken = replace(a_run(1, 9999), problems=["stopped"])
     figure = FIGURES["speedup_ttlt"]
     found = figure.measure([a_run(1, 2), broken], [a_run(1, 4), a_run(1, 4)], [0, 1])
     assert found is not None and found.value == 2 and found.low is None
@@ -52,7 +51,7 @@ def test_sums_peaks_and_what_only_we_can_tell() -> None:
     assert tau is not None and tau.value == 9 / 5
     assert FIGURES["rows"].measure([peer], [peer], [0]) is None
     pools = {"target": PoolUse(1, 4 * MS, 9 * MS), "drafter": PoolUse(1, MS, 0)}
-    held = SideRun(Status.OK, Cost(Meter(), pools), ())
+    held = SideRun(Meter(), pools)
     most = FIGURES["kv_held_mb"].measure([held, one], [held, one], [0, 0])
     assert most is not None and most.value == 5
     one, two = (a_run(1, 2, digest=digest) for digest in "xy")

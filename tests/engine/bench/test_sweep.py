@@ -21,7 +21,6 @@ from specsot.engine.bench.comparison import Comparison
 from specsot.engine.bench.sides import (
     BranchAnswer,
     ComparedPrompt,
-    Cost,
     SideRun,
     answer_all,
     letters,
@@ -82,7 +81,7 @@ def a_comparison(*prompts: dict[str, tuple[int, int, int]]) -> Comparison:
     rounds = []
     for number, one in enumerate(prompts):
         meters = {k: Meter(in_run=ns, tokens=n, rounds=r) for k, (ns, n, r) in one.items()}
-        runs = {k: SideRun(Status.OK, Cost(m, {}), ()) for k, m in meters.items()}
+        runs = {k: SideRun(m, {}) for k, m in meters.items()}
         rounds.append(ComparedPrompt(Prompt(str(number), "?"), runs))
     return Comparison(Status.OK, sides, [], rounds, [])
 
@@ -117,7 +116,7 @@ def test_the_best_is_named_with_how_surely() -> None:
 
 def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    run = SideRun(Status.OK, Cost(Meter(), {}), ())
+    run = SideRun(Meter(), {})
     monkeypatch.setattr(compare_sides, "_answer", lambda side, *_: run)
     sides: list[Any] = [SimpleNamespace(letter=letter, name="x") for letter in "ABC"]
     prompts = [Prompt(str(number), "?") for number in range(4)]
