@@ -156,10 +156,8 @@ def _finish(
     requested: tuple[int, str],
     most: int | None = None,
 ) -> int:
-    """Deliver the text, report problems on stderr, and return the exit code.
-
-    requested: number and name of the rounds, with what to do if some are missing.
-    """
+    """Deliver the text, report problems on stderr; returns the exit code. requested: number and
+    name of the rounds."""
     faults = [] if files is None else files.faults
     delivered = not text or deliver(text, str(files.path) if files and not faults else "")
     for line in comparison.problems[:most]:
@@ -268,7 +266,6 @@ def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str
 def _resumed(
     folder: Path, bench_options: BenchOptions, options: RunOptions
 ) -> tuple[BenchOptions, RunOptions]:
-    """The options of the interrupted experiment, with the baseline and plots of this call."""
     now: dict[str, Any] = {"baseline": bench_options.baseline, "plot": bench_options.plot}
     if bench_options != BenchOptions((), **now):
         raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
@@ -328,7 +325,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
 
 
 def _words(numbers: list[float | None], form: str) -> str:
-    """A figure, with its interval if it has one."""
     value, *edges = (format(number, form) for number in numbers if number is not None)
     return f"{value} ({' to '.join(edges)})" if edges else value
 

@@ -162,14 +162,14 @@ class Comparison:
 
     def document(self) -> dict[str, Any]:
         """The JSON document of `--json` (docs/cli.md)."""
-        equality: list[dict[str, Any]] = []
+        equality = []
         for pair in self.pairs:
+            finding: dict[str, Any] = {"compared": False, "reason": pair.why_not}
+            if not pair.why_not:
+                finding = {"compared": True, "promised": pair.promised}
+                finding |= counts(self.branches(pair))
             letters = {"reference": pair.reference.letter, "graph": pair.other.letter}
-            if pair.why_not:
-                equality.append({**letters, "compared": False, "reason": pair.why_not})
-            else:
-                promised = {"compared": True, "promised": pair.promised}
-                equality.append({**letters, **promised, **counts(self.branches(pair))})
+            equality.append({**letters, **finding})
         return {
             "schema_version": SCHEMA,
             "status": str(self.status),
@@ -210,18 +210,11 @@ class Comparison:
             meter = cost.meter
             row: dict[str, Any] = {"side": side.letter, "graph": side.title}
             row |= {path: own.get(path, "") for path in paths}
-            row |= {
-                "prompts": len(self.prompts),
-                "equal": self.equal_branches(side),
-                "tau_step": meter.tau_step,
-                "target_forwards": meter.forwards,
-                "rounds": meter.rounds,
-                "tokens": meter.tokens,
-                "seconds": meter.seconds,
-                "milliseconds_per_token": (
-                    1000 * meter.seconds / meter.tokens if meter.tokens else None
-                ),
-            }
+            row |= {"prompts": len(self.prompts), "equal": self.equal_branches(side)}
+            row |= {"tau_step": meter.tau_step, "target_forwards": meter.forwards}
+            row |= {"rounds": meter.rounds, "tokens": meter.tokens, "seconds": meter.seconds}
+            per_token = 1000 * meter.seconds / meter.tokens if meter.tokens else None
+            row["milliseconds_per_token"] = per_token
             for name, ratios in self.gains(side).items():
                 row[name] = median(ratios)
                 row |= {f"{name}_lowest": min(ratios), f"{name}_highest": max(ratios)}
@@ -242,9 +235,7 @@ def graph_facts(side: Side) -> dict[str, Any]:
         "drafter": graph.drafter.kind,
         "model": redact(options.model),
         "drafter_model": redact(options.drafter_model) if graph.drafter.has_model else None,
-        "dtype": options.dtype,
-        "weights": options.weights,
-        "device": options.device,
+        **{name: getattr(options, name) for name in ("dtype", "weights", "device")},
         "threads": threads_of(side.job),
         "max_new_tokens": side.session.budget,
     }
@@ -270,17 +261,12 @@ def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str,
     """The result of an experiment as plain data: a row for each side at each point, with figures
     [value, low, high]."""
     rounds = comparison.prompts
-    rows: dict[str, dict[str, Any]] = {}
+    references = references_of(prepared.experiment, prepared.entries)
+    # Of each prompt's repeats, in the reference's time per token.
     times = dict[str, list[float]]()
-    if rounds:
-        references = references_of(prepared.experiment, prepared.entries)
-        rows = _rows(comparison, prepared, references)
-        # Of each prompt's repeats, in the reference's time per token.
-        for prompt, run in zip(
-            rounds, comparison.runs(comparison.sides[references[0]]), strict=True
-        ):
-            meter = run.meter
-            times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
+    for prompt in rounds:
+        meter = prompt.runs[comparison.sides[references[0]].letter].meter
+        times.setdefault(prompt.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
     shares = [prompt.cpu_share for prompt in rounds]
     spreads = [(max(t) - min(t)) / median(t) for t in times.values() if len(t) > 1]
     return {
@@ -296,7 +282,7 @@ def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str,
             "spread": round(median(spreads), 3) if spreads else None,
             "disturbed": bool(shares) and disturbance(median(shares)) is not None,
         },
-        "rows": rows,
+        "rows": _rows(comparison, prepared, references) if rounds else {},
         "problems": comparison.problems,
         "differences": comparison.failures,
     }
@@ -305,14 +291,11 @@ def experiment_document(comparison: Comparison, prepared: Prepared) -> dict[str,
 def _rows(
     comparison: Comparison, prepared: Prepared, references: Sequence[int]
 ) -> dict[str, dict[str, Any]]:
-    """By a label of their own."""
     sides = comparison.sides
     keys = [answer.prompt.key for answer in comparison.prompts]
     prompts = [keys.index(key) for key in keys]
-    divergences: dict[str, float] = {}
-    if prepared.experiment.probe and not comparison.code:
-        with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
-            divergences = _divergences(sides, prepared.prompts.items, halt)
+    probed = sides if prepared.experiment.probe and not comparison.code else []
+    divergences = _divergences(probed, prepared.prompts.items)
     rows = {}
     for entry, side, at in zip(prepared.entries, sides, references, strict=True):
         runs = (comparison.runs(side), comparison.runs(sides[at]))
@@ -348,22 +331,23 @@ def acceptance_by_depth(lengths: Counter[int]) -> list[float]:
     return [round(share, 4) for share in (reached[:-1] / reached[1:])[::-1].tolist()]
 
 
-def _divergences(
-    sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal
-) -> dict[str, float]:
+def _divergences(sides: Sequence[Side], prompts: Sequence[Prompt]) -> dict[str, float]:
     """KL(full || blended) of first tokens, in nats, of the sides that blend."""
+    if not sides:
+        return {}
     means = {}
-    for side in sides:
-        values: list[float] = []
-        for prompt in prompts if side.blends else ():
-            run, recorder = recorded(side.session, [prompt], None)
-            probed = probe_blends(run)
-            limit = side.job.program.graph.limits.max_rounds
-            drive(run, recorder, max_rounds=limit, stop=halt)
-            values += probed.kl
-            run.close()
-        if values and halt.status is None:
-            means[side.letter] = mean(values)
+    with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
+        for side in (side for side in sides if side.blends):
+            values: list[float] = []
+            for prompt in prompts:
+                run, recorder = recorded(side.session, [prompt], None)
+                probed = probe_blends(run)
+                limit = side.job.program.graph.limits.max_rounds
+                drive(run, recorder, max_rounds=limit, stop=halt)
+                values += probed.kl
+                run.close()
+            if values and halt.status is None:
+                means[side.letter] = mean(values)
     return means
 
 
@@ -417,35 +401,30 @@ def compare_jobs(
                 if files is not None:
                     files.write_json(ROUND.format(number + 1), _round_document(answer, branches))
         done = [rounds[number] for number in sorted(rounds)]
-        return Comparison(
-            status=halt.status or Status.OK,
-            sides=sides,
-            pairs=pairs,
-            prompts=[answer for answer, _ in done],
-            results=[branch for _, judged in done for branch in judged],
-            setup=setup,
-        )
+        prompts_done = [answer for answer, _ in done]
+        results = [branch for _, judged in done for branch in judged]
+        status = halt.status or Status.OK
+        return Comparison(status, sides, pairs, prompts_done, results=results, setup=setup)
 
 
 def _setup(sides: Sequence[Side], prompts: Sequence[Prompt], argv: Sequence[str]) -> dict[str, Any]:
     jobs = {model_folders(side.job): side.job for side in sides}
     weights = {folders: made_with(job) for folders, job in jobs.items()}  # large files, read once
     prompt_text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
+    graphs = {}
+    for side in sides:
+        options = side.job.options
+        made = weights[model_folders(side.job)]
+        outline = side.job.outline and str(side.job.outline)
+        stop_ids = list(options.stop_ids or ())
+        hashes = {"model_hash": made.model_hash, "drafter_hash": made.drafter_hash}
+        hashes = {"graph_hash": graph_hash(side.job.program.graph), **hashes}
+        facts: dict[str, Any] = {"seed": options.seed, "stop_ids": stop_ids, "outline": outline}
+        graphs[side.letter] = {**graph_facts(side), **facts, **hashes}
     return {
         "schema_version": SCHEMA,
         COMMAND: shlex.join(["specsot", *map(redact, argv[1:])]),
-        "graphs": {
-            side.letter: {
-                **graph_facts(side),
-                "seed": side.job.options.seed,
-                "stop_ids": list(side.job.options.stop_ids or ()),
-                "outline": side.job.outline and str(side.job.outline),
-                "graph_hash": graph_hash(side.job.program.graph),
-                "model_hash": weights[model_folders(side.job)].model_hash,
-                "drafter_hash": weights[model_folders(side.job)].drafter_hash,
-            }
-            for side in sides
-        },
+        "graphs": graphs,
         "prompts": {"count": len(prompts), "sha256": sha256(prompt_text.encode()).hexdigest()},
         "versions": versions(),
         "machine": machine(),

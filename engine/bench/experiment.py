@@ -383,7 +383,6 @@ def _job(
 
 
 def _placed(problem: Problem, side: str, places: Mapping[str, Place], source: Source) -> Problem:
-    """The problem at its place in the experiment's file, if that has the wrong setting."""
     option = problem.file.removeprefix("--set ")
     if option == problem.file or option not in places:
         return problem

@@ -169,7 +169,6 @@ BLOCK = 32  # numbers of a row that llama.cpp's codes share a scale
 
 
 def _llama_cpp(side: Side, folder: Path) -> Peer:
-    """Greedy decoding of one sequence by llama.cpp."""
     try:
         binding: Any = import_module("llama_cpp")
     except ImportError as error:

@@ -128,7 +128,6 @@ def comparison_parts(
 
 
 def _graphs(comparison: Comparison, lines: box.Box) -> Table:
-    """Which graph each letter stands for; without columns that are empty."""
     rows = [("", "graph", "settings", "file", "layout", "drafter", "model", "budget")]
     for side in comparison.sides:
         graph = side.job.program.graph
@@ -418,21 +417,17 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
 
 
 def _bars(axes: Any, name: str, rows: Rows) -> None:
-    """A bar for each row, the first on top; the interval is a line."""
     places = range(len(rows))
     figures = [row["figures"][name] for row in rows]
     values = [value for value, _, _ in figures]
-    axes.barh(places, values, color=COLOURS[0], height=0.6)
-    axes.errorbar(values, places, xerr=_errors(figures), fmt="none", ecolor="#222222", capsize=3)
+    style = {"ecolor": "#222222", "capsize": 3}
+    bars = axes.barh(places, values, 0.6, color=COLOURS[0], xerr=_errors(figures), **style)
     names = short_names([row["side"] for row in rows])
     points = (" ".join(f"{p}={v}" for p, v in row["varied"].items()) for row in rows)
     labels = (f"{names[row['side']]} {point}" for row, point in zip(rows, points, strict=True))
     axes.set_yticks(places, [label.rstrip() for label in labels])
     axes.invert_yaxis()
-    for place, (value, _, high) in zip(places, figures, strict=True):
-        right = value if high is None else max(high, value)
-        text = format(value, FIGURES[name].form)
-        axes.annotate(text, (right, place), (5, 0), va="center", textcoords="offset points")
+    axes.bar_label(bars, [format(value, FIGURES[name].form) for value in values], padding=5)
     axes.margins(x=0.12)
 
 

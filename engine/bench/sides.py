@@ -360,7 +360,6 @@ def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
 
 
 def _reason(first: Side, second: Side) -> str:
-    """Why two graphs need not give the same tokens; empty if they must."""
     sides = (first, second)
     samplings = [side.job.program.graph.sampling for side in sides]
     without = [side.letter for side in sides if side.job.program.graph.skeleton is None]

@@ -112,7 +112,6 @@ def bench_of(job: Job, quick: bool, tell: Callable[[str], None]) -> "Bench":
 
 
 def _groups(bench: "Bench") -> Iterator[tuple[str, str, str | Checks]]:
-    """Name, title, and checks of each group, or why there is none."""
     from . import texts
     from .gates import gate_checks
 

@@ -412,7 +412,7 @@ def _endless(rig: Rig) -> GateResult:
 
 
 def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
-    """The slots that a run's largest request or branch needs alone, and what so few need set."""
+    """The slots that the largest request or branch needs alone, and what so few need set."""
     capacity = free.run.board["branches"].capacity
     needs = [request_slots(replace(r, branches=[])) + capacity.tree_slots(1) for r in free.requests]
     needs += [capacity.slots_alone(b.start, len(b.prompt), b.budget) for b in free.branches]
@@ -438,8 +438,8 @@ def _full_pool(rig: Rig) -> GateResult:
 
 
 def _schedules(rig: Rig) -> GateResult:
-    """Long prompts, each of them twice, under other settings of the scheduler than the graph's;
-    the outline has short parts, so that rows run out where they are not reserved."""
+    """Long prompts, each twice; the outline has short parts, so that rows run out if not
+    reserved."""
     graph = rig.bench.graph
     preempted = 0
     reused = 0

@@ -129,8 +129,7 @@ class Transformers:
 
 
 def _options(model: Any, segments: Segments, count: int) -> dict[str, Any]:
-    """Positions, and a mask [1, 1, Q, Q] added to scores; one for each kind of layer, where some
-    see no further back than a window."""
+    """Positions, and a mask [1, 1, Q, Q] added to scores; one for each kind of layer."""
     positions_Q, mask_QQ = (tensor.to(model.device) for tensor in visible(segments, count))
     window = getattr(model.config, "sliding_window", None) or count + int(positions_Q.max())
     near_QQ = mask_QQ & (positions_Q[:, None] - positions_Q[None] < window)
@@ -322,7 +321,7 @@ def _own_tokens(
     branch: Branch, context: Sequence[int], logits_QV: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
     """For each place of an answer the target's token, under a grammar the best legal one, and its
-    scores. Ends where the answer leaves the grammar. logits_QV: behind the context and each
+    scores; ends where the answer leaves the grammar. logits_QV: behind the context and each
     token."""
     if branch.matcher is None and rules_of(branch).plain:
         yield from zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True)

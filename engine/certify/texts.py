@@ -141,7 +141,6 @@ def _twin_answers(
 def _equality(
     bench: Bench, name: str, title: str, results: Sequence[BranchComparison], **figures: float
 ) -> Check:
-    """Whether all branches are equal; in float32 but for numeric ties."""
     number = counts(results)
     tokens = number["equal_tokens"]
     exact = bench.dtype == "float64"
@@ -373,7 +372,6 @@ def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
 
 
 def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answer], int]:
-    """Answers by how often they came, and how many drafts were accepted in them."""
     counts: Counter[Answer] = Counter()
     accepted = 0
     answers = bench.extent.answers

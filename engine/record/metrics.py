@@ -314,18 +314,14 @@ def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pool_figures(pool: Any) -> dict[str, Any]:
+    blocks = {"size": pool.blocks.size, "count": len(pool.blocks), "peak": pool.blocks.high_water}
     return {
         "capacity_slots": pool.slots,
         "rows": pool.rows,
         "peak_slots": pool.peak_length,
         "slot_bytes": pool.slot_bytes,
         "peak_bytes": pool.peak_length * pool.slot_bytes,
-        "blocks": {
-            "size": pool.blocks.size,
-            "count": len(pool.blocks),
-            "peak": pool.blocks.high_water,
-            "peak_wasted_slots": pool.blocks.most_wasted,
-        },
+        "blocks": {**blocks, "peak_wasted_slots": pool.blocks.most_wasted},
         "moved_bytes": dict(pool.ledger.bytes),
         "moves": dict(pool.ledger.moves),
     }

@@ -176,7 +176,6 @@ class Replay:
             raise UsageError(f"{run.path}: not a valid run folder: {reason}") from None
 
     def _read_requests(self) -> list[ReplayedRequest]:
-        """Without outputs.jsonl, branches of the trace have names alone."""
         rounds = [record for record in self.records if record["kind"] == "round"]
         verified = [record for record in rounds if max(record["accepted"], default=-1) >= 0]
         if verified and not any("trees" in r or "explained" in r for r in verified):

@@ -168,7 +168,6 @@ def _row(cells: Sequence[Any]) -> str:
 
 
 def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The figures by dotted names; of the pools, the peak and the moved bytes."""
     nested = {
         "": metrics,
         "seconds": metrics["seconds"],

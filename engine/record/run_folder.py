@@ -30,8 +30,6 @@ STAMP = "%Y%m%dT%H%M%SZ"
 STAMP_LENGTH = 16
 NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-.+-[0-9a-f]{6}")  # as `RunFolder.create` makes them
 
-# -- writing --------------------------------------------------------------------------------------
-
 
 def write_whole(file: Path, text: str) -> None:
     """Atomically: a reader sees the old file or the new one; raises OSError."""
@@ -128,9 +126,6 @@ class RunFolder:
             yield
         except OSError as error:
             self.faults.append(f"{self.path / name}: {error.strerror or error}")
-
-
-# -- reading --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -245,8 +240,6 @@ def remove(run: SavedRun) -> int:
     return size
 
 
-# -- comparing ------------------------------------------------------------------------------------
-
 COMPARED_FIGURES = [
     *("tokens", "rounds", "target_forwards", "tau_step", "acceptance_rate"),
     *("tokens_per_second", "overhead_share", "padding_waste"),
@@ -268,7 +261,6 @@ def difference(run: SavedRun, other: SavedRun) -> dict[str, Any]:
 
 
 def _settings(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All settings that can change a run, by dotted names."""
     for key, value in manifest.get("graph", {}).get("resolved", {}).items():
         if key == "name":
             yield "graph.name", value

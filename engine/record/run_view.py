@@ -197,9 +197,6 @@ class Snapshot:
     trees: tuple[DraftTree, ...] = ()
 
 
-# -- the fold -------------------------------------------------------------------------------------
-
-
 @dataclass
 class RunView:
     """The state of a run after its events so far.
@@ -277,9 +274,6 @@ class RunView:
             requests=tuple(requests),
             trees=tuple(draft_tree(number, tree, text) for number, tree in self.trees.values()),
         )
-
-
-# -- a live run's parts ---------------------------------------------------------------------------
 
 
 def scene_of(graph: Mapping[str, Any], model: str, requests: int) -> Scene:
