@@ -1,11 +1,11 @@
 """The events of a request, from the commit of a round to every reader, in order.
 
-The engine emits token events: `Committed` and what surrounds it. A `Detokenizer` turns them into
-text events (`StreamEvent`), whose texts hold complete characters only. `ReadingOrder` puts the
-texts of the branches into the order of the answer.
+The engine emits token events. A `Detokenizer` turns them into text events (`StreamEvent`), whose
+texts hold complete characters only. `ReadingOrder` puts them into the order of the answer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import groupby
@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING
 
 from ..states.graph.graph import Graph
 from ..states.request import Branch, Request, Stage
-from .text_stream import Decode, TextStream
 
 if TYPE_CHECKING:  # these import torch, which the HTTP process of a server does without
     from ..states.blend import Reused
     from ..states.phases.merge import Answer
 
 OUTLINE = -1  # the index of the root branch, which writes the outline
+HALF = "\ufffd"  # a tokenizer's text of an incomplete byte sequence
+MAX_TOKENS_PER_CHARACTER = 8  # after that the bytes are wrong, not incomplete
+UNSAFE = re.compile(  # control characters, surrogates, marks that change the text direction
+    "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\u2028\u2029]"
+)
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Origin(StrEnum):
@@ -35,8 +41,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Token counts of a request: of its prompt, `cached` of them from the prefix cache; of the
-    outline; of the answer."""
+    """Token counts of a request; cached: of the prompt, from the prefix cache."""
 
     prompt: int = 0
     cached: int = 0
@@ -46,14 +51,14 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class OutlineRead:
-    """The outline is parsed; titles: of its parts, empty if there are no parts."""
+    """The outline is parsed; titles: of its parts, if there are any."""
 
     titles: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BranchOpened:
-    """A branch starts; index: its place in the answer, OUTLINE for the root branch."""
+    """A branch starts; index: its place in the answer, or OUTLINE."""
 
     index: int
     title: str
@@ -61,7 +66,7 @@ class BranchOpened:
 
 @dataclass(frozen=True, slots=True)
 class BranchContext:
-    """The token ids before a branch's answer; emitted on request (`StreamEvents.contexts`)."""
+    """The token ids before a branch's answer (see `StreamEvents.contexts`)."""
 
     index: int
     tokens: tuple[int, ...]
@@ -88,8 +93,8 @@ class PromptReused:
 class Committed:
     """The tokens that one round committed to one branch.
 
-    request: its key. branch: its index, OUTLINE for the root branch. round: the engine's step.
-    origins: an `Origin` for each token. final: the branch has ended.
+    request: its key. branch: its index. round: the engine's step. origins: an `Origin` for each
+    token. final: the branch has ended.
     """
 
     request: str
@@ -102,7 +107,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class TextWritten:
-    """The text that became certain with one `Committed`; step: its round."""
+    """The text that became complete with one `Committed`; step: its round."""
 
     index: int
     text: str
@@ -144,31 +149,30 @@ class StreamEvents:
     """Emits the token events of one request as its branches grow.
 
     A request that is computed again commits the same tokens again; they are emitted once.
-
     contexts: emit `BranchContext` too.
     """
 
     contexts: bool = False
-    sent: dict[int, int] = field(default_factory=dict)
-    rounds: dict[int, int] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    outlined: bool = False
+    _sent: dict[int, int] = field(default_factory=dict)
+    _rounds: dict[int, int] = field(default_factory=dict)
+    _ended: set[int] = field(default_factory=set)
+    _outlined: bool = False
 
     def new(
         self, request: Request, step: int, reused: "Mapping[int, Reused]"
     ) -> Iterator[TokenEvent]:
         """The events since the last call. reused: cached rows by owner."""
-        if request.outline is not None and not self.outlined:
-            self.outlined = True
+        if request.outline is not None and not self._outlined:
+            self._outlined = True
             yield OutlineRead(tuple(point.title for point in request.outline.points))
         for branch in request.all_branches():
             index = branch.index
-            if branch.stage is Stage.WAITING or index in self.ended:
+            if branch.stage is Stage.WAITING or index in self._ended:
                 continue
-            if index not in self.sent:
-                self.sent[index] = 0
+            if index not in self._sent:
+                self._sent[index] = 0
                 yield BranchOpened(index, branch.title)
-            sent = self.sent[index]
+            sent = self._sent[index]
             if not sent and branch.tokens:
                 if self.contexts:
                     yield BranchContext(index, tuple(branch.before))
@@ -176,10 +180,10 @@ class StreamEvents:
                     yield TokensReused(index, runs)
             if len(branch.tokens) > sent or branch.ended:
                 tokens = tuple(branch.tokens[sent:])
-                before = self.rounds.get(index, 0)
+                before = self._rounds.get(index, 0)
                 letters = origins(branch, before if before <= len(branch.accepted) else 0)
-                self.sent[index] = max(len(branch.tokens), sent)
-                self.rounds[index] = len(branch.accepted)
+                self._sent[index] = max(len(branch.tokens), sent)
+                self._rounds[index] = len(branch.accepted)
                 yield Committed(
                     request=request.key,
                     branch=index,
@@ -189,8 +193,78 @@ class StreamEvents:
                     final=branch.ended,
                 )
             if branch.ended:
-                self.ended.add(index)
+                self._ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)
+
+
+# -- text -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TextStream:
+    """The text of one branch: only new tokens are decoded, incomplete characters wait.
+
+    decoded: number of tokens in `text`. The last piece is decoded again each time, because the text
+    of a token can depend on the token before it. tokens: of `feed`.
+    """
+
+    decode: Decode
+    text: str = ""
+    decoded: int = 0
+    tokens: list[int] = field(default_factory=list)
+    _base: int = field(default=0, init=False)
+
+    def feed(self, *new: int, final: bool = False) -> str:
+        """The text that becomes complete with further tokens, or as none follows."""
+        self.tokens += new
+        before = len(self.text)
+        return self.update(self.tokens, final=final)[before:]
+
+    def update(self, tokens: Sequence[int], *, final: bool = False) -> str:
+        """The text of all `tokens`, of which those after `decoded` are new; `final`: the last."""
+        if len(tokens) <= self.decoded:
+            return self.text
+        before = self.decode(tokens[self._base : self.decoded]) if self.decoded > self._base else ""
+        whole = self.decode(tokens[self._base :])
+        waits = len(tokens) - self.decoded <= MAX_TOKENS_PER_CHARACTER
+        if whole.endswith(HALF) and waits and not final:
+            return self.text
+        self.text += whole[len(before) :]
+        self._base = self.decoded
+        self.decoded = len(tokens)
+        return self.text
+
+
+class TokenTexts:
+    """The text of single tokens inside a text, each decoded once."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._texts: dict[int, str] = {}
+
+    def __call__(self, token: int) -> str:
+        if (text := self._texts.get(token)) is not None:
+            return text
+        # Some tokenizers drop the blank of the first token of a text.
+        once = self._decode([token])
+        twice = self._decode([token, token])
+        text = twice[len(once) :] if twice.startswith(once) else once
+        return self._texts.setdefault(token, text)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """Control characters as Unicode's pictures of them, surrogates and direction overrides as
+    replacement characters, except `keep`."""
+
+    def shown(match: re.Match[str]) -> str:
+        char = match[0]
+        if char in keep:
+            return char
+        if char == "\x7f":
+            return "\u2421"
+        return chr(0x2400 + ord(char)) if char < " " else HALF
+
+    return UNSAFE.sub(shown, text)
 
 
 class Detokenizer:
@@ -198,7 +272,7 @@ class Detokenizer:
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
-        self._texts: dict[int, tuple[TextStream, list[int]]] = {}
+        self._streams: dict[int, TextStream] = {}
 
     def events(self, token_events: Iterable[TokenEvent]) -> Iterator[StreamEvent]:
         for event in token_events:
@@ -206,11 +280,8 @@ class Detokenizer:
                 runs = tuple((self._decode(list(ids)), kind) for ids, kind in event.runs)
                 yield PromptReused(event.index, runs)
             elif isinstance(event, Committed):
-                new = (TextStream(self._decode), list[int]())
-                stream, tokens = self._texts.setdefault(event.branch, new)
-                tokens += event.tokens
-                before = len(stream.text)
-                if text := stream.update(tokens, final=event.final)[before:]:
+                stream = self._streams.setdefault(event.branch, TextStream(self._decode))
+                if text := stream.feed(*event.tokens, final=event.final):
                     yield TextWritten(event.branch, text, event.round)
             elif not isinstance(event, BranchContext):
                 yield event
@@ -219,13 +290,10 @@ class Detokenizer:
 def _prompt_runs(
     branch: Branch, reused: "Mapping[int, Reused]"
 ) -> Iterator[tuple[tuple[int, ...], str]]:
-    """A branch's prompt as runs of tokens with one origin; empty if no row was reused.
-
-    The shared prefix precedes the prompt of the root branch, or of the only branch.
-    """
+    """A branch's prompt as runs of tokens with one origin; empty if no row was reused."""
     request = branch.request
     rows = [(branch.owner, list(branch.prompt), branch.start)]
-    if branch.is_root or (request.root is None and branch.index == 0):
+    if branch.is_root or (request.root is None and branch.index == 0):  # it reads the prefix
         rows.insert(0, (request.prefix_owner, request.context, 0))
     for owner, ids, start in rows:
         reuse = reused.get(owner)
@@ -273,10 +341,9 @@ def answer_ready(answer: "Answer", request: Request) -> AnswerReady:
 class ReadingOrder:
     """The text of an answer in reading order, as soon as each piece of it is certain.
 
-    Branches write side by side: the text of the first unfinished one is released, the others'
-    texts wait. Where the graph combines the parts, only the combined answer is released.
-    The joined pieces are `Answer.text`; so blanks at the end of a part wait for the next text.
-    combines: the graph combines the parts into one answer. raw: keep all blanks.
+    The text of the first unfinished branch is released, the others' texts wait. The joined pieces
+    are `Answer.text`; so blanks at the end of a part wait for the next text. combines: the graph
+    combines the parts into one answer, which alone is released. raw: keep all blanks.
     """
 
     combines: bool = False
@@ -295,26 +362,19 @@ class ReadingOrder:
     def read(self, event: StreamEvent) -> str:
         """The text that an event releases."""
         if isinstance(event, OutlineRead):
-            return self.outlined(event.titles)
-        if isinstance(event, TextWritten):
+            self.titles = event.titles
+            self._current = len(self.titles) if self.combines and len(self.titles) > 1 else 0
+        elif isinstance(event, TextWritten):
             return self.written(event.index, event.text)
-        return self.ended(event.index) if isinstance(event, BranchFinished) else ""
-
-    def outlined(self, titles: Sequence[str]) -> str:
-        self.titles = tuple(titles)
-        self._current = len(titles) if self.combines and len(titles) > 1 else 0
+        elif isinstance(event, BranchFinished) and event.index >= self._current:
+            self._ended.add(event.index)
+            return self._release()
         return ""
 
     def written(self, index: int, text: str) -> str:
         if index < self._current:
             return ""
         self._texts[index] = self._texts.get(index, "") + text
-        return self._release()
-
-    def ended(self, index: int) -> str:
-        if index < self._current:
-            return ""
-        self._ended.add(index)
         return self._release()
 
     def _release(self) -> str:
@@ -343,7 +403,4 @@ class ReadingOrder:
 
 def text_pieces(events: Iterator[StreamEvent], graph: Graph) -> Iterator[str]:
     """The text of an answer in reading order."""
-    order = ReadingOrder.of(graph)
-    for event in events:
-        if text := order.read(event):
-            yield text
+    return filter(None, map(ReadingOrder.of(graph).read, events))

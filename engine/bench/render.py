@@ -14,9 +14,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..events import printable
 from ..record.metrics import state_figures
 from ..terminal import usable
-from ..text_stream import printable
 from .comparison import Comparison
 from .experiment import FIGURES, GAINS, MB, PARTS, Experiment, Plot, at_commas
 from .sides import CUT, END, TIE, BranchAnswer, BranchComparison, Side, counts, letters

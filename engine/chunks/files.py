@@ -1,7 +1,6 @@
 """Cached chunks as files: one safetensors file each, written whole, verified before use.
 
-The file name is the digest of a chunk's key; the header has the key and a digest of the tensors.
-This module imports no torch: a list of chunks needs headers and file times alone.
+A file's name is the digest of its chunk's key. Without torch: lists need headers alone.
 """
 
 import hashlib
@@ -31,9 +30,8 @@ DIGEST = re.compile("[0-9a-f]{64}")
 class ChunkKey:
     """The inputs of a chunk's tensors; equal keys mean equal chunks.
 
-    model_hash: of the weights (`models.checkpoint.model_hash`). dtype: as `float32`.
-    bos: the token before the chunk, which is not part of it; None for no token.
-    taps: layers whose features are stored, as in `Target.forward`. token_ids: at least one.
+    bos: the token before the chunk, which is not part of it; None for no token. taps: layers whose
+    features are stored, joined in increasing order. token_ids: at least one.
     """
 
     model_hash: str
@@ -49,22 +47,20 @@ class ChunkKey:
     @property
     def digest(self) -> str:
         """sha256 over all of it, and over the version of the format."""
-        return hashlib.sha256(
-            json.dumps([FORMAT, *self.facts, self.token_ids]).encode()
-        ).hexdigest()
+        values = json.dumps([FORMAT, *self.facts, self.token_ids])
+        return hashlib.sha256(values.encode()).hexdigest()
 
     @property
-    def facts(self) -> tuple[Any, ...]:
-        """All values but the ids. Taps are sorted: features are joined in increasing order."""
-        return (self.model_hash, self.dtype, self.bos, sorted(set(self.taps)))
+    def facts(self) -> list[Any]:
+        """All values but the ids."""
+        return [self.model_hash, self.dtype, self.bos, sorted(set(self.taps))]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A cached chunk in a list; more fields as in `ChunkKey`.
+    """A cached chunk in a list; further fields as in `ChunkKey`.
 
-    digest: of its key. name: given when it was stored. bytes: of its tensors, or of its file.
-    used: time of the last use, seconds since 1970.
+    digest: of its key. name: of its document. bytes: of its file. used: seconds since 1970.
     """
 
     digest: str
@@ -76,18 +72,6 @@ class ChunkInfo:
     bos: int | None
     taps: tuple[int, ...]
     used: float
-
-    def header(self, checksum: str) -> dict[str, str]:
-        """The metadata of the file; safetensors accepts strings only."""
-        facts = [self.model_hash, self.dtype, self.bos, list(self.taps)]
-        return {
-            "specsot_chunk": str(FORMAT),
-            "key": self.digest,
-            "facts": json.dumps(facts),
-            "tokens": str(self.tokens),
-            "name": self.name,
-            "sha256": checksum,
-        }
 
 
 class DamagedChunk(ValueError):
@@ -114,8 +98,7 @@ class ChunkFiles:
 
     def digests(self) -> list[str]:
         """The digests of all chunk files, least recently used first; other files are ignored."""
-        names = [path.name.removesuffix(SUFFIX) for path in self._files(SUFFIX)]
-        digests = [name for name in names if DIGEST.fullmatch(name)]
+        digests = filter(DIGEST.fullmatch, (path.stem for path in self._files(SUFFIX)))
         return sorted(digests, key=lambda digest: (_stat(self.path(digest))[0], digest))
 
     def list(self) -> tuple[list[ChunkInfo], list[str]]:
@@ -127,8 +110,8 @@ class ChunkFiles:
                 chunks.append(self.read_info(digest))
             except DamagedChunk as problem:
                 problems.append(str(problem))
-            except FileNotFoundError:  # another process dropped it
-                continue
+            except FileNotFoundError:
+                continue  # another process dropped it
         return chunks, problems
 
     def read_info(self, digest: str) -> ChunkInfo:
@@ -145,11 +128,18 @@ class ChunkFiles:
             raise DamagedChunk(f"{path}: not a chunk of format {FORMAT}")
         try:
             model_hash, dtype, bos, taps = json.loads(header["facts"])
-            tokens = int(header["tokens"])
-            name = header["name"]
             used, size = _stat(path)
-            facts = (model_hash, dtype, bos, tuple(taps))
-            info = ChunkInfo(digest, name, tokens, size, *facts, used / 1e9)
+            info = ChunkInfo(
+                digest=digest,
+                name=header["name"],
+                tokens=int(header["tokens"]),
+                bytes=size,
+                model_hash=model_hash,
+                dtype=dtype,
+                bos=bos,
+                taps=tuple(taps),
+                used=used / 1e9,
+            )
         except (KeyError, ValueError, TypeError):
             raise DamagedChunk(f"{path}: its header is not that of a chunk") from None
         if header.get("key") != digest:
@@ -175,10 +165,8 @@ class ChunkFiles:
         return True
 
     def trim(self, max_bytes: int) -> None:
-        """Drop the least recently used files until the others have at most `max_bytes`.
-
-        Part files of killed writers are removed first.
-        """
+        """Remove what killed writers left, and the least recently used files until the others have
+        at most `max_bytes`."""
         for path in self._files(PART):
             if time.time_ns() - _stat(path)[0] > ABANDONED_SECONDS * 1e9:
                 path.unlink(missing_ok=True)

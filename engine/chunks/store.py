@@ -1,10 +1,7 @@
-"""The chunk store of CacheBlend (arXiv 2405.16444): K before RoPE, V and features by content.
-
-`ChunkStore` stores chunks, `ChunkMaker` computes missing ones, `ChunkLibrary` counts a run's
-look-ups.
-"""
+"""The chunk store of CacheBlend (arXiv 2405.16444): K before RoPE, V and features by content."""
 
 import hashlib
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -26,7 +23,7 @@ from ...states.graph.program import Program
 from ...states.text.tokens import Chunk, leading_id
 from ...states.yaml.source import GraphError, ProblemCode
 from ..errors import UsageError
-from .files import ChunkFiles, ChunkInfo, ChunkKey, DamagedChunk
+from .files import FORMAT, ChunkFiles, ChunkKey, DamagedChunk
 
 if TYPE_CHECKING:
     from ..models import Models
@@ -38,7 +35,7 @@ CHUNK_BYTES = 8 << 30  # default limit of chunks in memory and in a folder
 class _Entry:
     """A chunk in memory; `versions` are torch's counts of what was done to its tensors in place."""
 
-    info: ChunkInfo
+    name: str
     chunk: ChunkKV
     versions: tuple[int, ...]
 
@@ -46,19 +43,16 @@ class _Entry:
 class ChunkStore:
     """Chunks by key; the least recently used ones are dropped beyond `max_bytes`.
 
-    Chunks never change: `put` stores a copy, and `get` returns the stored tensors themselves, which
-    are read-only. torch has no read-only tensors, so the next `get` detects a write by the version
-    counters and raises RuntimeError.
+    Chunks never change: `put` stores a copy, and `get` returns the stored tensors themselves. torch
+    has no read-only tensors, so the next `get` detects a write by the version counters.
 
-    With a folder every chunk is a file as well (see `ChunkFiles`), mapped into memory when it is
-    read; the limit applies to memory and to the files separately. A process verifies a file in full
-    the first time that it reads it, against the header's digest and the key; an invalid file is a
-    miss, noted in `notes` and written again. That detects damage, not malice: write access to the
-    folder can change answers. Not thread-safe.
+    With a folder every chunk is a file as well (see `ChunkFiles`), mapped into memory and verified
+    in full when a process first reads it, against the header's digest and the key; an invalid file
+    is a miss, noted in `notes` and written again. That detects damage, not malice: write access to
+    the folder can change answers. Not thread-safe.
 
     max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
-    tensors. hits, misses: look-ups by `get` with a chunk, and without. bytes: of the chunks in
-    memory. notes: problems of files, a line each.
+    tensors. hits, misses: of `get`. bytes: of the chunks in memory. notes: problems of files.
     """
 
     def __init__(
@@ -83,7 +77,7 @@ class ChunkStore:
             return None
         if _versions(entry.chunk) != entry.versions:
             self._forget(digest)
-            raise RuntimeError(f"the cached chunk {digest[:12]} ({entry.info.name}) was written to")
+            raise RuntimeError(f"the cached chunk {digest[:12]} ({entry.name}) was written to")
         self.hits += 1
         self._store(digest, entry)
         if self.files is not None:
@@ -96,23 +90,12 @@ class ChunkStore:
         _check(key, chunk)
         if chunk.bytes > self.max_bytes:
             return False
-        info = ChunkInfo(
-            digest=key.digest,
-            name=name,
-            tokens=chunk.rows,
-            bytes=chunk.bytes,
-            model_hash=key.model_hash,
-            dtype=key.dtype,
-            bos=key.bos,
-            taps=key.taps,
-            used=time.time(),
-        )
         copy = _on(chunk, self.device, copy=True)
-        entry = _Entry(info, copy, _versions(copy))
-        filed = self.files is not None and self._write(self.files, info, copy)
+        entry = _Entry(name, copy, _versions(copy))
+        filed = self.files is not None and self._write(self.files, key, entry)
         if filed and self.device.type == "cpu":
             entry = self._load(key) or entry  # the mapped file: memory that can be reclaimed
-        self._store(info.digest, entry)
+        self._store(key.digest, entry)
         return True
 
     def _store(self, digest: str, entry: _Entry) -> None:
@@ -142,23 +125,32 @@ class ChunkStore:
             self.notes.append(f"{place}{error}")
             return None
         chunk = _on(chunk, self.device)
-        return None if chunk.bytes > self.max_bytes else _Entry(info, chunk, _versions(chunk))
+        return None if chunk.bytes > self.max_bytes else _Entry(info.name, chunk, _versions(chunk))
 
-    def _write(self, files: ChunkFiles, info: ChunkInfo, chunk: ChunkKV) -> bool:
+    def _write(self, files: ChunkFiles, key: ChunkKey, entry: _Entry) -> bool:
         """Write a chunk's file; an error is noted and leaves the cache in memory."""
+        path = files.path(key.digest)
+        tensors = _named(_on(entry.chunk, torch.device("cpu")))
+        header = {  # safetensors accepts strings only
+            "specsot_chunk": str(FORMAT),
+            "key": key.digest,
+            "facts": json.dumps(key.facts),
+            "tokens": str(entry.chunk.rows),
+            "name": entry.name,
+            "sha256": _checksum(tensors),
+        }
         try:
-            part = files.new_part(info.digest)
+            part = files.new_part(key.digest)
             try:
-                tensors = _named(_on(chunk, torch.device("cpu")))
-                save_file(tensors, part, info.header(_checksum(tensors)))
-                part.replace(files.path(info.digest))
-                files.touch(info.digest)
+                save_file(tensors, part, header)
+                part.replace(path)
+                files.touch(key.digest)
             finally:
                 part.unlink(missing_ok=True)
             files.trim(self.max_bytes)
             return True
         except (OSError, SafetensorError) as error:
-            self.notes.append(f"{files.path(info.digest)}: cannot be written: {error}")
+            self.notes.append(f"{path}: cannot be written: {error}")
         except UsageError as error:
             self.notes.append(str(error))
         return False
@@ -191,12 +183,9 @@ def _named(chunk: ChunkKV) -> dict[str, Tensor]:
 
 
 def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
-    """A chunk on a device; copies are contiguous.
-
-    Tensors of inference mode have no version counters.
-    """
+    """A chunk on a device; copies are contiguous."""
     layout = torch.contiguous_format if copy else torch.preserve_format
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # its tensors have no version counters
         tensors = _named(chunk).values()
         return ChunkKV(
             *(tensor.detach().to(device, copy=copy, memory_format=layout) for tensor in tensors)
@@ -214,10 +203,8 @@ def _read(path: Path) -> ChunkKV:
         with torch.inference_mode(False), safe_open(path, framework="pt") as file:
             expected = (file.metadata() or {}).get("sha256")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise
     except (SafetensorError, OSError, RuntimeError) as error:
-        if not path.exists():  # torch opens it again by name; another process removed it
+        if not path.exists():
             raise FileNotFoundError(path) from None
         raise DamagedChunk(f"{path}: cannot be read: {error}") from None
     if set(tensors) - {"features"} != {"keys", "values"}:
@@ -238,11 +225,8 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ChunkMaker:
-    """Computes keys and chunks.
-
-    model_hash: of the target's weights. bos: the token before every chunk, None for no token.
-    taps: layers whose features the drafter reads; empty for drafters that read text.
-    """
+    """Computes keys and missing chunks of one target; taps: layers whose features the drafter
+    reads, empty for drafters that read text."""
 
     store: ChunkStore
     target: Decoder
@@ -279,11 +263,9 @@ def chunk_maker(store: ChunkStore, models: "Models", model_hash: str) -> ChunkMa
 class ChunkLibrary:
     """A store as a run uses it, with counters of its look-ups.
 
-    collect: compute and store missing chunks; otherwise a look-up of them returns None.
-
-    Attributes:
-        hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
-        made_nanos, made_sizes: time of all computed chunks, and tokens of each.
+    collect: compute and store missing chunks. hits, missed: look-ups of cached chunks, and of
+    chunks to be computed in place. made_nanos, made_sizes: time of all computed chunks, and tokens
+    of each.
     """
 
     maker: ChunkMaker
@@ -314,26 +296,25 @@ class ChunkLibrary:
 
 
 def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker:
-    """The chunk maker of a graph with the block `blend`, by default with a store in memory.
-
-    Raises:
-        GraphError: the model lacks a check layer, or its layers cannot use the mask.
-    """
+    """The chunk maker of a graph with the block `blend`, by default with a store in memory; raises
+    GraphError if the model lacks a check layer, or its layers cannot use the mask."""
     blend = program.graph.blend
-    source = program.source
     target = models.target
     assert blend is not None
+
+    def wrong(message: str, *where: str | int) -> GraphError:
+        problem = program.source.problem(("blend", *where), message, ProblemCode.MODEL_LAYERS)
+        return GraphError([problem])
+
     try:
         compile_layer_plan(blend.settings, target.num_layers)
     except ValueError:
-        last = blend.check_layers[-1]
-        at = ("blend", "check_layers", len(blend.check_layers) - 1)
+        *others, last = blend.check_layers
         message = f"no layer {last}: the model's layers are 0 to {target.num_layers - 1}"
-        raise GraphError([source.problem(at, message, ProblemCode.MODEL_LAYERS)]) from None
+        raise wrong(message, "check_layers", len(others)) from None
     if blend.mask == "bottom_right" and any(target.config.sliding):
         message = "bottom_right cannot be used: layers of this model have a sliding window"
-        wrong = source.problem(("blend", "mask"), message, ProblemCode.MODEL_LAYERS)
-        raise GraphError([wrong])
+        raise wrong(message, "mask")
     drafter = models.drafter if program.graph.drafter.has_model else None
     if store is None:
         store = ChunkStore(CHUNK_BYTES, device=models.device)

@@ -15,12 +15,11 @@ from typer import Exit
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError
 from ..errors import Code
-from ..events import text_pieces
+from ..events import printable, text_pieces
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import SESSION, RunOptions
 from ..shell import complain, put
-from ..text_stream import printable
 from .completing import graph_names_of
 from .options import argument, takes
 

@@ -11,7 +11,7 @@ from typing import Any
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Branch
 from ...states.round import RoundSummary
-from ..text_stream import Decode, TextStream, TokenTexts
+from ..events import Decode, TextStream, TokenTexts
 from .metrics import NS, Meter, figures
 from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches
 from .trace import Record, Recordable, Write, step_record, trace_record

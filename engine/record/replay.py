@@ -16,7 +16,7 @@ import numpy as np
 from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary
 from ..errors import UsageError
-from ..text_stream import HALF
+from ..events import HALF
 from .metrics import NS
 from .run_folder import TRACE, SavedRun
 from .run_view import (

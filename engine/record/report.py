@@ -8,8 +8,7 @@ from typing import Any
 from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
 from ...states.text.outline import Outline
-from ..events import OUTLINE, finish_of
-from ..text_stream import printable
+from ..events import OUTLINE, finish_of, printable
 from .metrics import NS, Marks, Meter
 
 Contexts = Mapping[int, Sequence[int]]

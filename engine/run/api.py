@@ -1,4 +1,4 @@
-"""The program from Python: sessions, engines, and answers in one line. README shows how."""
+"""The program from Python: sessions, engines, and answers in one line."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,9 +46,9 @@ def generate(
 ) -> Answer:
     """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``.
 
-    A run of its own, to its end or to `limits.max_rounds`. A prompt that does not fit is refused in
-    the answer: its sections have the finish reason. graph, options: as for `open_session`; not with
-    a session. Raises PromptError if the text cannot be a prompt.
+    A run of its own, to its end or to `limits.max_rounds`. The sections of a prompt that does not
+    fit have the finish reason refused. graph, options: as for `open_session`, not with a session.
+    Raises PromptError if the text cannot be a prompt.
     """
     if isinstance(source, Session):
         if prompt is None or graph is not None or options:
@@ -93,9 +93,9 @@ def autoregressive_generate(
         eos_tokens_id: replaces the model's own stop tokens.
         options: as for `open_session`.
     """
-    sets = {"sampling.temperature": temperature}
     options["max_new_tokens"] = max_gen_len
-    return _generated("autoregressive", sets, options, inputs, stops=eos_tokens_id)
+    sets = {"sampling.temperature": temperature}
+    return _generated("autoregressive", inputs, sets, options, stops=eos_tokens_id)
 
 
 def speculative_generate(
@@ -114,9 +114,8 @@ def speculative_generate(
 ) -> Generated:
     """A small model drafts `gamma` tokens, the target accepts them by p / q (`speculative`).
 
-    Args:
-        use_egag: draft lengths from the drafter's entropy, between gamma_min and gamma_max.
-        skip_sample_adjustment: not lossless; for comparison only.
+    use_egag: draft lengths from the drafter's entropy, between gamma_min and gamma_max.
+    skip_sample_adjustment: not lossless; for comparison only.
     """
     sets: dict[str, Any] = {
         "drafter.gamma": gamma,
@@ -129,7 +128,7 @@ def speculative_generate(
     if gamma_max is not None:
         sets["drafter.gamma_max"] = gamma_max
     options["max_new_tokens"] = max_gen_len
-    return _generated("speculative", sets, options, inputs, stops=eos_tokens_id)
+    return _generated("speculative", inputs, sets, options, stops=eos_tokens_id)
 
 
 def beam_search_generate(
@@ -149,14 +148,14 @@ def beam_search_generate(
         "beam.early_stopping": early_stopping,
     }
     options["max_new_tokens"] = max_gen_len
-    return _generated("beam", sets, options, inputs, stops=eos_tokens_id)
+    return _generated("beam", inputs, sets, options, stops=eos_tokens_id)
 
 
 def _generated(
     graph: str,
+    inputs: str | Sequence[int],
     sets: Mapping[str, Any],
     options: Mapping[str, Any],
-    inputs: str | Sequence[int],
     *,
     stops: int | Sequence[int] | None,
 ) -> Generated:
@@ -165,13 +164,12 @@ def _generated(
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in sets.items()
     ]
-    session = opened(graph, {**options, "sets": [*settings, *options.get("sets", ())]})
+    session = open_session(graph, **{**options, "sets": [*settings, *options.get("sets", ())]})
     request = session.request(Prompt("1", inputs if isinstance(inputs, str) else "ids"))
     if not isinstance(inputs, str):
         request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(inputs)))
     if stops is not None:
-        stop_ids = frozenset((stops,) if isinstance(stops, int) else stops)
-        request = replace(request, stop_ids=stop_ids)
+        request = replace(request, stop_ids=frozenset([stops] if isinstance(stops, int) else stops))
     core, recorder, _ = perform(session, [request])
     (branch,) = request.branches
     core.close()
@@ -187,10 +185,7 @@ def add_documents(
     files: Iterable[Path], options: RunOptions, folder: Path, max_bytes: int, max_tokens: int
 ) -> Iterator[tuple[ChunkInfo, bool]]:
     """Store the chunks, of at most `max_tokens` tokens, of all documents: each, and if it is new.
-
-    Raises:
-        UsageError, PromptError, GraphError, ModelError: what cannot be used, and where.
-    """
+    Raises UsageError, PromptError, GraphError, ModelError: what cannot be used, and where."""
     documents = read_documents(files)
     job = prepare(options)
     session = load(job)

@@ -1,8 +1,4 @@
-"""`--probe-blend`: compare blended prompts with full prefills.
-
-The full prefills use pools of their own and draw no token, so the run does not change. Values are
-read off the device; a probed run takes as long as these prefills.
-"""
+"""`--probe-blend`: compare blended prompts with full prefills, in pools of their own."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,8 +1,7 @@
-"""The step loop: one machine of one graph over one set of pools, and the counters of an engine."""
+"""The step loop: one machine of one graph over one set of pools."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ...ops.forward import HostReader
 from ...states.graph.program import Program
@@ -15,7 +14,7 @@ from ...states.round import RoundSummary
 
 class EngineCore(Run):
     """A graph's machine with the blackboard of `Session.board`; every run, server, trainer and
-    worker calls `step`. Arguments as for `Run`."""
+    worker calls `step`."""
 
     def __init__(self, program: Program, board: Mapping[str, Any], sink: Sink) -> None:
         super().__init__(program, board, sink)
@@ -39,8 +38,7 @@ class EngineCore(Run):
     @property
     def manager(self) -> BranchStateManager:
         """Requests, branches and KV rows between two forwards."""
-        manager: BranchStateManager = self.board["branches"]
-        return manager
+        return cast(BranchStateManager, self.board["branches"])
 
     @property
     def requests(self) -> list[Request]:
@@ -55,77 +53,14 @@ class EngineCore(Run):
     @property
     def answers(self) -> tuple[Answer, ...]:
         """The answers of the requests that ended, after the state `merge`."""
-        answers: tuple[Answer, ...] = self.board["answers"]
-        return answers
+        return cast(tuple[Answer, ...], self.board["answers"])
 
     @property
     def summary(self) -> RoundSummary:
         """What the last forward committed, until the next one."""
-        summary: RoundSummary = self.board["committed"]
-        return summary
+        return cast(RoundSummary, self.board["committed"])
 
     @property
     def host(self) -> HostReader:
         """Reads the device and counts the reads."""
-        host: HostReader = self.board["host"]
-        return host
-
-
-@dataclass(slots=True, kw_only=True)
-class EngineStats:
-    """Counters of an engine since its start, and its figures at one moment.
-
-    submitted, ended: requests; ended by finish reason. waiting, running: requests not started, and
-    started. branches: running. recovered: recomputations after an error of an op. preempted:
-    preemptions of branches and requests. tokens, drafted, accepted: of all forwards. slots,
-    peak_slots: slots of the target's pool in use, now and at most, of `capacity`. prefix_asked,
-    prefix_reused: prompt tokens looked up in the prefix cache, and found there. seconds: since the
-    start.
-    """
-
-    submitted: int = 0
-    ended: dict[str, int] = field(default_factory=dict)
-    waiting: int = 0
-    running: int = 0
-    branches: int = 0
-    recovered: int = 0
-    steps: int = 0
-    forwards: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    slots: int = 0
-    peak_slots: int = 0
-    capacity: int = 0
-    prefix_asked: int = 0
-    prefix_reused: int = 0
-    seconds: float = 0.0
-    preempted: int = 0
-
-    def count(self, summary: RoundSummary) -> None:
-        """Count one forward of the target; a summary without rows is not one."""
-        if not summary.rows:
-            return
-        self.forwards += 1
-        self.tokens += sum(summary.committed)
-        self.drafted += summary.drafted
-        self.accepted += sum(max(count, 0) for count in summary.accepted)
-
-    def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
-        """A copy with the figures of this moment."""
-        table = manager.table
-        prefixes = manager.prefixes
-        return replace(
-            self,
-            ended=dict(self.ended),
-            waiting=len(table.waiting),
-            running=len(table.open),
-            branches=len(table.active),
-            slots=manager.kv.needed_length,
-            peak_slots=manager.kv.peak_length,
-            capacity=manager.kv.slots,
-            prefix_asked=0 if prefixes is None else prefixes.figures.asked,
-            prefix_reused=0 if prefixes is None else prefixes.figures.reused,
-            seconds=seconds,
-            preempted=manager.lifecycle.preemptions,
-        )
+        return cast(HostReader, self.board["host"])

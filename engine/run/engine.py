@@ -1,8 +1,10 @@
 """The engine: texts in, events out, from any thread, for as long as it lives."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
@@ -27,8 +29,7 @@ from ..events import (
     finish_of,
 )
 from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
-from ..record.run_view import PoolView, pool_view
-from .core import EngineCore, EngineStats
+from .core import EngineCore
 from .session import Session, opened
 
 
@@ -36,35 +37,84 @@ class EngineError(RuntimeError):
     """The engine is closed, or has stopped after an error of its own."""
 
 
+@dataclass(slots=True, kw_only=True)
+class EngineStats:
+    """Counters of an engine since its start, and its figures at one moment.
+
+    ended: requests by finish reason. waiting, running: requests not started, and started.
+    branches: running. recovered: recomputations after an error of an op. slots, peak_slots: of the
+    target's pool in use, now and at most. prefix_asked, prefix_reused: prompt tokens looked up in
+    the prefix cache, and found there. preempted: branches and requests.
+    """
+
+    submitted: int = 0
+    ended: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    running: int = 0
+    branches: int = 0
+    recovered: int = 0
+    steps: int = 0
+    forwards: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    slots: int = 0
+    peak_slots: int = 0
+    capacity: int = 0
+    prefix_asked: int = 0
+    prefix_reused: int = 0
+    seconds: float = 0.0
+    preempted: int = 0
+
+    def count(self, summary: RoundSummary) -> None:
+        """Count one forward of the target; a summary without rows is not one."""
+        if not summary.rows:
+            return
+        self.forwards += 1
+        self.tokens += sum(summary.committed)
+        self.drafted += summary.drafted
+        self.accepted += sum(max(count, 0) for count in summary.accepted)
+
+    def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
+        """A copy with the figures of this moment."""
+        table = manager.table
+        prefixes = manager.prefixes
+        return replace(
+            self,
+            ended=dict(self.ended),
+            waiting=len(table.waiting),
+            running=len(table.open),
+            branches=len(table.active),
+            slots=manager.kv.needed_length,
+            peak_slots=manager.kv.peak_length,
+            capacity=manager.kv.slots,
+            prefix_asked=0 if prefixes is None else prefixes.figures.asked,
+            prefix_reused=0 if prefixes is None else prefixes.figures.reused,
+            seconds=seconds,
+            preempted=manager.lifecycle.preemptions,
+        )
+
+
+@dataclass(eq=False, repr=False)
 class Handle:
     """One submitted request.
 
-    Attributes:
-        prompt, settings: the submitted ones. request: its state in the engine, replaced if it is
-            computed again. deadline: moment of `time.monotonic` at which it is ended.
+    request: its state in the engine, replaced if it is computed again. deadline: moment of
+    `time.monotonic` at which it is ended.
     """
 
-    def __init__(
-        self,
-        engine: "Engine",
-        prompt: Prompt,
-        deadline: float | None,
-        settings: RequestSettings = AS_THE_GRAPH,
-    ) -> None:
-        self.engine = engine
-        self.prompt = prompt
-        self.deadline = deadline
-        self.settings = settings
-        self.request: Request | None = None
+    engine: "Engine"
+    prompt: Prompt
+    deadline: float | None
+    settings: RequestSettings = AS_THE_GRAPH
+    request: Request | None = None
+
+    def __post_init__(self) -> None:
         self._changed = Condition()
         self._emitted: list[TokenEvent] = []
-        self._events = StreamEvents(settings.contexts)
+        self._events = StreamEvents(self.settings.contexts)
         self._error: BaseException | None = None
-        self._wakers: set[Callable[[], None]] = set()
-
-    @property
-    def key(self) -> str:
-        return self.prompt.key
+        self._wakers: set[Callable[[], object]] = set()
 
     @property
     def done(self) -> bool:
@@ -74,8 +124,7 @@ class Handle:
     @property
     def finish(self) -> str | None:
         """The worst finish reason of the branches; None before the end."""
-        last = self._last
-        return None if last is None else last.finish
+        return None if self._last is None else self._last.finish
 
     @property
     def _last(self) -> AnswerReady | None:
@@ -97,12 +146,11 @@ class Handle:
         self._error = error
         self.emit(())
 
-    def emit(self, events: Iterable[TokenEvent]) -> None:
+    def emit(self, events: Sequence[TokenEvent]) -> None:
+        if not events and self._error is None:
+            return
         with self._changed:
-            before = len(self._emitted)
             self._emitted += events
-            if len(self._emitted) == before and self._error is None:
-                return
             self._changed.notify_all()
             wakers = [*self._wakers]
         for wake in wakers:
@@ -118,22 +166,19 @@ class Handle:
     def result(self, timeout: float | None = None) -> Answer:
         """Wait for the answer; raises TimeoutError after `timeout` seconds (the request continues),
         EngineError if the engine has stopped."""
-        until = None if timeout is None else monotonic() + timeout
-        self._await(None, until)
+        self._await(None, timeout)
         return self._answer()
 
     def stream(self) -> Iterator[StreamEvent]:
         """All events from the first on; several readers may stream, also after the end."""
         detokenizer = Detokenizer(self.engine.decode)
         position = 0
-        while True:
-            self._await(position, None)
-            events = self._emitted[position:]
+        while not self._is_read(position):
+            self._await(position)
+            events = self.since(position)
             position += len(events)
             yield from detokenizer.events(events)
-            if self.done and position == len(self._emitted):
-                self._answer()
-                return
+        self._answer()
 
     async def aresult(self) -> Answer:
         """The same as `result`, awaited."""
@@ -150,25 +195,18 @@ class Handle:
         self._answer()
 
     async def _token_events(self) -> AsyncIterator[list[TokenEvent]]:
-        loop = asyncio.get_running_loop()
         changed = asyncio.Event()
-        position = 0
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
-
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
         with self._changed:
             self._wakers.add(wake)
+        position = 0
         try:
-            while True:
+            while not self._is_read(position):
                 changed.clear()
-                events = self._emitted[position:]
-                position += len(events)
-                if events:
+                if events := self.since(position):
+                    position += len(events)
                     yield events
-                if self.done and position == len(self._emitted):
-                    return
-                if self.engine.threaded:
+                elif self.engine.threaded:
                     await changed.wait()
                 else:
                     self.engine.step()
@@ -177,42 +215,42 @@ class Handle:
             with self._changed:
                 self._wakers.discard(wake)
 
-    def _await(self, count: int | None, until: float | None) -> None:
-        """Wait for more than `count` events, or for the end."""
+    def _is_read(self, position: int) -> bool:
+        """Whether nothing follows the first `position` events."""
+        return self.done and position == len(self._emitted)
+
+    def _await(self, count: int | None, timeout: float | None = None) -> None:
+        """Wait for more than `count` events, or for the end; raises TimeoutError."""
+        until = None if timeout is None else monotonic() + timeout
 
         def ready() -> bool:
             return self.done or (count is not None and len(self._emitted) > count)
 
-        if not self.engine.threaded:
-            while not ready():
-                if until is not None and monotonic() >= until:
-                    raise TimeoutError(f"request {self.key}: no answer yet")
+        if self.engine.threaded:
+            with self._changed:
+                self._changed.wait_for(ready, timeout)
+        else:
+            while not ready() and (until is None or monotonic() < until):
                 self.engine.step()
-            return
-        with self._changed:
-            seconds = None if until is None else max(until - monotonic(), 0)
-            if not self._changed.wait_for(ready, seconds):
-                raise TimeoutError(f"request {self.key}: no answer yet")
+        if not ready():
+            raise TimeoutError(f"request {self.prompt.key}: no answer yet")
 
     def _answer(self) -> Answer:
-        last = self._last
-        if last is not None:
-            return last.answer
-        raise EngineError(f"request {self.key}: {self._error}") from self._error
+        if self._last is None:
+            raise EngineError(f"request {self.prompt.key}: {self._error}") from self._error
+        return self._last.answer
 
 
 class Engine:
     """Models, pools, prefix cache and one machine, as long as it lives; ended requests leave it.
 
-    A failing request ends alone: after an error that no request is known to have caused, the
-    started requests are computed again one by one, with the same tokens, and the request that
-    raises alone ends as failed.
+    A failing request ends alone: after an error, the started requests are computed again one by
+    one, with the same tokens, and the request that raises alone ends as failed.
 
     Args:
-        graph: as for `open_session`, or an open session.
+        graph, options: as for `open_session`, or an open session.
         threaded: steps run on a thread of the engine; else in `step`, or in a waiting caller.
         sink: is called with every event of the machine. rounds: with the summary of every forward.
-        options: as for `open_session`.
     """
 
     def __init__(
@@ -233,8 +271,9 @@ class Engine:
         self.threaded = threaded
         self.decode = self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
-        board = self.session.board(self._inbox)
-        self.core = EngineCore(self.session.program, board, self._on_event)
+        self.core = EngineCore(
+            self.session.program, self.session.board(self._inbox), self._on_event
+        )
         self.manager = self.core.manager
         self._sink = sink
         self._rounds = rounds
@@ -270,7 +309,6 @@ class Engine:
             prompt: a text, or a `Prompt` with all its settings.
             key: a stable name, from which the seed follows; by default 1, 2, 3 …
             timeout: seconds after which the request is ended, finished or not.
-            cache_salt: requests with different salts never share rows of the prefix cache.
             settings: replace settings of the graph for this request.
 
         Raises:
@@ -298,10 +336,6 @@ class Engine:
             raise EngineError("the engine takes no more requests") from self._error
         self._stats.submitted += 1
         return handle
-
-    def stream(self, handle: Handle) -> Iterator[StreamEvent]:
-        """The events of a request, from its first on."""
-        return handle.stream()
 
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step; the tokens written so far stay."""
@@ -332,15 +366,6 @@ class Engine:
         else:
             why = admission.why_never(request)
         return Fit(size, max(min(max_positions, available) - size, 0), why)
-
-    @property
-    def state(self) -> str:
-        """The current state of the graph."""
-        return self.core.state
-
-    def pool(self) -> PoolView:
-        """The contents of the target's pool; only between two steps, on the stepping thread."""
-        return pool_view(self.core.board)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)

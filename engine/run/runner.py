@@ -18,7 +18,7 @@ from .core import EngineCore
 from .session import Session
 
 Pause = Callable[[EngineCore], bool]
-POLL_SECONDS = 0.05  # between two looks at the stop signal and the viewer during a delay
+POLL_SECONDS = 0.05  # of the stop signal and the viewer during a delay
 
 
 class Status(StrEnum):
@@ -42,15 +42,10 @@ STATUS_CODES = {
 
 
 class StopSignal(ExitStack):
-    """Turns the first Ctrl-C or SIGTERM into a request to stop between two transitions.
+    """Turns the first Ctrl-C or SIGTERM into a request to stop between two transitions; a second
+    Ctrl-C stops at once. Outside the main thread signals keep their handlers."""
 
-    A second Ctrl-C stops at once. Outside the main thread signals keep their handlers.
-
-    Attributes:
-        status: None until a signal has come.
-    """
-
-    status: Status | None = None
+    status: Status | None = None  # until a signal has come
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -73,15 +68,11 @@ def drive(
     stop: StopSignal | None = None,
     pause: Pause | None = None,
 ) -> Status:
-    """Step to the end, to the limit, or to a stop signal.
+    """Step to the end, to the limit of rounds while requests are unfinished, or to a stop signal;
+    raises errors of ops.
 
-    Args:
-        max_rounds: the limit of rounds while requests are unfinished.
-        pause: is called before every transition; False stops the run. Its time does not count as
-            the run's.
-
-    Raises:
-        Exception: an error of an op; what was committed before it stays.
+    pause: is called before every transition; False stops the run. Its time does not count as the
+        run's.
     """
     status = Status.OK
 
@@ -107,7 +98,7 @@ def drive(
 
 
 def delay(seconds: float, recorder: Recorder, stop: StopSignal) -> Pause:
-    """A pause that draws pictures for the viewer; a stop signal ends it."""
+    """A pause in which the viewer gets its pictures; a stop signal ends it."""
 
     def wait(core: EngineCore) -> bool:
         until = monotonic() + seconds
@@ -128,11 +119,8 @@ def perform(
     stop: StopSignal | None = None,
     max_rounds: int | None = None,
 ) -> tuple[EngineCore, Recorder, Status]:
-    """A recorded run without a view, driven to its end or to a stop signal.
-
-    Args:
-        max_rounds: by default the graph's limit.
-    """
+    """A recorded run without a view, driven to its end, to `max_rounds` (by default the graph's
+    limit) or to a stop signal."""
     core, recorder = recorded(session, prompts, write)
     limit = max_rounds or session.program.graph.limits.max_rounds
     status = drive(core, recorder, max_rounds=limit, stop=stop)

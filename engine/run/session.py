@@ -1,4 +1,4 @@
-"""From options to a session, and from a session's prompts to requests and engines."""
+"""From options to a session, and from its prompts to requests and engines."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +16,7 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
 from ...states.drafter import Drafter
 from ...states.fold import FoldState
+from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.machine import Sink
@@ -53,9 +54,8 @@ P = ParamSpec("P")
 class Session:
     """A checked graph with its models: builds requests and engines.
 
-    outline: a given outline, instead of one that the model writes. prompts: encodes questions; by
-    default with the graph's template. chunks: stores the document chunks that the graph's block
-    `blend` reuses; by default in memory, for all runs of this session.
+    outline: instead of one that the model writes. prompts: encodes questions; by default with the
+    graph's template. chunks: that the graph's block `blend` reuses; by default in memory.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Session:
         self.program = program
         self.models = models
         self.seed = seed
-        self.outline_drafter: Any = None  # loaded, if outlines have a drafter model of their own
+        self.outline_drafter: Any = None
         drafter = graph.outline_drafter
         if drafter is not None and drafter.has_model:
             ref = getattr(drafter, "model", None) or EMBEDDED
@@ -89,7 +89,6 @@ class Session:
         self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._outline_grammar()
-        self._schemas: SchemaGrammar | None = None
         self.maker = None if graph.blend is None else chunks_for(program, models, chunks)
         documents = skeleton.search_top_k if skeleton is not None else 0
         chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
@@ -131,9 +130,14 @@ class Session:
         except GrammarError as error:  # of the tokenizer: the settings were checked with the graph
             raise ModelError(target.config.path.parent, str(error)) from None
 
+    @cached_property
+    def _schemas(self) -> SchemaGrammar:
+        size = self.models.target.vocab_size
+        return SchemaGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
+
     def request(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Request:
-        """A request of this graph for one prompt; raises PromptError with the reason if the text
-        cannot be one, GrammarError if no answer can match the schema."""
+        """A request of this graph for one prompt; raises PromptError, GrammarError if no answer can
+        match the schema."""
         skeleton = None if settings.plain else self.program.graph.skeleton
         reading = self.reading
         if prompt.past or prompt.rules:
@@ -142,11 +146,10 @@ class Session:
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
         opening = PromptTokens()
+        prefix = PromptTokens()
         if settings.token_ids:
-            prefix = PromptTokens()
             tail = PromptTokens(settings.token_ids)
         elif skeleton is None:
-            prefix = PromptTokens()
             tail = reading.plain(prompt.text, documents)
             if self.program.graph.limits.n > 1:  # the last row's logits draw first tokens
                 prefix = PromptTokens(tail[:-1], tail.chunks)
@@ -157,9 +160,6 @@ class Session:
         outline = self.outline if skeleton is not None else None
         matcher: Callable[[], Any] | None = None  # of the first branch's text
         if settings.schema is not None:
-            if self._schemas is None:
-                size = self.models.target.vocab_size
-                self._schemas = SchemaGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
             matcher = self._schemas.matchers(settings.schema)
         elif not settings.plain and self.new_matcher is not None:
             matcher = partial(self.new_matcher, prompt.text)
@@ -203,10 +203,9 @@ class Session:
         return core
 
     def board(self, inbox: Inbox | None = None) -> dict[str, Any]:
-        """A fresh blackboard: pools allocated once, at fixed addresses.
+        """A fresh blackboard with its pools; inbox: the source of requests while the engine runs.
 
-        Args:
-            inbox: the source of requests while the engine runs; by default there is none.
+        Raises GraphError if the pools take more memory than is free.
         """
         graph = self.program.graph
         skeleton = graph.skeleton
@@ -265,14 +264,15 @@ class Session:
     def costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
         """Forward costs for the graph's drafter and for the outlines'; measured once, and None for
         a drafter that does not choose by them."""
+
+        def costs(block: DrafterSettings | None, drafter: Any) -> RoundCosts | None:
+            if block is None or not block.chooses:
+                return None
+            return costs_of(self.models, block, drafter)
+
         graph = self.program.graph
-        costs = None
-        if graph.drafter.chooses:
-            costs = costs_of(self.models, graph.drafter, self.models.drafter)
-        second = graph.outline_drafter
-        if second is None or not second.chooses:
-            return costs, None
-        return costs, costs_of(self.models, second, self.outline_drafter)
+        first = costs(graph.drafter, self.models.drafter)
+        return first, costs(graph.outline_drafter, self.outline_drafter)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
@@ -303,9 +303,7 @@ def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
         """A checked graph with its models loaded; arguments are the options of `specsot run`.
 
         Missing options come from specsot.yaml. Sets the number of torch threads of the process.
-
-        Raises:
-            GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
+        Raises GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
         """
         return load(prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
 
@@ -367,8 +365,8 @@ def tie(job: Job, models: Models) -> Session:
 def prompt_book(graph: Graph, models: Models) -> PromptBook:
     """The graph's template over the model's tokenizer; raises TemplateError.
 
-    By default `embedded` for models with the embedded model's chat template. Other models get the
-    format of the graph, `list` by default.
+    By default `embedded` for models with the embedded model's chat template; others get the format
+    of the graph, `list` by default.
     """
     skeleton = graph.skeleton
     name = "auto" if skeleton is None else skeleton.template

@@ -3,9 +3,10 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import accumulate
 from time import monotonic, time
 from typing import Any
 from uuid import uuid4
@@ -35,13 +36,12 @@ FAILED = {  # ends without an answer: status, message, code
 class Scores:
     """The scores of a choice's tokens, as rows of `Wrote.scores`.
 
-    Parts are decoded in parallel. As with text, the rows of a part are sent once all parts before
-    it have ended.
+    As with text, the rows of a part are sent once all parts before it have ended.
     """
 
     _rows: dict[int, list[Any]] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
-    _at: int = -1
+    _current: int = -1
     _characters: int = 0  # of the tokens already sent
 
     def add(self, message: Wrote) -> None:
@@ -52,11 +52,13 @@ class Scores:
 
     def more(self) -> list[Any]:
         """The rows that can be sent now."""
-        rows = self.of(self._at)
+        rows = self.of(self._current)
         # Without an outline the first part starts at once.
-        while self._at in self._ended or (self._at < 0 and (0 in self._rows or 0 in self._ended)):
-            self._at += 1
-            rows += self.of(self._at)
+        while self._current in self._ended or (
+            self._current < 0 and (0 in self._rows or 0 in self._ended)
+        ):
+            self._current += 1
+            rows += self.of(self._current)
         return rows
 
     def of(self, branch: int) -> list[Any]:
@@ -81,16 +83,14 @@ class Scores:
                 for branch, _, text, logprob, top in rows
             ]
             return {"content": content}
-        offsets = []
-        for _, _, text, _, _ in rows:
-            offsets.append(self._characters)
-            self._characters += len(text)
+        _, _, texts, logprobs, tops = zip(*rows, strict=True)
+        *offsets, self._characters = accumulate(map(len, texts), initial=self._characters)
         return {
-            "tokens": [text for _, _, text, _, _ in rows],
-            "token_logprobs": [None if p is None else max(p, LOWEST) for _, _, _, p, _ in rows],
+            "tokens": texts,
+            "token_logprobs": [None if p is None else max(p, LOWEST) for p in logprobs],
             "top_logprobs": [
                 None if p is None else {text: max(q, LOWEST) for _, text, q in top}
-                for _, _, _, p, top in rows
+                for p, top in zip(logprobs, tops, strict=True)
             ],
             "text_offset": offsets,
         }
@@ -150,7 +150,7 @@ class Answers:
     async def begin(
         self, router: Router, metrics: ServerMetrics, submits: Sequence[Submit]
     ) -> None:
-        """Hand all choices to the engine; raises ApiError where one of them cannot be."""
+        """Hand all choices to the engine; raises ApiError, WorkerGoneError."""
         try:
             for index, submit in enumerate(submits):
                 self.choices.append(Choice(index, submit, router.ask(submit), metrics))
@@ -161,10 +161,8 @@ class Answers:
                     raise invalid(first.message, first.param, first.code)
                 assert isinstance(first, Admitted)
                 choice.prompt_tokens = first.prompt_tokens
-        except BaseException as error:
+        except BaseException:
             self._close()
-            if isinstance(error, WorkerGoneError):
-                raise engine_gone() from None
             raise
 
     def _close(self) -> None:
@@ -203,10 +201,9 @@ class Answers:
     # -- whole ------------------------------------------------------------------------------------
 
     async def whole(self, request: Request, echoed: Sequence[str]) -> dict[str, Any]:
-        """The complete answer; raises ApiError, also when the client disconnects.
+        """The complete answer; raises ApiError, also when the client disconnects, WorkerGoneError.
 
-        Args:
-            echoed: the prefix of each choice's text.
+        echoed: the prefix of each choice's text.
         """
 
         async def to_the_end() -> None:
@@ -224,38 +221,27 @@ class Answers:
             if not work.done():
                 raise ApiError(499, "the client has left")
             work.result()
-        except WorkerGoneError:
-            raise engine_gone() from None
         finally:
             work.cancel()
             disconnect.cancel()
             self._close()
         if error := next(filter(None, map(failure, self._ends)), None):
             raise error
-        pairs = zip(self.choices, echoed, strict=True)
-        choices = [self._whole_choice(choice, prefix) for choice, prefix in pairs]
+        choices = []
+        for choice, ended, text in zip(self.choices, self._ends, echoed, strict=True):
+            text += "" if choice.submit.max_tokens == 0 else ended.text
+            message = {"role": "assistant", "content": text, "refusal": None}
+            shape = {
+                "index": choice.index,
+                **({"message": message} if self._chat else {"text": text}),
+                "logprobs": choice.scores.shaped(choice.scores.rest(), chat=self._chat),
+                "finish_reason": FINISHED[ended.finish],
+                "stop_reason": ended.stop,
+            }
+            choices.append(shape)
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
-        return {
-            **self._envelope,
-            "choices": choices,
-            "usage": self._usage(),
-            "metrics": self._speculation(),
-            "specsot": vendor,
-        }
-
-    def _whole_choice(self, choice: Choice, prefix: str) -> dict[str, Any]:
-        ended = choice.ended
-        assert ended is not None
-        text = prefix + ("" if choice.submit.max_tokens == 0 else ended.text)
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {
-            "index": choice.index,
-            **({"message": message} if self._chat else {"text": text}),
-            "logprobs": choice.scores.shaped(choice.scores.rest(), chat=self._chat),
-            "finish_reason": FINISHED[ended.finish],
-            "stop_reason": ended.stop,
-        }
+        return {**self._envelope, "choices": choices, **self._totals(), "specsot": vendor}
 
     # -- as a stream ------------------------------------------------------------------------------
 
@@ -270,8 +256,7 @@ class Answers:
                     for chunk in self._chunks(choice, message):
                         yield chunk
             if options is not None and options.include_usage:
-                totals = {"usage": self._usage(), "metrics": self._speculation()}
-                yield json.dumps({**self._envelope, "choices": [], **totals})
+                yield json.dumps({**self._envelope, "choices": [], **self._totals()})
         except ApiError as error:
             yield json.dumps(error.body)
         except (WorkerGoneError, StalledError) as error:
@@ -280,24 +265,22 @@ class Answers:
             self._close()
         yield "[DONE]"
 
-    def _chunks(self, choice: Choice, message: Message) -> list[str]:
-        """The chunks of a message."""
-        options = self._fields.specsot
-        scores = choice.scores
+    def _chunks(self, choice: Choice, message: Message) -> Iterator[str]:
+        """The chunks of a message; raises ApiError if the choice has failed."""
         if isinstance(message, Ended):
             if error := failure(message):
                 raise error
             note = {"note": message.note} if message.note else None
-            return [self._chunk(choice, ended=message, vendor=note, rows=scores.rest())]
-        if not isinstance(message, Wrote):
-            return []
-        if options.stream == "multiplexed":
-            return [self._event_chunk(choice, message.step, event) for event in message.events]
-        trace = {"step": message.step, "events": message.events} if options.trace else None
-        rows = scores.more()
-        if not message.text and trace is None and not rows:
-            return []
-        return [self._chunk(choice, message.text, vendor=trace, rows=rows)]
+            yield self._chunk(choice, ended=message, vendor=note, rows=choice.scores.rest())
+        elif isinstance(message, Wrote) and self._fields.specsot.stream == "multiplexed":
+            for event in message.events:
+                yield self._event_chunk(choice, message.step, event)
+        elif isinstance(message, Wrote):
+            events = {"step": message.step, "events": message.events}
+            trace = events if self._fields.specsot.trace else None
+            rows = choice.scores.more()
+            if message.text or trace or rows:
+                yield self._chunk(choice, message.text, vendor=trace, rows=rows)
 
     def _event_chunk(self, choice: Choice, step: int, event: Sequence[Any]) -> str:
         """The chunk of an event with its branch; the outline has no content."""
@@ -353,38 +336,34 @@ class Answers:
         total = prompt + written
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 
-    def _usage(self) -> dict[str, Any]:
-        """Tokens of all choices; outlines were written, so they count."""
-        usage: Counter[str] = Counter()
-        for end in self._ends:
+    def _totals(self) -> dict[str, Any]:
+        """Tokens of all choices, outlines included, and how the drafts of a single choice fared,
+        in the words that vLLM and AIPerf have for it."""
+        ends = self._ends
+        usage = Counter[str]()
+        for end in ends:
             usage.update(end.usage)
         counts = self._token_counts(usage["answer"] + usage["outline"])
-        cached = min(usage["cached"], counts["prompt_tokens"])
-        return {
-            **counts,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "completion_tokens_details": {"skeleton_tokens": usage["outline"]},
+        counts["prompt_tokens_details"] = {
+            "cached_tokens": min(usage["cached"], counts["prompt_tokens"])
         }
-
-    def _speculation(self) -> dict[str, Any]:
-        """How drafts of the only choice fared, in the words that vLLM and AIPerf have for it."""
-        ends = self._ends
-        if len(ends) != 1 or not sum(ends[0].drafted):
-            return {"speculative_decoding": None}
-        accepted = ends[0].accepted
-        drafted = ends[0].drafted
-        figures: dict[str, Any] = {
-            "mean_acceptance_length": 1 + sum(accepted) / len(accepted),
-            "draft_acceptance_rate": sum(accepted) / sum(drafted),
-            "acceptance_histogram": [accepted.count(n) for n in range(max(accepted) + 1)],
-            "num_spec_steps": len(accepted),
-            "num_accepted_draft_tokens": sum(accepted),
-            "num_draft_tokens": sum(drafted),
-            "num_spec_tokens": max(drafted),
-        }
-        if self._fields.specsot.trace:
-            figures |= {"per_step_accepted": list(accepted), "per_step_drafted": list(drafted)}
-        return {"speculative_decoding": figures}
+        counts["completion_tokens_details"] = {"skeleton_tokens": usage["outline"]}
+        figures: dict[str, Any] | None = None
+        if len(ends) == 1 and any(ends[0].drafted):
+            accepted = ends[0].accepted
+            drafted = ends[0].drafted
+            figures = {
+                "mean_acceptance_length": 1 + sum(accepted) / len(accepted),
+                "draft_acceptance_rate": sum(accepted) / sum(drafted),
+                "acceptance_histogram": [accepted.count(n) for n in range(max(accepted) + 1)],
+                "num_spec_steps": len(accepted),
+                "num_accepted_draft_tokens": sum(accepted),
+                "num_draft_tokens": sum(drafted),
+                "num_spec_tokens": max(drafted),
+            }
+            if self._fields.specsot.trace:
+                figures |= {"per_step_accepted": list(accepted), "per_step_drafted": list(drafted)}
+        return {"usage": counts, "metrics": {"speculative_decoding": figures}}
 
 
 def failure(ended: Ended) -> ApiError | None:

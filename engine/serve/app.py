@@ -1,29 +1,20 @@
 """The routes: OpenAI's, probes, metrics, tokens; each answer in the shape that clients expect."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from time import time
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from ..workers.link import LinkState, WorkerGoneError
+from ..workers.link import LinkState
 from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused
 from ..workers.router import Router
 from .answers import Answers
-from .errors import (
-    ApiError,
-    ErrorBody,
-    add_error_handlers,
-    bad_field,
-    engine_gone,
-    invalid,
-    overloaded,
-)
+from .errors import ApiError, ErrorBody, add_error_handlers, engine_gone, invalid, overloaded
 from .metrics import ServerMetrics
 from .middleware import ServeOptions
 from .requests import (
@@ -54,13 +45,11 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """Answer the last turn of a conversation."""
-        fields: ChatRequest = read_fields(ChatRequest, await request.body())
-        return await self._generate(request, fields)
+        return await self._generate(request, read_fields(ChatRequest, await request.body()))
 
     async def completions(self, request: Request) -> Response:
         """Go on behind a text, or behind token ids."""
-        fields: CompletionRequest = read_fields(CompletionRequest, await request.body())
-        return await self._generate(request, fields)
+        return await self._generate(request, read_fields(CompletionRequest, await request.body()))
 
     async def _generate(
         self, request: Request, fields: ChatRequest | CompletionRequest
@@ -68,7 +57,7 @@ class Api:
         graph = self.graph(fields.model)
         ignored = [_printable(name) for name in fields.check_extras()[:32]]
         headers = {"x-specsot-ignored": ", ".join(ignored)} if ignored else {}
-        submits = fields.submits(graph, self._ids(), self.options.timeout)
+        submits = fields.submits(graph, self.router.new_id, self.options.timeout)
         self.admit(len(submits))
         echoed = [""] * len(submits)
         if isinstance(fields, CompletionRequest) and fields.echo:
@@ -82,10 +71,6 @@ class Api:
         return EventSourceResponse(
             answers.streamed(), ping=PING, sep="\n", send_timeout=stall, headers=headers
         )
-
-    def _ids(self) -> Iterator[str]:
-        while True:
-            yield self.router.new_id()
 
     def graph(self, model: str | None) -> str:
         """The graph that a request's `model` names; raises ApiError."""
@@ -127,41 +112,36 @@ class Api:
         return decoded.text
 
     async def _ask(self, message: Encode | Decode) -> Any:
-        try:
-            answer = await self.router.answer(message)
-        except WorkerGoneError:
-            raise engine_gone() from None
+        answer = await self.router.answer(message)
         if isinstance(answer, Refused):
             raise invalid(answer.message, answer.param)
         return answer
 
     async def tokenize(self, request: Request) -> Response:
         """The token ids of a text, or of the prompt that a conversation makes."""
-        fields: TokenizeRequest = read_fields(TokenizeRequest, await request.body())
+        fields = read_fields(TokenizeRequest, await request.body())
         graph = self.graph(fields.model)
-        id = self.router.new_id()
+        message = Encode(self.router.new_id(), graph, fields.prompt or "")
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
             question, past, rules = conversation(fields.messages)
-            message = Encode(id, graph, question, chat=True, past=past, rules=rules)
-        else:
-            message = Encode(id, graph, fields.prompt or "")
+            message = replace(message, text=question, chat=True, past=past, rules=rules)
         encoded: Encoded = await self._ask(message)
         body = {
             "count": len(encoded.token_ids),
             "max_model_len": self.router.graphs[graph]["longest"],
-            "tokens": list(encoded.token_ids),
-            "token_strs": list(encoded.pieces),
+            "tokens": encoded.token_ids,
+            "token_strs": encoded.pieces,
         }
         return JSONResponse(body)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
-        fields: DetokenizeRequest = read_fields(DetokenizeRequest, await request.body())
+        fields = read_fields(DetokenizeRequest, await request.body())
         size = self.router.graphs[self.graph(fields.model)]["vocabulary"]
         if wrong := [token for token in fields.tokens if token >= size]:
-            raise bad_field("tokens", f"no token {wrong[0]}: the model has {size} of them")
+            raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
         return JSONResponse({"prompt": await self._text_of(fields.tokens)})
 
     # -- what is here -----------------------------------------------------------------------------
@@ -257,29 +237,30 @@ def build_app(api: Api) -> FastAPI:
         ("/version", api.version, None),
         ("/metrics", api.metrics, None),
     ):
-        method = "GET" if body is None else "POST"
-        app.add_api_route(path, function, methods=[method], **_described(body))
+        responses: dict[int | str, Any] = {
+            status: {"model": ErrorBody, "description": text}
+            for status, text in STATUSES.items()
+            if body is not None or status not in OF_BODIES
+        }
+        extra = None
+        if body is not None:
+            schema = body.model_json_schema()
+            _inline(schema, schema.pop("$defs", {}))
+            content = {"application/json": {"schema": schema}}
+            extra = {"requestBody": {"required": True, "content": content}}
+            if issubclass(body, SamplingFields):
+                responses[200] = STREAMED
+        app.add_api_route(
+            path,
+            function,
+            methods=["GET" if body is None else "POST"],
+            responses=responses,
+            response_model=None,
+            openapi_extra=extra,
+        )
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
     add_error_handlers(app)
     return app
-
-
-def _described(body: type[BaseModel] | None) -> dict[str, Any]:
-    """Arguments of `add_api_route`; body: the model of a request's body, None without one."""
-    responses: dict[int | str, Any] = {
-        status: {"model": ErrorBody, "description": text}
-        for status, text in STATUSES.items()
-        if body is not None or status not in OF_BODIES
-    }
-    if body is None:
-        return {"responses": responses, "response_model": None}
-    if issubclass(body, SamplingFields):
-        responses[200] = STREAMED
-    schema = body.model_json_schema()
-    _inline(schema, schema.pop("$defs", {}))
-    request_body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    extra = {"requestBody": request_body}
-    return {"responses": responses, "response_model": None, "openapi_extra": extra}
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from ..workers.link import WorkerGoneError
+
 RETRY = {"Retry-After": "1"}  # seconds
 INVALID = "invalid_request_error"
 TYPES = {  # of a status, where it is not INVALID
@@ -52,11 +54,8 @@ class ApiError(Exception):
         self.status = status
         self.headers = headers
         kind = TYPES.get(status, INVALID)
-        self.detail = ErrorDetail(message=message, type=kind, param=param, code=code)
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return {"error": self.detail.model_dump()}
+        detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+        self.body: dict[str, Any] = {"error": detail.model_dump()}
 
     @property
     def response(self) -> JSONResponse:
@@ -84,18 +83,18 @@ def engine_gone(message: str = "the engine has ended and is started again") -> A
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Answer errors of routes, unknown paths and wrong methods in this format."""
+    """Answer errors of routes and engines, unknown paths and wrong methods in this format."""
 
-    async def api_error(request: Request, error: Exception) -> JSONResponse:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, WorkerGoneError):
+            error = engine_gone()
+        if isinstance(error, HTTPException):
+            path = request.url.path[:80]
+            words = {404: f"there is nothing at {path!r}", 405: "another method is needed"}
+            message = words.get(error.status_code, str(error.detail))
+            error = ApiError(error.status_code, message, headers=error.headers)
         assert isinstance(error, ApiError)
         return error.response
 
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        path = request.url.path[:80]
-        words = {404: f"there is nothing at {path!r}", 405: "another method is needed"}
-        message = words.get(error.status_code, str(error.detail))
-        return ApiError(error.status_code, message, headers=error.headers).response
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(HTTPException, http_error)
+    for kind in (ApiError, WorkerGoneError, HTTPException):
+        app.add_exception_handler(kind, answer)

@@ -18,23 +18,22 @@ SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 LONG = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640, 2560)
 SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 LABELS = {"specsot": "graph", "vllm": "model_name"}
-GAUGES = {  # of an engine: our name, vLLM's, where the number is
-    "requests_running": ("num_requests_running", "running", "Requests that have begun."),
-    "requests_waiting": ("num_requests_waiting", "waiting", "Requests that have not begun."),
-    "branches_running": ("", "branches", "Branches decoded side by side."),
-    "kv_slots_used": ("", "slots", "Slots of the target's pool in use."),
-    "kv_slots": ("", "capacity", "Slots of the target's pool."),
-}
-COUNTERS = {
-    "forwards": ("", "forwards", "Forwards of the target."),
-    "steps": ("", "steps", "Steps of the engine."),
-    "committed_tokens": ("", "tokens", "Tokens that forwards committed."),
-    "draft_tokens": ("spec_decode_num_draft_tokens", "drafted", "Drafted tokens."),
-    "accepted_tokens": ("spec_decode_num_accepted_tokens", "accepted", "Drafts accepted."),
-    "recovered": ("", "recovered", "Times that requests were run again after a fault."),
-    "prefix_queries": ("prefix_cache_queries", "prefix_asked", "Prompt tokens looked up."),
-    "prefix_hits": ("prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
-}
+ENGINE_METRICS = (  # our name, vLLM's (or none), where the number is
+    ("requests_running", "num_requests_running", "running", "Requests that have begun."),
+    ("requests_waiting", "num_requests_waiting", "waiting", "Requests that have not begun."),
+    ("branches_running", "", "branches", "Branches decoded side by side."),
+    ("kv_slots_used", "", "slots", "Slots of the target's pool in use."),
+    ("kv_slots", "", "capacity", "Slots of the target's pool."),
+    ("forwards", "", "forwards", "Forwards of the target."),
+    ("steps", "", "steps", "Steps of the engine."),
+    ("committed_tokens", "", "tokens", "Tokens that forwards committed."),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "drafted", "Drafted tokens."),
+    ("accepted_tokens", "spec_decode_num_accepted_tokens", "accepted", "Drafts accepted."),
+    ("recovered", "", "recovered", "Times that requests were run again after a fault."),
+    ("prefix_queries", "prefix_cache_queries", "prefix_asked", "Prompt tokens looked up."),
+    ("prefix_hits", "prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
+)
+GAUGES = ("running", "waiting", "branches", "slots", "capacity")  # the others only grow
 REPLICA_METRICS = {  # name, field of `ReplicaFacts`
     "replica_tokens": ("tokens", "Tokens that a replica is expected to write."),
     "replica_written_tokens": (
@@ -71,11 +70,11 @@ class EngineCollector:
     def collect(self) -> Iterator[Metric]:
         vllm = self._prefix == "vllm"
         graphs = self._router.counts
-        for kind, table in ((GaugeMetricFamily, GAUGES), (CounterMetricFamily, COUNTERS)):
-            for name, (vllm_name, field, doc) in table.items():
-                if not vllm or vllm_name:
-                    values = {graph: counts[field] for graph, counts in graphs.items()}
-                    yield self._family(kind, vllm_name if vllm else name, values, doc)
+        for ours, theirs, field, doc in ENGINE_METRICS:
+            if name := theirs if vllm else ours:
+                kind = GaugeMetricFamily if field in GAUGES else CounterMetricFamily
+                values = {graph: counts[field] for graph, counts in graphs.items()}
+                yield self._family(kind, name, values, doc)
         name = "kv_cache_usage_perc" if vllm else "kv_usage"
         shares = {graph: at["slots"] / max(at["capacity"], 1) for graph, at in graphs.items()}
         yield self._family(GaugeMetricFamily, name, shares, "Share of the target's pool in use.")
@@ -87,10 +86,8 @@ class EngineCollector:
             for place, count in enumerate(counts["positions"][:64]):
                 places.add_metric([graph, str(place)], count)
         yield places
-        if not vllm:
-            yield from self._replicas()
-
-    def _replicas(self) -> Iterator[Metric]:
+        if vllm:
+            return
         router = self._router
         doc = "Answers that somebody waits for."
         yield GaugeMetricFamily("specsot:requests_open", doc, value=router.open)
@@ -108,11 +105,7 @@ class EngineCollector:
 
 
 class ServerMetrics:
-    """Metrics of the HTTP process and of the engines behind it.
-
-    Args:
-        router: None without an engine. vllm: also use vLLM's names.
-    """
+    """Metrics of the HTTP process and of the engines behind it; vllm: also use vLLM's names."""
 
     def __init__(self, router: Router | None, *, vllm: bool = False) -> None:
         self.registry = CollectorRegistry()
@@ -167,6 +160,5 @@ class ServerMetrics:
         self.observe("request_generation_tokens", graph, written)
         self.count("prompt_tokens", graph, by=prompt)
         self.count("generation_tokens", graph, by=written)
-        drafts = sum(count > 0 for count in ended.drafted)
-        self.count("spec_decode_num_drafts", graph, by=drafts)
+        self.count("spec_decode_num_drafts", graph, by=sum(count > 0 for count in ended.drafted))
         self.count("request_success", graph, ended.finish)

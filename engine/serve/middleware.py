@@ -4,11 +4,11 @@ Without a valid key, requests get only the liveness probe and the files of the p
 """
 
 import asyncio
-import hashlib
 import hmac
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from uuid import uuid4
 
 from starlette.datastructures import MutableHeaders
@@ -45,9 +45,8 @@ class ServeOptions:
 
     keys: API keys, empty for no check. body: bytes of a request's body. queue: requests that are
     open at once; timeout: seconds of one. stall: seconds that a client may leave a stream unread.
-    grace: seconds for open requests at shutdown. vllm_names: also report metrics under vLLM's
-    names. runs_dir: the folder of recorded runs. patience: seconds for the head of a request, and
-    again for its body.
+    grace: seconds for open requests at shutdown. vllm_names: report metrics under vLLM's names too.
+    runs_dir: of recorded runs. patience: seconds for a request's head, and again for its body.
     """
 
     host: str = "127.0.0.1"
@@ -76,13 +75,11 @@ class ServeOptions:
 
     def allows(self, key: str) -> bool:
         """Whether this is one of the keys; takes the same time for every wrong one."""
-        digest = _hashed(key)
-        same = [hmac.compare_digest(digest, _hashed(valid)) for valid in self.keys]
+        digest, *valid = [
+            sha256(one.encode("utf-8", "surrogateescape")).digest() for one in (key, *self.keys)
+        ]
+        same = [hmac.compare_digest(digest, other) for other in valid]
         return any(same)
-
-
-def _hashed(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 class AdmissionMiddleware:
@@ -104,10 +101,6 @@ class AdmissionMiddleware:
         self._check_capacity = check_capacity
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        if scope["type"] != "http":
-            return
         request = Request(scope, receive)
         client_id = request.headers.get("x-request-id", "")
         id = client_id if REQUEST_ID.fullmatch(client_id) else uuid4().hex
@@ -126,9 +119,15 @@ class AdmissionMiddleware:
 
         try:
             self._check(request)
+            first: list[Message] = []
             if request.method == "POST":
-                receive = _replayed(await self._body(request), receive)
-            await self._app(scope, receive, respond)
+                body = await self._body(request)
+                first.append({"type": "http.request", "body": body, "more_body": False})
+
+            async def replay() -> Message:
+                return first.pop() if first else await receive()
+
+            await self._app(scope, replay, respond)
             return
         except ApiError as refusal:
             error = refusal
@@ -151,12 +150,9 @@ class AdmissionMiddleware:
         if self._options.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):
             kind, _, key = request.headers.get("authorization", "").partition(" ")
             if kind.lower() != "bearer" or not self._options.allows(key.strip()):
-                raise ApiError(
-                    401,
-                    "no valid API key was given",
-                    code="invalid_api_key",
-                    headers={"WWW-Authenticate": "Bearer"},
-                )
+                bearer = {"WWW-Authenticate": "Bearer"}
+                message = "no valid API key was given"
+                raise ApiError(401, message, code="invalid_api_key", headers=bearer)
 
     async def _body(self, request: Request) -> bytes:
         """The whole body; what cannot be answered now, or is too long, is not read to its end."""
@@ -167,8 +163,7 @@ class AdmissionMiddleware:
             raise ApiError(415, "content-type: must be application/json")
         limit = self._options.body
         too_long = ApiError(413, f"the body is longer than {limit} bytes")
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or len(length) > 18 or int(length) > limit:
+        if int(request.headers.get("content-length", "0")) > limit:  # h11 lets only digits through
             raise too_long
         body = bytearray()
         try:
@@ -182,13 +177,3 @@ class AdmissionMiddleware:
         except ClientDisconnect:
             raise invalid("the client has left") from None
         return bytes(body)
-
-
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Receives a body that was already read, then further messages."""
-    messages = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replay() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return replay

@@ -20,20 +20,20 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
         reason = f"{len(replay)} transitions, a page plays at most {MAX_FRAMES}"
         raise UsageError(f"{run.path}: {reason}")
     scene = replay.scene
-    frames = []
     parsed: set[str] = set()
-    for number, at in enumerate(replay.times):
+
+    def frame(number: int) -> dict[str, Any]:
         view = replay.view(number)
         pool = replay.pool(view)
-        frame = {
-            "t": at / 1e6,
+        return {
+            "t": replay.times[number] / 1e6,
             "state": view.state,
             "events": list(_events(replay, number, parsed)),
             "runs": runs_of(pool.codes),
             "used": pool.used,
             "capacity": pool.capacity,
         }
-        frames.append(frame)
+
     ways = [[source, to, ""] for source, targets in scene.ways.items() for to in targets]
     return {
         "run": run.path.name,
@@ -48,16 +48,13 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
         },
         "requests": [[request.key, request.question] for request in replay.requests],
         "lacks": replay.missing,
-        "frames": frames,
+        "frames": [frame(number) for number in range(len(replay.times))],
     }
 
 
 def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]:
-    """[request, name, branch, details] of each event of a frame, as a live page gets it; a state
-    computes at most one forward.
-
-    parsed: keys of the requests whose outline was yielded.
-    """
+    """[request, name, branch, details] of each event of a frame, as a live page gets it; parsed:
+    keys of the requests whose outline was yielded."""
     view = replay.view(frame)
     branches = {b.name: (r.key, b) for r in replay.requests for b in r.branches}
     for record in replay.records_of(frame):

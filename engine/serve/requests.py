@@ -2,11 +2,11 @@
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ...states.text.grammar import ANY_OBJECT
 from ..workers.protocol import Submit
@@ -46,16 +46,8 @@ PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 FREE_ONLY = ("top_p", "top_k", "min_p", *PENALTIES)  # settings that a grammar excludes
 
 
-def _whole(value: Any) -> Any:
-    """1.0 passes, for there are languages with one kind of number; true and "5" do not."""
-    if isinstance(value, bool | str):
-        raise ValueError("must be a whole number")
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
 def _number(value: Any) -> Any:
+    """1.0 is a whole number, for there are languages with one kind; true and "5" are none."""
     if isinstance(value, bool | str):
         raise ValueError("must be a number")
     return value
@@ -65,28 +57,21 @@ def _stops(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-def _biases(value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise ValueError("must be an object of token ids and numbers")
-    if len(value) > MAX_BIASES:
-        raise ValueError(f"has {len(value)} entries, at most {MAX_BIASES} are allowed")
-    if wrong := next((k for k in value if not (str(k).isascii() and str(k).isdecimal())), None):
+def _biases(value: dict[str, float]) -> dict[str, float]:
+    if wrong := next((key for key in value if not (key.isascii() and key.isdecimal())), None):
         raise ValueError(f"{wrong[:20]!r} is not a token id")
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_number)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Penalty = Annotated[Real, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS, strict=True)]
 Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
 TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
-Biases = Annotated[
-    dict[str, Annotated[Real, Field(ge=-100, le=100)]],
-    BeforeValidator(_biases),
-    Field(max_length=MAX_BIASES),
-]
+Bias = Annotated[Real, Field(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=MAX_BIASES)]
 Text = Annotated[str, Field(strict=True)]
 
 
@@ -181,20 +166,14 @@ class SamplingFields(BaseModel):
             raise bad_field("modalities", "answers are texts", UNSUPPORTED)
         return sorted(extras)
 
-    def choices(
-        self,
-        prompts: Sequence[dict[str, Any]],
-        graph: str,
-        ids: Iterator[str],
-        timeout: float,
-        **settings: Any,
-    ) -> list[Submit]:
-        """The `n` choices of every prompt; raises ApiError.
+    def prompt_fields(self) -> list[dict[str, Any]]:
+        """The fields of a `Submit` that are of one endpoint, for each prompt; raises ApiError."""
+        raise NotImplementedError
 
-        Args:
-            prompts: the fields of a `Submit` in which prompts differ.
-        """
-        limit: int | None = settings["max_tokens"]
+    def submits(self, graph: str, new_id: Callable[[], str], timeout: float) -> list[Submit]:
+        """The `n` choices of every prompt; raises ApiError."""
+        prompts = self.prompt_fields()
+        limit = prompts[0]["max_tokens"]
         if limit is not None and self.min_tokens > limit:
             raise bad_field("min_tokens", f"{self.min_tokens}, more than max_tokens")
         if self.stream_options is not None and not self.stream:
@@ -209,12 +188,13 @@ class SamplingFields(BaseModel):
             for number, document in enumerate(vendor.documents, 1)
         ]
         seed = random.getrandbits(62) if self.seed is None else self.seed
+        sampling = self._sampling()
         return [
             Submit(
-                id=next(ids),
+                id=new_id(),
                 graph=graph,
                 seed=seed + choice,
-                sampling=self._sampling(),
+                sampling=sampling,
                 skeleton=vendor.skeleton,
                 stop=self.stop,
                 stop_ids=self.stop_token_ids,
@@ -223,7 +203,6 @@ class SamplingFields(BaseModel):
                 documents=documents,
                 timeout=min(timeout, vendor.timeout or timeout),
                 **prompt,
-                **settings,
             )
             for prompt in prompts
             for choice in range(self.n)
@@ -271,22 +250,21 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
-    def submits(self, graph: str, ids: Iterator[str], timeout: float) -> list[Submit]:
-        """The choices of this request; raises ApiError."""
+    def prompt_fields(self) -> list[dict[str, Any]]:
         question, past, rules = conversation(self.messages)
         for text in (question, rules, *chain.from_iterable(past)):
             check_length(text, "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_field("top_logprobs", "needs logprobs: true")
-        return self.choices(
-            [{"question": question, "past": past, "rules": rules}],
-            graph,
-            ids,
-            timeout,
-            max_tokens=self.max_completion_tokens or self.max_tokens,
-            schema=self._schema(),
-            logprobs=(self.top_logprobs or 0) if self.logprobs else -1,
-        )
+        fields = {
+            "question": question,
+            "past": past,
+            "rules": rules,
+            "max_tokens": self.max_completion_tokens or self.max_tokens,
+            "schema": self._schema(),
+            "logprobs": (self.top_logprobs or 0) if self.logprobs else -1,
+        }
+        return [fields]
 
     def _schema(self) -> str | None:
         """The schema that the response format asks for, as JSON; raises ApiError."""
@@ -319,7 +297,7 @@ class CompletionRequest(SamplingFields):
         Text
         | Ids
         | Annotated[list[Text], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | (Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)])
+        | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
     )
     max_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] | None = 16
     echo: Flag = False
@@ -332,8 +310,7 @@ class CompletionRequest(SamplingFields):
         many = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if many else [self.prompt]
 
-    def submits(self, graph: str, ids: Iterator[str], timeout: float) -> list[Submit]:
-        """The choices of every prompt; raises ApiError."""
+    def prompt_fields(self) -> list[dict[str, Any]]:
         if self.best_of not in (None, self.n):
             why = "every choice is given back; ask for n of them"
             raise bad_field("best_of", why, UNSUPPORTED)
@@ -346,18 +323,15 @@ class CompletionRequest(SamplingFields):
                 raise bad_field("prompt", "must not be empty")
             if isinstance(prompt, str):
                 check_length(prompt, "prompt")
-        return self.choices(
-            [
-                {"text" if isinstance(prompt, str) else "token_ids": prompt}
-                for prompt in self.prompts
-            ],
-            graph,
-            ids,
-            timeout,
-            max_tokens=self.max_tokens,
-            echo=self.echo,
-            logprobs=-1 if self.logprobs is None else self.logprobs,
-        )
+        common = {
+            "max_tokens": self.max_tokens,
+            "echo": self.echo,
+            "logprobs": -1 if self.logprobs is None else self.logprobs,
+        }
+        return [
+            {"text" if isinstance(prompt, str) else "token_ids": prompt, **common}
+            for prompt in self.prompts
+        ]
 
 
 class TokenizeRequest(RequestPart):
@@ -375,11 +349,12 @@ class DetokenizeRequest(RequestPart):
     tokens: Annotated[list[TokenId], Field(max_length=1 << 16)]
 
 
-def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]], str]:
-    """(question, past, rules) of a conversation; raises ApiError.
+Fields = TypeVar("Fields", bound=BaseModel)
 
-    Turns of one role that follow each other are one turn.
-    """
+
+def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]], str]:
+    """(question, past, rules) of a conversation, in which turns of one role that follow each other
+    are one turn; raises ApiError."""
     rules: list[str] = []
     turns: list[tuple[str, str]] = []
     for number, message in enumerate(messages):
@@ -417,11 +392,8 @@ def check_length(text: str, param: str) -> None:
         raise bad_field(param, why, "context_length_exceeded")
 
 
-def read_fields(kind: type[BaseModel], body: bytes) -> Any:
-    """Parse a body as one of the requests above; null values count as absent.
-
-    Raises ApiError. Of equal keys the last one counts.
-    """
+def read_fields(kind: type[Fields], body: bytes) -> Fields:
+    """Parse a body as one of the requests above; null values count as absent; raises ApiError."""
     try:
         value = json.loads(body)
     except json.JSONDecodeError as error:

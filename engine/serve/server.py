@@ -38,9 +38,8 @@ REFUSALS = {
 class StrictProtocol(H11Protocol):
     """An HTTP/1.1 connection that answers protocol errors in JSON.
 
-    patience: seconds for the head of a request, from the start of the connection or the head's
-        first byte, so that a slow client cannot hold a connection.
-    max_connections: open connections; further ones get status 503.
+    patience: seconds for the head of a request, so that a slow client cannot hold a connection.
+    max_connections: that are open; further ones get status 503.
     """
 
     def __init__(self, *words: Any, patience: float, max_connections: int, **options: Any) -> None:
@@ -90,25 +89,17 @@ class StrictProtocol(H11Protocol):
             return
         reason, message = REFUSALS[status]
         error = ErrorBody(error=ErrorDetail(message=message, type=INVALID))
-        body = error.model_dump_json().encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"connection", b"close"),
-            (b"content-length", str(len(body)).encode()),
-            *([(b"retry-after", b"1")] if status == 503 else []),
-        ]
-        with suppress(h11.LocalProtocolError):
-            start = h11.Response(status_code=status, headers=headers, reason=reason.encode())
-            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
-                self.transport.write(self.conn.send(event) or b"")
+        body = error.model_dump_json()
+        retry = "retry-after: 1\r\n" if status == 503 else ""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
+            head += f"connection: close\r\ncontent-length: {len(body)}\r\n{retry}\r\n"
+            self.transport.write((head + body).encode())
         self.transport.close()
 
 
 class DrainingServer(uvicorn.Server):
-    """The first signal starts a shutdown with `grace` seconds; the second one ends at once.
-
-    Further signals are ignored.
-    """
+    """The first signal starts a shutdown with `grace` seconds; the second one ends at once."""
 
     def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
         super().__init__(config)
@@ -150,12 +141,8 @@ class DrainingServer(uvicorn.Server):
 
 
 def listen(options: ServeOptions) -> socket.socket:
-    """The socket; raises UsageError.
-
-    Its protocol is named, for only then asyncio sends small pieces at once (TCP_NODELAY): else an
-    answer on a connection that is kept, and a chunk of a stream, may wait 40 ms for an
-    acknowledgement.
-    """
+    """The socket; raises UsageError. Its protocol is named, for only then asyncio sends small
+    pieces at once (TCP_NODELAY), which else may wait 40 ms for an acknowledgement."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -170,7 +157,6 @@ def listen(options: ServeOptions) -> socket.socket:
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where a browser finds it."""
     host, port = listener.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from ..events import printable
 from ..record.run_view import BranchView, DraftTree, Mark
-from ..text_stream import printable
 from .panels import color_of, cut
 
 DRAFT_MARKS = {  # a mark, its style, and its name in the legend

@@ -8,8 +8,8 @@ from time import monotonic
 from ...ops.draft.gamma import GammaRecord
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.round import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
+from ..events import Decode, printable
 from ..record.recorder import Recorder
-from ..text_stream import Decode, printable
 
 PROGRESS_SECONDS = 10.0  # between two lines without other news
 POLL_SECONDS = 0.1  # between two checks of the branches: a run makes hundreds of moves in it

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ...ops.layer_plan import LayerStatus
 from ...states.round import BlendSummary
+from ..events import printable
 from ..record.run_view import (
     BRANCH,
     FREE,
@@ -32,7 +33,6 @@ from ..record.run_view import (
     Scene,
     Snapshot,
 )
-from ..text_stream import printable
 
 Item = TypeVar("Item")
 PALETTE = (

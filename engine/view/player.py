@@ -8,10 +8,10 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from ..events import printable
 from ..record.replay import Replay
 from ..record.run_view import draft_tree
 from ..record.trace import Record, trees_of
-from ..text_stream import printable
 from .drafts import MAX_ROWS, tree_lines
 from .panels import LIT
 from .tui import FRAMES, Keys, frame, with_bar

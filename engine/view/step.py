@@ -21,9 +21,9 @@ from ...ops.kv.pool import KVCache
 from ...states.graph.program import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
+from ..events import TokenTexts, printable
 from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
-from ..text_stream import TokenTexts, printable
 from .drafts import drafts_legend, tree_lines
 from .panels import LIT, color_of, cut, header_line, wrapped
 from .tui import Keys, LiveView, frame, with_bar

@@ -26,7 +26,7 @@ from ...states.request import (
 )
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
-from ..events import OUTLINE, Committed
+from ..events import OUTLINE, Committed, Decode
 from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.options import ClusterBlock
@@ -35,7 +35,6 @@ from ..record.recorder import Recorder
 from ..record.trace import Write
 from ..run.core import EngineCore
 from ..run.session import Session
-from ..text_stream import Decode
 from .link import WorkerSource
 from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed

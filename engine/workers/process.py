@@ -26,7 +26,7 @@ from ..models import Models, with_drafter
 from ..prepare.environment import model_folders
 from ..prepare.job import prepare_graphs
 from ..prepare.options import RunOptions
-from ..record.run_view import runs_of
+from ..record.run_view import pool_view, runs_of
 from ..run.session import Session, load, tie
 from ..shell import complain
 from .protocol import (
@@ -111,13 +111,13 @@ class ServedGraph(WorkerEngine):
         return asdict(self.engine.stats()) | {"positions": list(self._positions)}
 
     def picture(self) -> Picture:
-        pool = self.engine.pool()
+        pool = pool_view(self.engine.core.board)
         stats = self.engine.stats()
         moves = [*self.moves]
         self.moves.clear()
         return Picture(
             graph=self.name,
-            state=self.engine.state,
+            state=self.engine.core.state,
             runs=runs_of(pool.codes),
             used=pool.used,
             capacity=pool.capacity,

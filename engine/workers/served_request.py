@@ -19,6 +19,7 @@ from ..events import (
     Committed,
     OutlineRead,
     ReadingOrder,
+    TextStream,
     TokenEvent,
     TokensReused,
 )
@@ -26,7 +27,6 @@ from ..prepare.inputs import Prompt, RequestSettings
 from ..run.engine import Engine, Handle
 from ..run.scoring import Scorer
 from ..run.session import derive_seed
-from ..text_stream import TextStream
 from .protocol import Encode, Ended, Message, Submit, Wrote
 
 FIRST_KEY = "1"  # of the only prompt of a run, from which its coins follow
@@ -222,18 +222,10 @@ class ScoreRows:
 
 
 @dataclass(slots=True)
-class PartText:
+class PartText(TextStream):
     """A branch's text, token by token. num_sent: its tokens that were sent."""
 
-    stream: TextStream
-    tokens: list[int] = field(default_factory=list)
     num_sent: int = 0
-
-    def update(self, *new: int, final: bool = False) -> str:
-        """Text that becomes certain with further tokens, or as none follows."""
-        self.tokens += new
-        before = len(self.stream.text)
-        return self.stream.update(self.tokens, final=final)[before:]
 
 
 class ServedRequest:
@@ -289,7 +281,7 @@ class ServedRequest:
         match event:
             case OutlineRead():
                 events.append(["outline", -1, list(event.titles)])
-                return self._stops.feed(self._order.outlined(event.titles))
+                return self._stops.feed(self._order.read(event))
             case BranchOpened():
                 events.append(["opened", event.index, event.title])
             case TokensReused():
@@ -301,19 +293,19 @@ class ServedRequest:
                 return self._written(event, events)
             case BranchFinished():
                 events.append(["ended", event.index, event.finish])
-                return self._stops.feed(self._order.ended(event.index))
+                return self._stops.feed(self._order.read(event))
             case AnswerReady():
                 return self._stops.rest()
         return ""
 
     def _written(self, event: Committed, events: list[list[Any]]) -> str:
         """The same of tokens; with a stop text complete, the request is cancelled."""
-        part = self._parts.setdefault(event.branch, PartText(TextStream(self._decode)))
+        part = self._parts.setdefault(event.branch, PartText(self._decode))
         before = len(part.tokens)
         pieces = []
         text = ""
         for token, origin in zip(event.tokens, event.origins, strict=True):
-            piece = part.update(token)
+            piece = part.feed(token)
             pieces.append([piece, origin])
             text += self._stops.feed(self._order.written(event.branch, piece))
             if self._stops.match is not None:
@@ -321,7 +313,7 @@ class ServedRequest:
                 self.handle.cancel()
                 break
         self._scores.score(event.branch, part.tokens[before:])
-        if event.final and (rest := part.update(final=True)) and self._stops.match is None:
+        if event.final and (rest := part.feed(final=True)) and self._stops.match is None:
             pieces.append([rest, event.origins[-1:] or "t"])
             text += self._stops.feed(self._order.written(event.branch, rest))
         if pieces:

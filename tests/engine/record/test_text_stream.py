@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.engine.text_stream import HALF, TextStream, printable
+from specsot.engine.events import HALF, TextStream, printable
 
 
 def decode(ids: list[int]) -> str:
