@@ -41,24 +41,22 @@ class UnequalError(ValueError):
 
 
 def code_of(error: BaseException) -> Code:
-    """The exit code that an error ends the program with."""
     from ..states.text.tokens import PromptError
 
-    if isinstance(error, UsageError | PromptError | OutlineError):
-        return Code.USAGE
-    if isinstance(error, GraphError):
-        return Code.GRAPH
-    if isinstance(error, ModelError):
-        return Code.MODEL
-    if isinstance(error, UnequalError):
-        return Code.UNEQUAL
-    if isinstance(error, KeyboardInterrupt):
-        return Code.TERMINATED if isinstance(error, Terminated) else Code.INTERRUPTED
-    return Code.FAILED
+    codes: dict[type[BaseException], Code] = {
+        UsageError: Code.USAGE,
+        PromptError: Code.USAGE,
+        OutlineError: Code.USAGE,
+        GraphError: Code.GRAPH,
+        ModelError: Code.MODEL,
+        UnequalError: Code.UNEQUAL,
+        Terminated: Code.TERMINATED,
+        KeyboardInterrupt: Code.INTERRUPTED,
+    }
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), Code.FAILED)
 
 
 def _is_explained(error: BaseException) -> bool:
-    """True if the whole message of an error is for the user."""
     return code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
 
 
@@ -81,7 +79,6 @@ def refusal(error: BaseException) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the error's message."""
     return str(error).strip().split("\n", 1)[0]
 
 

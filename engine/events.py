@@ -51,8 +51,6 @@ class TokenUsage:
 
 @dataclass(frozen=True, slots=True)
 class OutlineRead:
-    """The outline is parsed; titles: of its parts, if there are any."""
-
     titles: tuple[str, ...]
 
 
@@ -83,8 +81,6 @@ class TokensReused:
 
 @dataclass(frozen=True, slots=True)
 class PromptReused:
-    """`TokensReused` as text."""
-
     index: int
     runs: tuple[tuple[str, str], ...]
 
@@ -125,8 +121,6 @@ class BranchFinished:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReady:
-    """The last event of a request."""
-
     answer: "Answer"
     finish: str
     usage: TokenUsage = field(default_factory=TokenUsage, compare=False)
@@ -236,8 +230,6 @@ class TextStream:
 
 
 class TokenTexts:
-    """The text of single tokens inside a text, each decoded once."""
-
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._texts: dict[int, str] = {}
@@ -268,8 +260,6 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 class Detokenizer:
-    """Turns the token events of one request into text events."""
-
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._streams: dict[int, TextStream] = {}
@@ -327,7 +317,6 @@ def finish_of(answer: "Answer") -> str:
 
 
 def answer_ready(answer: "Answer", request: Request) -> AnswerReady:
-    """The last event of a request, with its token counts."""
     usage = TokenUsage(
         prompt=request.prompt_size,
         cached=request.reused,
@@ -402,5 +391,4 @@ class ReadingOrder:
 
 
 def text_pieces(events: Iterator[StreamEvent], graph: Graph) -> Iterator[str]:
-    """The text of an answer in reading order."""
     return filter(None, map(ReadingOrder.of(graph).read, events))

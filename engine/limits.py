@@ -56,7 +56,6 @@ def disturbance(share: float) -> str | None:
 
 
 def _cpu_quotas() -> Iterator[float]:
-    """CPU quotas of the control groups (version 2, version 1), in CPUs."""
     for folder in _own_groups():
         with suppress(OSError, ValueError, ZeroDivisionError):
             quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()

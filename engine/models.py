@@ -128,7 +128,6 @@ def notes_of(models: Models) -> tuple[str, ...]:
 
 
 def assumed(models: Models) -> tuple[str, ...]:
-    """The notes of the loaders."""
     loaded = (models.target, models.drafter)
     return tuple(note for model in loaded if model is not None for note in model.notes)
 
@@ -158,7 +157,6 @@ class RunPools:
         block_size = 1 if layout.kind == "batching" else layout.block_size
 
         def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
-            """With slots for the drafter's temporary rows."""
             if block is None or drafter is None or not block.has_model:
                 return None
             scratch = block.scratch * (layout.max_num_branches // rows)

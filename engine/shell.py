@@ -66,7 +66,6 @@ def open_streams() -> None:
 
 
 def complain(message: str) -> None:
-    """One message on stderr."""
     Writer(sys.stderr)(f"specsot: {message}\n")
 
 
@@ -100,7 +99,6 @@ def _pointed(problem: Problem) -> str:
 
 
 def tell_problems(problems: Iterable[Problem]) -> None:
-    """Print all problems on stderr, each with its line."""
     Writer(sys.stderr)("".join(f"{_pointed(problem)}\n" for problem in problems))
 
 
@@ -142,7 +140,6 @@ def exit_code(command: Callable[P, int]) -> Callable[P, int]:
 
 
 def put(text: str) -> None:
-    """A result on stdout; raises OSError where it cannot be written."""
     out = Writer(sys.stdout)
     out(text)
     if out.fault is not None:
@@ -162,12 +159,10 @@ def deliver(text: str, place: str, what: str = "result") -> bool:
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """A document for stdout."""
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def print_json(**parts: Any) -> None:
-    """A document of these parts on stdout, in ASCII."""
     print(json.dumps({"schema_version": 1, **parts}, indent=2))
 
 

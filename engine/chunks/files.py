@@ -46,13 +46,11 @@ class ChunkKey:
 
     @property
     def digest(self) -> str:
-        """sha256 over all of it, and over the version of the format."""
         values = json.dumps([FORMAT, *self.facts, self.token_ids])
         return hashlib.sha256(values.encode()).hexdigest()
 
     @property
     def facts(self) -> list[Any]:
-        """All values but the ids."""
         return [self.model_hash, self.dtype, self.bos, sorted(set(self.taps))]
 
 
@@ -97,7 +95,6 @@ class ChunkFiles:
         return self.folder / f".{digest}-{secrets.token_hex(4)}{PART}"
 
     def digests(self) -> list[str]:
-        """The digests of all chunk files, least recently used first; other files are ignored."""
         digests = filter(DIGEST.fullmatch, (path.stem for path in self._files(SUFFIX)))
         return sorted(digests, key=lambda digest: (_stat(self.path(digest))[0], digest))
 
@@ -147,7 +144,6 @@ class ChunkFiles:
         return info
 
     def touch(self, digest: str) -> None:
-        """Set the last use of a chunk to now, if the folder is writable."""
         with suppress(OSError):
             # The kernel's own "now" is some milliseconds late, which would change the order.
             os.utime(self.path(digest), ns=(time.time_ns(),) * 2)

@@ -99,7 +99,6 @@ class ChunkStore:
         return True
 
     def _store(self, digest: str, entry: _Entry) -> None:
-        """Store an entry as the most recently used one; drop others until the bytes fit."""
         self._forget(digest)
         self._entries[digest] = entry
         self.bytes += entry.chunk.bytes
@@ -111,7 +110,6 @@ class ChunkStore:
         self.bytes -= 0 if entry is None else entry.chunk.bytes
 
     def _load(self, key: ChunkKey) -> _Entry | None:
-        """The chunk from the folder, if its file exists and is valid."""
         if self.files is None:
             return None
         try:
@@ -157,7 +155,6 @@ class ChunkStore:
 
 
 def _check(key: ChunkKey, chunk: ChunkKV) -> None:
-    """Raise ValueError unless dtypes and shapes match the key."""
     tensors = _named(chunk)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
     if dtypes != [key.dtype]:
@@ -175,7 +172,6 @@ def _check(key: ChunkKey, chunk: ChunkKV) -> None:
 
 
 def _named(chunk: ChunkKV) -> dict[str, Tensor]:
-    """A chunk's tensors by their names in a file."""
     tensors = {"keys": chunk.keys_LRgd, "values": chunk.values_LRgd}
     if chunk.features_RF is not None:
         tensors["features"] = chunk.features_RF
@@ -215,7 +211,6 @@ def _read(path: Path) -> ChunkKV:
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, dtypes, shapes and bytes of tensors on the CPU."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
@@ -253,7 +248,6 @@ class ChunkMaker:
 
 
 def chunk_maker(store: ChunkStore, models: "Models", model_hash: str) -> ChunkMaker:
-    """For the models of a session."""
     taps = tuple(getattr(models.drafter, "tap_ids", ()))
     bos = None if models.tokenizer is None else leading_id(models.tokenizer)
     return ChunkMaker(store, models.target, model_hash, bos, taps)

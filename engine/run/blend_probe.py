@@ -83,6 +83,5 @@ def _prompts(requests: Sequence[Request]) -> Iterator[tuple[int, int, list[int]]
 
 
 def _rows(pool: KVCache, slots: Ints) -> Tensor:
-    """[L, 2, x], float64."""
     slots_R = torch.as_tensor(slots.astype(np.int64), device=pool.data.device)
     return pool.data.index_select(3, slots_R).flatten(2).double()

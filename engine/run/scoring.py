@@ -264,7 +264,6 @@ class Scorer:
         self._rows = 0
 
     def read(self, ids: Sequence[int]) -> None:
-        """Append tokens without scores."""
         self._pending += ids
 
     def score(self, ids: Sequence[int], top: int) -> list[TokenScore]:

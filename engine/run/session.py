@@ -95,7 +95,6 @@ class Session:
         self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
 
     def _sampling(self) -> SamplingRules:
-        """The graph's sampling rules; raises GraphError for token ids outside the vocabulary."""
         sampling = self.program.graph.sampling
         size = self.models.target.vocab_size
         wrong = [
@@ -297,8 +296,6 @@ def derive_seed(seed: int, key: str) -> int:
 
 
 def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
-    """`open_session`, with the parameters of the options class."""
-
     def open_session(*args: P.args, **kwargs: P.kwargs) -> Session:
         """A checked graph with its models loaded; arguments are the options of `specsot run`.
 
@@ -315,7 +312,6 @@ open_session = _opener(SessionOptions)
 
 
 def opened(graph: str | None, options: Mapping[str, Any]) -> Session:
-    """`open_session`; without a graph that of specsot.yaml."""
     return open_session(**options) if graph is None else open_session(graph, **options)
 
 

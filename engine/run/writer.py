@@ -32,8 +32,6 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The results of a run, complete or partial."""
-
     status: Status
     answers: tuple[Answer, ...]
     metrics: dict[str, Any]
@@ -124,7 +122,6 @@ class RunWriter:
     def end(
         self, core: EngineCore, recorder: Recorder, status: Status, error: BaseException | None
     ) -> RunOutcome:
-        """Outputs, metrics, summary and the final status, also after an error."""
         recorder.close()
         prompts = core.board["prompts"]
         answers = answers_of(core.requests, prompts)

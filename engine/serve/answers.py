@@ -45,7 +45,6 @@ class Scores:
     _characters: int = 0  # of the tokens already sent
 
     def add(self, message: Wrote) -> None:
-        """Add the rows of a step."""
         for row in message.scores:
             self._rows.setdefault(row[0], []).append(row)
         self._ended |= {branch for name, branch, _ in message.events if name == "ended"}
@@ -62,15 +61,12 @@ class Scores:
         return rows
 
     def of(self, branch: int) -> list[Any]:
-        """The unsent rows of a branch."""
         return self._rows.pop(branch, [])
 
     def rest(self) -> list[Any]:
-        """All unsent rows."""
         return [row for branch in sorted(self._rows) for row in self.of(branch)]
 
     def shaped(self, rows: Sequence[Any], *, chat: bool) -> dict[str, Any] | None:
-        """Rows as an answer has them; None for none."""
         if not rows:
             return None
         if chat:  # `branch`: the part that a token is of, -1 for the outline
@@ -102,8 +98,6 @@ def _scored(text: str, logprob: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer that is being written. index: its place in the response."""
-
     index: int
     submit: Submit
     ticket: Ticket
@@ -246,7 +240,6 @@ class Answers:
     # -- as a stream ------------------------------------------------------------------------------
 
     async def streamed(self) -> AsyncIterator[str]:
-        """The chunks of an answer, as JSON, and `[DONE]`."""
         options = self._fields.stream_options
         try:
             async with aclosing(self._messages()) as messages:

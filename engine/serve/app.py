@@ -87,7 +87,6 @@ class Api:
         return name
 
     def check_capacity(self) -> None:
-        """Raise ApiError if no more requests are admitted."""
         if self.router.ready:
             self.admit(1)
 
@@ -223,7 +222,6 @@ OF_BODIES = (413, 415, 429, 504)
 
 
 def build_app(api: Api) -> FastAPI:
-    """The routes over one engine."""
     app = FastAPI(title="specsot", version=version("specsot"), docs_url=None, redoc_url=None)
     for path, function, body in (
         ("/v1/chat/completions", api.chat, ChatRequest),

@@ -39,8 +39,6 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """A request that is answered with an error."""
-
     def __init__(
         self,
         status: int,
@@ -63,22 +61,18 @@ class ApiError(Exception):
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The client's mistake."""
     return ApiError(400, message, param=param, code=code)
 
 
 def bad_field(param: str, why: str, code: str | None = None) -> ApiError:
-    """A field with a value that it cannot have."""
     return invalid(f"{param}: {why}", param, code)
 
 
 def overloaded(message: str, status: int = 503) -> ApiError:
-    """Come again later."""
     return ApiError(status, message, code="server_overloaded", headers=RETRY)
 
 
 def engine_gone(message: str = "the engine has ended and is started again") -> ApiError:
-    """The error while no engine runs."""
     return ApiError(503, message, code="engine_dead", headers=RETRY)
 
 

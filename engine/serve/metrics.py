@@ -52,8 +52,6 @@ HISTOGRAMS = {  # of choices
 
 
 class EngineCollector:
-    """The counts that the engines reported last."""
-
     def __init__(self, router: Router, prefix: str) -> None:
         self._router = router
         self._prefix = prefix
@@ -152,7 +150,6 @@ class ServerMetrics:
             self.observe("inter_token_latency_seconds", graph, waited / tokens)
 
     def ended(self, graph: str, ended: Ended, seconds: float) -> None:
-        """A choice has ended, `seconds` after its start."""
         prompt = ended.usage["prompt"]
         written = ended.usage["answer"] + ended.usage["outline"]
         self.observe("e2e_request_latency_seconds", graph, seconds)

@@ -26,7 +26,6 @@ STATIC = files(__package__) / "static"
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:
-    """The page's files by name: (content, type)."""
     kinds = {file: KINDS.get(file.name.rpartition(".")[2]) for file in STATIC.iterdir()}
     return {
         file.name: (file.read_bytes(), f"{kind}; charset=utf-8")
@@ -70,7 +69,6 @@ class PageRoutes:
         return Response(body, headers={"content-type": kind, **NO_STORE})
 
     async def about(self, request: Request) -> Response:
-        """The graphs that the server serves, and the saved runs."""
         router = self._router
         body = {
             "live": router is not None,
@@ -89,7 +87,6 @@ class PageRoutes:
             return []
 
     async def run(self, request: Request) -> Response:
-        """A saved run, as the page plays it."""
         name = request.path_params["name"]
         run = next((saved for saved in self._saved_runs() if saved.path.name == name), None)
         if run is None:

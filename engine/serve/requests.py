@@ -209,7 +209,6 @@ class SamplingFields(BaseModel):
         ]
 
     def _sampling(self) -> dict[str, Any]:
-        """What a request says of drawing, under the names of `SamplingRules`."""
         values = {name: getattr(self, name) for name in ("temperature", *FREE_ONLY)}
         rules = {name: value for name, value in values.items() if value is not None}
         if rules.get("temperature", 1.0) < GREEDY:
@@ -306,7 +305,6 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[Any]:
-        """Every prompt: a text, or a list of ids."""
         many = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if many else [self.prompt]
 
@@ -386,7 +384,6 @@ def _content(message: ChatMessage, where: str) -> str:
 
 
 def check_length(text: str, param: str) -> None:
-    """Raise ApiError for a text that is too long to tokenize."""
     if len(text) > MAX_CHARACTERS:
         why = f"{len(text)} characters, at most {MAX_CHARACTERS}"
         raise bad_field(param, why, "context_length_exceeded")

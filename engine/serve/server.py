@@ -67,7 +67,6 @@ class StrictProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """A refusal of what h11 could not read."""
         hint = getattr(sys.exception(), "error_status_hint", 400)
         self._refuse(hint if hint in REFUSALS else 400)
 
