@@ -1,6 +1,5 @@
 """The routes: OpenAI's, probes, metrics, tokens; each answer in the shape that clients expect."""
 
-from dataclasses import replace
 from importlib.metadata import version
 from time import time
 from typing import Any
@@ -125,7 +124,7 @@ class Api:
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
             question, past, rules = conversation(fields.messages)
-            message = replace(message, text=question, chat=True, past=past, rules=rules)
+            message = message._replace(text=question, chat=True, past=past, rules=rules)
         encoded: Encoded = await self._ask(message)
         body = {
             "count": len(encoded.token_ids),
