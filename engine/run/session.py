@@ -28,8 +28,7 @@ from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar, SchemaGrammar
 from ...states.text.outline import Outline
-from ...states.text.prompts import PromptBook
-from ...states.text.template import TemplateError, load_template
+from ...states.text.prompts import PromptBook, TemplateError, load_template
 from ...states.text.tokens import PromptTokens
 from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for

@@ -1,7 +1,5 @@
-"""Checks of a graph as a whole: names, blocks, sizes, paths, dataflow, progress.
-
-A later stage runs only if the earlier ones found no problem, so that one typo is one message.
-"""
+"""Checks of a graph as a whole. A later stage runs only if the earlier ones found no problem, so
+that one typo is one message."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -40,11 +38,8 @@ Keys = frozenset[str]  # of the blackboard
 def checked_program(
     graph: Graph, source: Source, table: OpTable, given: Keys | None = None
 ) -> Program:
-    """The program of a graph that passes every check.
-
-    given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
-
-    Raises GraphError: every problem of the first stage that found any."""
+    """The program of a graph that passes every check; raises GraphError with every problem of the
+    first stage that found any. given: as for `load_program`."""
     checks = _Checks(graph, source, table)
     checks.schedule()
     checks.names()
@@ -67,11 +62,8 @@ def checked_program(
 
 
 class _Checks:
-    """The checks of one graph.
-
-    table: the ops and guards, with the functions that the graph names as `package.module:function`.
-    problems: those of the present stage.
-    """
+    """The checks of one graph. table: with the functions that it names as
+    `package.module:function`. problems: those of the present stage."""
 
     def __init__(self, graph: Graph, source: Source, table: OpTable) -> None:
         self.graph = graph
@@ -407,11 +399,9 @@ class _Checks:
         return steps
 
     def dataflow(self, steps: Steps, given: Keys) -> None:
-        """Keys that an op or a guard reads are set on *every* path that leads to it.
-
-        Where an op writes a linear key, no earlier value exists on *any* path, unless the op reads
-        it. An op's drops happen before its writes. No op runs twice on unchanged input.
-        """
+        """Keys that an op or a guard reads are set on *every* path that leads to it. Where an op
+        writes a linear key, no earlier value exists on *any* path, unless the op reads it. An op's
+        drops happen before its writes. No op runs twice on unchanged input."""
         graph = self.graph
         anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
 

@@ -1,8 +1,6 @@
-"""Base classes of the block `drafter` of a graph, without torch.
-
-The settings of a kind also give the sizes that the pools need: `offered`, the drafted tokens of a
-branch's tree (root not counted), and `scratch`, the temporary drafter rows of a branch in a round.
-"""
+"""Base classes of the block `drafter` of a graph, without torch, and the sizes that the pools need:
+`offered`, the drafted tokens of a branch's tree (root not counted), and `scratch`, the temporary
+drafter rows of a branch in a round."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_args
@@ -73,9 +71,8 @@ def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
 class DrafterSettings(Spec):
     """Settings of a kind of drafter; the kind is the only value of the Literal field `kind`.
 
-    drafts: whether the kind ever drafts a token. has_model: whether it has a network, and so a
-        checkpoint and a KV pool. checkpoint: the kind whose checkpoints it reads, if not its own.
-    """
+    drafts: whether it ever drafts a token. has_model: whether it has a checkpoint and a KV pool.
+    checkpoint: the kind whose checkpoints it reads, if not its own."""
 
     drafts: ClassVar[bool] = True
     has_model: ClassVar[bool] = False

@@ -61,7 +61,6 @@ def load_program(
     """Apply `sets` to a source (`override`), validate it, check it stage by stage, resolve its ops.
 
     given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
-
     Raises GraphError: every problem of the first stage that found any."""
     override(source, sets, table)
     return checked_program(validate(source), source, table, given)
@@ -101,11 +100,9 @@ def base_of(source: Source) -> str | None:
 
 
 def extend(own: Source, base: Source) -> Source:
-    """The keys of a file and the missing ones of its base, each with its position.
-
-    Whole blocks are replaced: settings missing from a block of `own` get the schema's defaults.
-
-    Raises GraphError: the base is not a mapping, or needs a later version."""
+    """The keys of a file and the missing ones of its base, with their positions. Whole blocks are
+    replaced: missing settings of a block of `own` get the schema's defaults. Raises GraphError: the
+    base is not a mapping, or needs a later version."""
     _check_version(base)
     whole = copy.copy(own)
     rest = base.data.keys() - own.data.keys()
@@ -124,10 +121,10 @@ def validate(source: Source) -> Graph:
     try:
         graph = Graph.model_validate(data)
     except ValidationError as error:
-        places = {p.place for p in problems}
+        nulls = {problem.where for problem in problems}
         errors = error.errors(include_url=False)[: 10 * MAX_PROBLEMS]
         rest = (_schema_problem(source, e) for e in errors)
-        problems += [p for p in rest if p.place not in places]
+        problems += [p for p in rest if p.where not in nulls]
     if problems:
         raise GraphError(problems)
     return graph
@@ -144,10 +141,8 @@ def _check_version(source: Source) -> None:
 
 
 def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
-    """A graph's data with an edge for each state under `from`, and the file's path of each edge.
-
-    Edges are sorted by the state that they leave; those of one state keep the file's order.
-    """
+    """A graph's data with an edge for each state under `from`, sorted by that state and then as in
+    the file, and the file's path of each edge."""
     edges = data.get("transitions")
     if not isinstance(edges, list):
         return dict(data), {}
@@ -238,8 +233,8 @@ def override(source: Source, sets: Iterable[str | Change], table: OpTable | None
 
     `drafter.kind=K` and `layout.kind=K` replace the whole block, so that K's defaults hold; they
     apply before all others. Of several values for one path the last wins. The schema checks paths
-    and values, and its problems point at the option. Old names of keys are replaced, with a
-    `RenamedKeyWarning`; those of ops' settings only if their `table` is given.
+    and values. Old names of keys are replaced, with a `RenamedKeyWarning`; those of ops' settings
+    only if their `table` is given.
 
     Raises GraphError: a text without `=`, a path through something that is not a mapping or
     list, a value that is not YAML, or a key under both its old and its new name."""
@@ -297,9 +292,7 @@ class _Renamer:
 
     def new_path(self, path: KeyPath, place: str | KeyPath) -> KeyPath:
         """The path with the new name of its key, if the block has the new key and not the old one.
-
-        place: of the old name, an option or a path of the file.
-        """
+        place: of the old name, an option or a path of the file."""
         block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
         new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
         if new_key is None:

@@ -79,10 +79,8 @@ class Program:
     given: frozenset[str]
 
     def with_settings(self, op: str, settings: Mapping[str, Any]) -> "Program | None":
-        """The program with these settings in every use of this op; None if no state uses it so.
-
-        The graph does not change, so such settings are not repeated with the run.
-        """
+        """The program with these settings in every use of this op, which the graph and so a
+        repeated run do not have; None if no state uses it so."""
         steps = dict(self.steps)
         for state, ops in self.steps.items():
             for i, step in enumerate(ops):

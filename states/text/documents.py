@@ -33,10 +33,8 @@ def check_document(document: Document) -> None:
 
 
 def split_ids(token_ids: Sequence[int], most: int) -> tuple[tuple[int, ...], ...]:
-    """Token ids cut into as few chunks as possible, the same in every prompt.
-
-    Their lengths, up to ``most``, are even, because the first rows of a chunk are the least exact.
-    """
+    """Token ids cut into as few chunks as possible, the same in every prompt, of even lengths up to
+    ``most``: the first rows of a chunk are the least exact."""
     if most < 1:
         raise ValueError(f"chunks of at most {most} tokens")
     count = -(-len(token_ids) // most)
@@ -54,11 +52,8 @@ class Hit:
 
 
 class DocumentSearch:
-    """The tool `Search`: BM25 in Lucene's form (bm25s, arXiv 2407.03618) over titles and texts.
-
-    A word is a run of letters, digits and underscores, in folded case; no stop words, no stems.
-    Repeated words of a query count repeatedly.
-    """
+    """The tool `Search`: BM25 in Lucene's form (bm25s, arXiv 2407.03618) over titles and texts. A
+    word is a run of letters, digits and underscores, in folded case; no stop words, no stems."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.documents = tuple(documents)

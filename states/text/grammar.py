@@ -42,11 +42,9 @@ NO_EXTENSION = "NoExtensionBias"  # llguidance: no token continues the grammar
 
 
 def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
-    """The grammar in llguidance's dialect of Lark.
-
-    A length is 10..99 or a round number up to 990. Lists of dependencies share rules: `upto_k` is
-    an increasing list whose ids are at most k, `last_k` one whose last id is k.
-    """
+    """The grammar in llguidance's dialect of Lark. A length is 10..99 or a round number up to 990.
+    Lists of dependencies share rules: `upto_k` is an increasing list whose ids are at most k,
+    `last_k` one whose last id is k."""
     rules = ['start: "DIRECT" | "PLAN\\n" line_1']
     for number in range(1, _positive(max_branches) + 1):
         deps = '"-"' if number == 1 else f'("-" | upto_{number - 1})'
@@ -82,11 +80,9 @@ def _positive(max_branches: int) -> int:
 class _TokenGrammar:
     """The bytes of a tokenizer's tokens as a trie, for grammars over whole tokens.
 
-    Args:
-        tokenizer: a fast tokenizer of transformers, or a tokenizers.Tokenizer.
-        vocab_size: width of the model's logits; ids that the tokenizer lacks are never legal.
-        eos_ids: the tokens that end a turn, all of them legal after the end and nowhere else.
-
+    tokenizer: of transformers (fast), or a tokenizers.Tokenizer.
+    vocab_size: width of the model's logits; ids that the tokenizer lacks are never legal.
+    eos_ids: the tokens that end a turn, all of them legal after the end and nowhere else.
     Raises GrammarError: the tokenizer cannot be used."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -116,11 +112,8 @@ class _TokenGrammar:
 
 
 class OutlineGrammar(_TokenGrammar):
-    """The grammar of outlines in a format, with at most max_branches lines.
-
-    tools: names that a line may give instead of `-`; unused for lists.
-
-    Raises GrammarError: bad settings, or a tokenizer without a token that begins an outline."""
+    """The grammar of outlines in a format. tools: names that a line may give instead of `-`; unused
+    for lists. Raises GrammarError: bad settings, or no token that begins an outline."""
 
     def __init__(
         self,
@@ -153,9 +146,7 @@ class OutlineGrammar(_TokenGrammar):
 
 class OutlineMatcher:
     """The state of one outline in the grammar; `advance` and `rollback` change it in place.
-
-    llguidance does not count an end-of-turn token after a complete outline: `finished` does.
-    """
+    llguidance does not count an end-of-turn token after a complete outline: `finished` does."""
 
     def __init__(self, first: LLMatcher, grammar: _TokenGrammar, question: str) -> None:
         self._first = first

@@ -1,9 +1,5 @@
-"""The outline that a model writes before its answer: its two formats, their readers and writers.
-
-docs/outlines.md describes the formats `fields` and `list`. The readers, `parse_outline` and
-`parse_list`, never raise. A user's outline file (`load_outline`) is read strictly: all that the
-readers would skip or mend is an error with its place.
-"""
+"""The outline that a model writes before its answer (docs/outlines.md): its formats `fields` and
+`list`, readers that never raise, writers, and the strict reader of a user's outline file."""
 
 import json
 import re
@@ -64,11 +60,9 @@ class LineNote:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """An outline as it was read.
-
-    status: `ok`: every line became a point (of `fields` up to END); `partial`: END is missing, or a
-        line was skipped; `direct`: DIRECT; `unparsable`: no usable point.
-    """
+    """An outline as it was read. status: `ok`: every line became a point (of `fields` up to END);
+    `partial`: END is missing, or a line was skipped; `direct`: DIRECT; `unparsable`: no usable
+    point."""
 
     mode: Mode
     points: tuple[Point, ...]
@@ -215,11 +209,8 @@ def _read_title(text: str, changes: list[str]) -> str:
 
 
 def parse_outline(text: str, *, max_branches: int, tools: Sequence[str] | None = None) -> Outline:
-    """Read an outline in the format `fields`. Never raises; docs/outlines.md lists every outcome.
-
-    text: the decoded text of generated ids, without special tokens.
-    tools: the names that a line may give; None for any, () for none.
-    """
+    """Read an outline in the format `fields` from the text of generated ids. Never raises;
+    docs/outlines.md lists every outcome. tools: the names that a line may give; None for any."""
     reader = _Reader(max_branches, tools)
     lines = reader.lines_of(text)
     if not lines:
@@ -291,10 +282,8 @@ def load_outline(
     path: str | Path, *, max_branches: int, tools: Sequence[str] | None = None
 ) -> Outline:
     """Read an outline file: the format itself (its first line is PLAN or DIRECT), or a list of
-    {title, length?, tool?, deps?}, `deps` being numbers of earlier items, counted from 1; JSON if
-    the name ends in .json, else YAML.
-
-    Raises OutlineError: the file cannot be read, or is not a valid outline."""
+    {title, length?, tool?, deps?}, `deps` being numbers of earlier items from 1; JSON if the name
+    ends in .json, else YAML. Raises OutlineError: no file, or not a valid outline."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_BYTES + 1)

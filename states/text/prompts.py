@@ -1,4 +1,4 @@
-"""From questions, outlines and results to token ids, and back to text.
+"""Prompt templates; from questions, outlines and results to token ids, and back to text.
 
 A template is rendered once through the model's chat format, with a mark at each slot. The text
 between marks is encoded with special tokens, slot values as plain text, results of other branches
@@ -9,13 +9,19 @@ token nor a part of the template.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, Literal
+from operator import attrgetter
+from pathlib import Path
+from string import Formatter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from ..yaml.source import Problem, ProblemCode
+from pydantic import Field
+
+from ..yaml.source import GraphError, Problem, ProblemCode, Source, decode, hint
+from ..yaml.spec import Bool, Int, Name, Spec, check_mapping, validated
 from .outline import (
     USUAL_LENGTH,
     Outline,
@@ -26,11 +32,190 @@ from .outline import (
     render_list,
     render_outline,
 )
-from .template import OF_A_BRANCH, Piece, Template, TemplateError, Turns, pieces
-from .tokens import Encoder, Ids, PromptTokens, check_question, leading_id
+from .tokens import Encoder, Ids, Piece, PromptTokens, check_question, leading_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+FOLDER = Path(__file__).parent / "templates"
+SHIPPED = ("embedded", "instruct", "list")
+MAX_BYTES = 100_000
+
+Text = Annotated[str, Field(max_length=20_000)]
+
+# Slots that differ between the branches of a request; the text before them is shared.
+OF_A_BRANCH = frozenset({"id", "title", "length", "deps"})
+# For each text: the slots it must have, and those it may have. Each at most once.
+SLOTS = {
+    "plain": ("question", ""),
+    "skeleton": ("question", "max_branches tools"),
+    "outline.branch": ("", "id deps title length plan"),
+    "outline.direct": ("", ""),
+    "prompt.branch": ("question", "id deps title length plan"),
+    "prompt.direct": ("question", ""),
+    "dependency": ("text", "id"),
+    "combine": ("", ""),
+    "plan_line": ("title", "id"),
+    "document": ("text", "title"),
+    "document_gap": ("", ""),
+    "turns.system": ("text", ""),
+    "turns.user": ("text", ""),
+    "turns.assistant": ("text", ""),
+    "turns.generation": ("", ""),
+}
+
+
+class TemplateError(GraphError):
+    """A template that cannot be used; `problems` as in a graph."""
+
+
+class TurnPair(Spec):
+    """The turn of one part of an outline, and the turn of an answer without an outline."""
+
+    branch: Text
+    direct: Text
+
+
+class Turns(Spec):
+    """The format of conversations for a model without a chat template."""
+
+    system: Text = "{text}\n\n"
+    user: Text
+    assistant: Text
+    generation: Text
+
+
+class Example(Spec):
+    """A conversation before the question that shows an outline and a part."""
+
+    question: Text
+    titles: Annotated[tuple[Text, ...], Field(min_length=1, max_length=64)]
+    part: Annotated[Int, Field(ge=1, le=64)]
+    text: Text
+
+
+class Template(Spec):
+    """The texts of a run's prompts; slots in braces are filled in, `{{` is a brace.
+
+    `plain`, `skeleton` and `prompt` are user turns that begin a conversation, `outline` those after
+    the outline, `combine` the one after the finished parts. `system` comes before all but `plain`,
+    the `examples` before `skeleton`, as turns with its wording: a question, its outline, one of its
+    parts. `document_gap` separates a document from the text before or after it.
+    """
+
+    version: Literal[1]
+    name: Name
+    doc: str = ""
+    chat: Bool = True
+    format: OutlineFormat = "fields"
+    system: Text = ""
+    examples: Annotated[tuple[Example, ...], Field(max_length=16)] = ()
+    plain: Text
+    skeleton: Text
+    outline: TurnPair
+    prompt: TurnPair
+    dependency: Text
+    plan_line: Text
+    combine: Text = "Combine the parts."
+    document: Text = "Document: {text}"
+    document_gap: Text = "\n"
+    turns: Turns | None = None
+
+
+def pieces(text: str) -> list[Piece]:
+    """Cut a template's text at its slots; ValueError if its braces do not match."""
+    cut: list[Piece] = []
+    for literal, slot, spec, conversion in Formatter().parse(text):
+        if literal and cut and not cut[-1][1]:  # a brace cuts a literal in two
+            cut[-1] = (cut[-1][0] + literal, False)
+        elif literal:
+            cut.append((literal, False))
+        if slot is not None:
+            if spec or conversion or not slot.isidentifier():
+                raise ValueError(f"{{{slot}...}} is not a slot; a slot is a name in braces")
+            cut.append((slot, True))
+    return cut
+
+
+def load_template(name: str | Path) -> Template:
+    """Read a shipped template by its name, or a file by its path. Raises TemplateError: no such
+    file, or not a template, with the place of every problem."""
+    path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        known = f"there are {', '.join(SHIPPED)}, or give the path of a file"
+        message = f"no template {str(name)!r} ({error.strerror}){hint(str(name), SHIPPED)}; {known}"
+        problem = Problem(str(name), 0, 0, "template", message, ProblemCode.TEMPLATE_FILE)
+        raise TemplateError([problem]) from None
+    if len(data) > MAX_BYTES:
+        message = f"more than {MAX_BYTES} bytes"
+        problem = Problem(str(path), 1, 1, "template", message, ProblemCode.TOO_LARGE)
+        raise TemplateError([problem])
+    try:
+        source = Source(decode(data, str(path)), str(path))
+        check_mapping(source, "template")
+        template = validated(Template, source)
+        for check in (_wrong_slots, _wrong_texts):
+            if problems := list(check(template, source)):
+                raise GraphError(problems)
+        return template
+    except GraphError as error:
+        found = [replace(p, where="template") if p.where == "graph" else p for p in error.problems]
+        raise TemplateError(found) from None
+
+
+def _slots(text: str) -> list[str]:
+    return [piece for piece, is_slot in pieces(text) if is_slot]
+
+
+def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
+    for name, (must, may) in SLOTS.items():
+        where = tuple(name.split("."))
+        needed = must.split()
+        known = [*needed, *may.split()]
+        if where[0] == "turns" and template.turns is None:
+            continue
+        try:
+            slots = _slots(attrgetter(name)(template))
+        except ValueError as error:
+            wrong = [str(error).lower()]
+        else:
+            used = sorted({*slots})
+            wrong = [f"no slot {{{s}}} here{hint(s, known)}" for s in used if s not in known]
+            wrong += [f"the slot {{{s}}} is used twice here" for s in used if slots.count(s) > 1]
+            wrong += [f"the slot {{{s}}} is missing" for s in sorted({*needed} - {*slots})]
+        for message in wrong:
+            yield source.problem(where, message, ProblemCode.SLOTS)
+
+
+def _wrong_texts(template: Template, source: Source) -> Iterator[Problem]:
+    """A part shows its number or title, and under `fields` its dependencies; prompts of outline and
+    parts begin alike; conversations have a format."""
+    for name in ("outline", "prompt"):
+        slots = _slots(getattr(template, name).branch)
+        absent = ["{deps}"] if template.format == "fields" and "deps" not in slots else []
+        absent += [] if {"id", "title"} & {*slots} else ["{id} or {title}"]
+        for slot in absent:
+            message = f"the slot {slot} is missing"
+            yield source.problem((name, "branch"), message, ProblemCode.SLOTS)
+    for at, example in enumerate(template.examples):
+        if example.part > len(example.titles):
+            message = f"there are {len(example.titles)} titles, no part {example.part}"
+            yield source.problem(("examples", at, "part"), message, ProblemCode.TEXTS)
+    if not template.chat and template.turns is None:
+        message = "without a chat format, 'turns' must give the format of turns"
+        yield source.problem(("chat",), message, ProblemCode.TEXTS)
+    opening, *others = (
+        cut[: cut.index(("question", True))]
+        for cut in map(pieces, (template.skeleton, template.prompt.branch, template.prompt.direct))
+    )
+    for where, other in zip(("branch", "direct"), others, strict=True):
+        if other != opening:
+            message = "the text before {question} differs from 'skeleton', so nothing is shared"
+            yield source.problem(("prompt", where), message, ProblemCode.TEXTS)
 
 
 RULES = "said_rules"  # the slot of the rules at the beginning of a conversation
@@ -59,12 +244,9 @@ def _past_slots(turns: int) -> list[str]:
 
 
 class ChatWriter:
-    """Renders conversations in the model's chat format and cuts them at their slots.
-
-    examples: turns before the question, in conversations with `examples=True`.
-    slots: at the beginning of every first turn: `RULES`, if conversations have them, and the texts
-        of earlier turns.
-    """
+    """Renders conversations in the model's chat format and cuts them at their slots. examples:
+    turns before the question. slots: those of every first turn: `RULES`, if there are any, and
+    earlier turns."""
 
     def __init__(
         self,
@@ -162,9 +344,7 @@ class PromptBook:
 
     share: what the branches of a request share, the outline or the prompt.
     stop_ids: tokens that end a turn, besides those of tokenizer and template; then all of them.
-    form: the format of outlines.
-    past: turns before every question. rules: text before the first of them, may be empty.
-
+    past, rules: turns before every question, and text before the first of them.
     Raises TemplateError: the model's chat format and the template do not go together."""
 
     def __init__(
@@ -232,8 +412,7 @@ class PromptBook:
         """The prompt for an outline: the half that prompts of parts share, and the rest.
 
         The shared half ends with the question, with documents right before it. Under a template
-        with examples, which only outlines have, it is the beginning of the chat format.
-        """
+        with examples, which only outlines have, it is the beginning of the chat format."""
         before, after = self._split("skeleton")
         if self._repeats_question:
             first, *rest = before
@@ -265,9 +444,7 @@ class PromptBook:
         `skeleton` and the `opening`.
 
         dep_ids: id and generated ids of each point that this one depends on.
-        shared, own: documents of all branches, at the beginning; those of this branch, right before
-            the quoted results of other branches.
-        """
+        shared, own: documents of all branches, and of this one before the quoted results."""
         turn = self._turns["outline.shared" if shared.ids else "outline.branch"]
         if self.share == "prompt":
             turn = [*(["documents"] if shared.ids else []), *self._split("prompt.branch")[1]]

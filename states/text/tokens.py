@@ -1,7 +1,4 @@
-"""Text to token ids, and the token ids of prompts.
-
-Text of a user or a model is encoded so that no part of it becomes a control token.
-"""
+"""Text to token ids, so that no text of a user or a model becomes a control token, and prompts."""
 
 from __future__ import annotations
 
@@ -14,10 +11,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from ...ops.blend import ChunkKV
-    from .template import Piece
-
 
 Ids = list[int]
+Piece = tuple[str, bool]  # of a template: a literal text, or (True) the name of a slot
 
 
 def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
@@ -30,10 +26,8 @@ def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Token ids of a document or a part of it, after the first `at` ids of a prompt.
-
-    kept: its KV rows, if the caller has them. is_exact: a forward of the prompt would compute them.
-    """
+    """Token ids of a document or a part of it, after the first `at` ids of a prompt. kept: its KV
+    rows, if the caller has them. is_exact: a forward of the prompt would compute them."""
 
     at: int
     ids: tuple[int, ...]

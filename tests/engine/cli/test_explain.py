@@ -15,7 +15,7 @@ from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.states.graph.load import op_table
-from specsot.states.text.template import FOLDER, load_template
+from specsot.states.text.prompts import FOLDER, load_template
 from specsot.states.yaml.source import GraphError, ProblemCode
 
 KNOWN = explanations()

@@ -18,8 +18,7 @@ from specsot.states.graph.graph import Graph
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import parse_outline
-from specsot.states.text.prompts import PromptBook
-from specsot.states.text.template import TemplateError, load_template
+from specsot.states.text.prompts import PromptBook, TemplateError, load_template
 from specsot.states.text.tokens import PromptTokens
 from specsot.states.yaml.source import GraphError, Source
 from tools.embedded.documents import combined_facts_sample

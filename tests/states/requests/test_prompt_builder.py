@@ -9,8 +9,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.states.prompt_builder import behind, in_front, search_all, search_question
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.prompts import PromptBook
-from specsot.states.text.template import load_template
+from specsot.states.text.prompts import PromptBook, load_template
 from specsot.states.text.tokens import Chunk, PromptTokens
 from tools.embedded.documents import opening
 from tools.embedded.pieces import ANSWER, branch_turn, given

@@ -18,8 +18,7 @@ from specsot.states.text.documents import (
     split_ids,
     words_of,
 )
-from specsot.states.text.prompts import PromptBook
-from specsot.states.text.template import load_template
+from specsot.states.text.prompts import PromptBook, load_template
 from specsot.states.text.tokens import PromptError, leading_id
 from tools.embedded.documents import opening
 from tools.embedded.pieces import USER

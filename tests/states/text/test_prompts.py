@@ -14,8 +14,15 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from specsot.states.text.outline import Outline, Point, parse_outline
-from specsot.states.text.prompts import PromptBook, Share
-from specsot.states.text.template import SHIPPED, Template, TemplateError, load_template, pieces
+from specsot.states.text.prompts import (
+    SHIPPED,
+    PromptBook,
+    Share,
+    Template,
+    TemplateError,
+    load_template,
+    pieces,
+)
 from specsot.states.text.tokens import MAX_CHARACTERS, PromptError, PromptTokens, check_question
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<s>", "</s>"]
@@ -491,8 +498,7 @@ def test_pieces() -> None:
 def test_torch_is_not_imported() -> None:
     code = (
         "import sys; from specsot.states.text import outline, grammar, prompts;"
-        "from specsot.states.text import template;"
-        "template.load_template('instruct'); print('torch' in sys.modules, "
+        "prompts.load_template('instruct'); print('torch' in sys.modules, "
         "'transformers' in sys.modules, 'llguidance' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
