@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.packages import Write
 from helpers.support import GOLDEN, SEED, Graphs, Reference, Tally, Tiny, tiny_models
 from helpers.tiny import write_tiny_eagle3, write_tiny_target
+from helpers.toy_graph import Write
 
 from specsot.engine.hub import ModelCache
 

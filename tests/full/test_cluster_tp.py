@@ -12,12 +12,23 @@ from statistics import median
 from time import monotonic
 
 import pytest
-from helpers.clusters import BEES, CAMP, CAMPING, alone, on_workers, open_files, session_of
+from helpers.clusters import (
+    BEES,
+    CAMP,
+    CAMPING,
+    ThreadWorkers,
+    Together,
+    alone,
+    last,
+    mid_branch,
+    on_workers,
+    open_files,
+    outline_begun,
+    session_of,
+)
 from helpers.commands import ended
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import outline_of
-from helpers.thread_hosts import ThreadWorkers
-from helpers.together import Together, last, mid_branch, outline_begun
 
 from specsot.engine.prepare.files import graph_names
 

@@ -295,11 +295,8 @@ class Forward:
 
 def sight(attention: AttentionPlan, kv: KVCache, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """bool [N, slots], what each row sees, whatever groups say it, and int64, the position that it
-    sees each slot at (-1 where its group does not have the slot).
-
-    A row is in one group at most, or sees each slot in one of its groups; one that is repeated says
-    the same twice.
-    """
+    sees each slot at (-1 where its group does not have the slot). A row is in one group at most, or
+    sees each slot in one of its groups; one that is repeated says the same twice."""
     seen, place = np.zeros((rows, kv.slots + 1), bool), np.full((rows, kv.slots + 1), -1)
     group_of: dict[tuple[int, int], tuple[int, int]] = {}
     told: set[tuple[int, int, int]] = set()

@@ -25,6 +25,7 @@ from helpers.reading import DOCUMENTS
 from helpers.support import (
     SEED,
     Graphs,
+    Halves,
     Make,
     Reference,
     Tiny,
@@ -217,7 +218,6 @@ def draw_cases(seed: int = SEED, **axes: Sequence[Any]) -> list[Case]:
 
 
 def many_cases(least: int, **axes: Sequence[Any]) -> list[Case]:
-    """As many draws as give `least` different rows."""
     found: dict[str, Case] = {}
     for seed in count(SEED):
         found |= {str(case): case for case in draw_cases(seed, **axes)}
@@ -235,9 +235,7 @@ class CaseBook(FoldBook):
     size = PROMPT_SIZES["short"]
     plan = ""
 
-    def skeleton(
-        self, question: str, documents: PromptTokens = NOTHING
-    ) -> tuple[PromptTokens, PromptTokens]:
+    def skeleton(self, question: str, documents: PromptTokens = NOTHING) -> Halves:
         stem = question.partition("/")[0]
         prefix, tail = super().skeleton(question, documents)
         return NOTHING + self.ids(f"stem {stem}", 70, 76) + prefix, tail
@@ -283,7 +281,6 @@ def _drafter_sets(case: Case) -> tuple[str, ...]:
 
 
 def sets_of(case: Case) -> list[str]:
-    """The options of a case."""
     sets = ["limits.max_new_tokens=1"]  # the session has its own budget
     sets += [f"layout.{key}={getattr(case, key)}" for key in ("order", "max_num_branches")]
     sets += [f"layout.kind={case.layout}", f"layout.kv_slots={case.kv_slots}"]
@@ -385,7 +382,6 @@ def preempt_at_random(run: EngineCore, draw: random.Random, chance: float = 0.3)
 
 
 def tokens_by_branch(run: EngineCore) -> dict[str, list[tuple[list[int], str]]]:
-    """Every branch's tokens and how it ended, by request; cancelled requests are left out."""
     return {
         request.key: [(list(b.tokens), str(b.finish)) for b in request.all_branches()]
         for request in run.requests
@@ -416,7 +412,6 @@ def check_case(case: Case, make: Make, graphs: Graphs) -> EngineCore:
 
 
 def check_counters(run: EngineCore, recorder: Recorder, case: Case) -> None:
-    """The pools hold cached rows alone, and every token is counted once."""
     meter, branches = recorder.meter, [b for r in run.requests for b in r.all_branches()]
     check_rows(run)
     for pool in run.manager.pools:
@@ -444,7 +439,6 @@ def check_counters(run: EngineCore, recorder: Recorder, case: Case) -> None:
 
 
 def check_request(request: Request, session: Session, reference: Reference) -> None:
-    """Every branch holds the target's own tokens behind its context."""
     book, skeleton = session.prompts, session.program.graph.skeleton
     rules = session.program.graph.sampling.rules()
     read = request.documents or any(branch.documents for branch in request.branches)
@@ -465,10 +459,8 @@ def check_request(request: Request, session: Session, reference: Reference) -> N
 def check_drawn(
     branch: Branch, context: Sequence[int], rules: SamplingRules, reference: Reference
 ) -> None:
-    """Every token is the best of the target's processed scores plus its coins' noise.
-
-    The processors are those that tests/ops holds to transformers' own.
-    """
+    """Every token is the best of the target's processed scores plus its coins' noise; tests/ops
+    holds the processors to transformers' own."""
     logits_QV = reference.logits([*context, *branch.tokens], reference.dtype)[len(context) - 1 :]
     stops = branch.request.stop_ids
     for place, logits_V in enumerate(logits_QV):

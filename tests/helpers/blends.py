@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers.decoders import CASES, LAYERS, SHAPE, save
+from helpers.sequences import pool
 from specsot.models import layers
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
@@ -113,15 +114,6 @@ def one_prompt(
     return BlendRows(role, zero, zero, chunk)
 
 
-def pool(model: Decoder, capacity: int, rows: int = 1) -> KVCache:
-    """Filled with a large number: whoever reads a slot that holds nothing is caught."""
-    kv = KVCache(
-        model.num_layers, model.kv_heads, model.head_dim, capacity, rows, dtype=model.embed.dtype
-    )
-    kv.data.fill_(1e3)
-    return kv
-
-
 @dataclass
 class Sequence:
     """One sequence in a pool, its rows at shuffled slots; causal unless `allow` says otherwise."""
@@ -139,7 +131,7 @@ class Sequence:
         if self.positions is None:
             self.positions = torch.arange(self.rows)
         capacity = self.rows + self.spare
-        self.kv = pool(self.model, capacity)
+        self.kv = pool(self.model, capacity, self.model.embed.dtype)
         generator = torch.Generator().manual_seed(self.seed)
         self.slots = torch.randperm(capacity, generator=generator)
 

@@ -1,13 +1,17 @@
-"""Runs on clusters: the same prompts alone and on workers, and workers that are lost on the way."""
+"""Runs alone and on workers in threads of this process, with the same messages by sockets; workers
+are lost or hang on request, or get orders by hand."""
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from threading import Event, Thread
+from time import monotonic
 from typing import Any
 
-from helpers.thread_hosts import ThreadWorkers
 from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
@@ -18,11 +22,106 @@ from specsot.engine.record.trace import Record
 from specsot.engine.run.runner import perform
 from specsot.engine.run.session import Session
 from specsot.engine.workers.director import ClusterRecorder, Director, directed
-from specsot.engine.workers.worker_groups import RunWorker
+from specsot.engine.workers.link import Pipe, WorkerSource
+from specsot.engine.workers.process import WorkerProcess
+from specsot.engine.workers.protocol import (
+    MAX_LINE_BYTES,
+    Assign,
+    BranchEnded,
+    Load,
+    Output,
+    Regroup,
+    Regrouped,
+    Start,
+)
+from specsot.engine.workers.worker_groups import RunWorker, WorkerGroups
+from specsot.engine.workers.worker_loop import TensorParallelEngine, WorkerLoop
 from specsot.states.machine import Run
 from specsot.states.phases.merge import Answer
+from specsot.states.request import MigratedRequest
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline
+
+
+class ThreadHost:
+    """A worker in a thread. first: message to it. serve: serves a connection until it is closed.
+    first_output: is called with the first bytes that it sends. flows: its messages arrive; cleared,
+    it hangs."""
+
+    pid: int | None = None
+
+    def __init__(
+        self,
+        first: Start | Load,
+        serve: Callable[[socket.socket], object],
+        first_output: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.first = first
+        self.flows = Event()
+        self._serve = serve
+        self._first_output = first_output
+        self._ends: list[socket.socket] = []
+        self._worker: Thread | None = None
+
+    async def start(self) -> Pipe:
+        ours, relay = socket.socketpair()
+        back, theirs = socket.socketpair()
+        self._ends = ends = [ours, relay, back, theirs]
+        self.flows.set()
+        self._worker = Thread(target=self._serve, args=(theirs,), daemon=True)
+        self._worker.start()
+        for source, sink in ((back, relay), (relay, back)):
+            Thread(target=self._pump, args=(source, sink, ends), daemon=True).start()
+        return await asyncio.open_connection(sock=ours, limit=MAX_LINE_BYTES)
+
+    def _pump(
+        self, source: socket.socket, sink: socket.socket, ends: Sequence[socket.socket]
+    ) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                if source is ends[2]:
+                    self._first_output()
+                self.flows.wait()
+                sink.sendall(data)
+        _shut(ends)
+
+    def end(self) -> None:
+        """Lose the worker, whatever it does."""
+        _shut(self._ends)
+
+    async def reap(self) -> None:
+        self.flows.set()
+        self.end()
+        if self._worker is not None:
+            await asyncio.to_thread(self._worker.join, 10)
+
+
+def _shut(ends: Sequence[socket.socket]) -> None:
+    for end in ends:
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+class ThreadWorkers:
+    """Workers of a run in threads of this process, without Ray; they share the weights and nothing
+    else. sessions: with a part of the target each, or one with all of it. processes: in the order
+    of their start."""
+
+    def __init__(self, *sessions: Session) -> None:
+        self.sessions = sessions
+        self.processes: list[WorkerProcess] = []
+        self.source = WorkerSource(self.host, len(sessions))
+
+    def host(self, number: int, part: int) -> ThreadHost:
+        process = WorkerProcess(lambda job: self.sessions[part])
+        self.processes.append(process)
+        return ThreadHost(Load({}), process.serve)
+
+    def loop(self, worker: int) -> WorkerLoop:
+        loop = self.processes[worker].loop
+        assert loop is not None
+        return loop
+
 
 CAMP = "The lake is cold in spring and warm in summer. Bring wood, water, a map and a tent. "
 READ = (Document("Note", CAMP),)
@@ -60,8 +159,6 @@ def session_of(
 
 @dataclass
 class Ran:
-    """A run that has ended, on a cluster."""
-
     digest: str
     answers: tuple[Answer, ...]
     director: Director
@@ -70,7 +167,6 @@ class Ran:
     figures: dict[str, Any]
 
     def told(self, event: str) -> list[Record]:
-        """What was told of workers, of one kind."""
         return [one for one in self.records if one.get("event") == event]
 
 
@@ -132,5 +228,99 @@ def on_workers(
 
 
 def open_files() -> int:
-    """Of this process."""
     return len(list(Path("/dev/fd").iterdir()))
+
+
+def outline_begun(director: Director, run: Run) -> bool:
+    roots = (one.request.root for one in director.states)
+    return any(root is not None and not root.ended and root.tokens for root in roots)
+
+
+def mid_branch(director: Director, run: Run) -> bool:
+    branches = (b for one in director.states for b in one.request.branches)
+    return any(len(b.tokens) > 4 and not b.ended for b in branches)
+
+
+def decoder(director: Director) -> RunWorker:
+    return next(group.leader for state in director.states for group in state.assigned.values())
+
+
+def last(director: Director) -> RunWorker:
+    """The worker that was ready last; of several that compute together never the first."""
+    return director.workers.ready[-1]
+
+
+class Together:
+    """Each worker decodes branches; `tp` of them write outlines."""
+
+    def __init__(self, graph: str, tp: int = 2, deadline: float = 20.0) -> None:
+        self.tp = tp
+        self.hosts = ThreadWorkers(session_of(graph, packed=tp == 1))
+        block = ClusterBlock(workers=2, deadline=deadline, skeleton=GroupSize(tp=tp))
+        self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
+        self.workers.load_()
+        self.workers.on_output = self._took
+        self._works, self._written = 0, list[int]()
+        self._ended = list[BranchEnded]()
+
+    def _took(self, member: RunWorker, output: Output) -> None:
+        if isinstance(output, BranchEnded):
+            self._ended.append(output)
+        else:
+            self._written += output.tokens
+
+    def outlined(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """In a new group an outline is written, its end alone if it was before; ids of what is kept
+        of it, and its rows."""
+        self.workers.form_()
+        self._works += 1
+        self._written = self._written[:-2]
+        handed = MigratedRequest(outline=tuple(self._written))
+        order = Assign(f"{self._works}", BEES, handed, self.tp, 0)
+        for member in self.workers.group[: self.tp]:
+            member.send(order)
+        until = monotonic() + 60
+        while not self._ended and monotonic() < until:
+            self.workers.receive_()
+        ended = self._ended.pop()
+        assert ended.rows
+        cache = self.engine(0, self.tp).engine.manager.prefixes
+        assert cache is not None
+        kept = max(cache.nodes.values(), key=lambda one: one.end)
+        path = cache.segments.path(kept.segment)[::-1]
+        ids = [token for one in path for token in cache.nodes[one].tokens.tolist()]
+        return tuple(ids[: ended.rows[0]]), ended.rows
+
+    def forget(self, *workers: int) -> None:
+        """These, or both, drop what they have for branches, so that they want it again."""
+        for worker in workers or (0, 1):
+            cache = self.engine(worker, 1).engine.manager.prefixes
+            assert cache is not None
+            cache.evict_to_(0)
+            cache.check_integrity()
+            cache.pools[0].check_integrity()
+
+    def regroup(self, number: int, ids: tuple[int, ...], rows: tuple[int, ...]) -> list[Regrouped]:
+        """Both replies; the first group of those that write outlines has the rows."""
+        source = 0 if self.tp > 1 else self.workers.group[0].rank
+        order = Regroup(number, self.workers.epoch, self.tp, source, ids, rows)
+        orders = dict.fromkeys(self.workers.group, order)
+        replies: list[Regrouped] = [*self.workers.collect_(Regrouped, number, orders).values()]
+        assert len(replies) == 2
+        return replies
+
+    def weights(self) -> list[tuple[int, ...]]:
+        """Where all weights lie that each of them computes with: its own, and those of a rank."""
+        engines = [self.engine(worker, tp) for worker in range(2) for tp in (1, 2)]
+        models = [one.session.models.target for one in engines]
+        return [tuple(w.data_ptr() for w in model.parameters()) for model in models]
+
+    def engine(self, worker: int, tp: int) -> TensorParallelEngine:
+        return self.hosts.loop(worker).engines[tp]
+
+
+@contextmanager
+def together(graph: str, tp: int = 2, deadline: float = 20.0) -> Iterator[Together]:
+    pair = Together(graph, tp, deadline)
+    with closing(pair.workers):
+        yield pair

@@ -66,12 +66,10 @@ NOISE = 0.4
 
 
 def settings_of(kind: str, number: int) -> tuple[str, ...]:
-    """The options that choose one of a kind's settings."""
     return (f"drafter.kind={kind}", *SETTINGS[kind][number % len(SETTINGS[kind])])
 
 
 def drafting(made: Tiny, kind: str) -> Models:
-    """The models of a tiny target with a drafter of this kind."""
     if kind in ("eagle3", "ngram"):
         return made.models
     return with_drafter(made.models, _folder(made.folder, kind), kind)

@@ -18,8 +18,6 @@ PLAIN = ("autoregressive", "eagle")
 
 @dataclass
 class Embedded:
-    """The packaged target and drafter, and transformers' reading of the target."""
-
     models: Models = field(
         default_factory=lambda: load_models(embedded_folder("target"), embedded_folder("eagle3"))
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Any
 
-from helpers.thread_hosts import ThreadHost
+from helpers.clusters import ThreadHost
 from specsot.engine.cli.serve import plain_options
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers.link import WorkerSource

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from helpers.reading import DocumentBook
-from helpers.support import Graphs, Tiny
+from helpers.support import Graphs, Halves, Tiny
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
@@ -29,19 +29,12 @@ TREES = ("drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}", "drafter.draft_depth=4"
 class FoldBook(DocumentBook):
     """What follows a part begins otherwise than what follows the prefix."""
 
-    def branch(
-        self,
-        point: Point,
-        outline: Outline,
-        dep_ids: Any,
-        shared: PromptTokens = NOTHING,
-        own: PromptTokens = NOTHING,
-    ) -> tuple[PromptTokens, PromptTokens]:
+    def branch(self, *given: Any, own: PromptTokens = NOTHING) -> Halves:
         """A branch's documents stand behind the first token of its prompt."""
-        hoist, rest = super().branch(point, outline, dep_ids, shared)
+        hoist, rest = super().branch(*given)
         return hoist, PromptTokens((rest.ids[0],)) + own + rest[1:]
 
-    def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
+    def next_part(self, point: Point, outline: Outline) -> Halves:
         return PromptTokens((11, 12, 13)), self.branch(point, outline, ())[1]
 
     def combine(self) -> PromptTokens:
@@ -51,22 +44,15 @@ class FoldBook(DocumentBook):
 class FrontBook(FoldBook):
     """A branch's documents stand before everything else of its prompt."""
 
-    def branch(
-        self,
-        point: Point,
-        outline: Outline,
-        dep_ids: Any,
-        shared: PromptTokens = NOTHING,
-        own: PromptTokens = NOTHING,
-    ) -> tuple[PromptTokens, PromptTokens]:
-        hoist, rest = super().branch(point, outline, dep_ids, shared)
+    def branch(self, *given: Any, own: PromptTokens = NOTHING) -> Halves:
+        hoist, rest = super().branch(*given)
         return hoist, own + rest
 
 
 class OtherBook(FoldBook):
     """And what it says differs in the middle."""
 
-    def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
+    def next_part(self, point: Point, outline: Outline) -> Halves:
         before, own = super().next_part(point, outline)
         return before, PromptTokens((*own[: len(own) // 2], 18, 19, *own[len(own) // 2 :]))
 

@@ -44,8 +44,6 @@ TEXTS = ["", " ", "\n", "a", "?", "\t\t", "🙂", "\u202eabc", "\ufeffBOM", "x" 
 
 @dataclass
 class Ended:
-    """How a command ended: its code, what it wrote."""
-
     words: list[str]
     code: int
     out: str
@@ -70,12 +68,10 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
     def add(self, one: Ended, *more: str) -> None:
-        """Count it, with what was wrong."""
         self.ended[one.code] += 1
         self.faults += more
 
     def report(self, what: str) -> str:
-        """A line with counts."""
         codes = ", ".join(f"{count} x {code}" for code, count in sorted(self.ended.items()))
         return f"{what}: {self.ended.total()} tried ({codes}), {len(self.faults)} faults"
 
@@ -94,8 +90,6 @@ class HangError(BaseException):
 
 
 def command(words: list[str], stdin: str = "") -> Ended:
-    """One command in this process, with streams of its own."""
-
     def stop(number: int, frame: FrameType | None) -> None:
         raise HangError
 
@@ -162,46 +156,40 @@ def _repeat(draw: Random, text: str) -> str:
     return "\n".join([*lines[:at], draw.choice(lines), *lines[at:]])
 
 
-def _value(draw: Random, text: str) -> str:
-    """Another value behind a colon."""
-    places = [*re.finditer(r"(?<=: )[^,{}\[\]#\n]+", text)]
+def _other(draw: Random, text: str, pattern: str, new: Callable[[str, list[str]], str]) -> str:
+    """The text with one match of the pattern replaced by what `new` makes of it and of all."""
+    places = [*re.finditer(pattern, text)]
     if not places:
         return text
     at = draw.choice(places)
-    return text[: at.start()] + draw.choice(ODD) + text[at.end() :]
+    return text[: at.start()] + new(at[0], [p[0] for p in places]) + text[at.end() :]
+
+
+def _value(draw: Random, text: str) -> str:
+    """Another value behind a colon."""
+    return _other(draw, text, r"(?<=: )[^,{}\[\]#\n]+", lambda *_: draw.choice(ODD))
 
 
 def _number(draw: Random, text: str) -> str:
     """A number that is a little or very different."""
-    places = [*re.finditer(r"(?<=[ \[{])\d+(\.\d+)?", text)]
-    if not places:
-        return text
-    at = draw.choice(places)
-    old = float(at.group())
-    new = draw.choice([old + 1, old - 1, old * 2, old / 2, old * 1000, -old, 0, 1])
-    return (
-        text[: at.start()]
-        + (f"{new:g}" if draw.random() < 0.3 else str(int(new)))
-        + text[at.end() :]
-    )
+
+    def new(old_text: str, _: list[str]) -> str:
+        old = float(old_text)
+        value = draw.choice([old + 1, old - 1, old * 2, old / 2, old * 1000, -old, 0, 1])
+        return f"{value:g}" if draw.random() < 0.3 else str(int(value))
+
+    return _other(draw, text, r"(?<=[ \[{])\d+(\.\d+)?", new)
 
 
 def _word(draw: Random, text: str) -> str:
     """A word in the place of another one: ops, states, guards, keys."""
-    places = [*re.finditer(r"[a-z_.]{3,}", text)]
-    if not places:
-        return text
-    at, other = draw.choice(places), draw.choice(places)
-    return text[: at.start()] + other.group() + text[at.end() :]
+    return _other(draw, text, r"[a-z_.]{3,}", lambda _, words: draw.choice(words))
 
 
 def _character(draw: Random, text: str) -> str:
     at = draw.randrange(len(text) + 1)
-    return (
-        text[:at]
-        + draw.choice(["", ":", " ", "-", "}", "]", '"', "\n", "\t", "x", "\0"])
-        + text[at + 1 :]
-    )
+    new = draw.choice(["", ":", " ", "-", "}", "]", '"', "\n", "\t", "x", "\0"])
+    return text[:at] + new + text[at + 1 :]
 
 
 def _block(draw: Random, text: str) -> str:
@@ -248,7 +236,6 @@ BLOCKS = [
 
 
 def odd_json(draw: Random, depth: int = 0) -> Any:
-    """Some value of JSON, mostly none that is wanted."""
     kind = draw.randrange(9 if depth < 3 else 6)
     if kind < 3:
         return draw.choice([None, True, 0, -1, 7, 1.5, 10**30, 1e308, "", "x"])
@@ -314,12 +301,9 @@ def _lines(draw: Random, kind: str, words: list[str]) -> Case:
 
 
 def _flags(draw: Random, kind: str, words: list[str]) -> Case:
-    own = [
-        word
-        for _ in range(draw.choice([1, 2]))
-        for word in (draw.choice(OPTIONS), draw.choice(VALUES))
-    ]
-    return Case(kind, [*words, *own])
+    for _ in range(draw.choice([1, 2])):
+        words += [draw.choice(OPTIONS), draw.choice(VALUES)]
+    return Case(kind, words)
 
 
 def _documents(draw: Random, kind: str, words: list[str]) -> Case:
@@ -349,14 +333,8 @@ def _outlines(draw: Random, kind: str, words: list[str]) -> Case:
 
 def _variables(draw: Random, kind: str, words: list[str]) -> Case:
     names = [f"SPECSOT_{option[2:].replace('-', '_').upper()}" for option in OPTIONS]
-    names += [
-        "SPECSOT_GRAPH",
-        "SPECSOT_PROMPT",
-        "SPECSOT_QUIET",
-        "SPECSOT_JSON",
-        "NO_COLOR",
-        "COLUMNS",
-    ]
+    names += ["SPECSOT_GRAPH", "SPECSOT_PROMPT", "SPECSOT_QUIET", "SPECSOT_JSON"]
+    names += ["NO_COLOR", "COLUMNS"]
     values = [value for value in VALUES if "\0" not in value and value.isprintable()]
     return Case(kind, words[:1] + words[3:], environ={draw.choice(names): draw.choice(values)})
 
@@ -386,10 +364,8 @@ MAKERS: dict[str, Callable[[Random, str, list[str]], Case]] = {
 
 
 def try_graphs(numbers: range, seed: int) -> Tally:
-    """Odd graphs through `check` and `run`, in the working directory.
-
-    What `check` accepts runs, unless only the model can tell; what it refuses is refused alike.
-    """
+    """Odd graphs through `check` and `run`, in the working directory. What `check` accepts runs,
+    unless only the model can tell; what it refuses is refused alike."""
     tally = Tally()
     with loaded_once():
         for number in numbers:
@@ -410,7 +386,6 @@ def try_graphs(numbers: range, seed: int) -> Tally:
 
 
 def try_inputs(numbers: range, seed: int) -> Tally:
-    """Odd inputs through `run`, in the working directory."""
     tally = Tally()
     with loaded_once():
         for number in numbers:

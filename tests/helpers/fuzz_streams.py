@@ -1,8 +1,5 @@
-"""Commands whose streams, disk or life are taken away, as processes of their own.
-
-One process imports everything, then forks a child for each case: real processes, without seconds of
-imports before each of them.
-"""
+"""Commands whose streams, disk or life are taken away. One process imports everything, then forks a
+child for each case: real processes, without seconds of imports before each of them."""
 
 import json
 import subprocess

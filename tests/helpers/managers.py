@@ -138,7 +138,6 @@ def commit_(
     features: torch.Tensor | None = None,
     bound: GrammarRows | None = None,
 ) -> Any:
-    """Commit a batch: the first tokens of its newcomers, and the outcome of its trees."""
     roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), bound or none())
     summary = made.committer.commit_(
         batch, host=HostReader(), features_QF=features, accepted=outcome, roots=roots
@@ -147,12 +146,10 @@ def commit_(
 
 
 def beginning(made: BranchStateManager, step: StepPlan) -> list[Request]:
-    """The requests that start in a step."""
     return [made.table.request_of(owner) for owner in step.requests]
 
 
 def starting(made: BranchStateManager, step: StepPlan) -> list[Branch]:
-    """The branches that start in a step."""
     return [made.table.branch_of(owner) for owner in step.starting]
 
 
@@ -163,12 +160,10 @@ def start_(made: BranchStateManager, *requests: Request) -> Batch:
 
 
 def open_requests_(made: BranchStateManager) -> Batch:
-    """The prompts of the requests that can start."""
     return skeleton.open_requests_(made, plan_(made, Inbox()))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
-    """The prompts of the branches that can start."""
     return parallel_prefill.fork_(made, plan_(made, Inbox()))[0]
 
 

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -71,9 +72,7 @@ class Calls:
 @dataclass
 class Served:
     """What was held after each block, once its requests were forgotten, and what each one cost.
-
-    calls: calls of functions in states/ in some blocks, by number.
-    """
+    calls: calls of functions in states/ in some blocks, by number."""
 
     requests: int = 0
     tokens: int = 0
@@ -99,7 +98,7 @@ def serve(session: Session, texts: Sequence[str], blocks: int) -> Served:
         for at, text in enumerate(texts):
             key = f"{number}/{at}"
             branches.lifecycle.submit(session.request(Prompt(key, text, seed=at)))
-        with Calls() if number in counted else _Uncounted() as calls:
+        with Calls() if number in counted else nullcontext(Calls()) as calls:
             while branches.unfinished:
                 run.advance()
         if number in counted:
@@ -111,13 +110,6 @@ def serve(session: Session, texts: Sequence[str], blocks: int) -> Served:
         assert branches.kv.current_length == 0
     run.close()
     return served
-
-
-class _Uncounted(Calls):
-    def __enter__(self) -> "Calls":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
 
 
 def check(served: Served, requests: int) -> None:

@@ -53,7 +53,6 @@ def text_of(page: str) -> str:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """The blocks of commands of a page, in order."""
     text, blocks = text_of(page), []
     for found in BLOCK.finditer(text):
         kind, what = found["kind"], found["what"]
@@ -65,5 +64,4 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def not_run(page: str) -> dict[str, int]:
-    """How many blocks of a page are not run, by the reason."""
     return dict(Counter(block.skipped for block in blocks_of(page) if block.skipped))

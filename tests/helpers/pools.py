@@ -54,13 +54,9 @@ def pools_of(run: EngineCore) -> list[KVCache]:
 
 
 class PoolWatch(TorchDispatchMode):
-    """Every op that reads a pool and gives back memory of its own: name -> bytes given back.
-
-    It knows nothing of the ledger: it sees the storages of all tensors of all ops.
-
-    Attributes:
-        by_pool: the same bytes, by the pool that was read (its place in `pools_of`).
-    """
+    """Every op that reads a pool and gives back memory of its own: name -> bytes given back. It
+    knows nothing of the ledger, only the storages of tensors. by_pool: the same bytes, by the
+    pool's place in `pools_of`."""
 
     def __init__(self, run: EngineCore) -> None:
         super().__init__()
@@ -94,7 +90,6 @@ class PoolWatch(TorchDispatchMode):
 
 
 def watched(run: EngineCore, until: Callable[[EngineCore], bool] | None = None) -> PoolWatch:
-    """Drive a run under a watch."""
     with PoolWatch(run) as watch:
         drive(run, check=False, until=until)
     return watch

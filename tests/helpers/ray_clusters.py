@@ -51,7 +51,6 @@ def pid_of(member: RunWorker) -> int:
 
 
 def by_signal(number: signal.Signals) -> Callable[[RunWorker], None]:
-    """Sends it to the process of a worker."""
     return lambda member: os.kill(pid_of(member), number)
 
 
@@ -89,7 +88,6 @@ def disturbed(
 
 
 def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    """Whether all of these processes end in time."""
     until = monotonic() + seconds
     while any(_lives(pid) for pid in pids):
         if monotonic() > until:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from helpers.support import Graphs, Tiny, TokenBook, drive, start
+from helpers.support import Graphs, Halves, Tiny, TokenBook, drive, start
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
@@ -43,9 +43,7 @@ class DocumentBook(TokenBook):
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
         return _led(5, documents, super().plain(question))
 
-    def skeleton(
-        self, question: str, documents: PromptTokens = NOTHING
-    ) -> tuple[PromptTokens, PromptTokens]:
+    def skeleton(self, question: str, documents: PromptTokens = NOTHING) -> Halves:
         prefix, tail = super().skeleton(question)
         return _led(5, documents, prefix), tail
 
@@ -56,7 +54,7 @@ class DocumentBook(TokenBook):
         dep_ids: Any,
         shared: PromptTokens = NOTHING,
         own: PromptTokens = NOTHING,
-    ) -> tuple[PromptTokens, PromptTokens]:
+    ) -> Halves:
         hoist, rest = super().branch(point, outline, dep_ids)
         return _led(8, shared, hoist), _led(9, own, rest)
 

@@ -19,9 +19,11 @@ EAGLE_GOLDEN = Path(__file__).parents[1] / "golden" / "eagle"
 DFLASH_GOLDEN = Path(__file__).parents[1] / "golden" / "dflash"
 
 
-def pool(model: torch.nn.Module, capacity: int, dtype: torch.dtype = torch.float32) -> KVCache:
+def pool(
+    model: torch.nn.Module, capacity: int, dtype: torch.dtype = torch.float32, rows: int = 1
+) -> KVCache:
     """Filled with a large number: whoever reads a slot that holds nothing is caught."""
-    kv = KVCache(model.num_layers, model.kv_heads, model.head_dim, capacity, dtype=dtype)
+    kv = KVCache(model.num_layers, model.kv_heads, model.head_dim, capacity, rows, dtype=dtype)
     kv.data.fill_(1e3)
     return kv
 
@@ -68,7 +70,6 @@ class Pooled:
             )
 
     def chunks(self, ids: Tensor, sizes: list[int]) -> Tensor:
-        """Logits of the whole sequence, computed piece by piece."""
         pieces, start = ids.split(sizes), 0
         found = []
         for piece in pieces:

@@ -26,14 +26,11 @@ BEES, RAIN = "Tell me about honey bees.", "What is rain?"
 
 
 def said(text: str) -> list[dict[str, str]]:
-    """A conversation of one turn."""
     return [{"role": "user", "content": text}]
 
 
 @dataclass
 class Served:
-    """A running server."""
-
     process: "subprocess.Popen[str]"
     url: str
     log: Path
@@ -49,7 +46,6 @@ class Served:
 
     @property
     def told(self) -> str:
-        """What it has said."""
         return self.log.read_text(encoding="utf-8")
 
     def chat(self, text: str = RAIN, model: str = "dflash", **fields: Any) -> httpx.Response:
@@ -81,12 +77,10 @@ class Served:
         return sum(map(float, found))
 
     def engine_pid(self) -> int:
-        """Of its engine's process."""
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return int([pid for one in threads for pid in one.read_text().split()][-1])
 
     def until(self, holds: Any, wait: float = 30.0) -> None:
-        """Wait until something is true."""
         end = time.monotonic() + wait
         while not holds():
             assert time.monotonic() < end, self.told
@@ -135,8 +129,6 @@ def serving(folder: Path, *words: str, ready: bool = True, **environment: str) -
 
 @dataclass
 class ServedFleet:
-    """A running server with replicas."""
-
     server: Served
     environment: dict[str, str]
     folder: Path
@@ -148,14 +140,12 @@ class ServedFleet:
 
     @property
     def cluster(self) -> dict[str, Any]:
-        """Of its file."""
         file = Path(self.environment["SPECSOT_CLUSTER_FILE"])
         found: dict[str, Any] = json.loads(file.read_text())
         return found
 
     @property
     def pids(self) -> list[int]:
-        """Of all processes of its cluster."""
         found, folder = [], self.cluster["folder"]
         for one in Path("/proc").glob("[0-9]*/cmdline"):
             try:
@@ -166,13 +156,11 @@ class ServedFleet:
         return found
 
     def by_replica(self, name: str) -> dict[str, float]:
-        """A metric of each replica."""
         lines = self.server.http.get("/metrics").text.splitlines()
         mine = [line for line in lines if line.startswith(f'specsot:{name}{{replica="')]
         return {line.split('"')[1]: float(line.split()[-1]) for line in mine}
 
     def pid_of(self, replica: str) -> int:
-        """Of its process."""
         told = [line for line in self.server.told.splitlines() if f"{replica} is ready" in line]
         return int(told[-1].rpartition("process ")[2].rstrip(")"))
 
@@ -219,7 +207,6 @@ def stream(url: str, text: str, model: str, **fields: Any) -> Streamed:
 
 
 def stream_all(url: str, asked: Sequence[dict[str, Any]]) -> list[Streamed]:
-    """All of them at once."""
     with ThreadPoolExecutor(len(asked)) as pool:
         return [*pool.map(lambda one: stream(url, **one), asked)]
 
@@ -228,8 +215,6 @@ SHOTS = os.environ.get("SPECSOT_SHOTS")  # a folder where screenshots are kept
 
 
 class Visit:
-    """A page that was opened, and what went wrong on it."""
-
     def __init__(self, browser: Any, url: str, width: int, height: int, scheme: str) -> None:
         size = {"width": width, "height": height}
         self.page = browser.new_page(viewport=size, color_scheme=scheme)
@@ -253,14 +238,12 @@ class Visit:
             self.page.screenshot(path=f"{SHOTS}/{name}.png", full_page=True)
 
     def until(self, script: str, wait: float = 20.0) -> None:
-        """Wait until this is true on the page."""
         end = time.monotonic() + wait
         while not self.page.evaluate(script):
             assert time.monotonic() < end, f"{script}: {self.faults}"
             time.sleep(0.05)
 
     def wide(self) -> bool:
-        """Whether the page is wider than the window."""
         return bool(
             self.page.evaluate("document.documentElement.scrollWidth > window.innerWidth + 1")
         )

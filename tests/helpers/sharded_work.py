@@ -73,11 +73,8 @@ def regroup_bytes(layers: int, kv_heads: int, head_dim: int, rows: int, itemsize
 
 
 def run_ranks(count: int, work: Work, folder: Path, *args: Any) -> list[Any]:
-    """What `work(rank, *args)` returns in each of so many processes, by rank.
-
-    Args:
-        work: of a module that can be imported, so of `helpers`; folder: for the rendezvous.
-    """
+    """What `work(rank, *args)` returns in each of so many processes, by rank. work: of a module
+    that can be imported, so of `helpers`; folder: for the rendezvous."""
     context = get_context("spawn")
     files = [folder / f"rank{rank}.pt" for rank in range(count)]
     processes = [
@@ -112,7 +109,6 @@ def _rank(rank: int, count: int, work: Work, file: Path, args: tuple[Any, ...]) 
 
 
 def tensors(module: nn.Module) -> list[Tensor]:
-    """All weights of a model, views too."""
     return [*module.parameters(), *module.buffers()]
 
 
@@ -299,7 +295,6 @@ def gather_kv_(
 
 
 def alone(folder: Path, ids: Tensor) -> list[int]:
-    """What one process writes behind the same prefix."""
     run = Pooled(load_target(folder), torch.arange(len(ids) + 8))
     run.forward(ids[:-1], 0)
     return decode(run, ids[-1], len(ids) - 1, 6)

@@ -41,6 +41,9 @@ FIXED = (
 MOST_STEPS = 20_000  # transitions after which a run counts as hanging
 
 
+Halves = tuple[PromptTokens, PromptTokens]
+
+
 class TokenBook:
     """Prompts for models without a tokenizer: ids drawn from the text itself, so repeatable."""
 
@@ -55,9 +58,7 @@ class TokenBook:
     def plain(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
         return self.skeleton(question)[0] + self.direct("prompt")
 
-    def skeleton(
-        self, question: str, documents: PromptTokens = NOTHING
-    ) -> tuple[PromptTokens, PromptTokens]:
+    def skeleton(self, question: str, documents: PromptTokens = NOTHING) -> Halves:
         tail = NOTHING + self.ids(f"tail {question}", 1, 9)
         return NOTHING + self.ids(f"prefix {question}", 3, 40), tail
 
@@ -68,7 +69,7 @@ class TokenBook:
         dep_ids: Sequence[tuple[int, Sequence[int]]],
         shared: PromptTokens = NOTHING,
         own: PromptTokens = NOTHING,
-    ) -> tuple[PromptTokens, PromptTokens]:
+    ) -> Halves:
         quoted = [i for dep, ids in dep_ids for i in (dep, *ids)]
         return NOTHING + self.ids("hoist", 1, 1) * self.hoist, NOTHING + self.own(point) + quoted
 
@@ -84,10 +85,8 @@ class TokenBook:
     def opening(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
         return NOTHING
 
-    def read_outline(
-        self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
-    ) -> Outline:
-        return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
+    def read_outline(self, ids: Sequence[int], **limits: Any) -> Outline:
+        return parse_outline(self.decode(ids), **limits)
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(map(str, ids))
@@ -269,10 +268,8 @@ class Graphs:
 
 
 def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> EngineCore:
-    """A run whose pools hold a large number wherever nothing was written yet.
-
-    Whoever reads a slot that holds nothing is caught.
-    """
+    """A run whose pools hold a large number wherever nothing was written yet, so that whoever reads
+    such a slot is caught."""
     prompts = [t if isinstance(t, Prompt) else Prompt(str(i), t) for i, t in enumerate(texts)]
     run = session.start(prompts, sink or (lambda event: None))
     for pool in run.manager.pools:
@@ -293,7 +290,6 @@ def drive(
 
 
 def run_all(session: Session, texts: Sequence[str | Prompt], check: bool = True) -> EngineCore:
-    """A run over the prompts, driven to its end."""
     return drive(start(session, texts), check)
 
 
@@ -307,7 +303,6 @@ def branches_of(run: EngineCore) -> list[Branch]:
 
 
 def tokens_of(run: EngineCore) -> dict[str, list[list[int]]]:
-    """Token ids by request and branch, the outline first."""
     return {r.key: [list(b.tokens) for b in r.all_branches()] for r in requests_of(run)}
 
 
@@ -458,9 +453,7 @@ def outlined(
     graphs: Graphs, made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any
 ) -> EngineCore:
     """A run over one question with `parts` branches (or one plain answer), held to the reference.
-
-    Further arguments: `share`, `parts`, and those of Graphs.session.
-    """
+    more: `share`, `parts`, and those of Graphs.session."""
     book = made.book(more.pop("share", "outline"), stop_ids)
     outline = outline_of(more.pop("parts", 4))
     run = run_all(graphs.session(graph, made.models, book, outline=outline, **more), ["hello"])
@@ -492,7 +485,6 @@ def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any
 
 
 def named(case: dict[str, Any]) -> str:
-    """The name of a case: its values."""
     return "-".join(str(value).replace(" ", "") for value in case.values())
 
 

@@ -16,13 +16,13 @@ follows it at that distance. A block's row so sees its anchor, and more faintly 
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specsot.models.config import DecoderConfig, RopeConfig
@@ -62,11 +62,9 @@ def write_tiny_target(
 ) -> Path:
     """Write config.json and model.safetensors (float32), the same for the same arguments.
 
-    Args:
-        restrict: how many tokens are likely; ids 0, EOS and PAD are among them.
-        context: how much the layers add to the embedding.
-        extra: further keys of config.json, e.g. `sliding_window` or `rope_scaling`.
-    """
+    restrict: how many tokens are likely; ids 0, EOS and PAD are among them.
+    context: how much the layers add to the embedding.
+    extra: further keys of config.json, e.g. `sliding_window` or `rope_scaling`."""
     folder.mkdir(parents=True, exist_ok=True)
     raw = _target_json(family, layers, hidden, vocab, max_positions) | dict(extra or {})
     write_json(folder / "config.json", raw)
@@ -146,42 +144,50 @@ def write_tiny_eagle3(
     feature: float = 0.3,
     noise: float = 0.05,
 ) -> Path:
-    """Write an EAGLE-3 drafter for a target of `write_tiny_target`, in EAGLE's layout.
-
-    Args:
-        draft_vocab: size of the drafter's vocabulary, the likely tokens first among them.
-        feature: weight of the target's last tap beside the new token's embedding.
-        noise: what is added to all weights; more of it lowers acceptance.
-    """
+    """An EAGLE-3 drafter, in EAGLE's layout. draft_vocab: size of its vocabulary, the likely tokens
+    first among them. feature: weight of the target's last tap beside the new token's embedding.
+    noise: what is added to all weights; more of it lowers acceptance."""
     target = load_target(target_folder)
-    drafter = Eagle3(_drafter_config(folder, target.config, draft_vocab))
+    config = Eagle3Config(
+        **_shape(folder, target.config),
+        draft_vocab_size=draft_vocab,
+        target_hidden_size=target.hidden_size,
+        taps=default_taps(target.num_layers),
+    )
+    drafter = Eagle3(config)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
+        make_noise_(drafter, noise, draw)
         _aim_(drafter, target, feature, draw)
+    return _publish(folder, drafter)
+
+
+def _shape(folder: Path, target: DecoderConfig) -> dict[str, Any]:
+    """What the configurations of all drafters have in common; heads of 16."""
+    hidden = target.hidden_size
+    return {
+        "path": folder / "config.json",
+        "vocab_size": target.vocab_size,
+        "hidden_size": hidden,
+        "intermediate_size": hidden,
+        "heads": hidden // 16,
+        "kv_heads": hidden // 16,
+        "head_dim": 16,
+        "eps": target.eps,
+        "rope": RopeConfig("default", 10000.0, {}, target.rope.trained),
+    }
+
+
+def make_noise_(drafter: torch.nn.Module, scale: float, draw: torch.Generator) -> None:
+    for parameter in drafter.parameters():
+        parameter.copy_(torch.randn(parameter.shape, generator=draw) * scale)
+
+
+def _publish(folder: Path, drafter: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", drafter.config.to_json())
     save(folder, drafter.published())
     return folder
-
-
-def _drafter_config(folder: Path, target: DecoderConfig, draft_vocab: int) -> Eagle3Config:
-    hidden = target.hidden_size
-    return Eagle3Config(
-        path=folder / "config.json",
-        vocab_size=target.vocab_size,
-        draft_vocab_size=draft_vocab,
-        hidden_size=hidden,
-        target_hidden_size=hidden,
-        intermediate_size=hidden,
-        heads=hidden // 16,
-        kv_heads=hidden // 16,
-        head_dim=16,
-        eps=target.eps,
-        rope=RopeConfig("default", 10000.0, {}, target.rope.trained),
-        taps=default_taps(target.num_layers),
-    )
 
 
 def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generator) -> None:
@@ -252,50 +258,22 @@ def write_tiny_eagle(
     feature: float = 0.2,
     noise: float = 0.05,
 ) -> Path:
-    """Write config.json and model.safetensors (float32), the same for the same arguments.
-
-    Args:
-        feature: weight of the target's last hidden state beside the new token's embedding.
-        noise: what is added to all weights; more of it lowers acceptance.
-    """
+    """An EAGLE or EAGLE-2 drafter; settings as for `write_tiny_eagle3`."""
     target = load_target(target_folder)
-    drafter = Eagle(_eagle_config(folder, target.config, fc_bias, qkv_bias))
+    more = {"taps": (target.num_layers,), "fc_bias": fc_bias, "qkv_bias": qkv_bias}
+    drafter = Eagle(EagleConfig(**_shape(folder, target.config), **more))
     drafter.owned = frozenset({EMBEDDING})  # published files hold a copy of the target's
     draw, hidden = torch.Generator().manual_seed(seed), target.hidden_size
     (layer,) = drafter.layers
     assert isinstance(layer, DrafterLayer)
     with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
+        make_noise_(drafter, noise, draw)
         drafter.embed_tokens.weight.copy_(target.embed)
         drafter.fc.weight[:, :hidden] += torch.eye(hidden)
         drafter.fc.weight[:, hidden:] += feature * torch.eye(hidden)
         layer.post_attention_layernorm.weight.add_(1.0)
         attend_to_itself_(layer.self_attn, hidden, draw)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", drafter.config.to_json())
-    save(folder, drafter.published())
-    return folder
-
-
-def _eagle_config(
-    folder: Path, target: DecoderConfig, fc_bias: bool, qkv_bias: bool
-) -> EagleConfig:
-    hidden = target.hidden_size
-    return EagleConfig(
-        path=folder / "config.json",
-        vocab_size=target.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=hidden,
-        heads=hidden // 16,
-        kv_heads=hidden // 16,
-        head_dim=16,
-        eps=target.eps,
-        rope=RopeConfig("default", 10000.0, {}, target.rope.trained),
-        taps=(target.num_layers,),
-        fc_bias=fc_bias,
-        qkv_bias=qkv_bias,
-    )
+    return _publish(folder, drafter)
 
 
 SHARP = 6.0  # weight of the query and key norms: a head sees one distance and nearly nothing else
@@ -313,60 +291,27 @@ def write_tiny_dflash(
     window: int | None = None,
     noise: float = 0.03,
 ) -> Path:
-    """Write config.json and model.safetensors (float32), the same for the same arguments.
-
-    Args:
-        layers: all but the first add noise only.
-        window: the first layer is a sliding one.
-        noise: what is added to all weights; more of it lowers acceptance.
-    """
+    """A DFlash drafter. layers: all but the first add noise only. window: the first layer is a
+    sliding one. noise: as for `write_tiny_eagle3`."""
     target = load_target(target_folder)
-    config = _dflash_config(folder, target.config, block_size, layers, window, _spare_id(target))
-    drafter = DFlashDraftModel(config, TargetEnds(target.embed, target.lm_head.weight))
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in drafter.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=draw) * noise)
-            if parameter.ndim == 1:
-                parameter.add_(1.0)
-        _aim_dflash_(drafter, target)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "config.json", config.to_json())
-    save(folder, drafter.published())
-    return folder
-
-
-def _spare_id(target: Decoder) -> int:
-    """The highest id that the target hardly ever says: it stands for the mask."""
     likely = set(likely_ids(target.lm_head.weight).tolist())
-    return max(set(range(target.vocab_size)) - likely)
-
-
-def _dflash_config(
-    folder: Path,
-    target: DecoderConfig,
-    block_size: int,
-    layers: int,
-    window: int | None,
-    mask_token_id: int,
-) -> DFlashConfig:
-    hidden, heads = target.hidden_size, block_size - 1
-    return DFlashConfig(
-        path=folder / "config.json",
-        vocab_size=target.vocab_size,
-        hidden_size=hidden,
-        intermediate_size=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden,
-        eps=target.eps,
-        rope=RopeConfig("default", 10000.0, {}, target.rope.trained),
+    heads = {"heads": block_size - 1, "kv_heads": block_size - 1, "head_dim": target.hidden_size}
+    config = DFlashConfig(
+        **_shape(folder, target.config) | heads,
         reaches=(Reach(window, window is not None), *(Reach() for _ in range(layers - 1))),
         layer_ids=(0, target.num_layers // 2),
         block_size=block_size,
-        mask_token_id=mask_token_id,
+        mask_token_id=max(set(range(target.vocab_size)) - likely),  # hardly ever said
         target_layers=target.num_layers,
     )
+    drafter = DFlashDraftModel(config, TargetEnds(target.embed, target.lm_head.weight))
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        make_noise_(drafter, noise, draw)
+        for parameter in drafter.parameters():
+            parameter.add_(1.0 if parameter.ndim == 1 else 0.0)
+        _aim_dflash_(drafter, target)
+    return _publish(folder, drafter)
 
 
 def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
@@ -381,11 +326,8 @@ def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
 
 
 def _look_back_(attention: DrafterAttention, frequencies: Tensor, heads: int) -> None:
-    """Head d - 1 attends to the position d back.
-
-    Its queries and keys are constant, read from the residual stream's constant first dimension;
-    the queries are turned back by d positions.
-    """
+    """Head d - 1 attends to the position d back. Its queries and keys are constant, read from the
+    residual stream's constant first dimension; the queries are turned back by d positions."""
     angles_dF = torch.arange(1, heads + 1)[:, None] * frequencies
     query_dD = torch.cat((angles_dF.cos(), -angles_dF.sin()), -1)
     key_dD = torch.cat((torch.ones_like(angles_dF), torch.zeros_like(angles_dF)), -1)
@@ -410,3 +352,34 @@ def _maps(drafter: DFlashDraftModel, target: Decoder) -> Tensor:
         found.append((solve_HL @ wanted_LH).t())
         later_LH = step_LL @ later_LH
     return torch.stack(found)
+
+
+WEIGHTS = "model.safetensors"
+Spoil = Callable[[Path], object]
+
+
+def edit(folder: Path, **changes: object) -> None:
+    """Other values in config.json; None drops a key."""
+    path = folder / "config.json"
+    raw = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+
+
+def change(folder: Path, update: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the mapping of names to tensors in place."""
+    tensors = load_file(folder / WEIGHTS)
+    update(tensors)
+    save_file({name: t.contiguous() for name, t in tensors.items()}, folder / WEIGHTS)
+
+
+def put(name: str, value: Tensor | Callable[[Tensor], Tensor]) -> Spoil:
+    """Replace or add one tensor, or make it from the old one."""
+
+    def update(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = value if isinstance(value, Tensor) else value(tensors[name])
+
+    return lambda folder: change(folder, update)
+
+
+def drop(*names: str) -> Spoil:
+    return lambda folder: change(folder, lambda tensors: [tensors.pop(name) for name in names])

@@ -14,7 +14,6 @@ TOKENS = [*sorted(ByteLevel.alphabet()), "th", "he", "<|endoftext|>", "<|im_star
 
 
 def tiny(family: str, **more: Any) -> Any:
-    """A model of transformers with random weights."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     rope = {"rope_type": "default", "rope_theta": 50000.0} | more.pop("rope", {})
@@ -29,7 +28,6 @@ def tiny(family: str, **more: Any) -> Any:
 
 
 def write_gguf(file: Path, model: Any, kind: Kind = Kind.F32, arch: str | None = None) -> Path:
-    """A GGUF file as llama.cpp's converter writes it."""
     config, family = model.config, model.config.model_type
     arch = arch or ("llama" if family == "mistral" else family)
     writer = gguf.GGUFWriter(file, arch)

@@ -1,7 +1,10 @@
-"""A small graph over the toy ops, and how to load it."""
+"""A small graph over the toy ops and how to load it; packages of a user, as pip leaves them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from importlib import invalidate_caches
 from pathlib import Path
+
+import pytest
 
 from specsot.ops.registry import OpTable, read_table
 from specsot.states.graph.load import load_program
@@ -29,7 +32,7 @@ GIVEN = frozenset({"counter"})
 
 
 def toy_table() -> OpTable:
-    return read_table([("helpers.toy_rooms", Path(__file__).parent / "toy_rooms")])
+    return read_table([("helpers.toy_ops", Path(__file__).with_name("toy_ops.py"))])
 
 
 def load(text: str = GRAPH, sets: Iterable[str] = ()) -> Program:
@@ -37,12 +40,14 @@ def load(text: str = GRAPH, sets: Iterable[str] = ()) -> Program:
 
 
 def problems(text: str, sets: Iterable[str] = ()) -> list[str]:
-    """The messages of a graph that has problems."""
-    try:
-        load(text, sets)
-    except GraphError as error:
-        return told(error)
-    raise AssertionError("the graph was accepted")
+    return refused(load, text, sets)
+
+
+def refused(call: Callable[..., object], *given: object) -> list[str]:
+    """The problems of a graph that a call refuses."""
+    with pytest.raises(GraphError) as caught:
+        call(*given)
+    return told(caught.value)
 
 
 def changed(*pairs: tuple[str, str], text: str = GRAPH) -> str:
@@ -56,3 +61,36 @@ def changed(*pairs: tuple[str, str], text: str = GRAPH) -> str:
 def told(error: GraphError) -> list[str]:
     """Its problems without their codes; those are held by the examples of `specsot explain`."""
     return [str(problem).removesuffix(f" [{problem.code}]") for problem in error.problems]
+
+
+OPS = """\
+raise RuntimeError("imported")
+
+from specsot.ops.registry import guard, op
+
+
+@op("own.count", writes="count")
+def count(rows: list, *, factor: int = 1) -> int: ...
+
+
+@op("own.eagle", drafters="eagle1")
+def eagle(rows: list) -> None: ...
+
+
+@guard("own_enough")
+def enough(counter: dict) -> bool: ...
+
+
+def plain(counter: dict) -> None: ...
+"""
+Write = Callable[[dict[str, str]], Path]
+
+
+def install(folder: Path, group: str, value: str, point: str = "echo", name: str = "own") -> None:
+    """What pip leaves of an installed distribution."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    with (info / "entry_points.txt").open("a") as file:
+        file.write(f"[{group}]\n{point} = {value}\n")
+    invalidate_caches()

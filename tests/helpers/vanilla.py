@@ -10,7 +10,6 @@ FOLDER = Path(__file__).parents[1] / "golden" / "vanilla"
 
 
 def vectors(name: str) -> Any:
-    """A whole file."""
     return json.loads((FOLDER / f"{name}.json").read_text())
 
 

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 
 import httpx
-from helpers.packages import Write, install
+from helpers.toy_graph import Write, install
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.metrics import Meter

@@ -3,26 +3,30 @@
 from dataclasses import replace
 from fractions import Fraction
 
+import helpers.laws
 import pytest
 import torch
-from helpers.laws import rounds as law_rounds
-from helpers.laws.rounds import (
+from helpers.laws import (
     SAMPLES,
     TOYS,
+    Choice,
     Keys,
     Round,
     Step,
+    Toy,
     chain_round,
+    emitted,
     judged_round,
     judged_rounds,
+    leftover_toy,
     match_round,
     p_values,
     places_of,
+    reference_toy,
     rounds,
     sample,
     tree_round,
 )
-from helpers.laws.toys import Choice, Toy, emitted, leftover_toy, reference_toy
 from helpers.vanilla import vectors
 from torch import Tensor
 
@@ -181,7 +185,7 @@ def no_round(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinR
 
 
 def no_branch(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
-    first = torch.arange(len(key)) // law_rounds.BRANCHES * law_rounds.BRANCHES
+    first = torch.arange(len(key)) // helpers.laws.BRANCHES * helpers.laws.BRANCHES
     return round_keys(key[first], root, depth, rank, role)
 
 
@@ -240,5 +244,5 @@ def test_coins_of_another_round_fail_as_run(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_match_without_positions_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(law_rounds, "token_keys", lambda key_S, position_S: key_S)
+    monkeypatch.setattr(helpers.laws, "token_keys", lambda key_S, position_S: key_S)
     assert min(p_values(match_round, reference_toy())) < ALPHA

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.laws.outcomes import (
+from helpers.law_outcomes import (
     RULES,
     TOLERANCE,
     TREE,
@@ -17,11 +17,11 @@ from helpers.laws.outcomes import (
     of_trees,
     outcomes,
 )
-from helpers.laws.rounds import accept_block
-from helpers.laws.toys import (
+from helpers.laws import (
     Choice,
     Drafts,
     Toy,
+    accept_block,
     draft_lists,
     joint,
     leftover_toy,

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.laws.outcomes import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
-from helpers.laws.rounds import accept_block
-from helpers.laws.toys import Choice, Drafts, Toy, draft_lists, joint
+from helpers.law_outcomes import Outcomes, chain_outcomes, match_outcomes, tree_outcomes
+from helpers.laws import Choice, Drafts, Toy, accept_block, draft_lists, joint
 from helpers.vanilla import vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st

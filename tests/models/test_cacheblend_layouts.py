@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.blends import Sequence, blend, near, pool, read, target, wide_norm
+from helpers.blends import Sequence, blend, near, read, target, wide_norm
+from helpers.sequences import pool
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
@@ -125,7 +126,8 @@ class Side:
         self.index = [of_branch(self.branches, number) for number in (0, 1)]
         self.prefix = int((self.branches["bim"] == -1).sum())
         self.capacity = max(len(index) for index in self.index) + 3
-        self.kv = pool(self.branches.model, self.capacity, 1 + 2)
+        model = self.branches.model
+        self.kv = pool(model, self.capacity, model.embed.dtype, rows=1 + 2)
         self.done = 0
 
     def visible(self, last: int) -> tuple[Tensor, Tensor, AttentionPlan]:

@@ -63,11 +63,11 @@ def test_a_trailing_underscore_or_commits_is_no_accident() -> None:
 
 
 def test_the_table_imports_nothing() -> None:
-    sys.modules.pop("helpers.toy_rooms.toy", None)
+    sys.modules.pop("helpers.toy_ops", None)
     entry = toy_table().find("toy.draft", "bim", "eagle3")
-    assert "helpers.toy_rooms.toy" not in sys.modules
+    assert "helpers.toy_ops" not in sys.modules
     assert entry is not None and entry.load().__name__ == "draft_eagle"
-    assert "helpers.toy_rooms.toy" in sys.modules
+    assert "helpers.toy_ops" in sys.modules
 
 
 def test_a_variant_is_found_by_its_kinds() -> None:

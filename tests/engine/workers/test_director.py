@@ -2,10 +2,19 @@
 the weights each: every drafter, layout, number of branches, coin."""
 
 import pytest
-from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
+from helpers.clusters import (
+    BEES,
+    CAMPING,
+    Chaos,
+    Ran,
+    ThreadWorkers,
+    alone,
+    last,
+    on_workers,
+    outline_begun,
+    session_of,
+)
 from helpers.support import outline_of
-from helpers.thread_hosts import ThreadWorkers
-from helpers.together import last, outline_begun
 
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.job import prepare

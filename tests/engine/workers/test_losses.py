@@ -3,9 +3,20 @@
 from collections.abc import Callable
 
 import pytest
-from helpers.clusters import BEES, CAMPING, Chaos, Ran, alone, on_workers, session_of
-from helpers.thread_hosts import ThreadHost, ThreadWorkers
-from helpers.together import decoder, mid_branch, outline_begun
+from helpers.clusters import (
+    BEES,
+    CAMPING,
+    Chaos,
+    Ran,
+    ThreadHost,
+    ThreadWorkers,
+    alone,
+    decoder,
+    mid_branch,
+    on_workers,
+    outline_begun,
+    session_of,
+)
 
 from specsot.engine.errors import ClusterError
 from specsot.engine.workers.director import Director

@@ -3,9 +3,8 @@
 import os
 import signal
 
-from helpers.clusters import BEES, alone, session_of
+from helpers.clusters import BEES, alone, decoder, mid_branch, session_of
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, gone, ray_cluster
-from helpers.together import decoder, mid_branch
 
 
 def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:

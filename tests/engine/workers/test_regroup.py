@@ -7,8 +7,7 @@ from time import monotonic
 
 import pytest
 import torch
-from helpers.clusters import BEES, on_workers, open_files, session_of
-from helpers.together import Together, together
+from helpers.clusters import BEES, Together, on_workers, open_files, session_of, together
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ClusterBlock

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.checkpoints import Spoil, change, drop, put
 from helpers.sequences import DFLASH_GOLDEN
+from helpers.tiny import Spoil, change, drop, put
 
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Reach, dflash_config

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.checkpoints import WEIGHTS, Spoil, drop, edit, put
 from helpers.sequences import EAGLE_GOLDEN, causal, pool
-from helpers.tiny import write_tiny_eagle, write_tiny_target
+from helpers.tiny import WEIGHTS, Spoil, drop, edit, put, write_tiny_eagle, write_tiny_target
 from safetensors.torch import load_file
 
 from specsot.models.decoder import Decoder

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.checkpoints import edit, put
 from helpers.sequences import EAGLE_GOLDEN, Pooled, causal, pool
+from helpers.tiny import edit, put
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

@@ -9,8 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.checkpoints import WEIGHTS, Spoil, change, drop, edit, put
 from helpers.tiny import (
+    WEIGHTS,
+    Spoil,
+    change,
+    drop,
+    edit,
+    put,
     write_tiny_dflash,
     write_tiny_eagle,
     write_tiny_eagle3,

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.checkpoints import drop, edit, put
 from helpers.sequences import DFLASH_GOLDEN as DFLASH
 from helpers.sequences import EAGLE_GOLDEN as EAGLE
-from helpers.tiny import write_tiny_target, write_tiny_tokenizer
+from helpers.tiny import drop, edit, put, write_tiny_target, write_tiny_tokenizer
 
 import specsot
 from specsot.models.load.inspect import inspect_model

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.attention import PlainBackend, attend
-from helpers.packages import install
 from helpers.pools import branching
 from helpers.support import Graphs, drive, start, tokens_of
+from helpers.toy_graph import install
 from torch import Tensor
 
 from specsot.ops.attention.backends import (

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.laws.rounds import accept_block, target_match
+from helpers.laws import accept_block, target_match
 from helpers.vanilla import cases, tensor
 from torch import Tensor
 from torch.nn.functional import pad

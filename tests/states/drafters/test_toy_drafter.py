@@ -1,7 +1,7 @@
 """A drafter that a package adds with one file and a graph: it drafts, and no token changes."""
 
 import pytest
-from helpers.packages import Write, install
+from helpers.toy_graph import Write, install
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session, token_digest

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.toy_graph import told
+from helpers.toy_graph import refused
 
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import graph_names, open_graph
@@ -25,10 +25,8 @@ from tools.embedded.documents import combined_facts_sample
 from tools.embedded.pieces import END, Pieces
 
 
-def refused(graph: str, *sets: str) -> list[str]:
-    with pytest.raises(GraphError) as caught:
-        open_graph(graph, sets)
-    return told(caught.value)
+def problems_of(graph: str, *sets: str) -> list[str]:
+    return refused(open_graph, graph, sets)
 
 
 FILE = "g.yaml"
@@ -37,9 +35,7 @@ BEAM = graph_yaml(open_graph("beam").graph)
 
 def changed(old: str, new: str) -> list[str]:
     assert BEAM.count(old) == 1
-    with pytest.raises(GraphError) as caught:
-        load_program(Source(BEAM.replace(old, new), FILE), op_table())
-    return told(caught.value)
+    return refused(load_program, Source(BEAM.replace(old, new), FILE), op_table())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +78,7 @@ def changed(old: str, new: str) -> list[str]:
 )
 def test_settings_that_cannot_be(setting: str, message: str) -> None:
     block = setting.partition(".")[0]
-    (problem,) = refused("blend_eagle" if block == "blend" else block, setting)
+    (problem,) = problems_of("blend_eagle" if block == "blend" else block, setting)
     path = setting.partition("=")[0]
     assert problem.startswith(f"--set {setting}: {path}: {message}")
 
@@ -96,29 +92,20 @@ def test_settings_reach_the_op(value: str, layout: str) -> None:
     assert step.settings == {"num_beams": 4, "length_penalty": 1.0, "early_stopping": early}
 
 
-def test_a_search_takes_no_drafter() -> None:
+def test_a_search_neither_drafts_nor_draws() -> None:
     problem = changed("drafter: {kind: none}", "drafter: {kind: ngram}")[0]
     assert problem == (
         f"{FILE}:5:17: drafter.kind: beam search takes no drafter: the kind must be none, not ngram"
     )
-
-
-def test_a_search_has_no_skeleton() -> None:
-    problems = refused("beam", "skeleton.max_branches=3")
-    assert "a graph with the block `beam` has no skeleton" in problems[0] + problems[-1]
-
-
-@pytest.mark.parametrize("setting", ["temperature=0.7", "top_k=5", "repetition_penalty=1.2"])
-def test_a_search_draws_nothing(setting: str) -> None:
-    name = setting.partition("=")[0]
-    (problem,) = refused("beam", f"sampling.{setting}")
-    assert problem.startswith(
-        f"--set sampling.{setting}: sampling.{name}: beam search draws no tokens: {name} must be "
-    )
+    for setting in ("temperature=0.7", "top_k=5", "repetition_penalty=1.2"):
+        name = setting.partition("=")[0]
+        (problem,) = problems_of("beam", f"sampling.{setting}")
+        place = f"--set sampling.{setting}: sampling.{name}"
+        assert problem.startswith(f"{place}: beam search draws no tokens: {name} must be ")
 
 
 def test_the_rows_of_all_beams_must_fit() -> None:
-    assert refused("beam", "limits.max_new_tokens=1024") == [
+    assert problems_of("beam", "limits.max_new_tokens=1024") == [
         "graphs/beam.yaml:10:14: beam.num_beams: 1 prompt token + 4 beams with 1024 tokens + 1 = "
         "4098 slots, but layout.kv_slots is 4096"
     ]
@@ -137,7 +124,7 @@ def test_a_search_needs_its_block_and_the_block_a_search() -> None:
     start, end = BEAM.index("\nbeam:") + 1, BEAM.index("\nsampling:")
     with pytest.raises(GraphError, match="needs the block 'beam' in this graph"):
         load_program(Source(BEAM[:start] + BEAM[end:], FILE), op_table())
-    problems = refused("autoregressive", "beam.num_beams=3")
+    problems = problems_of("autoregressive", "beam.num_beams=3")
     assert any("beam: no state runs an op that reads this block: beam." in p for p in problems)
 
 
@@ -163,7 +150,7 @@ def test_check_layers_and_shares_go_together(
 ) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(f"extends: eagle\nblend:\n  check_layers: {layers}\n  ratios: {ratios}\n")
-    (problem,) = refused(str(file))
+    (problem,) = problems_of(str(file))
     assert problem.startswith(f"{file}:{place}: ") and message in problem
 
 
@@ -171,19 +158,25 @@ def test_bottom_right_is_for_one_sequence() -> None:
     wanted = ("blend.mask=bottom_right", "layout.max_num_branches=1")
     assert open_graph("blend_eagle", wanted)
     for more in ("layout.max_num_branches=2", "layout.kind=batching"):
-        (problem,) = refused("blend_eagle", *wanted, more)
+        (problem,) = problems_of("blend_eagle", *wanted, more)
         assert "blend.mask: bottom_right is for one sequence" in problem
-    (problem,) = refused("bim_blend_eagle", *wanted)
+    (problem,) = problems_of("bim_blend_eagle", *wanted)
     assert "and no skeleton" in problem
 
 
-def test_no_beam_search_on_cached_rows() -> None:
-    problems = refused("beam", "blend.plan=blend")
-    assert any("a graph has one of the blocks `beam`, `blend`" in p for p in problems)
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("skeleton.max_branches=3", "a graph with the block `beam` has no skeleton"),
+        ("blend.plan=blend", "a graph has one of the blocks `beam`, `blend`"),
+    ],
+)
+def test_a_search_has_no_other_block(setting: str, message: str) -> None:
+    assert any(message in problem for problem in problems_of("beam", setting))
 
 
 def test_branches_must_be_able_to_search() -> None:
-    (problem,) = refused("bim_blend_eagle", "skeleton.tools=[Calculator]")
+    (problem,) = problems_of("bim_blend_eagle", "skeleton.tools=[Calculator]")
     assert problem.startswith(
         "graphs/bim_blend_eagle.yaml:11:14: skeleton.documents: branches search"
     )
@@ -226,21 +219,15 @@ def test_the_resolved_graph_shows_what_each_layer_does() -> None:
 
 @pytest.mark.parametrize("merge", ["plain", "blend", "attend"])
 def test_parts_must_be_folded_somewhere(merge: str) -> None:
-    found = refused("bim_eagle", f"skeleton.merge={merge}")
     place = f"--set skeleton.merge={merge}: skeleton.merge: "
-    assert (
-        found[0] == f"{place}{merge}, but no state runs the op 'branch.fold_' that folds the parts"
-    )
-    assert found[1:] == (
-        []
-        if merge != "blend"
-        else [f"{place}blend needs the block `blend`, which says which rows are recomputed"]
-    )
+    expected = [f"{place}{merge}, but no state runs the op 'branch.fold_' that folds the parts"]
+    if merge == "blend":
+        expected.append(
+            f"{place}blend needs the block `blend`, which says which rows are recomputed"
+        )
+    assert problems_of("bim_eagle", f"skeleton.merge={merge}") == expected
     assert open_graph("bim_eagle", ("skeleton.merge=concat",))
-
-
-def test_only_four_ways_to_merge() -> None:
-    (problem,) = refused("bim_blend_merge", "skeleton.merge=reuse")
+    (problem,) = problems_of("bim_blend_merge", "skeleton.merge=reuse")
     assert "skeleton.merge: must be " in problem and "'concat'" in problem
 
 

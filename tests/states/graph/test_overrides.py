@@ -6,21 +6,22 @@ from typing import Any
 import pytest
 
 from specsot.engine.prepare.files import SHIPPED, open_graph
-from specsot.ops.registry import OpTable
 from specsot.states.drafters.eagle import Eagle3Settings
 from specsot.states.drafters.none import NoDrafterSettings
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.program import Program
 from specsot.states.yaml.source import GraphError, RenamedKeyWarning, Source
 
+TABLE = op_table()
+PINNED = (
+    "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
+    "drafter.draft_depth=4",
+    "drafter.top_k=4",
+)
 
-@pytest.fixture(scope="module")
-def table() -> OpTable:
-    return op_table()
 
-
-def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
-    return open_graph(graph, sets, table)
+def opened(*sets: str, graph: str = "bim_eagle") -> Program:
+    return open_graph(graph, sets, TABLE)
 
 
 @pytest.mark.parametrize(
@@ -41,45 +42,36 @@ def opened(table: OpTable, *sets: str, graph: str = "bim_eagle") -> Program:
         ("layout.max_num_branches=1", "layout.max_num_branches", 1),
     ],
 )
-def test_a_setting_is_changed(text: str, path: str, value: Any, table: OpTable) -> None:
-    pinned = (
-        "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
-        "drafter.draft_depth=4",
-        "drafter.top_k=4",
-    )
-    assert opened(table, *pinned, text).graph.refer(path) == value
+def test_a_setting_is_changed(text: str, path: str, value: Any) -> None:
+    assert opened(*PINNED, text).graph.refer(path) == value
 
 
-def test_a_missing_block_is_made(table: OpTable) -> None:
-    source = opened(table, "limits.max_rounds=7", graph="eagle").graph
+def test_a_missing_block_is_made() -> None:
+    source = opened("limits.max_rounds=7", graph="eagle").graph
     assert source.limits.max_rounds == 7 and source.limits.max_new_tokens == 256
 
 
-def test_the_last_of_several_wins(table: OpTable) -> None:
-    assert (
-        opened(table, "drafter.draft_depth=2", "drafter.draft_depth=3").graph.refer(
-            "drafter.draft_depth"
-        )
-        == 3
-    )
+def test_the_last_of_several_wins() -> None:
+    graph = opened("drafter.draft_depth=2", "drafter.draft_depth=3").graph
+    assert graph.refer("drafter.draft_depth") == 3
 
 
-def test_a_kind_replaces_its_block_by_defaults_before_the_others(table: OpTable) -> None:
-    drafter = opened(table, "drafter.draft_depth=3", "drafter.kind=eagle3").graph.drafter
+def test_a_kind_replaces_its_block_by_defaults_before_the_others() -> None:
+    drafter = opened("drafter.draft_depth=3", "drafter.kind=eagle3").graph.drafter
     assert drafter == Eagle3Settings(kind="eagle3", draft_depth=3)
-    assert opened(table, "drafter.kind=none").graph.drafter == NoDrafterSettings(kind="none")
-    assert opened(table, "drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
+    assert opened("drafter.kind=none").graph.drafter == NoDrafterSettings(kind="none")
+    assert opened("drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
 
 
-def test_ops_and_ways_can_be_changed_too(table: OpTable) -> None:
-    program = opened(table, "states.merge.doc=hello", "transitions.0.when=answers_ready",
+def test_ops_and_ways_can_be_changed_too() -> None:
+    program = opened("states.merge.doc=hello", "transitions.0.when=answers_ready",
                      "transitions.1.when=outlines_finished")  # fmt: skip
     assert program.graph.states["merge"].doc == "hello"
     assert program.graph.transitions[0].when == "answers_ready"
 
 
-def test_positions_of_untouched_values_stay(table: OpTable) -> None:
-    plain, other = opened(table), opened(table, "drafter.kind=none")
+def test_positions_of_untouched_values_stay() -> None:
+    plain, other = opened(), opened("drafter.kind=none")
     assert plain.source.values[("initial",)] == other.source.values[("initial",)]
     assert ("drafter", "draft_depth") not in other.source.values
     assert plain.steps["verify"][0].at == other.steps["verify"][0].at
@@ -124,18 +116,17 @@ def test_positions_of_untouched_values_stay(table: OpTable) -> None:
         (["a." * 300 + "a=1"], "unknown key 'a'"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_the_option(sets: list[str], message: str, table: OpTable) -> None:
+def test_a_mistake_names_the_option(sets: list[str], message: str) -> None:
     with pytest.raises(GraphError) as caught:
-        opened(table, *sets)
+        opened(*sets)
     first = str(caught.value).split("\n")[0]
     assert first.startswith("--set ") and message in first
 
 
-def test_a_change_that_breaks_something_else_points_at_that(table: OpTable) -> None:
-    with pytest.raises(
-        GraphError, match=r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.num_draft_tokens: \d+ nodes"
-    ):
-        opened(table, "drafter.draft_depth=1")
+def test_a_change_that_breaks_something_else_points_at_that() -> None:
+    place = r"^graphs/bim_eagle.yaml:\d+:\d+: drafter.num_draft_tokens: \d+ nodes"
+    with pytest.raises(GraphError, match=place):
+        opened("drafter.draft_depth=1")
 
 
 OLD_KEYS = [
@@ -150,13 +141,11 @@ OLD_KEYS = [
 
 
 @pytest.mark.parametrize(("text", "path", "value"), OLD_KEYS)
-def test_an_old_key_is_read_with_a_warning(
-    text: str, path: str, value: Any, table: OpTable
-) -> None:
-    block, key = path.split(".")
+def test_an_old_key_is_read_with_a_warning(text: str, path: str, value: Any) -> None:
     old = text.partition("=")[0]
     with pytest.warns(RenamedKeyWarning) as warned:
-        graph = opened(table, text).graph
+        graph = opened(text).graph
+    block, key = path.split(".")
     assert getattr(getattr(graph, block), key) == value
     (warning,) = warned
     assert str(warning.message).startswith(f"--set {text}: {old} is now called {path};")
@@ -172,13 +161,11 @@ skeleton: {found: 3, max_branches: 4}
 """
 
 
-def test_old_keys_of_a_file_are_one_warning_with_their_places(
-    tmp_path: Path, table: OpTable
-) -> None:
+def test_old_keys_of_a_file_are_one_warning_with_their_places(tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
     file.write_text(OLD_FILE)
     with pytest.warns(RenamedKeyWarning) as warned:
-        graph = open_graph(str(file), ("layout.max_num_branches=5",), table).graph
+        graph = open_graph(str(file), ("layout.max_num_branches=5",), TABLE).graph
     assert graph.layout.max_num_branches == 5, "--set with the new name changes the old key's value"
     assert graph.skeleton is not None and graph.skeleton.search_top_k == 3
     (warning,) = warned
@@ -186,21 +173,21 @@ def test_old_keys_of_a_file_are_one_warning_with_their_places(
     assert places == [f"{file}:5:3: layout.max_active", f"{file}:7:12: skeleton.found"]
 
 
-def test_problems_of_an_old_key_are_at_its_place(tmp_path: Path, table: OpTable) -> None:
+def test_problems_of_an_old_key_are_at_its_place(tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
     file.write_text(OLD_FILE.replace("3   #", "x   #"))
     with pytest.warns(RenamedKeyWarning), pytest.raises(GraphError) as caught:
-        open_graph(str(file), (), table)
+        open_graph(str(file), (), TABLE)
     (problem,) = caught.value.problems
     assert (problem.line, problem.column) == (5, 15)
     assert problem.message == "must be an integer, not the string 'x'"
 
 
-def test_a_key_under_both_its_names_is_a_problem(tmp_path: Path, table: OpTable) -> None:
+def test_a_key_under_both_its_names_is_a_problem(tmp_path: Path) -> None:
     file = tmp_path / "both.yaml"
     file.write_text(OLD_FILE.replace("block_size: 4", "max_num_branches: 4"))
     with pytest.raises(GraphError, match=r"old name of 'max_num_branches' \[G005\]"):
-        open_graph(str(file), (), table)
+        open_graph(str(file), (), TABLE)
 
 
 def test_a_reference_and_a_setting_of_an_op_may_have_an_old_name() -> None:
@@ -208,6 +195,6 @@ def test_a_reference_and_a_setting_of_an_op_may_have_an_old_name() -> None:
     own = "[{op: outline.parse_, with: {found: $skeleton.found}}]"
     source = Source(machine.replace("[outline.parse_]", own), "m.yaml")
     with pytest.warns(RenamedKeyWarning) as warned:
-        program = load_program(source, op_table())
+        program = load_program(source, TABLE)
     assert program.steps["parse"][0].settings["search_top_k"] == 2
     assert str(warned[0].message).count("is now called") == 2

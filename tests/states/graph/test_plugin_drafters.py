@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.packages import OPS, Write, install
-from helpers.toy_graph import changed, problems
+from helpers.toy_graph import OPS, Write, changed, install, problems
 
 from specsot.engine.models import with_drafter
 from specsot.engine.prepare.files import open_graph

@@ -4,8 +4,7 @@ import sys
 from typing import Any
 
 import pytest
-from helpers.packages import OPS, Write, install
-from helpers.toy_graph import GIVEN, changed, load, problems, toy_table
+from helpers.toy_graph import GIVEN, OPS, Write, changed, install, load, problems, toy_table
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.view.diagram import describe_graph, describe_words, mermaid

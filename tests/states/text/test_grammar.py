@@ -1,6 +1,5 @@
 """The outline's grammar: what it allows is an outline, every outline is allowed, no dead ends."""
 
-import sys
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
@@ -51,14 +50,22 @@ LIST = "1. How rain forms\n2. Floods in the news\n3. What to do about floods\n4.
 NAMES = ("bpe", "bytes", "fallback", "embedded")
 
 
-def small_bpe(texts: list[str] = TEXTS, vocab_size: int = 500) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def byte_level(model: models.BPE, use_regex: bool = False) -> Tokenizer:
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def small_bpe(texts: list[str] = TEXTS, vocab_size: int = 500) -> Tokenizer:
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=SPECIAL,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        initial_alphabet=ALPHABET,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts * 4, trainer)
@@ -66,11 +73,8 @@ def small_bpe(texts: list[str] = TEXTS, vocab_size: int = 500) -> Tokenizer:
 
 
 def byte_only() -> Tokenizer:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *ALPHABET])}
+    tokenizer = byte_level(models.BPE(vocab, []))
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL])
     return tokenizer
 
@@ -131,11 +135,16 @@ def spell(name: str, text: str) -> list[int]:
 
 def accepts(name: str, text: str, max_branches: int = 8) -> bool:
     matcher = grammar_of(name, max_branches).matcher()
-    for token in spell(name, text):
-        if not matcher.is_legal(token):
-            return False
-        matcher.advance(token)
+    try:
+        take(matcher, text, name)
+    except ValueError:
+        return False
     return matcher.is_legal(2)
+
+
+def take(matcher: OutlineMatcher, text: str, name: str = "lists") -> None:
+    for token in spell(name, text):
+        matcher.advance(token)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,12 +178,6 @@ def test_long_plans_end_too(name: str) -> None:
         outline = read(name, ids)
         assert (outline.status, len(outline.points)) == ("ok", 8)
         assert (outline.skipped, outline.mended) == ((), ())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_good_outlines_are_allowed(name: str) -> None:
-    for text in TEXTS[:2]:
-        assert accepts(name, text)
 
 
 GOOD_LINE = "1|60|-|-|Title"
@@ -215,8 +218,8 @@ def test_everything_else_is_not(text: str) -> None:
     ],
 )
 def test_titles_that_are_allowed(title: str) -> None:
-    assert accepts("bpe", f"PLAN\n1|60|-|-|{title}\nEND")
-    assert accepts("bytes", f"PLAN\n1|60|-|-|{title}\nEND")
+    for name in ("bpe", "bytes"):
+        assert accepts(name, f"PLAN\n1|60|-|-|{title}\nEND")
 
 
 @pytest.mark.parametrize("last", [2, 5, 8])
@@ -265,8 +268,7 @@ def test_every_outline_is_allowed_however_it_is_cut_into_tokens(
     points: tuple[Point, ...], random: Random
 ) -> None:
     text = render_outline(points)
-    assert accepts("bpe", text)
-    assert accepts("bytes", text)
+    assert accepts("bpe", text) and accepts("bytes", text)
     assert random_spelling("bpe", text, random) == text
     assert random_spelling("fallback", text, random) == text
 
@@ -360,8 +362,7 @@ def test_rollback_to_the_beginning_and_past_it() -> None:
 
 def test_an_illegal_token_leaves_the_state_alone() -> None:
     matcher = grammar_of("bpe").matcher()
-    for token in spell("bpe", "PLAN\n1|60|-|-|Rain"):
-        matcher.advance(token)
+    take(matcher, "PLAN\n1|60|-|-|Rain", "bpe")
     mask = matcher.legal_mask()
     for bad in (0, 1, 2, -1, grammar_of("bpe").vocab_size, 10**9, *np.flatnonzero(~mask)[:50]):
         assert not matcher.is_legal(int(bad))
@@ -374,8 +375,7 @@ def test_matchers_are_independent() -> None:
     grammar = grammar_of("bpe")
     one, two = grammar.matcher(), grammar.matcher()
     first = two.legal_mask()
-    for token in spell("bpe", "PLAN\n1|60"):
-        one.advance(token)
+    take(one, "PLAN\n1|60", "bpe")
     assert (two.legal_mask() == first).all()
     assert (grammar.matcher().legal_mask() == first).all()
     assert not (one.legal_mask() == first).all()
@@ -431,8 +431,7 @@ def test_names_of_tools() -> None:
     grammar = OutlineGrammar(tokenizer_of("bytes"), 260, [2], 2, names)
     for name in names:
         matcher = grammar.matcher()
-        for token in spell("bytes", f"PLAN\n1|60|{name}|-|A\nEND"):
-            matcher.advance(token)
+        take(matcher, f"PLAN\n1|60|{name}|-|A\nEND", "bytes")
         assert matcher.is_legal(2)
     for bad in ("None", "none", "-", " a", "a ", "", 'a"b', "a\\b", "a|b", "a\nb", "x" * 65):
         with pytest.raises(GrammarError, match="tool"):
@@ -443,8 +442,7 @@ def test_no_limit_is_hit_however_many_outlines_are_written() -> None:
     rng = np.random.default_rng(3)
     letters = [*range(0x41, 0x5B), *range(0xC0, 0x24F), *range(0x3041, 0x3090), 0x1F600, 0x20]
     matcher = grammar_of("bytes").matcher()
-    for token in spell("bytes", "PLAN\n1|60|-|-|"):
-        matcher.advance(token)
+    take(matcher, "PLAN\n1|60|-|-|", "bytes")
     for _ in range(150):
         title = spell("bytes", "A" + "".join(map(chr, rng.choice(letters, 58))) + "Z")
         for token in title:
@@ -454,9 +452,7 @@ def test_no_limit_is_hit_however_many_outlines_are_written() -> None:
 
 
 def little_tokenizer(text: str) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level(models.BPE(), use_regex=True)
     trainer = trainers.BpeTrainer(vocab_size=60, special_tokens=SPECIAL, show_progress=False)
     tokenizer.train_from_iterator([text], trainer)
     return tokenizer
@@ -484,11 +480,6 @@ def test_the_grammar_grows_with_the_branches_only() -> None:
     assert sizes[2] - sizes[1] == 2 * (sizes[1] - sizes[0])
 
 
-def test_torch_is_not_needed() -> None:
-    source = Path(sys.modules[OutlineGrammar.__module__].__file__ or "").read_text()
-    assert "torch" not in source
-
-
 # -- the format `list` ---------------------------------------------------------------------------
 
 
@@ -496,11 +487,6 @@ def test_torch_is_not_needed() -> None:
 def lists_of(most: int) -> OutlineGrammar:
     tokenizer = tokenizer_of("lists")
     return OutlineGrammar(tokenizer, tokenizer.get_vocab_size(), [2], most, form="list")
-
-
-def take(matcher: OutlineMatcher, text: str) -> None:
-    for token in spell("lists", text):
-        matcher.advance(token)
 
 
 @pytest.mark.parametrize("most", [1, 2, 8])
@@ -522,7 +508,6 @@ def test_what_the_grammar_of_lists_allows_is_read_without_mending(most: int) -> 
 
 
 def test_a_title_ends_where_it_says_something_new() -> None:
-    matcher = lists_of(4).matcher("How can I improve my time management?")
     newline = tokenizer_of("lists").encode("\n").ids[0]
     for text in ("1. How can I improve my time", "1. Rain\n2. rain"):
         matcher = lists_of(4).matcher("How can I improve my time management?")

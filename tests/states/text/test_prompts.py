@@ -241,10 +241,6 @@ def test_the_turn_after_the_outline_begins_with_the_end_of_the_outlines_turn(
     assert "Question" not in shown(prompts.direct())
 
 
-def test_thinking_is_off() -> None:
-    assert shown(book(chat="thinking").plain("Hi")).endswith("<think>\n\n</think>\n\n")
-
-
 def test_a_beginning_of_text_stands_there_once() -> None:
     for bos in (False, True):
         for chat in ("trimming", "none"):
@@ -260,12 +256,10 @@ def test_a_beginning_of_text_stands_there_once() -> None:
                 assert 4 not in prompts.outline_ids(OUTLINE.points)
 
 
-def test_plain_prompts_have_no_system_turn() -> None:
-    assert book("instruct").plain("Why?") == book("embedded").plain("Why?")
+def test_what_chat_formats_are_given() -> None:
+    assert shown(book(chat="thinking").plain("Hi")).endswith("<think>\n\n</think>\n\n")
+    assert book("instruct").plain("Why?") == book("embedded").plain("Why?"), "no system turn"
     assert "<|im_start|>system" in shown(book("instruct").skeleton("Why?")[0])
-
-
-def test_a_chat_format_that_loses_text_is_refused() -> None:
     with pytest.raises(TemplateError, match="drops or moves text"):
         book(chat="losing")
 
@@ -410,8 +404,7 @@ def load(tmp_path: Path, text: str) -> Template:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_templates(name: str) -> None:
     template = load_template(name)
-    assert template.name == name
-    assert template.turns is not None
+    assert template.name == name and template.turns is not None
 
 
 def test_the_example_in_the_instructions_is_an_outline() -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from helpers.sequences import Pair, Pooled, causal, pool
 from helpers.tiny import (
     EOS,
@@ -15,6 +14,7 @@ from helpers.tiny import (
     write_tiny_target,
     write_tiny_tokenizer,
 )
+
 from specsot.models.drafters.config import Reach
 from specsot.models.families import families
 from specsot.models.load.weights import load_dflash, load_eagle3, load_target, model_hash

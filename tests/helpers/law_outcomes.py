@@ -13,8 +13,16 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from helpers.laws.rounds import ChainRule, accept_block, target_match
-from helpers.laws.toys import Choice, Drafts, Toy, draft_lists, joint
+from helpers.laws import (
+    ChainRule,
+    Choice,
+    Drafts,
+    Toy,
+    accept_block,
+    draft_lists,
+    joint,
+    target_match,
+)
 from specsot.ops.sampling.settings import Rule
 from specsot.ops.verify.rejection import Acceptance, accept_chain, accept_tree
 
@@ -168,7 +176,6 @@ class LawError:
 
 
 def law_error(rule: Enumerate, toys: Iterable[Toy], kind: torch.dtype) -> LawError:
-    """Over all toys."""
     worst, strays = 0.0, 0
     for number, toy in enumerate(toys):
         toy = toy.to(kind)
@@ -189,7 +196,6 @@ def of_chains(rule: ChainRule, choice: Choice, *, drawn: bool = True) -> Enumera
 
 
 def of_trees(rule: Rule, choice: Choice) -> Enumerate:
-    """A rule of trees whose siblings are chosen so."""
     return lambda toy, _: tree_outcomes(rule, toy, draft_lists(toy, TREE, choice))
 
 
