@@ -135,9 +135,9 @@ def _check_version(source: Source) -> None:
     check_mapping(source, "graph")
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:
-        message = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}: upgrade"
-        newer = source.problem(("version",), f"{message} specsot", ProblemCode.VERSION)
-        raise GraphError([newer])
+        needs = f"the graph needs format {quoted(version)}, this specsot reads {VERSION}"
+        message = f"{needs}: upgrade specsot"
+        raise GraphError([source.problem(("version",), message, ProblemCode.VERSION)])
 
 
 def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
@@ -266,7 +266,8 @@ class _Renamer:
             settings = _at(block, self._source.data)
             for key in list(settings) if isinstance(settings, dict) else ():
                 path = (*block, key)
-                self._rename(settings, path, str(self.new_path(path, path)[-1]))
+                if (new_path := self.new_path(path, path)) != path:
+                    self._rename(settings, path, str(new_path[-1]))
 
     def rename_in_ops(self, table: OpTable | None) -> None:
         """The same for settings of ops under `with`, and for values `$block.key`."""
@@ -312,21 +313,15 @@ class _Renamer:
         if not isinstance(place, str):
             file, line, column = self._source.place(place, key=True)
             place = f"{file}:{line}:{column}" if line else file
-        old, new = (".".join(map(str, p)) for p in (path, new_path))
-        reason = "the old name is read in this release only"
-        self.sentences.append(f"{place}: {old} is now called {new}; {reason}")
+        names = " is now called ".join(".".join(map(str, p)) for p in (path, new_path))
+        self.sentences.append(f"{place}: {names}; the old name is read in this release only")
 
     def _rename(self, settings: dict[Any, Any], path: KeyPath, new_key: str) -> None:
-        """Rename a key of a mapping without changing the order, and move its positions."""
         key = path[-1]
-        if new_key == str(key):
-            return
         if new_key in settings:
             message = f"given twice: {quoted(key)} is the old name of {quoted(new_key)}"
             raise GraphError([self._source.problem(path, message, ProblemCode.TWICE, key=True)])
-        items = [(new_key if name == key else name, value) for name, value in settings.items()]
-        settings.clear()
-        settings.update(items)
+        settings[new_key] = settings.pop(key)
         self._source.move(path, (*path[:-1], new_key))
 
 

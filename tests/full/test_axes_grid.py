@@ -9,15 +9,17 @@ SPECSOT_GRID_PART=2/8 runs the second of eight parts.
 import os
 
 import pytest
-from helpers.axes import Case, Make, check_case, draw_cases, many_cases
+from helpers.axes import Case, Make, check_case, draw_cases
 from helpers.faults import FAULTS, Fault
-from helpers.support import SEED, Graphs
+from helpers.support import SEED, Graphs, many
 
 ROWS = 5000
 NUMBER, _, PARTS = os.environ.get("SPECSOT_GRID_PART", "1/1").partition("/")
 
 
-@pytest.mark.parametrize("case", many_cases(ROWS)[int(NUMBER) - 1 :: int(PARTS)], ids=str)
+@pytest.mark.parametrize(
+    "case", many(draw_cases, ROWS, str)[int(NUMBER) - 1 :: int(PARTS)], ids=str
+)
 def test_every_run_has_the_property(case: Case, tiny: Make, graphs: Graphs) -> None:
     check_case(case, tiny, graphs)
 

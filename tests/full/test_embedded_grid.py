@@ -6,11 +6,12 @@ Cases are drawn by SPECSOT_TEST_SEED; in every draw any two settings meet.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 from helpers.embedded import PLAIN, Embedded, given_outline
-from helpers.support import FULL, accepted_of, many, named, tokens_of
+from helpers.support import FULL, accepted_of, many, named, pairwise, tokens_of
 
 from specsot.engine.models import Models, with_drafter
 from specsot.engine.prepare.environment import embedded_folder
@@ -53,7 +54,7 @@ def test_prompts(embedded: Embedded, graph: str, first: int) -> None:
     assert embedded.check(run, graph) > 40
 
 
-@pytest.mark.parametrize("case", many(GIVEN, 120), ids=named)
+@pytest.mark.parametrize("case", many(partial(pairwise, GIVEN), 120), ids=named)
 def test_given_outlines_in_every_layout(
     case: dict[str, Any], embedded: Embedded, drafting: dict[str, Models]
 ) -> None:

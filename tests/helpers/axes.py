@@ -14,7 +14,6 @@ in which any two values of two axes meet; regression tests name the few fields t
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import count
 from typing import Any
 
 import torch
@@ -215,15 +214,6 @@ def draw_cases(seed: int = SEED, **axes: Sequence[Any]) -> list[Case]:
     """Rows in which any two values of two axes meet; axes: instead of those of the table."""
     drawn = (settled(Case(**row)) for row in pairwise(AXES | axes, seed))
     return list({str(case): case for case in drawn}.values())
-
-
-def many_cases(least: int, **axes: Sequence[Any]) -> list[Case]:
-    found: dict[str, Case] = {}
-    for seed in count(SEED):
-        found |= {str(case): case for case in draw_cases(seed, **axes)}
-        if len(found) >= least:
-            return list(found.values())
-    raise AssertionError
 
 
 # -- sessions -------------------------------------------------------------------------------------

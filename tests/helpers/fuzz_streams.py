@@ -18,7 +18,7 @@ from specsot.engine.cli.main import COMMANDS
 from specsot.engine.cli.start import main
 from specsot.engine.signals import end_at_once
 for name in [f"cli.{one.module}" for one in COMMANDS] + [
-    *("cli.live_run", "run.api", "run.writer", "bench.rounds", "bench.render")
+    *("cli.live_run", "run.api", "run.writer", "bench.comparison", "bench.render")
 ]:
     importlib.import_module(f"specsot.engine.{name}")
 SECONDS = float(sys.argv[1])

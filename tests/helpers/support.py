@@ -488,11 +488,13 @@ def named(case: dict[str, Any]) -> str:
     return "-".join(str(value).replace(" ", "") for value in case.values())
 
 
-def many(factors: dict[str, Sequence[Any]], least: int) -> list[dict[str, Any]]:
-    """As many pairwise draws as give `least` different cases."""
-    found: dict[str, dict[str, Any]] = {}
+def many(
+    draw: Callable[[int], Iterable[Any]], least: int, name: Callable[[Any], str] = named
+) -> list[Any]:
+    """As many draws, by seed, as give `least` cases of different names."""
+    found: dict[str, Any] = {}
     for seed in count(SEED):
-        found |= {named(case): case for case in pairwise(factors, seed)}
+        found |= {name(case): case for case in draw(seed)}
         if len(found) >= least:
             return list(found.values())
     raise AssertionError
