@@ -169,7 +169,7 @@ TABLE = op_table()
 
 
 def said(text: str) -> list[str]:
-    return refused(load_program, Source(text, "g.yaml"), TABLE)
+    return refused(lambda: load_program(Source(text, "g.yaml"), TABLE))
 
 
 @pytest.mark.parametrize(("old", "new", "message"), MISTAKES)
