@@ -52,10 +52,7 @@ def search_all(
         The shared documents, and for each part its own.
     """
     search = DocumentSearch(documents)
-    hits = [
-        {hit.index for hit in search.find(point.title, limit)} if point.tool == SEARCH else set()
-        for point in points
-    ]
+    hits = [set(search.find(p.title, limit) if p.tool == SEARCH else ()) for p in points]
     shared = set.intersection(*hits) if len(hits) > 1 else set()
     own = [tuple(documents[i] for i in sorted(one - shared)) for one in hits]
     return tuple(documents[i] for i in sorted(shared)), own
@@ -66,7 +63,7 @@ def search_question(
 ) -> tuple[Document, ...]:
     """The documents for an answer without an outline, in the request's order."""
     hits = DocumentSearch(documents).find(question, limit)
-    return tuple(documents[i] for i in sorted(hit.index for hit in hits))
+    return tuple(documents[i] for i in sorted(hits))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,22 +42,12 @@ def split_ids(token_ids: Sequence[int], most: int) -> tuple[tuple[int, ...], ...
     return tuple(tuple(token_ids[begin:end]) for begin, end in pairwise(cuts))
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A search result: the document's index among those searched, and its score, above 0."""
-
-    index: int
-    score: float
-    document: Document
-
-
 class DocumentSearch:
     """The tool `Search`: BM25 in Lucene's form (bm25s, arXiv 2407.03618) over titles and texts. A
     word is a run of letters, digits and underscores, in folded case; no stop words, no stems."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
-        self.documents = tuple(documents)
-        words = [words_of(f"{document.title}\n{document.text}") for document in self.documents]
+        words = [words_of(f"{document.title}\n{document.text}") for document in documents]
         self._index = None
         if any(words):
             # Imported here, because it takes 0.1 s and few runs search.
@@ -66,15 +56,15 @@ class DocumentSearch:
             self._index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
             self._index.index(words, show_progress=False)
 
-    def find(self, query: str, limit: int) -> tuple[Hit, ...]:
-        """At most ``limit`` documents that share a word with the query, best first; equal scores
-        keep the order of the documents."""
+    def find(self, query: str, limit: int) -> dict[int, float]:
+        """The scores of at most ``limit`` documents that share a word with the query, by their
+        index, best first; equal scores keep the order of the documents."""
         words = words_of(query)
         if self._index is None or not words:
-            return ()
+            return {}
         scores = self._index.get_scores(words)
         order = sorted(range(len(scores)), key=lambda i: -scores[i])[: max(limit, 0)]
-        return tuple(Hit(i, float(scores[i]), self.documents[i]) for i in order if scores[i] > 0)
+        return {i: float(scores[i]) for i in order if scores[i] > 0}
 
 
 def words_of(text: str) -> list[str]:

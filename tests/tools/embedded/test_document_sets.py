@@ -146,8 +146,8 @@ def test_a_search_for_a_part_finds_its_document() -> None:
         for sentence, value in zip(prompt.answers, prompt.values, strict=True):
             who = re.match(PERSON, sentence)
             assert who is not None
-            hits = search.find(f"Anything of {who[0]}", 3)
-            assert any(who[0] in h.document.title and value in h.document.text for h in hits)
+            hits = [prompt.documents[i] for i in search.find(f"Anything of {who[0]}", 3)]
+            assert any(who[0] in hit.title and value in hit.text for hit in hits)
 
 
 def call(*words: object) -> Result:
