@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from helpers.reading import DocumentBook
-from helpers.support import Graphs, Halves, Tiny
+from helpers.support import TREES, Graphs, Halves, Tiny
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
@@ -23,7 +23,6 @@ SMALL = (
     "skeleton.direct_tokens=13",
     "skeleton.max_tokens=20",
 )
-TREES = ("drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}", "drafter.draft_depth=4", "drafter.top_k=4")
 
 
 class FoldBook(DocumentBook):

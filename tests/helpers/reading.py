@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from helpers.support import Graphs, Halves, Tiny, TokenBook, drive, start
+from helpers.support import TREES, Graphs, Halves, Tiny, TokenBook, drive, start
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
@@ -22,13 +22,8 @@ BLENDED = ("blend_eagle", "bim_blend_eagle")
 TWINS = {"blend_eagle": "eagle", "bim_blend_eagle": "bim_eagle"}
 WORDS = ("bees", "rain", "tea", "iron", "ferns", "chess", "salt", "moss")
 DOCUMENTS = tuple(Document(word, f"all about {word} and everything") for word in WORDS)
-SMALL = (
-    "layout.kv_slots=3000",
-    "limits.max_new_tokens=1",  # the session has its own budget
-    "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
-    "drafter.draft_depth=4",
-    "drafter.top_k=4",
-)
+# The session has its own budget.
+SMALL = ("layout.kv_slots=3000", "limits.max_new_tokens=1", *TREES)
 NO_BLOCK = ("eagle", "bim_eagle")
 
 

@@ -33,11 +33,9 @@ PLAIN = ("autoregressive", "eagle")  # graphs without a skeleton
 FULL = ("bim_plain", "bim_eagle", "batching_plain", "batching_eagle")
 PAGED = ("paged_plain", "paged_eagle")
 GRAPHS = (*PLAIN, *FULL)
-FIXED = (
-    "drafter.num_draft_tokens=6",
-    "drafter.draft_depth=3",
-    "drafter.top_k=4",
-)  # the same tree in every round
+# The same tree in every round.
+FIXED = ("drafter.num_draft_tokens=6", "drafter.draft_depth=3", "drafter.top_k=4")
+TREES = ("drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}", "drafter.draft_depth=4", "drafter.top_k=4")
 MOST_STEPS = 20_000  # transitions after which a run counts as hanging
 
 
@@ -254,11 +252,7 @@ class Graphs:
         """A session on a shipped graph with a small pool, small budgets and no grammar."""
         own = ["layout.kv_slots=2000", "limits.max_new_tokens=1"]  # the session has its own budget
         if "eagle" in graph:  # what a graph ships may be tuned at any time
-            own += [
-                "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
-                "drafter.draft_depth=4",
-                "drafter.top_k=4",
-            ]
+            own += TREES
         if graph in (*FULL, *PAGED):
             own += [f"skeleton.share={book.share}", "skeleton.grammar=false"]
             own += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.support import TREES
 
 from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.states.drafters.eagle import Eagle3Settings
@@ -13,11 +14,6 @@ from specsot.states.graph.program import Program
 from specsot.states.yaml.source import GraphError, RenamedKeyWarning, Source
 
 TABLE = op_table()
-PINNED = (
-    "drafter.num_draft_tokens={1: 10, 2: 6, 4: 3}",
-    "drafter.draft_depth=4",
-    "drafter.top_k=4",
-)
 
 
 def opened(*sets: str, graph: str = "bim_eagle") -> Program:
@@ -43,7 +39,7 @@ def opened(*sets: str, graph: str = "bim_eagle") -> Program:
     ],
 )
 def test_a_setting_is_changed(text: str, path: str, value: Any) -> None:
-    assert opened(*PINNED, text).graph.refer(path) == value
+    assert opened(*TREES, text).graph.refer(path) == value
 
 
 def test_a_missing_block_is_made() -> None:
