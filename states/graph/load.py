@@ -23,15 +23,7 @@ from ..yaml.source import (
 )
 from ..yaml.spec import check_mapping, keys_of, kind_of, model_at, problem_of
 from .checks import checked_program
-from .graph import (
-    EXTENDS,
-    KINDS,
-    LAYOUTS,
-    MACHINE,
-    RENAMED_KEYS,
-    VERSION,
-    Graph,
-)
+from .graph import EXTENDS, KINDS, LAYOUTS, MACHINE, RENAMED_KEYS, VERSION, Graph
 from .plugins import PLUG_INS, installed_kinds, settings_class, with_installed
 from .program import Program
 

@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from ...ops.registry import (
-    OpEntry,
-    OpTable,
-    RegistryError,
-    backend_names,
-    declarations,
-    parse,
-)
+from ...ops.registry import OpEntry, OpTable, RegistryError, backend_names, declarations, parse
 from ..yaml.source import hint, quoted
 from .drafter_settings import DrafterSettings
 

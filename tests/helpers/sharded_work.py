@@ -26,15 +26,7 @@ from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
 from specsot.models.linear import Weights
 from specsot.models.load.weights import load_target
-from specsot.models.sharded import (
-    RankLost,
-    Ranks,
-    gather_heads,
-    peer_heads,
-    peers,
-    place,
-    sharded,
-)
+from specsot.models.sharded import RankLost, Ranks, gather_heads, peer_heads, peers, place, sharded
 from specsot.ops.kv.pool import KVCache
 
 Work = Callable[..., Any]
