@@ -1,8 +1,7 @@
 """Beam search on the device: the live continuations, the finished hypotheses, and the end.
 
-The arithmetic is that of transformers 5 (`GenerationMixin._beam_search`), step for step and in
-float32, so that scores and choices are the same: sums of log-probabilities, divided by the length
-to the power of `length_penalty` once a hypothesis has ended.
+The arithmetic is that of transformers 5 (`GenerationMixin._beam_search`), step for step in float32:
+sums of log-probabilities, divided by length ** `length_penalty` once a hypothesis has ended.
 """
 
 from dataclasses import dataclass
@@ -19,12 +18,9 @@ NONE = -1.0e9  # added to the sum of what must not live on
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """The state of each search before a step; W beams, best first.
-
-    running_SW: float32, sums of the live beams' log-probabilities.
-    kept_SW: float32, scores of the best finished hypotheses; ended_SW: bool, whether there is one
-        (its score is -inf otherwise).
-    """
+    """The state of each search before a step; W beams, best first. running_SW: float32, sums of the
+    live beams' log-probabilities. kept_SW, ended_SW: float32 scores of the best finished hypotheses
+    (-inf without), and bool, whether there is one."""
 
     running_SW: Tensor
     kept_SW: Tensor
@@ -33,11 +29,8 @@ class Beams:
 
 @dataclass(frozen=True, slots=True)
 class Searches:
-    """The searches of one forward: those that had beams in it, then new ones.
-
-    length_S1: int64, tokens of a hypothesis after this step; budget_S1: int64, the maximum of that;
-    stops_SE: int64, stop ids, padded with -1.
-    """
+    """The searches of a forward: those that had beams in it, then new ones. int64: tokens of a
+    hypothesis after this step, the maximum of that, and stop ids, padded with -1."""
 
     beams: Beams
     length_S1: Tensor
@@ -47,12 +40,11 @@ class Searches:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The choices of a step; C candidates, best first.
+    """The choices of a step (int64); C candidates, best first.
 
-    parent_SW, token_SW: int64, the beam that each new beam continues, and its token.
-    origin_SW: int64, the source of each finished hypothesis: the old one w, or candidate W + c.
-    parent_SC, token_SC: int64, the candidates: a beam and the next token.
-    beams: the state after the step. over_S: bool, whether the search has ended.
+    parent_SW, token_SW: the beam that each new beam continues, and its token; parent_SC, token_SC:
+        the same of the candidates. origin_SW: the source of each finished hypothesis, the old one
+        w, or candidate W + c. beams: the state afterwards. over_S: bool, of ended searches.
     """
 
     parent_SW: Tensor
@@ -82,12 +74,9 @@ def select(
     length_penalty: float,
     early_stopping: bool | str,
 ) -> Chosen:
-    """Keep the best continuations as beams, and the best finished hypotheses.
-
-    There are enough candidates for W live beams even if all stop ids are among them.
-
-    logits: [R, V], a row for each live beam, then one for each new search.
-    """
+    """Keep the best continuations as beams, and the best finished hypotheses; logits: [R, V], a row
+    for each live beam, then one for each new search. There are enough candidates for W live beams
+    even if all stop ids are among them."""
     beams = searches.beams
     width = num_beams
     vocab = logits.shape[1]

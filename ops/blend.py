@@ -1,8 +1,6 @@
 """Cached rows of a forward (CacheBlend): their roles, budgets, and which are recomputed.
 
-A row is of the suffix (always computed), protected (cached exactly: computed up to the check layer,
-never picked), reused (cached approximately: the check layer picks some) or padding. The host knows
-the number of picked rows; only the device knows which rows they are.
+The host knows the number of picked rows; only the device knows which rows they are.
 """
 
 from collections.abc import Sequence
@@ -21,7 +19,8 @@ Pair = tuple[Tensor, Tensor]  # K before RoPE and V of one layer, each [rows, kv
 
 
 class RowRole(IntEnum):
-    """The role of a row in a blended forward."""
+    """A row of a blended forward is padding, of the suffix (always computed), protected (cached
+    exactly: never picked), or reused (cached approximately: the check layer picks some)."""
 
     PADDING = 0
     SUFFIX = 1
@@ -31,12 +30,8 @@ class RowRole(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkKV:
-    """Cached rows, independent of their positions: K before RoPE. Never changed in place.
-
-    keys_LRgd, values_LRgd: [layers, rows, kv_heads, head_dim] in the model's dtype; keys after a
-        k_norm. features_RF: the target's tapped hidden states, joined; None without a drafter that
-        reads them.
-    """
+    """Cached rows, independent of their positions: K before RoPE, after a k_norm, and V, [layers,
+    rows, kv_heads, head_dim]; the target's tapped hidden states for a drafter that reads them."""
 
     keys_LRgd: Tensor
     values_LRgd: Tensor
@@ -48,7 +43,6 @@ class ChunkKV:
 
     @property
     def bytes(self) -> int:
-        """Bytes held, features included."""
         parts = (self.keys_LRgd, self.values_LRgd, self.features_RF)
         return sum(part.numel() * part.element_size() for part in parts if part is not None)
 
@@ -65,12 +59,8 @@ def join(chunks: Sequence[ChunkKV]) -> ChunkKV:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendRows:
-    """The roles of a forward's rows, on the host; all int32 [B, Q].
-
-    role_BQ: `RowRole`. prompt_BQ, branch_BQ: the request and the owner of a row. chunk_BQ: for
-        reused rows the number of their chunk in its branch; a chunk that occurs twice has two
-        numbers.
-    """
+    """The roles of a forward's rows, int32 [B, Q] on the host; prompt_BQ, branch_BQ: request and
+    owner of a row. chunk_BQ: for reused rows the number of their chunk in its branch."""
 
     role_BQ: Ints
     prompt_BQ: Ints
@@ -80,15 +70,15 @@ class BlendRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blend:
-    """Cached rows of one forward. Build it with `Blend.of`.
+    """Cached rows of one forward.
 
-    rows: the roles. cached: the R cached rows, protected and reused ones.
-    index_R: int64, their flat indices (b * Q + q), increasing. group_R: int64, the budget of each;
-        protected rows have the last one, which is always empty.
-    counts_CG: for each check layer and budget the number of rows that are picked (host ints);
-        quota_CG: int64, the same. start_G: int64, the number of rows in the budgets before each.
-    suffix_M: bool [B * Q], the rows that every layer computes.
-    budget_M: int32 on the host, the budget of each row, -1 for rows without one.
+    cached: the R cached rows, protected and reused ones. index_R, group_R: int64, their flat
+        indices (b * Q + q), increasing, and the budget of each: of protected rows the last, empty
+        one.
+    counts_CG, quota_CG: for each check layer and budget the number of picked rows, on the host and
+        the device. start_G: int64, the number of rows in the budgets before each.
+    suffix_M: bool [B * Q], the rows that every layer computes. budget_M: int32 on the host, the
+        budget of each row, -1 for rows without one.
     """
 
     settings: BlendSettings
@@ -104,24 +94,9 @@ class Blend:
 
     @classmethod
     def of(cls, rows: BlendRows, cached: ChunkKV, settings: BlendSettings) -> "Blend":
-        """Cached rows `cached`, in the order of the flat indices of the cached rows in `rows`.
-
-        Of a budget of n rows a check layer picks int(ratio * n), computed in float64.
-
-        Raises ValueError: nothing is cached, a prompt has no suffix, or the numbers of cached rows
-            differ.
-        """
+        """Cached rows `cached`, in the order of their flat indices in `rows`. Of a budget of n rows
+        a check layer picks int(ratio * n), computed in float64."""
         index_R = np.flatnonzero(np.isin(rows.role_BQ, (RowRole.PROTECTED, RowRole.REUSED)))
-        if not index_R.size:
-            raise ValueError("nothing to blend: 0 of the forward's rows are cached")
-        used = np.unique(rows.prompt_BQ[rows.role_BQ != RowRole.PADDING])
-        ends = np.unique(rows.prompt_BQ[rows.role_BQ == RowRole.SUFFIX])
-        for prompt in np.setdiff1d(used, ends):
-            raise ValueError(
-                f"the suffix of prompt {prompt} has 0 rows, but its last row must be computed"
-            )
-        if index_R.size != cached.rows:
-            raise ValueError(f"{index_R.size} rows are cached, but the cache holds {cached.rows}")
         keys = {
             "per_prompt": (rows.prompt_BQ,),
             "per_branch": (rows.prompt_BQ, rows.branch_BQ),
@@ -155,9 +130,8 @@ class Blend:
         )
 
     def width(self, rows_Gq: npt.NDArray[np.int64], check: int | None) -> int:
-        """Maximum number of live rows of these sequences: the suffix and, after check layer number
-        `check`, the picked rows. A budget may span several sequences; only the device knows the
-        split, so each has room for all of it."""
+        """Most live rows of these sequences: the suffix and, after check layer number `check`, the
+        picked rows. Only the device knows how sequences share a budget: each has room for it."""
         suffix_G = (self.rows.role_BQ.reshape(-1)[rows_Gq] == RowRole.SUFFIX).sum(1)
         if check is None:
             return int(suffix_G.max())
@@ -169,7 +143,6 @@ class Blend:
         return most
 
     def count(self, role: RowRole) -> int:
-        """The number of rows with this role."""
         return int((self.rows.role_BQ == role).sum())
 
 
@@ -177,10 +150,9 @@ class Blend:
 class BlendReport:
     """The result of a blended forward.
 
-    live_L: for each layer the number of rows whose new K and V were cached (host ints).
-    picked: for each check layer the flat indices (b * Q + q) of the rows picked there, int64 on the
-        device, increasing, without the suffix.
-    reused, protected, suffix: rows of each role (host ints).
+    live_L: for each layer the number of rows whose new K and V were cached (host ints). picked: for
+        each check layer the flat indices of its picked rows, int64 on the device, increasing.
+    reused, protected, suffix: numbers of rows (host ints).
     """
 
     plan: LayerPlan
@@ -192,11 +164,8 @@ class BlendReport:
 
 
 def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
-    """[R], squared distance of new K and V from the cached ones, over all heads of a layer.
-
-    K before RoPE deviates as much as K after it: both are turned by the same angle. In float32 at
-    least.
-    """
+    """[R], squared distance of new K and V from the cached ones, over all heads of a layer, in
+    float32 at least. K before RoPE deviates as much as after: both turn by the same angle."""
     distance_R = new[0].new_zeros(
         len(new[0]), dtype=torch.promote_types(new[0].dtype, torch.float32)
     )
@@ -208,10 +177,8 @@ def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
 
 
 def pick(deviation_R: Tensor, blend: Blend, check: int) -> Tensor:
-    """bool [R], the rows that deviate most in each budget; of equals the one with the lower index.
-
-    check: the number of the check layer (0 for the first).
-    """
+    """bool [R], the rows of each budget that deviate most, of equals the lower index, at the check
+    layer number `check`."""
     order_R = deviation_R.sort(descending=True, stable=True).indices
     order_R = order_R[blend.group_R[order_R].sort(stable=True).indices]
     group_R = blend.group_R[order_R]
@@ -221,5 +188,5 @@ def pick(deviation_R: Tensor, blend: Blend, check: int) -> Tensor:
 
 
 def where_true(mask_R: Tensor, count: int) -> Tensor:
-    """int64 [count], the indices of the `count` true entries, increasing, without a host read."""
+    """int64 [count], the indices of the true entries, increasing, without a host read."""
     return (~mask_R).to(torch.int8).argsort(stable=True)[:count]

@@ -1,7 +1,4 @@
-"""The target's forward as ops, the interfaces of models, and the counted read of its results.
-
-Device values reach the host through `HostReader` alone, so that every synchronisation is counted.
-"""
+"""The target's forward as ops, the interfaces of models, and the counted read of its results."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +20,8 @@ from .types import Rows
 
 @dataclass(slots=True)
 class HostReader:
-    """Counts reads: `reads`, one per round, and `full_reads` of whole score rows."""
+    """Device values reach the host through it alone: `reads`, one per round, and `full_reads` of
+    whole score rows."""
 
     reads: int = 0
     full_reads: int = 0
@@ -54,10 +52,8 @@ class HostReader:
 
 
 class TargetOutput(NamedTuple):
-    """logits_RV in float32 (float64 models: float64) for the requested rows, taps_QF for every row.
-
-    blend: the report of a forward on a blended cache.
-    """
+    """logits_RV in float32 (float64 models: float64) for the requested rows, taps_QF for every row,
+    and the report of a forward on a blended cache."""
 
     logits_RV: Tensor
     taps_QF: Tensor | None
@@ -91,17 +87,14 @@ class Target(Pooled, Protocol):
         taps: tuple[int, ...],
         blend: Blend | None = None,
     ) -> TargetOutput:
-        """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else.
-
-        Each layer writes its rows first and attends to the pool afterwards, so that the rows of
-        one forward see each other through the pool.
+        """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else: each layer
+        before it attends to the pool, so that rows of one forward see each other through it.
 
         logit_rows_R: flat row indices (b * Q + q) that need logits.
         taps: Hugging Face `hidden_states` indices whose values are joined, in increasing order,
             into taps_QF [B * Q, len(taps) * H]; empty for None.
-        blend: cached rows; `plan` must be the one compiled from its settings. Rows that a layer
-            does not compute get their cached K, turned to their position, and V. Their logits are
-            NaN, their taps those of the cache.
+        blend: cached rows; `plan` is compiled from its settings. Rows that a layer does not compute
+            get their cached K, turned to their position, and V; NaN logits, and the cached taps.
         """
         ...
 
@@ -112,7 +105,7 @@ class FeatureDrafter(Pooled, Protocol):
     tap_ids: tuple[int, ...]
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
-        """True target features [R, F] -> the hidden states [R, H] that the drafter takes."""
+        """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
         ...
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -141,12 +134,8 @@ class HiddenDrafter(FeatureDrafter, Protocol):
 
 
 class BlockDrafter(FeatureDrafter, Protocol):
-    """A drafter that fills a whole block of masks in one forward: DFlash.
-
-    A block is [anchor, mask, mask, ...]: the root token at its position and `mask_token_id` at the
-    following ones. Output row k is the drafter's guess of the token at its own position (no
-    shift); row 0, the anchor's, is not used. Its vocabulary is the target's.
-    """
+    """A drafter that fills a whole block [root token, mask, mask, ...] in one forward: DFlash. Row
+    k of the output is its guess of the token at its own position; row 0 is not used."""
 
     block_size: int
     mask_token_id: int
@@ -154,10 +143,7 @@ class BlockDrafter(FeatureDrafter, Protocol):
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
     ) -> None:
-        """K and V of committed tokens, each at its own position, into every layer of `kv`.
-
-        Only tokens whose features the target has computed: all before a block's anchor.
-        """
+        """K and V of committed tokens, all before a block's root, into every layer of `kv`."""
         ...
 
     def forward(
@@ -169,20 +155,13 @@ class BlockDrafter(FeatureDrafter, Protocol):
         kv: KVCache,
     ) -> Tensor:
         """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
-
-        attention: a row sees its branch's context and its whole block, in both directions; layers
-            that are causal or have a window hide more of it. `positions_GK` must hold the true
-            positions of the block's own slots too.
-        """
+        A row sees its branch's context and its whole block; causal and windowed layers less."""
         ...
 
 
 @op("mask.build", writes="attention")
 def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> AttentionPlan:
-    """Plan the attention of a forward: groups of rows, the slots that each sees, and masks.
-
-    attention: name of the backend.
-    """
+    """Plan the attention of a forward; `attention` is the backend's name."""
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
     positions_BQ = rows.positions_BQ
@@ -221,7 +200,7 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
 @op("plan.compile", writes="plan")
 def compile_plan(target: Target, rows: Rows) -> LayerPlan:
     """One status per layer: DECODE when trees are verified, FULL for a prefill alone; with cached
-    rows, that of the settings they are reused by."""
+    rows, that of their settings."""
     if rows.blend is not None:
         return compile_layer_plan(rows.blend.settings, target.num_layers)
     status = LayerStatus.DECODE if rows.trees else LayerStatus.FULL
@@ -239,9 +218,8 @@ def forward_(
 ) -> tuple[Tensor, Tensor | None, BlendReport | None]:
     """All rows through the target once; K and V go into the pool.
 
-    Returns logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None
-        without.
-    Returns a drafter that reads features); the report on cached rows.
+    Returns logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None unless
+        a drafter reads features); the report on cached rows.
     """
     if not rows.tokens_BQ.numel():  # every request was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None

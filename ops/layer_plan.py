@@ -1,11 +1,7 @@
-"""The status of each layer of a prefill with cached rows (CacheBlend), fixed before the forward.
+"""The status of each layer of a prefill with cached rows, fixed before the forward; no torch.
 
 From "CacheBlend: Fast Large Language Model Serving for RAG with Cached Knowledge Fusion"
-(2405.16444); the statuses are those of its code. Needs no torch: graphs are checked with it.
-
-The floating-point operations of a prefill are modelled as in its section 5.1, in more detail: each
-layer's projections, its attention by the visible pairs of query and key, and the rest of the layer,
-without embedding and output head. Picked rows are assumed to be spread evenly over the context.
+(2405.16444); the statuses are those of its code.
 """
 
 from dataclasses import dataclass
@@ -14,13 +10,9 @@ from typing import Literal
 
 
 class LayerStatus(IntEnum):
-    """The work of one decoder layer in a forward.
-
-    DECODE: computes all rows of a forward that verifies trees. FULL: computes all rows.
-    CHECK: computes K and V of all live rows, and keeps those live that deviate most.
-    AFTER_CHECK: computes the live rows, takes the others from the cache. REUSE: the same with the
-    suffix alone, from the first layer on.
-    """
+    """The work of a decoder layer: all rows of a forward that verifies trees (DECODE), or of any
+    other (FULL); K and V of all live rows, of which those that deviate most stay live (CHECK); the
+    live rows, the others from the cache (AFTER_CHECK); the same with the suffix alone (REUSE)."""
 
     DECODE = -1
     FULL = 0
@@ -41,21 +33,17 @@ OnMiss = Literal["full"]
 
 @dataclass(frozen=True, slots=True)
 class BlendSettings:
-    """How a prefill uses cached rows; graphs are checked for conflicting values.
+    """How a prefill uses cached rows.
 
-    plan: `plain` computes everything, `reuse` nothing that is cached, `blend` computes the cached
-        rows that deviate most.
-    check_layers: layers (from 0) where rows are picked, increasing, never the first.
-    ratios: for each check layer the share of a budget's rows that is picked, never growing: a later
-        layer picks among the rows of the one before.
-    metric: the deviation: squared distance of V, of K, or of both.
-    check_update: `full` keeps all K and V that a check layer computes; `partial` keeps those of the
-        rows that it picks.
-    mask: `exact` hides later positions; `bottom_right` is the original code's mask for one
-        sequence, by which picked rows see later ones; for comparisons only.
+    plan: `plain` computes everything, `reuse` nothing that is cached, `blend` the cached rows that
+        deviate most (metric: squared distance of V, of K, or of both).
+    check_layers: layers (from 0) where rows are picked, increasing, never the first. ratios: the
+        share of a budget's rows that each picks among those of the one before, never growing.
+    check_update: a check layer keeps all K and V that it computes, or those of the picked rows.
+    mask: `exact`, or `bottom_right`, the original code's, by which picked rows see later ones.
     budget: the rows that a share refers to: those of a branch, a prompt, or each chunk.
-    min_tokens: with fewer cached rows, nothing is reused.
-    on_miss: the treatment of a chunk that is not in the store: `full` computes it.
+    min_tokens: with fewer cached rows, nothing is reused. on_miss: `full` computes a chunk that is
+        not in the store.
     """
 
     plan: PlanKind = "plain"
@@ -80,10 +68,7 @@ def decode_plan(num_layers: int) -> LayerPlan:
 
 
 def compile_layer_plan(settings: BlendSettings, num_layers: int) -> LayerPlan:
-    """One status per layer of a prefill.
-
-    Raises ValueError: a check layer does not exist in a model of `num_layers` layers.
-    """
+    """One status per layer of a prefill; raises ValueError if a check layer does not exist."""
     if settings.plan != "blend":
         status = LayerStatus.FULL if settings.plan == "plain" else LayerStatus.REUSE
         return (status,) * num_layers
@@ -101,7 +86,7 @@ def compile_layer_plan(settings: BlendSettings, num_layers: int) -> LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The sizes of a decoder layer: widths of its rows and of its MLP, heads and their width."""
+    """The sizes of a decoder layer: widths of its rows and of its MLP, heads."""
 
     hidden: int
     inner: int
@@ -118,10 +103,9 @@ def prefill_flops(shape: LayerShape, layers: int, rows: int) -> float:
 def blend_flops(
     shape: LayerShape, layers: int, settings: BlendSettings, context: int, suffix: int
 ) -> float:
-    """Operations of a prefill of `context` cached rows and then `suffix` rows.
-
-    Raises ValueError: the settings do not fit a model of this many layers.
-    """
+    """Operations of a prefill of `context` cached rows and then `suffix` rows, as in section 5.1 of
+    the paper, in more detail: projections, visible pairs of query and key, the rest of the layer,
+    without embedding and head; picked rows are spread evenly over the context."""
     plan = compile_layer_plan(settings, layers)
     shares = iter(settings.ratios)
     alive = 0 if plan[0] is LayerStatus.REUSE else context

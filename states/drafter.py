@@ -1,10 +1,8 @@
 """What a drafter is: one object that proposes a token tree for every branch of a run.
 
 A round calls `intake_` (lay out the rows committed since the drafter's last forward), `root` (one
-forward over these rows, which proposes the first level) and `grow` (deepen, return the proposal).
-Commits reach it through `observe`, the outcome of its proposals through `learn`.
-
-Modules of this package import torch inside methods only, since `specsot check` reads the settings.
+forward over them, which proposes the first level) and `grow` (deepen, return the proposal). Torch
+is imported inside methods only, since `specsot check` reads the settings.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
 class DraftContext:
     """What a drafter uses of its run.
 
-    model, kv: its network and KV pool; None for a kind without a network.
-    accept: the acceptance rule of the target, `match` or `rejection`.
+    model, kv: its network and KV pool, for a kind that has them. accept: `match` or `rejection`.
     costs: of forwards, for a drafter that chooses the size of its drafts.
     outlines: True drafts for outlines only, False for all other branches, None for every branch.
     """
@@ -58,15 +55,16 @@ class Drafter:
 
     Attributes:
         Settings: the block `drafter` of a graph, whose `kind` registers the class.
+        loader: the function of `models/load/weights.py` that reads its checkpoints.
         lookback: how many tokens after a row determine it besides those before (`PrefixCache`).
         reads_root: whether the root token has a row before the round, besides all before it.
-        model, kv: its network and its KV pool; None for a kind without them.
         inbox: committed rows that the drafter's next forward reads.
         columns_F: int64, which columns of the target's features are its own; None for all.
         chooser: chooses the size of each round's drafts; None where the settings fix it.
     """
 
     Settings: ClassVar[type[DrafterSettings]]
+    loader: ClassVar[str] = ""
     lookback: int = 0
     reads_root: ClassVar[bool] = False
 
@@ -84,33 +82,26 @@ class Drafter:
 
     @classmethod
     def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        """The network of a checkpoint, for a kind with `has_model`.
+        """The network of a checkpoint, for a kind with `has_model`; raises ModelError."""
+        if not cls.loader:
+            raise NotImplementedError(f"{cls.__name__} has a model, but no method `load`")
+        from ..models.load import weights
 
-        Raises:
-            ModelError: the checkpoint is refused; the message names the file and the reason.
-        """
-        raise NotImplementedError(f"{cls.__name__} has a model, but no method `load`")
+        return getattr(weights, cls.loader)(folder, target, dtype=dtype, device=device)
 
     @classmethod
     def logits(
         cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:
-        """float32 [Q, V]: one forward over rows of one text, to measure its cost.
-
-        Args:
-            slots_1Q: int64, the slots and the positions of the rows.
-        """
+        """float32 [Q, V]: one forward over rows of one text, to measure its cost; `slots_1Q` are
+        their positions too."""
         raise NotImplementedError(f"{cls.__name__} has a model, but no method `logits`")
 
     def write_rows_(
         self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
     ) -> None:
-        """Write the first rows of a text into an empty pool, as the rounds of a run write them.
-
-        Args:
-            tokens_1Q: int64, the text, at least one token longer than `rows` where there is one.
-            features_QF: the target's features of these rows, for a model with `tap_ids`.
-        """
+        """Write the first rows of a longer text, with the target's features of them, into an empty
+        pool, as the rounds of a run write them."""
         raise NotImplementedError(f"{type(self).__name__} keeps rows, but has no `write_rows_`")
 
     # -- a round ----------------------------------------------------------------------------------
@@ -133,18 +124,16 @@ class Drafter:
         return None if self.chooser is None else self.chooser.choice
 
     def intake_(self, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-        """The rows committed since its last forward, of all branches, in its pool.
-
-        Only the active branches where no forward is needed: without a pool, and in a round without
-        drafts whose rows no other branch continues.
-        """
+        """The rows committed since its last forward, of all branches, in its pool; the active
+        branches where no forward is needed: without a pool, and in a round without drafts whose
+        rows no other branch continues."""
         active = self.active
         if self.chooser is not None and active:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
             unread = sum(len(rows.tokens) for rows in self.inbox)
             self.chooser.choose_([branch.owner for branch in active], remaining, unread)
         context = self.context
-        choice = None if self.chooser is None else self.chooser.choice
+        choice = self.choice
         if self.kv is None or (choice is not None and self._can_wait(active, choice)):
             return tuple(active)
         pending = self.inbox
@@ -165,21 +154,13 @@ class Drafter:
         )
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Any:
-        """Read the committed rows in one forward and propose the first level of every tree.
-
-        Args:
-            batch: the result of `intake_`.
-
-        Returns:
-            The frontier, which `grow` takes.
-        """
+        """Read the rows of `intake_` in one forward and propose the first level of every tree: the
+        frontier, which `grow` takes."""
         return batch
 
     def grow(self, frontier: Any) -> Proposal:
-        """Deepen the trees of all active branches and free the temporary rows.
-
-        A kind that never drafts has trees without drafts; every other kind overrides this.
-        """
+        """Deepen the trees of all active branches and free the temporary rows; a kind that never
+        drafts has trees without drafts."""
         if self.settings.drafts:
             raise NotImplementedError(f"{type(self).__name__} drafts, but has no method `grow`")
         return self.no_drafts(len(self.active))
@@ -204,15 +185,8 @@ class Drafter:
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
-        """The outcome of its proposal.
-
-        Args:
-            branches: those that it drafted for, in the order of the proposal.
-            paths: the accepted nodes of each tree, the root first.
-
-        Returns:
-            What the trace reports of each branch; nothing for most kinds.
-        """
+        """The outcome of its proposal for these branches: the accepted nodes of each tree, the root
+        first. Returns what the trace reports of each branch; nothing for most kinds."""
         if self.chooser is not None and branches:
             self.chooser.learn_([branch.owner for branch in branches], paths)
         return ()
@@ -227,11 +201,11 @@ class Drafter:
         ]
 
     def truncate(self, owner: int, length: int) -> None:
-        """A segment ends at position `length` from now on."""
+        """A segment ends at position `length`."""
         self.inbox = [rows if rows.owner != owner else rows.before(length) for rows in self.inbox]
 
     def forget(self, owners: Sequence[int]) -> None:
-        """The rows of these segments are given back."""
+        """The rows of these segments are freed."""
         self.inbox = [rows for rows in self.inbox if rows.owner not in owners]
         if self.chooser is not None:
             self.chooser.forget_(owners)
@@ -249,7 +223,7 @@ class Drafter:
     @property
     def choices(self) -> tuple[DraftSize, ...]:
         """The chosen sizes of the last round, of each drafter that chooses."""
-        return () if self.chooser is None else (self.chooser.choice,)
+        return () if self.choice is None else (self.choice,)
 
     def unread(self, owners: set[int]) -> list[int]:
         """Positions of the committed rows of these segments that no forward has read yet."""
@@ -290,10 +264,8 @@ def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | N
 
 
 class TwoDrafters(Drafter):
-    """Splits the branches between its drafters and joins their proposals.
-
-    Between the ops of a round a value is a pair, with None for a drafter without active branches.
-    """
+    """Splits the branches between its drafters and joins their proposals. Between ops a value is a
+    pair, with None for a drafter without active branches."""
 
     def __init__(self, main: Drafter, outlines: Drafter) -> None:
         super().__init__(main.settings, replace(main.context, costs=None))
@@ -336,11 +308,8 @@ class TwoDrafters(Drafter):
         records: list[GammaRecord] = []
         for part in self.parts:
             trees = [tree for tree, branch in enumerate(branches) if part.serves(branch)]
-            records += part.learn(
-                [branches[tree] for tree in trees],
-                result.some(trees),
-                [paths[tree] for tree in trees],
-            )
+            served = [branches[tree] for tree in trees]
+            records += part.learn(served, result.some(trees), [paths[tree] for tree in trees])
         return tuple(records)
 
     @property

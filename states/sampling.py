@@ -14,7 +14,7 @@ from .request import Branch
 
 @dataclass(slots=True)
 class TokenCounts:
-    """Which ids a branch has behind it (`processors.Past`), up to answer token number `counted`."""
+    """The ids before a branch (`processors.Sampler`), up to answer token number `counted`."""
 
     seen_V: Tensor
     counts_V: Tensor

@@ -20,7 +20,7 @@ from ...ops.forward import HostReader, TargetOutput
 from ...ops.kv.pool import KVCache
 from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
-from ...ops.sampling.processors import Past, columns, process, take_in_
+from ...ops.sampling.processors import Sampler, columns, process, take_in_
 from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.plugins import drafter_class
 from ...states.request import Branch, Finish, Request
@@ -227,12 +227,12 @@ def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place
     answer_C = torch.tensor(branch.tokens[:place], dtype=torch.int64, device=device)
     take_in_(in_context_1V, counts_1V, torch.zeros_like(answer_C), answer_C)
     empty_10 = row_1[:, None][:, :0]
-    past = Past(in_context_1V, counts_1V, row_1 + place, empty_10, empty_10.bool())
+    key_1 = row_1 + branch_key(branch.request.seed, branch.index)
     settings = columns([rules], [branch.request.stop_ids], size, device)
-    scores_1V = process(logits_1V, settings, row_1, past)
+    sampler = Sampler(settings, key_1, in_context_1V, counts_1V, answered_S=row_1 + place)
+    scores_1V = process(logits_1V, sampler, row_1, tokens_RC=empty_10, path_RC=empty_10.bool())
     if rules.greedy:
         return scores_1V[0]
-    key_1 = row_1 + branch_key(branch.request.seed, branch.index)
     return perturbed(scores_1V, token_keys(key_1, row_1 + first + place))[0]
 
 

@@ -1,9 +1,8 @@
 """Attention backends: how the rows of a forward attend to the slots of a pool.
 
-A backend is a class with a name, which a graph gives as `attention`. It makes a plan of a forward
-once, from its `AttentionMetadata`, and runs every layer by it. To add one, put a subclass of
-`AttentionBackend` into a file of this package, or into an installed package with an entry point of
-the group `specsot.attention`.
+A backend plans a forward once, from its `AttentionMetadata`, and runs every layer by that. To add
+one, put a subclass of `AttentionBackend` into a file of this package, or into an installed package
+with an entry point of the group `specsot.attention`.
 
 Grouped-query attention folds the query groups into the query axis, so that keys and values stay
 views of the pool: [B, kv_heads, G * Q, d] against [B, kv_heads, K, d].
@@ -44,8 +43,7 @@ Narrow = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class LayerGroup(NamedTuple):
-    """A group as layers use it. rows_M: int64, its rows, flat; None for all. bias_G1qK: its mask,
-    query groups folded in, as `to_bias` makes it."""
+    """A group as layers use it. rows_M: int64, flat; None for all. bias_G1qK: of `to_bias`."""
 
     rows_M: Tensor | None
     keys: SlotRun | Tensor
@@ -53,7 +51,7 @@ class LayerGroup(NamedTuple):
 
 
 class LayerAttention(NamedTuple):
-    """A plan for the layers of one kind; merged: as in `AttentionPlan`."""
+    """A plan for the layers of one kind."""
 
     backend: "AttentionBackend"
     groups: tuple[LayerGroup, ...]
@@ -62,12 +60,8 @@ class LayerAttention(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """What a backend computes in each layer of a forward. Each row is in one group at most; padding
-    may be in none.
-
-    merged: rows may be in several groups, each with other slots; the results are merged by the
-        log-sum-exps of the scores.
-    """
+    """What a backend computes in each layer of a forward: each row is in one group at most, or, if
+    `merged`, in several with other slots, whose results are merged by the log-sum-exps."""
 
     backend: "AttentionBackend"
     groups: tuple[AttentionGroup, ...]
@@ -97,10 +91,8 @@ class AttentionPlan:
         dtype: torch.dtype,
         narrow: Narrow | None = None,
     ) -> LayerAttention:
-        """The plan for layers with this many query heads for each key head.
-
-        narrow: what layers with a window leave of the masks; None leaves everything.
-        """
+        """The plan for layers with this many query heads for each key head; `narrow` is what layers
+        with a window leave of the masks."""
         groups = []
         for group in self.groups:
             mask_GqK = group.mask_GqK
@@ -118,8 +110,8 @@ class AttentionPlan:
         return replace(self, groups=tuple(groups))
 
     def parts(self, rows: int, max_rows: int) -> list[tuple[Tensor | None, "AttentionPlan"]]:
-        """A forward of many rows cut into several of about `max_rows` rows, none of which sees
-        another: their flat indices (None for all) and their plans. A merged plan is not cut."""
+        """The forward cut into several of about `max_rows` rows, none of which sees another: their
+        flat indices (None for all) and their plans. A merged plan is not cut."""
         if rows <= max_rows or self.merged:
             return [(None, self)]
         pieces = []
@@ -135,18 +127,16 @@ class AttentionPlan:
             parts[-1].append(piece)
         plans: list[tuple[Tensor | None, AttentionPlan]] = []
         for part in parts:  # its rows one after another
-            rows_M = torch.cat(
-                [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
-            )
-            first = 0
+            rows = [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
             moved = []
+            first = 0
             for group in part:
-                last = first + group.host_rows_Gq.size
-                host_Gq = np.arange(first, last).reshape(group.host_rows_Gq.shape)
-                rows_Gq = None if len(part) == 1 else tensor(host_Gq, rows_M.device)
+                host_Gq = first + np.arange(group.host_rows_Gq.size)
+                host_Gq = host_Gq.reshape(group.host_rows_Gq.shape)
+                rows_Gq = None if len(part) == 1 else tensor(host_Gq, rows[0].device)
                 moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
-                first = last
-            plans.append((rows_M, replace(self, groups=tuple(moved))))
+                first += host_Gq.size
+            plans.append((torch.cat(rows), replace(self, groups=tuple(moved))))
         return plans
 
 
@@ -154,11 +144,8 @@ class AttentionPlan:
 
 
 def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """bool visibility -> additive [B, 1, groups * Q, K].
-
-    Hidden entries have the dtype's finite minimum, so that a row without any visible slot (padding)
-    has a finite result instead of NaN.
-    """
+    """bool visibility -> additive [B, 1, groups * Q, K]; hidden entries are the dtype's finite
+    minimum, so that a row that sees nothing (padding) has a finite result instead of NaN."""
     bias = torch.zeros(mask_BQK.shape, dtype=dtype, device=mask_BQK.device)
     bias.masked_fill_(~mask_BQK, torch.finfo(dtype).min)
     rows, queries, keys = bias.shape
@@ -176,9 +163,8 @@ def window_mask(
 def with_sums(
     folded_BgQd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, bias_B1QK: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Attention of folded queries [B, kv_heads, Q, d], and the log-sum-exp of each query's scores,
-    [B, kv_heads, Q], in float32 at least. Where a query sees nothing, that is about the dtype's
-    finite minimum."""
+    """Attention of folded queries [B, kv_heads, Q, d], and the log-sum-exp of each one's scores,
+    [B, kv_heads, Q], in float32 at least; about the dtype's finite minimum if it sees nothing."""
     if folded_BgQd.device.type == "cpu":
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, sums = flash(folded_BgQd, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
@@ -191,8 +177,8 @@ def with_sums(
 
 
 def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer at some slots of a pool, each [G, kv_heads, K, d]: views of runs
-    of slots, or copies of the slots in an int64 tensor [G, K]."""
+    """Keys and values of a layer, each [G, kv_heads, K, d]: views of runs of slots, or copies of
+    the slots in int64 [G, K]."""
     heads, _, dim = keys_hKd.shape
     if isinstance(keys, Tensor):
         index_X = keys.reshape(-1)
@@ -213,12 +199,9 @@ def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tu
 
 
 class AttentionBackend:
-    """A way to compute attention, without state.
-
-    `plan` is called once for each forward, `run` once in each layer. This class attends to each
-    sequence's slots by itself, with dense masks and torch's kernel; subclasses override what they
-    do otherwise. A graph names a subclass by the `name` in its class statement.
-    """
+    """A way to compute attention, without state; a graph names it by the `name` in its class
+    statement. `plan` is called once for each forward, `run` once in each layer. This class attends
+    to each sequence's slots by itself, with dense masks and torch's kernel."""
 
     name: ClassVar[str] = ""
     attend: ClassVar[Callable[..., Tensor]] = staticmethod(F.scaled_dot_product_attention)
@@ -228,11 +211,8 @@ class AttentionBackend:
         cls.name = name
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
-        """The plan of a forward, for `run`."""
-        groups = []
-        for batch in self.batches(metadata, metadata.sequences):
-            groups.append(metadata.group(batch))
-        return AttentionPlan(self, tuple(groups))
+        batches = self.batches(metadata, metadata.sequences)
+        return AttentionPlan(self, tuple([metadata.group(batch) for batch in batches]))
 
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
@@ -244,13 +224,9 @@ class AttentionBackend:
     def run(
         self, q_Nhd: Tensor, keys_hKd: Tensor, values_hKd: Tensor, plan: LayerAttention
     ) -> Tensor:
-        """Attention of all rows of a forward in one layer -> [N, heads * d].
-
-        Softmax over all slots of a row that is in several groups is the mean of the groups'
-        results, weighted by the sums of their exponentials; these are at least float32.
-
-        keys_hKd, values_hKd: those of the layer, [kv_heads, slots + 1, d].
-        """
+        """Attention of all rows in one layer, over keys and values [kv_heads, slots + 1, d] -> [N,
+        heads * d]. The result of a row in several groups is the mean of the groups' results,
+        weighted by the sums of their exponentials, in float32 at least."""
         rows, heads, dim = q_Nhd.shape
         kv_heads = keys_hKd.shape[0]
         merged = plan.merged
@@ -301,8 +277,8 @@ class GroupedBackend(AttentionBackend, name="grouped"):
 
 
 class DenseBackend(AttentionBackend, name="dense"):
-    """All rows attend to the whole pool: the reference. Of a pool with several rows, sequences
-    attend to as much of each as the fullest one holds."""
+    """The reference: all rows attend to the whole pool, or, of a pool with several rows, to as much
+    of each as the fullest one holds."""
 
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
@@ -322,60 +298,43 @@ class DenseBackend(AttentionBackend, name="dense"):
 
 class CascadeBackend(AttentionBackend, name="cascade"):
     """Segments that several branches share are attended to once, by all rows of these branches in
-    one group; the results of a row's groups are merged by the log-sum-exps of their scores.
+    one group. Cf. "Cascade Inference" (FlashInfer) and Hydragen (Juravsky et al. 2024)."""
 
-    Cf. "Cascade Inference" (FlashInfer) and Hydragen (Juravsky et al. 2024).
-    """
-
-    min_sequences: ClassVar[int] = 1
+    min_saved: ClassVar[int] = 0
+    """Slots read less often that make up for merging."""
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
-        if len(metadata.sequences) < self.min_sequences:
-            return super().plan(metadata)
-        sequences = [sequence for sequence in metadata.sequences if len(sequence.rows)]
-        can_split = metadata.kv.rows == 1 and not (metadata.equal_lengths or metadata.isolated)
-        if can_split and len(sequences) >= self.min_sequences:
-            levels = shared_parts(metadata, sequences)
-            if len(levels) > 1 and self.is_worthwhile(metadata, sequences, levels):
+        if not self.min_saved or len(metadata.sequences) > 1:  # one sequence reads slots once
+            levels = self.levels(metadata)
+            if len(levels) > 1:
                 batches = [batch for level in levels for batch in self.batches(metadata, level)]
                 return AttentionPlan(self, tuple([metadata.group(one) for one in batches]), True)
         return super().plan(metadata)
 
-    def is_worthwhile(
-        self,
-        metadata: AttentionMetadata,
-        sequences: Sequence[QuerySequence],
-        levels: Sequence[Sequence[QuerySequence]],
-    ) -> bool:
-        """Whether to read shared segments once and merge."""
-        return True
+    def levels(self, metadata: AttentionMetadata) -> Sequence[Sequence[QuerySequence]]:
+        """The parts of `shared_parts`, if it is worthwhile to read them by themselves."""
+        if metadata.kv.rows > 1 or metadata.equal_lengths or metadata.isolated:
+            return ()
+        sequences = [sequence for sequence in metadata.sequences if len(sequence.rows)]
+        lengths = _lengths(metadata, sequences) if self.min_saved else []
+        # all sequences together read at least the longest one
+        if self.min_saved and sum(lengths) - max(lengths, default=0) < self.min_saved:
+            return ()
+        levels = shared_parts(metadata, sequences)
+        parts = [part for level in levels for part in level]
+        saved = sum(lengths) - sum(_lengths(metadata, parts)) if self.min_saved else 0
+        return levels if saved >= self.min_saved else ()
 
 
 class AutoBackend(CascadeBackend, name="auto"):
     """`cascade` where it reads enough fewer slots to make up for merging, else `grouped`."""
 
-    min_sequences = 2  # one sequence reads every slot once
-
-    def is_worthwhile(
-        self,
-        metadata: AttentionMetadata,
-        sequences: Sequence[QuerySequence],
-        levels: Sequence[Sequence[QuerySequence]],
-    ) -> bool:
-        lengths = [_extent(keys)[1] for keys in _keys(metadata, sequences)]
-        total = sum(lengths)
-        if total - max(lengths) < MIN_SLOTS_SAVED:  # together they read at least the longest one
-            return False
-        shared = sum(_extent(keys)[1] for level in levels for keys in _keys(metadata, level))
-        return total - shared >= MIN_SLOTS_SAVED
+    min_saved = MIN_SLOTS_SAVED
 
 
 @cache
 def backend(name: str) -> AttentionBackend:
-    """The backend of this name, of this package or of an installed one.
-
-    Raises ValueError: there is none.
-    """
+    """The backend of this name, of this package or of an installed one; raises ValueError."""
     package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         importlib.import_module(f"{package}.{module.name}")
@@ -396,12 +355,8 @@ def backend(name: str) -> AttentionBackend:
 def arranged(
     metadata: AttentionMetadata, sequences: Sequence[QuerySequence], keys: Sequence[Keys]
 ) -> list[AttentionBatch]:
-    """Sequences with these slots as batches.
-
-    Sequences of one shape are computed side by side if their slots have equal distances or are the
-    same, or if their slots are lists, which a table holds; and if that costs little more than a
-    batch for each.
-    """
+    """Sequences with these slots as batches: those whose runs have equal distances, or whose slots
+    are lists, are computed side by side if that costs little more than a batch for each."""
     if len(sequences) == 1 and not sequences[0].owners and isinstance(keys[0], tuple):
         run = SlotRun(*keys[0])  # the usual case
         return [AttentionBatch(sequences[0].rows[None], run, run.slots_GK)] if run.length else []
@@ -454,6 +409,11 @@ def arranged(
 def _extent(keys: Keys) -> tuple[int | None, int]:
     """The first slot of a run, None of a list; the number of slots."""
     return (None, len(keys)) if isinstance(keys, np.ndarray) else keys
+
+
+def _lengths(metadata: AttentionMetadata, sequences: Sequence[QuerySequence]) -> list[int]:
+    """The number of slots that each sequence attends to."""
+    return [_extent(keys)[1] for keys in _keys(metadata, sequences)]
 
 
 def _keys(metadata: AttentionMetadata, sequences: Sequence[QuerySequence]) -> list[Keys]:
@@ -510,8 +470,8 @@ def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
 def shared_parts(
     metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
 ) -> list[list[QuerySequence]]:
-    """The rows that see each part of the pool, in levels in which every row is at most once; the
-    last level has what each segment sees alone, its rows among it."""
+    """The rows that see each part of the pool, in levels with every row at most once; the last one
+    has what each segment sees alone."""
     rows_M = np.sort(np.concatenate([np.zeros(0, np.int64), *[one.rows for one in sequences]]))
     segment_M = metadata.segment_N[rows_M]
     visibility = metadata.visibility

@@ -1,12 +1,8 @@
 """What attention needs to know of a forward: its sequences, what their rows see, and the masks.
 
-An `AttentionMetadata` describes a forward by its sequences of query rows, the slots that each may
-see, the visibility of segments and the small mask of its token trees. A backend arranges sequences
-in batches and makes a plan from it (`backends.py`).
-
-A row sees a committed slot if the slot's segment is on the path from the row's segment to the root
-and the slot's position is not behind the row's. Prompt rows of the same forward follow the same
-rule. Nodes of token trees are visible to their descendants alone.
+A row sees a committed slot, or that of a prompt row of the same forward, if the slot's segment is
+on the path from the row's segment to the root and its position is not behind the row's. Nodes of
+token trees are visible to their descendants alone.
 
 Further shape letters: G sequences of a batch, q query rows of each, P kinds of rows, E rows of
 trees in a batch, M fresh slots of a branch.
@@ -63,9 +59,9 @@ def row_index(rows_Gq: npt.NDArray[np.int64], rows: int, device: torch.device) -
 class QuerySequence(NamedTuple):
     """Query rows of a forward that may see the same part of a pool.
 
-    rows: int64, their flat indices, increasing. row: the pool's row that they attend to. homes: of
-    the segments that they belong to, empty if they may see the whole row. owners: the segments that
-    they see here, where they see other segments in other sequences.
+    rows: int64, their flat indices, increasing. row: the pool's row that they attend to. homes:
+    those that they may see, empty for the whole row. owners: the segments that they see here, where
+    they see others in other sequences.
     """
 
     rows: npt.NDArray[np.int64]
@@ -77,9 +73,9 @@ class QuerySequence(NamedTuple):
 class Visibility(NamedTuple):
     """The segments of a forward's rows, and the segments that each of them sees.
 
-    ids_S: int32, ids of the segments. path_SA: int32, the ids on the path from each segment to its
-    root, starting with the segment itself, then those that it reads outside its path; NO_SEGMENT
-    after the last one. homes_S: the homes of all segments that each may see, its own home first.
+    ids_S: int32. path_SA: int32, the ids from each segment itself to its root, then those that it
+    reads outside its path; NO_SEGMENT after the last one. homes_S: the homes of all segments that
+    each may see, its own first.
     """
 
     ids_S: Ints
@@ -87,8 +83,8 @@ class Visibility(NamedTuple):
     homes_S: tuple[tuple[int, ...], ...]
 
     def sees(self, segment_P: Ints, owner_PK: Ints) -> Bools:
-        """bool [P, K]: whether a segment, by its number, sees the slots of an owner. The number
-        after the last one is that of padding, which sees nothing."""
+        """bool [P, K]: whether a segment, by its number, sees the slots of an owner; the number
+        after the last one is that of padding."""
         nothing_1A = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
         path_PA = np.concatenate([self.path_SA, nothing_1A])[segment_P]
         visible_PK: Bools = owner_PK == path_PA[:, :1]
@@ -100,10 +96,9 @@ class Visibility(NamedTuple):
 class AttentionBatch(NamedTuple):
     """G sequences that are computed side by side, of q query rows and K slots each.
 
-    rows_Gq: int64, flat indices of the query rows; a shorter sequence repeats its last row. keys: a
-    run for each sequence, or int32 [G, K], its slots in increasing order, the last one repeated in
-    shorter lists. slots_GK: int32, all slots. valid_GK: the slots that exist for the sequence; None
-    for all.
+    rows_Gq: int64, flat indices; a shorter sequence repeats its last row. keys: a run for each
+    sequence, or int32 [G, K], increasing, the last one repeated. slots_GK: int32, all slots.
+    valid_GK: the slots that exist for the sequence; None for all.
     """
 
     rows_Gq: npt.NDArray[np.int64]
@@ -129,9 +124,8 @@ class AttentionBatch(NamedTuple):
             return np.ones(len(slots_E), np.bool_)
         place_E = self.places(slots_E[:, None], sequence_E)[:, 0]
         inside_E = (place_E >= 0) & (place_E < self.slots_GK.shape[1])
-        place_E = np.where(inside_E, place_E, 0)
-        same_E = self.slots_GK[sequence_E, place_E] == slots_E
-        holds_E: Bools = inside_E & same_E & self.valid_GK[sequence_E, place_E]
+        index = sequence_E, np.where(inside_E, place_E, 0)
+        holds_E: Bools = inside_E & (self.slots_GK[index] == slots_E) & self.valid_GK[index]
         return holds_E
 
 
@@ -139,14 +133,11 @@ class AttentionBatch(NamedTuple):
 class AttentionGroup:
     """A batch with its mask.
 
-    rows_Gq: int64, flat indices (b * Q + q) of the query rows. None: all rows of the forward, in
-        their order.
-    keys: the slots, a run for each sequence, or int64 [G, K].
-    mask_GqK: bool, True where a row may attend to a slot.
-    positions_GK: int64, RoPE position of each slot; only sliding windows and CacheBlend's mask
-        `bottom_right` read it.
-    host_rows_Gq: the rows, on the host.
-    fresh_GqM: int64, the index among the K slots of each of a row's fresh slots
+    rows_Gq, host_rows_Gq: int64, flat indices (b * Q + q) of the query rows, on the device (None:
+        all rows of the forward, in their order) and on the host.
+    keys: the slots, a run for each sequence, or int64 [G, K]. mask_GqK: bool, what a row may see.
+    positions_GK: int64, of the slots, for sliding windows and CacheBlend's mask `bottom_right`.
+    fresh_GqM: int64, index among the K slots of each of a row's fresh slots
         (`AttentionMetadata.fresh_SM`); None if the batch does not hold them.
     """
 
@@ -171,18 +162,16 @@ class AttentionGroup:
         else:
             keys = keys[part]
         host_Gq = self.host_rows_Gq[part]
-        mask_GqK = self.mask_GqK[part]
-        rows_Gq = tensor(host_Gq, mask_GqK.device)
-        return AttentionGroup(rows_Gq, keys, mask_GqK, self.positions_GK[part], host_Gq)
+        rows_Gq = tensor(host_Gq, self.mask_GqK.device)
+        return AttentionGroup(rows_Gq, keys, self.mask_GqK[part], self.positions_GK[part], host_Gq)
 
     def widened(
         self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
     ) -> "AttentionGroup":
         """The group of W fresh rows of each of its rows, which are branches.
 
-        seen_SWM: bool, the fresh slots that each fresh row sees, besides its branch's history.
-        position_SM: int64, positions of the fresh slots.
-        first_S: flat index of each branch's first row in the forward, which has `rows` rows.
+        seen_SWM: bool, the fresh slots that each fresh row sees; position_SM: int64, their
+            positions. first_S: flat index of each branch's first row in a forward of `rows` rows.
         """
         width, fresh = seen_SWM.shape[1:]
         mask_GqWK = self.mask_GqK[:, :, None].expand(-1, -1, width, -1)
@@ -205,9 +194,8 @@ class TreeMask(NamedTuple):
 
     rows_ST, slots_ST: int32 on the host, flat index and slot of each node. visible_STT: bool, the
     nodes (columns) that each node sees. positions_ST: int64 on the device. roots_shared: whether
-    nodes without a row have their root's row and slot.
-    segment_R: if trees share their rows, the R first ones, S is 1, T is R, and this is int64, the
-    number of each row's segment, which only the device knows; else None.
+    nodes without a row have their root's. segment_R: if trees share the R first rows (S is 1, T is
+    R), int64, the number of each row's segment, which only the device knows.
     """
 
     rows_ST: Ints
@@ -220,8 +208,8 @@ class TreeMask(NamedTuple):
     def mark_(
         self, batch: AttentionBatch, mask_GqK: Tensor, positions_GK: Tensor, rows: int
     ) -> None:
-        """Write what the trees' nodes see of each other into the mask of a batch of a forward of
-        `rows` rows, and the positions of their slots."""
+        """Write what the nodes see of each other into the mask of a batch of a forward of `rows`
+        rows, and the positions of their slots."""
         device = mask_GqK.device
         if self.segment_R is not None:
             count = self.slots_ST.size
@@ -257,16 +245,14 @@ class TreeMask(NamedTuple):
 class AttentionMetadata:
     """One forward, as backends get it.
 
-    kv: the labels of the pool's slots.
     sequences: its query rows, each in one sequence; padding may be in none.
     visibility, segment_N: the segments of the rows, and int32 on the host, the number of each row's
-        segment in it (the number after the last one for padding).
-    positions_N: int64 on the device, the position of each row.
+        (the number after the last one for padding). positions_N: int64 on the device.
     readable: bool [slots], the slots that are history: committed ones and those of prompt rows.
     tree: the token trees; None if there are none, or if all their slots are history.
-    fresh_SM: slots of rows in forwards to come, for each row of this one, which then stands for a
-        branch (a drafter's; `AttentionGroup.widened`).
-    equal_lengths: whether sequences with different numbers of rows must be in different batches.
+    fresh_SM: slots of rows in a drafter's forwards to come, for each row of this one, which then
+        stands for a branch (`AttentionGroup.widened`).
+    equal_lengths: whether sequences of different lengths must be in different batches.
     """
 
     kv: SlotTable
@@ -281,13 +267,12 @@ class AttentionMetadata:
 
     @property
     def isolated(self) -> int:
-        """The number of first sequences that must each be a batch: that of trees with shared rows,
-        whose segments only the device knows."""
+        """How many first sequences must each be a batch: the one of trees with shared rows."""
         return int(self.tree is not None and self.tree.segment_R is not None)
 
     def slot_lists(self) -> tuple[Ints, Ints]:
-        """kv_indptr [sequences + 1] and kv_indices, int32: the slots in use that some row of each
-        sequence may see, those of sequence i from kv_indptr[i] to before kv_indptr[i + 1]."""
+        """kv_indptr [sequences + 1] and kv_indices, int32: the slots in use that rows of sequence i
+        may see are those from kv_indptr[i] to before kv_indptr[i + 1]."""
         kv = self.kv
         lists = []
         for sequence in self.sequences:
@@ -300,13 +285,12 @@ class AttentionMetadata:
             else:
                 is_seen = np.ones(kv.capacity, np.bool_)
             lists.append(first + np.flatnonzero(is_seen & (kv.owner[part] >= 0)))
-        lengths = [len(slots) for slots in lists]
-        indptr = np.cumsum([0, *lengths], dtype=np.int32)
+        indptr = np.cumsum([0, *map(len, lists)], dtype=np.int32)
         return indptr, np.concatenate([np.zeros(0, np.int64), *lists]).astype(np.int32)
 
     def history(self, batch: AttentionBatch, segment_Gq: Ints) -> tuple[Bools, Ints]:
-        """What rows of these segments (by number) see of the readable slots: bool [P, K], once for
-        every kind of row, and int32 [G, q], the kind of each row."""
+        """What rows of these segments (by number) see of the readable slots: bool [P, K], for every
+        kind of row, and int32 [G, q], the kind of each."""
         count = len(self.visibility.ids_S) + 1
         pairs_Gq = np.arange(len(segment_Gq))[:, None] * count + segment_Gq
         if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual case

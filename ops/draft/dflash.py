@@ -1,13 +1,9 @@
 """Drafting with DFlash: one block per branch, filled in one forward for all branches.
 
-A block is the root token and masks behind it. Its rows see the branch's context, which the
-drafter keeps as keys and values made of the target's features, and each other in both directions.
-
-DDTree (liranringel/ddtree) makes a tree of a block: every position has a distribution that does not
-depend on the tokens at the others, so the probability of a prefix is the product of its marginals.
-The tree with the highest expected accepted length consists of the most probable prefixes, which are
-closed under taking parents. The reference pops them from a heap one by one; here each level keeps
-what can still be among the best, which gives the same nodes in a few large operations.
+DDTree (liranringel/ddtree) makes a tree of a block: the probability of a prefix is the product of
+its positions' marginals, and the tree with the highest expected accepted length consists of the
+most probable prefixes, which are closed under taking parents. The reference pops them from a heap;
+here each level keeps what can still be among the best, which gives the same nodes.
 
 Further shape letters: W prefixes kept at a level, E extensions of them, C all kept nodes.
 """
@@ -40,10 +36,7 @@ def write_context_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCac
 def draft_tree_(
     drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache, *, size: int, nodes: int
 ) -> Proposal:
-    """The `nodes` most probable prefixes of each branch's block (DDTree).
-
-    size: rows of a block, the root's included.
-    """
+    """The `nodes` most probable prefixes of each branch's block of `size` rows (DDTree)."""
     logits_SDV, work = _block(drafter, draft_rows, kv_draft, size)
     return replace(tree(logits_SDV.log_softmax(-1), nodes), work=work)
 
@@ -97,23 +90,16 @@ def _block(
 
 
 def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
-    """One path per branch, with these tokens; as published, DFlash takes every position's best.
-
-    log_probs_SDV: log-probabilities of the drafted positions (a block without its anchor).
-    tokens_SN: int64, one token for each of them.
-    """
+    """One path per branch, with these tokens (int64) for the drafted positions."""
     log_probs_SN = log_probs_SDV.gather(-1, tokens_SN[..., None]).squeeze(-1).float()
     return single_path(tokens_SN, log_probs_SN)
 
 
 def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
-    """The `nodes` most probable prefixes of each branch, the most probable first.
+    """The `nodes` most probable prefixes of each branch (or all), the most probable first.
 
-    A smaller budget gives the first nodes of a larger one. Of equals the shorter prefix comes
-    first, then the one whose parent does, then the one whose token has the smaller id. Where the
-    positions have fewer prefixes than `nodes`, all of them are taken.
-
-    log_probs_SDV: log-probabilities of the drafted positions, none above zero.
+    Of equals the shorter prefix comes first, then the one whose parent does, then the one whose
+    token has the smaller id; so a smaller budget gives the first nodes of a larger one.
     """
     trees, levels, _ = log_probs_SDV.shape
     if nodes < 1 or levels < 1:

@@ -1,8 +1,6 @@
-"""Drawn drafts: with the target's coins (``match``), or with the drafter's own (``rejection``).
-
-Under ``match`` a draft that is drawn with the coin that the target uses at its position agrees with
-the target far more often than the drafter's best token. Under ``rejection`` the coins have a role
-of their own, and the proposal carries the distribution of every draw.
+"""Drawn drafts: under ``match`` with the coin that the target uses at a position, which agrees with
+it far more often than the best token; under ``rejection`` with coins of a role of their own, and
+the proposal has the distribution of every draw.
 """
 
 from dataclasses import dataclass
@@ -18,10 +16,7 @@ from ..types import DraftRows
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How the drafts of all branches of a round are drawn.
-
-    position_S: int64, positions of the roots; root_S their tokens.
-    """
+    """How the drafts of a round are drawn, after the roots' positions and tokens (int64)."""
 
     sampler: Sampler
     accept: Accept
@@ -37,24 +32,21 @@ class Drawing:
 
     @property
     def shows_probs(self) -> bool:
-        """Whether verification needs the distributions that drafts were drawn from."""
+        """Whether verification needs the distributions of the drafts."""
         return self.accept is Accept.REJECTION
 
     def scores(self, logits_RV: Tensor, branch_R: Tensor, behind_RC: Tensor) -> Tensor:
-        """The drafter's logits through the branches' own processors, [R, V].
-
-        behind_RC: int64, the root and the drafts that lead to each row.
-        """
-        past = self.sampler.past(behind_RC, torch.ones_like(behind_RC, dtype=torch.bool))
-        return process(logits_RV, self.sampler.rules, branch_R, past)
+        """[R, V]: logits through the branches' processors; behind_RC: int64, the root and the
+        drafts that lead to each row."""
+        path_RC = torch.ones_like(behind_RC, dtype=torch.bool)
+        return process(logits_RV, self.sampler, branch_R, tokens_RC=behind_RC, path_RC=path_RC)
 
     def draw(self, scores_RV: Tensor, branch_R: Tensor, depth_R: Tensor) -> Tensor:
-        """int64 [R]: a draft of each row, at this depth of its branch's tree."""
+        """int64 [R]: a draft of each row, at this depth of its tree."""
         key_R = self.keys(branch_R, depth_R, torch.zeros_like(depth_R))
         return choose(scores_RV, self.sampler.rules, branch_R, key_R)
 
     def probabilities(self, scores_RV: Tensor, branch_R: Tensor) -> Tensor:
-        """float [R, V]: the distribution that a draft of each row is drawn from."""
         return probabilities(scores_RV, self.sampler.rules.greedy_S[branch_R])
 
     def keys(self, branch_R: Tensor, depth_R: Tensor, rank_R: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """EAGLE-2 and EAGLE-3: token trees grown for all branches at once (EAGLE-2, section 4).
 
-Drafter row j pairs the target's feature of token j with token j + 1, at position j. The rows that
-expand_root writes stay in the drafter's pool; those of grow_tree are given back.
+Drafter row j pairs the target's feature of token j with token j + 1, at position j.
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +17,9 @@ from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 
 class Workspace:
-    """Slots of each branch after its committed rows, and the attention of rows in them.
+    """Temporary slots of each branch after its committed rows, and the attention of rows in them.
 
-    slots_SM: int64, flat slots of each branch's M fresh rows.
-    spent: the forwards that `fresh` has prepared.
+    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` has prepared.
     """
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
@@ -60,11 +58,8 @@ class Workspace:
         self.plan = backend(draft_rows.attention).plan(metadata)
 
     def fresh(self, seen_SKM: Tensor, position_SM: Tensor) -> tuple[Tensor, Tensor, AttentionPlan]:
-        """positions_BQ, slots_BQ and attention of the last K of M fresh rows of each branch.
-
-        A row sees its branch's history, and of the M fresh rows those in `seen_SKM` (bool), whose
-        positions are `position_SM`. Padding is written to the scratch slot.
-        """
+        """positions_BQ, slots_BQ and attention of the last K of M fresh rows of each branch: a row
+        sees its branch's history and the fresh rows in `seen_SKM` (bool)."""
         fresh = position_SM.shape[1]
         width = seen_SKM.shape[1]
         spread = self.frame.spread
@@ -77,19 +72,13 @@ class Workspace:
         return spread(position_SM[:, rows]), slots_BQ, plan
 
     def close_(self) -> None:
-        """Give the slots back."""
         self.kv.release_(self.slots)
 
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The first level of all trees.
-
-    tokens_SK: int64 target ids, best first; scores_SK: float32 log-probabilities.
-    hidden_SKH: the drafter's output that each token was proposed from (its parent's).
-    draft_rows: the branches; the drafter row of a first-level token has the position of the root
-        token.
-    """
+    """The first level of all trees: int64 target ids, best first, their float32 log-probabilities,
+    and the drafter's output that each was proposed from."""
 
     tokens_SK: Tensor
     scores_SK: Tensor
@@ -100,10 +89,7 @@ class Frontier:
 def first_level(
     drafter: HiddenDrafter, draft_rows: DraftRows, kv_draft: KVCache, top_k: int
 ) -> Frontier:
-    """Read the committed rows of all branches in one forward and propose the first level.
-
-    The rows that it writes stay in the pool.
-    """
+    """Read the committed rows of all branches in one forward and propose the first level."""
     rows = draft_rows.rows
     assert draft_rows.features_NF is not None
     hidden_RH = drafter.fuse(draft_rows.features_NF)
@@ -139,15 +125,11 @@ def grow_tree_(
     levels: int,
     ranked: bool = False,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best `nodes` of each.
+    """Deepen all trees level by level, then keep the best `nodes` (at least one) of each.
 
     A level forwards the frontiers of all branches at once; the best of their children become the
-    next frontier. The rows of a frontier have one position per branch, and see their ancestors and
-    themselves. Trees can be neither deeper nor wider than `nodes`: what could not be kept is not
-    drafted.
-
-    nodes: drafted nodes of each tree, at least one.
-    ranked: number the nodes of a tree by their ranks.
+    next frontier. Trees are neither deeper nor wider than `nodes`: what could not be kept is not
+    drafted. ranked: number the nodes of a tree by their ranks.
     """
     levels = min(levels, nodes)
     tokens_SK = frontier.tokens_SK[:, :nodes]

@@ -1,8 +1,7 @@
-"""Draft lengths: how many tokens a chain drafter proposes for each branch in a round.
+"""Draft lengths: how many tokens a chain drafter proposes for each branch in a round; no torch.
 
-A length follows from earlier rounds, so it is known on the host before the drafter runs: the
-drafter takes as many steps as the longest chain has drafts, and the target gets rows for these
-drafts alone. No policy changes the text. No torch: graphs are checked with it.
+A length follows from earlier rounds, so it is known on the host before the drafter runs, and the
+target gets rows for these drafts alone. No policy changes the text.
 
 ==========  =====================================================================================
 fixed       `gamma` tokens
@@ -17,9 +16,9 @@ adaedl      the same until before a draft whose entropy bounds its acceptance be
 cost        the length with the most expected tokens per millisecond (`sizes.py`)
 ==========  =====================================================================================
 
-As published, svip, confidence and adaedl stop inside a round, which takes a device read for each
-draft or wastes drafts. Here the rule is applied to the last round, and sets the length of the next
-ones: half the length at which it stops (twice the length if it does not), half the previous length.
+As published, svip, confidence and adaedl stop inside a round, which takes a read for each draft.
+Here the rule is applied to the last round and sets the next length: half the length at which it
+stops (twice the length if it does not), half the previous length.
 """
 
 from collections.abc import Sequence
@@ -45,16 +44,10 @@ THRESHOLD_DECAY = 0.9
 
 @dataclass(frozen=True, slots=True)
 class GammaSettings:
-    """Settings of a policy, as in a graph's block `drafter`; ValueError for bounds that cross.
+    """Settings of a policy, as documented in `VanillaSettings`; ValueError for bounds that cross.
 
-    gamma: drafts per round; of an adaptive policy the first round's.
-    gamma_min, gamma_max: bounds of the adaptive policies; None for `gamma`, but at least 1.
-    gamma_limit: threshold of `svip`, `confidence` and (at the start) `adaedl`; None for the
-        published one (`LIMITS`).
-    egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max), which reaches
-        gamma_max at entropy 0 only.
-    egag_ema_beta: weight of the past in the moving average; 0 for none.
-    egag_h_ref: entropy in nats that counts as no confidence at all; None for ln V.
+    gamma_max: None for `gamma`, but at least 1. gamma_limit: None for the published one (`LIMITS`).
+    egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max).
     """
 
     gamma: int = 5
@@ -75,7 +68,6 @@ class GammaSettings:
 
     @property
     def longest(self) -> int:
-        """The upper bound of the adaptive policies."""
         return self.gamma_max or max(self.gamma, 1)
 
     @property
@@ -92,12 +84,11 @@ class GammaSettings:
 
 @dataclass(frozen=True, slots=True)
 class GammaState:
-    """The state of a policy for one branch, between rounds.
+    """The state of a policy for one branch, between rounds; NaN before the first.
 
-    gamma: the next length before it is rounded, for all policies but egag and cost. h: entropy of
-    the drafter's distribution where the last round ended, NaN before. ema: EGAG's moving average,
-    NaN before the first. acceptance, threshold: AdaEDL's moving acceptance (NaN at first) and
-    threshold.
+    gamma: the next length, not rounded, for all policies but egag and cost. h, ema: for EGAG, the
+    entropy where the last round ended, and the moving average. acceptance, threshold: AdaEDL's
+    moving acceptance and threshold.
     """
 
     gamma: float
@@ -111,9 +102,9 @@ class GammaState:
 class Length:
     """The planned length of one branch's chain.
 
-    h: entropy in nats, NaN where a policy does not use it or none was measured. h_norm: over the
-    reference, clamped to [0, 1]. raw: the length before smoothing; ema: after it; gamma: rounded
-    and clamped; gamma_eff: at most what the answer still needs.
+    h: entropy in nats, NaN if not used or measured; h_norm: over the reference, in [0, 1]. raw: the
+    length before smoothing; ema: after it; gamma: rounded and clamped; gamma_eff: at most what the
+    answer still needs.
     """
 
     h: float
@@ -126,18 +117,15 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class GammaRecord(Length):
-    """The same after the round, for the trace; accepted: drafts accepted."""
+    """The same after the round, for the trace, with the number of accepted drafts."""
 
     accepted: int
 
 
 @dataclass(frozen=True, slots=True)
 class DraftDistributions:
-    """Figures of the distributions along a chain; both empty for policies that do not use them.
-
-    h: entropies in nats, from the first draft's distribution on, at least one. chance: the
-    probability of each draft.
-    """
+    """Along a chain the entropies in nats, from the first draft's distribution on, and the chance
+    of each draft; empty for policies that do not use them."""
 
     h: Sequence[float] = ()
     chance: Sequence[float] = ()
@@ -150,20 +138,16 @@ def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
 
 
 def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int) -> Length:
-    """A chain's length, before anything is drafted.
-
-    remaining: tokens that the branch may still emit, the target's own included.
-    """
-    h = nan
+    """A chain's length; remaining: tokens of the branch to come, the target's own included."""
+    h = state.h if settings.gamma_policy == "egag" else nan
     h_norm = nan
     ema = nan
     low = settings.gamma_min
     high = settings.longest
     policy = settings.gamma_policy
     raw: float = settings.gamma if policy == "fixed" else state.gamma
-    if policy == "egag" and not isnan(state.h):
-        h = state.h
-        h_norm = normalised(state.h, settings.egag_h_ref, vocabulary)
+    if not isnan(h):
+        h_norm = normalised(h, settings.egag_h_ref, vocabulary)
         raw = low + (1 - h_norm) * (high - low)
         if settings.egag_mode == "seed":
             raw = min(max(floor((1 - h_norm) * high), low), high)
@@ -179,7 +163,6 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
 
 
 def first_state(settings: GammaSettings) -> GammaState:
-    """The state of a branch before its first round."""
     gamma = min(max(settings.gamma, settings.gamma_min, 1), settings.longest)
     return GammaState(gamma, threshold=settings.limit)
 

@@ -1,17 +1,16 @@
 """Drafting from n-grams, without a model: prompt lookup, and count tables (NASD).
 
-Prompt lookup (Saxena, "Prompt lookup decoding", 2023) drafts what followed earlier occurrences of a
-branch's last tokens; with one match it is transformers' `PromptLookupCandidateGenerator`, with
-several a tree. NASD (Ou et al., "Lossless acceleration of large language model via adaptive n-gram
-parallel decoding", NAACL 2024 industry, 2404.08698) drafts by counts of n-grams in committed
-tokens, with back-off to shorter contexts and filler tokens.
-
-Appending or counting a token costs the same for any length of the context and any size of a table.
+Prompt lookup (Saxena, 2023) drafts what followed earlier occurrences of a branch's last tokens: one
+match (transformers' `PromptLookupCandidateGenerator`), or several as a tree. NASD (Ou et al.,
+NAACL 2024 industry, 2404.08698) drafts by counts of n-grams in committed tokens, with back-off to
+shorter contexts and filler tokens. A token costs the same for any length of the context.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import log
@@ -33,17 +32,14 @@ class SuffixIndex:
         return len(self.ids)
 
     def append_(self, tokens: Sequence[int]) -> None:
-        """Take in what the branch has committed."""
         for token in tokens:
             self.ids.append(token)
             for size in range(1, min(self.longest, len(self)) + 1):
                 self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
 
     def matches(self, most: int) -> list[int]:
-        """Up to `most` places that follow an earlier occurrence of the last tokens.
-
-        Longer matches come first; among equally long ones the leftmost.
-        """
+        """Up to `most` places that follow an earlier occurrence of the last tokens: of longer
+        matches first, then the leftmost."""
         sizes = range(min(self.longest, len(self) - 1), 0, -1)
         ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
         different: dict[int, None] = {}
@@ -65,9 +61,8 @@ def lookup_tree(
 ) -> HostTree:
     """What followed the best `matches`, as a tree: a chain for one match.
 
-    A node counts the matches that pass through it. The `nodes` with the highest counts stay, of
-    equals those that were found first, so common beginnings are kept before rare endings. Neither
-    a stop token nor anything behind one is drafted.
+    The `nodes` that most matches pass through stay, of equals the first ones, so that common
+    beginnings are kept before rare endings. Neither a stop token nor anything after one is drafted.
     """
     places = index.matches(matches) if nodes > 0 and levels > 0 else []
     children: dict[tuple[int, int], int] = {}  # (parent, token) -> node, in order of creation
@@ -102,11 +97,8 @@ Gram = tuple[int, ...]
 
 @dataclass(slots=True)
 class Followers:
-    """What followed one context: counts, and the `width` most frequent tokens in order.
-
-    A token moves up only when its count is strictly larger: of equals, the first to get there
-    stays in front.
-    """
+    """What followed one context: counts, and the `width` most frequent tokens in order; of equals,
+    the first to get there stays in front."""
 
     counts: dict[int, int] = field(default_factory=dict)
     ranked: list[int] = field(default_factory=list)
@@ -129,16 +121,10 @@ class Followers:
 
 
 class CountTable:
-    """Counts of n-grams: contexts of `min_context` to `order` - 1 tokens and what followed them.
-
-    order: longest n-gram, its last token counted (at least 2).
-    min_context: shortest context; `order` - 1 for a table of one level.
-    width: tokens per context that can be drafted side by side.
-    """
+    """Counts of n-grams: contexts of `min_context` to `order` - 1 tokens and what followed them, of
+    which `width` tokens can be drafted side by side."""
 
     def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
-        if not 1 <= min_context < order or width < 1:
-            raise ValueError(f"no n-grams of order {order} from {min_context} context tokens on")
         self.order = order
         self.min_context = min_context
         self.width = width
@@ -154,11 +140,8 @@ class CountTable:
     def learn_(
         self, ids: Sequence[int], start: int = 0, fillers: Sequence[Sequence[int]] = ()
     ) -> None:
-        """Count ids[start:], each token after the ids before it.
-
-        fillers: for each of these tokens what else the target found likely in its place
-            (`filler_ids`); negative ids are none. Only committed positions are learnt from.
-        """
+        """Count ids[start:], each token after the ids before it, and its `fillers`: what else the
+        target found likely in its place (`filler_ids`; negative ids are none)."""
         for end in range(start, len(ids)):
             others = fillers[end - start] if fillers else ()
             self.update_(ids, end, [ids[end], *(token for token in others if token >= 0)])
@@ -167,10 +150,8 @@ class CountTable:
 def longest_match(
     tables: Sequence[CountTable], context: Sequence[int]
 ) -> tuple[int, Followers] | None:
-    """The size of the longest context that is known, and what all tables say that followed it.
-
-    Counts of all tables are added; of equal sums the earlier table's order decides.
-    """
+    """The size of the longest counted context, and what followed it: counts of all tables are
+    added; of equal sums the earlier table's order decides."""
     longest = max(table.order for table in tables) - 1
     for size in range(min(longest, len(context)), 0, -1):
         key = tuple(context[-size:])
@@ -196,11 +177,10 @@ def count_tree(
 ) -> HostTree:
     """The `nodes` most probable continuations under the counts; a chain for width 1.
 
-    Nodes are taken best first by the product of their relative frequencies, of equals the one
-    that was found first. Neither a stop token nor anything behind one is drafted.
+    Nodes are taken best first by the product of their relative frequencies, of equals the first.
+    Neither a stop token nor anything after one is drafted.
 
-    context: the branch's last tokens, the pending one included; order - 1 of them suffice.
-    width: children per node at most.
+    context: the branch's last tokens, the root token included; order - 1 of them suffice.
     """
     if nodes < 1 or levels < 1:
         return HostTree()
@@ -233,33 +213,30 @@ class Scope(StrEnum):
 
 
 class CountTables:
-    """The count tables of all requests and branches under one scope."""
+    """The count tables of all requests and branches under one scope, by request and branch; of the
+    session under ()."""
 
-    def __init__(self, scope: Scope, order: int, min_context: int = 1, width: int = 8) -> None:
+    def __init__(self, scope: Scope, order: int, width: int = 8) -> None:
         self.scope = scope
-        self.shape = (order, min_context, width)
-        self.session = CountTable(*self.shape)
-        self.requests: dict[str, CountTable] = {}
-        self.branches: dict[tuple[str, int], CountTable] = {}
+        self.tables: defaultdict[tuple[str | int, ...], CountTable] = defaultdict(
+            partial(CountTable, order, width=width)
+        )
 
     def open_(self, request: str, prompt: Sequence[int]) -> None:
-        """A request begins: count its prompt."""
-        if self.scope is not Scope.SESSION:
-            self.requests[request] = CountTable(*self.shape)
-        self.tables_(request, None)[-1].learn_(prompt)
+        """Count the prompt of a request that begins."""
+        self.close_(request)
+        self._shared(request).learn_(prompt)
 
-    def tables_(self, request: str, branch: int | None) -> tuple[CountTable, ...]:
+    def tables_(self, request: str, branch: int) -> tuple[CountTable, ...]:
         """The tables a branch drafts from; the last one is the one that it adds to."""
-        if self.scope is Scope.SESSION:
-            return (self.session,)
-        shared = self.requests[request]
-        if self.scope is Scope.REQUEST or branch is None:
-            return (shared,)
-        table = self.branches.setdefault((request, branch), CountTable(*self.shape))
-        return (shared, table)
+        shared = self._shared(request)
+        is_shared = self.scope is not Scope.BRANCH
+        return (shared,) if is_shared else (shared, self.tables[request, branch])
+
+    def _shared(self, request: str) -> CountTable:
+        return self.tables[() if self.scope is Scope.SESSION else (request,)]
 
     def close_(self, request: str) -> None:
-        """A request is done: forget what only it had."""
-        self.requests.pop(request, None)
-        for key in [key for key in self.branches if key[0] == request]:
-            del self.branches[key]
+        """Forget what only this request had."""
+        for key in [key for key in self.tables if key[:1] == (request,)]:
+            del self.tables[key]

@@ -14,11 +14,7 @@ from ..types import Candidates, DraftWork, Proposal
 
 @dataclass(frozen=True, slots=True)
 class HostTree:
-    """A branch's drafted tokens, parents before children; the root is not counted.
-
-    parents: index of the parent in this tree, -1 for children of the root; depths from 1.
-    scores: cumulative log-probability of each node under the drafter.
-    """
+    """A branch's drafted tokens, parents before children; fields as in `Proposal`."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
@@ -30,10 +26,7 @@ class HostTree:
 
 
 def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
-    """The trees of all active branches, padded to the largest, in one transfer of integers.
-
-    Padding nodes are children of the root with token 0 and score -inf, and not valid.
-    """
+    """The trees of all active branches, padded to the largest with invalid children of the root."""
     most = max((len(tree) for tree in trees), default=0)
     ints = np.zeros((4, len(trees), most), np.int64)
     ints[1] = -1
@@ -53,11 +46,8 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:
-    """The proposals of several drafters as one, smaller trees padded with invalid nodes.
-
-    proposals: None for a drafter without branches in this round.
-    places: for each drafter the indices of its trees among the S trees (host ints).
-    """
+    """The proposals of several drafters (None for one without branches in this round) as one;
+    places: for each drafter the indices of its trees among the S trees."""
     trees = [part for part in proposals if part is not None]
     if len(trees) == 1:
         return trees[0]
@@ -71,13 +61,9 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
         wide = [F.pad(value, (0, most - value.shape[1]), value=empty) for value in values]
         return torch.cat(wide)[order_S.to(wide[0].device)]
 
+    none = [part.tokens_SN[:, :0] for part in trees]
     sides = [part.side_outputs_SC for part in trees]
-    side_SC = joined(
-        [
-            part.tokens_SN[:, :0] if side is None else side
-            for part, side in zip(trees, sides, strict=True)
-        ]
-    )
+    side_SC = joined([n if side is None else side for n, side in zip(none, sides, strict=True)])
     return Proposal(
         joined([part.tokens_SN for part in trees]),
         joined([part.parents_SN for part in trees], -1),
@@ -93,14 +79,11 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
 
 
 def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
-    """The nodes that are most probable over all trees together; None keeps every tree as it is.
+    """The nodes that are most probable over all trees together, of equals the earlier branch's,
+    then the earlier node; None keeps every tree as it is.
 
-    Nodes are ranked by their cumulative log-probability; of equals the earlier branch's come first,
-    then the earlier node. No child scores above its parent and none comes before it, so the kept
-    nodes of a tree are a tree. They move to its front in their order; the rest is padding.
-
-    Raises ValueError: the drafts were drawn, and a selection by probability changes their
-        distribution.
+    No child scores above its parent, so the kept nodes of a tree are a tree; they move to its
+    front. Raises ValueError: the drafts were drawn, and a selection changes their distribution.
     """
     if rows_per_round is None:
         return proposal

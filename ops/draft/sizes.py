@@ -1,8 +1,5 @@
-"""How much a round drafts: the size with the most expected tokens per millisecond.
-
-`RoundCosts` are measured times of forwards by rows. Acceptance is counted during the run: by depth
-for a chain, by rank and depth for a tree. All numbers are on the host, and a choice takes a few
-operations on small tables. The choice changes the speed, never the text.
+"""How much a round drafts: the size with the most expected tokens per millisecond, by measured
+times of forwards and counted acceptance. All numbers are on the host.
 
 Shape letters: G lengths of a chain (0 is none), C sizes of a tree, D depths.
 """
@@ -34,10 +31,8 @@ MAX_PAUSE = 64
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Milliseconds of a forward by rows: linear between the points and beyond the last one.
-
-    rows: increasing. Without points a forward costs nothing.
-    """
+    """Milliseconds of a forward by rows (increasing): linear between the points and beyond the last
+    one; 0 without points."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
@@ -50,7 +45,6 @@ class Curve:
         return cls(rows, tuple(least)[::-1])
 
     def at(self, rows_X: npt.ArrayLike) -> Floats:
-        """Milliseconds of a forward of these numbers of rows."""
         counts_X = np.asarray(rows_X, np.float64)
         if not self.rows:
             return np.zeros_like(counts_X)
@@ -64,8 +58,8 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Costs of a round's forwards; overhead: milliseconds of the rest of the smallest round, None
-    to measure it during the run."""
+    """Costs of a round's forwards, and of the rest of the smallest round in milliseconds; None to
+    measure that during the run."""
 
     target: Curve
     drafter: Curve
@@ -79,12 +73,10 @@ class RoundCosts:
 
 
 class Chooser:
-    """The size of each round's drafts, by measured costs and counted acceptance.
+    """The size (`choice`) of each round's drafts, by measured costs and counted acceptance.
 
-    choice: the size of the current round.
     plain, drafted: milliseconds outside the forwards of the last rounds without drafts and with
-        them. For trees they scale with the number of forwards, since each level is laid out, masked
-        and ranked; a further draft of a chain costs little besides its forward.
+        them; for trees, whose levels are laid out, masked and ranked, by the number of forwards.
     """
 
     def __init__(self, costs: RoundCosts, now: Callable[[], float]) -> None:
@@ -103,15 +95,13 @@ class Chooser:
     def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
         """The size for the round that starts.
 
-        limits: for each branch the most drafts that it can use. Trees ignore it: few rows are
-            beyond the end of an answer.
-        unread: rows that the drafter has not read yet, of prompts or of rounds without drafts.
-            Reading them is due once, so it does not affect the choice.
+        limits: for each branch the most drafts that it can use; trees ignore it.
+        unread: rows that the drafter has not read yet, which is due once and affects no choice.
         """
         raise NotImplementedError
 
     def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """The outcome of the round; paths: the accepted nodes of each branch, the root first."""
+        """The outcome of the round: the accepted nodes of each branch, the root first."""
         raise NotImplementedError
 
     def forget_(self, owners: Sequence[int]) -> None:
@@ -119,12 +109,11 @@ class Chooser:
 
     @property
     def overhead(self) -> float:
-        """Milliseconds of a round without drafts outside its forwards: the median."""
+        """Median milliseconds of a round without drafts outside its forwards."""
         return self._median(self.plain or self.drafted)
 
     @property
     def overhead_drafted(self) -> float:
-        """Milliseconds of a round with drafts; at least `overhead`."""
         return max(self._median(self.drafted or self.plain), self._median(self.plain))
 
     def _median(self, samples: deque[float]) -> float:
@@ -133,7 +122,7 @@ class Chooser:
         return max(median(samples), 0.0) if samples else 0.0
 
     def _start_round_(self, expected: float, share: float) -> None:
-        """Start a round whose forwards should take `expected` milliseconds; ends the last one."""
+        """End the last round and start one whose forwards should take `expected` milliseconds."""
         now = self.now()
         if self._start is not None:
             samples = self.drafted if self._share else self.plain
@@ -143,9 +132,8 @@ class Chooser:
         self._share = share
 
     def _is_trial_(self, *, pays: bool) -> bool:
-        """Whether the round must draft as a trial although that does not seem to pay: acceptance is
-        unknown before the first drafts and may change. Each pause between unsuccessful trials is
-        longer."""
+        """Whether to draft although that does not seem to pay: acceptance is unknown at first and
+        may change. Each pause between unsuccessful trials is longer."""
         if pays:
             self._without = 0
             self._pause = MIN_PAUSE
@@ -169,13 +157,8 @@ MAX_CHANCE = 0.99
 
 
 class ChainChooser(Chooser):
-    """Lengths of chains.
-
-    One length is chosen for all branches. A branch with a lower acceptance gets fewer drafts: each
-    must be worth the row that it takes, at the rate of the whole round.
-
-    longest: most drafts of a chain.
-    """
+    """One length for all chains, up to `longest`; a branch of lower acceptance gets fewer drafts:
+    each must be worth the row that it takes, at the rate of the whole round."""
 
     def __init__(
         self, costs: RoundCosts, longest: int, now: Callable[[], float] = perf_counter
@@ -210,8 +193,8 @@ class ChainChooser(Chooser):
         return self.choice
 
     def _forwards(self, branches: int) -> Floats:
-        """Milliseconds by length: one forward of the target, one of the drafter that reads the
-        committed rows and drafts the first token, and one for each further draft."""
+        """Milliseconds by length: a forward of the target, one of the drafter that drafts the first
+        token, and one for each further draft."""
         if branches not in self._forward_ms:
             length_G = np.arange(self.longest + 1)
             first, step = self.costs.drafter.at([USUAL_ROWS * branches, branches])
@@ -264,13 +247,9 @@ TRIAL_ROUNDS = 16  # rounds between trials of a tree that is one size larger
 
 
 class TreeChooser(Chooser):
-    """Nodes and levels of trees, the same for all branches; no drafts where that is faster.
-
-    The drafter ranks the nodes, so that a smaller tree is the first part of a larger one. Counted
-    are accepted nodes by rank and by depth.
-
-    nodes, levels: most of a tree.
-    """
+    """Nodes and levels of trees, the same for all branches, up to the given ones; no drafts where
+    that is faster. Nodes are ranked, so that a smaller tree is the first part of a larger one, and
+    acceptance is counted by rank and by depth."""
 
     def __init__(
         self,

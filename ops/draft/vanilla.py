@@ -1,7 +1,5 @@
-"""Drafting with a small language model: a chain of its most likely tokens for every branch.
-
-The model's pool holds the text itself, the root token included. A policy sets the number of drafts
-of a branch (`gamma.py`).
+"""Drafting with a small language model: a chain of its tokens for every branch, as long as a policy
+says (`gamma.py`). Its pool holds the text itself, the root token included.
 """
 
 from collections.abc import Sequence
@@ -24,10 +22,8 @@ from .gamma import DraftDistributions
 
 @dataclass(frozen=True, slots=True)
 class ChainStart:
-    """logits_SV after each root, and the number of drafts of each branch.
-
-    looks: whether the length policy reads the distributions of the drafts.
-    """
+    """logits_SV after each root, the number of drafts of each branch, and whether the length policy
+    reads the distributions of the drafts."""
 
     logits_SV: Tensor
     lengths: tuple[int, ...]
@@ -54,10 +50,7 @@ def logits_of(
 def catch_up_(
     drafter: Target, draft_rows: DraftRows, kv: KVCache, lengths: Sequence[int], *, looks: bool
 ) -> ChainStart:
-    """Read the committed rows of all branches in one forward.
-
-    lengths: drafts of each branch (host ints).
-    """
+    """Read the committed rows of all branches in one forward."""
     rows = draft_rows.rows
     attention = plan_attention(rows, kv, attention=draft_rows.attention)
     logits_SV = logits_of(
@@ -69,12 +62,9 @@ def catch_up_(
 def write_chain_(
     drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None = None
 ) -> Proposal:
-    """One draft after another for all branches at once, up to the longest chain.
-
-    With `start.looks` the side outputs are `packed` figures of as many drafts, at least one.
-
-    drawing: None for the best token of every step.
-    """
+    """One draft after another for all branches at once, up to the longest chain: the best token of
+    every step, or a draw. With `start.looks` the side outputs are `packed` figures of each draft,
+    at least one."""
     logits_SV = start.logits_SV
     lengths = start.lengths
     most = max(lengths, default=0)
@@ -134,7 +124,7 @@ def write_chain_(
 
 
 def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats, [R], of softmax(logits / temperature); masked entries (-inf) count 0."""
+    """Entropy in nats, [R], of softmax(logits / temperature)."""
     logp_RV = (logits_RV / temperature).log_softmax(-1)
     terms_RV = torch.where(logp_RV > -torch.inf, logp_RV.exp() * logp_RV, 0.0)
     return (-terms_RV.sum(-1)).clamp(min=0)
@@ -146,7 +136,7 @@ def packed(h_SN: Tensor, chance_SN: Tensor) -> Tensor:
 
 
 def unpacked(bits_SC: npt.NDArray[np.int64], width: int) -> list[DraftDistributions]:
-    """The figures of `packed` tables of this width on the host; empty ones of an empty table."""
+    """The figures of `packed` tables of this width; empty ones of an empty table."""
     if bits_SC.shape[1] < 2 * width:
         return [DraftDistributions()] * len(bits_SC)
     floats_SC = np.ascontiguousarray(bits_SC[:, : 2 * width]).view(np.float64)

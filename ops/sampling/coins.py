@@ -1,12 +1,9 @@
-"""Coins: random numbers that are functions of keys alone, not of when and where they are drawn.
+"""Coins: random numbers that are functions of keys alone, with the same 64 bits on every device.
 
-A key is one int64 that stands for a request's seed and a branch, folded with a position or with a
-place in a tree. A coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform
-number). Hashing is SplitMix64 (Steele, Lea, Flood, 2014) in wrapping int64 arithmetic, and
-logarithms are sums and products that IEEE 754 rounds exactly, each one an operation of its own;
-so a coin has the same 64 bits on every device.
-
-The argmax of score + Gumbel noise is a draw from the softmax of the scores.
+A key is one int64 for a request's seed and a branch, folded with a position or a place in a tree. A
+coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform number). Hashing is
+SplitMix64 (Steele, Lea, Flood, 2014) in wrapping int64 arithmetic; logarithms are sums and products
+that IEEE 754 rounds exactly. The argmax of score + Gumbel noise is a draw from the softmax.
 """
 
 from enum import IntEnum
@@ -49,12 +46,8 @@ def token_keys(key_R: Tensor, position_R: Tensor) -> Tensor:
 def round_keys(
     key_R: Tensor, root_R: Tensor, depth_R: Tensor, rank_R: Tensor, role: CoinRole
 ) -> Tensor:
-    """int64 keys of one role's coins in one round of rejection sampling.
-
-    key_R: keys of the branches.
-    root_R: position of the round's root token; it grows from round to round.
-    depth_R, rank_R: the node's depth and its rank among its siblings.
-    """
+    """int64 keys of one role's coins in a round of rejection sampling, from the branch's key, the
+    position of the round's root token, the node's depth, and its rank among its siblings."""
     key_R = fold(fold(fold(key_R, root_R), depth_R), rank_R)
     return fold(key_R, torch.full_like(key_R, int(role)))
 
@@ -75,11 +68,8 @@ def gumbel(key_R: Tensor, ids_RK: Tensor) -> Tensor:
 
 
 def ln(x: Tensor) -> Tensor:
-    """Natural logarithm of positive normal float64 numbers, bit-equal on every device.
-
-    `torch.log` may differ in the last bit between devices; here x = m * 2**e with m near 1 and
-    ln m = 2 artanh((m - 1) / (m + 1)), summed in a fixed order.
-    """
+    """Natural logarithm of positive normal float64 numbers, bit-equal on every device: x = m * 2**e
+    with m near 1, ln m = 2 artanh((m - 1) / (m + 1)), summed in a fixed order."""
     bits = x.view(torch.int64)
     exponent = (bits >> 52) - 1023
     m = ((bits & MANTISSA) | ONE_BITS).view(torch.float64)
@@ -94,22 +84,19 @@ def ln(x: Tensor) -> Tensor:
 
 
 def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
-    """The token of each row, int64 [R]: argmax of score + Gumbel noise.
-
-    scores_RV: log-probabilities up to a constant per row, -inf for filtered ids.
-    most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
-    """
+    """int64 [R]: argmax of score + Gumbel noise; arguments as of `ranked`."""
     return ranked(scores_RV, key_R, most, 1).squeeze(1)
 
 
 def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
     """int64 [R, min(count, most, V)]: ids by score + Gumbel noise, best first; padded with -1.
 
-    The best id that a grammar allows is a draw from the distribution renormalised to the allowed
-    ids.
-
     Noise is computed roughly for all kept ids, and to the last bit for those that can be among the
-    first; so the order is that of `perturbed`, and of equals the lowest id comes first.
+    first; so the order is that of `perturbed`, and of equals the lowest id comes first. The best id
+    that a grammar allows is a draw from the distribution renormalised to the allowed ids.
+
+    scores_RV: log-probabilities up to a constant per row, -inf for filtered ids.
+    most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
     """
     if most < scores_RV.shape[1]:
         ids_RK = scores_RV.topk(most).indices.sort(dim=-1).values

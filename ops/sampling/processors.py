@@ -1,15 +1,12 @@
 """Logits processors: from the logits of a model to the scores that tokens are drawn from.
 
-Pure: logits are never changed. The order is that of transformers: bias, repetition, presence and
-frequency, banned ids, min_new_tokens, forced tokens; then, where the temperature is above 0,
-temperature, top k, top p, min p. Rows at temperature 0 keep all their scores: only their order
-matters.
-
-With top k, filters need no sort of the vocabulary. Of entries that tie for the last places, top p
-keeps those with the lowest ids; so the kept set does not depend on the sort.
+The order is that of transformers: bias, repetition, presence and frequency, banned ids,
+min_new_tokens, forced tokens; then, where the temperature is above 0, temperature, top k, top p,
+min p. Rows at temperature 0 keep all their scores. Of entries that tie for the last places, top p
+keeps those with the lowest ids, so that the kept set does not depend on a sort.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -22,15 +19,12 @@ from .settings import TIES, SamplingRules
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The rules of several branches (or rows) as columns; S stands for either.
+    """The rules of several branches (or rows; S stands for either) as columns, float64 or int64.
 
-    Per branch: the numbers of `SamplingRules`, float64 or int64; bias_ids_SC, biases_SC padded with
-    (0, 0); stop_ids_SC, stop_biases_SC padded likewise, -inf for real stop ids; forced_SC padded
-    with -1.
-
-    Host values, the same for all rows: depth, the number of best scores that the filters read (0
-    for no filter); most_kept, the maximum number of ids that a drawn row keeps; the settings that
-    occur at all. A row's result does not depend on other rows.
+    bias_ids_SC, biases_SC: padded with (0, 0); stop_ids_SC, stop_biases_SC likewise, -inf for real
+        stop ids; forced_SC: padded with -1.
+    depth: how many best scores the filters read, 0 for no filter; most_kept: most ids that a drawn
+        row keeps; then the settings that occur at all (all of these on the host).
     """
 
     greedy_S: Tensor
@@ -54,16 +48,12 @@ class SamplingColumns:
     all_greedy: bool
     any_min_p: bool
     penalises: bool
-    looks_back: bool
 
     def of_rows(self, branch_R: Tensor) -> "SamplingColumns":
         """The columns of rows that belong to these branches."""
-        values = ((column.name, getattr(self, column.name)) for column in fields(self))
-        picks: dict[str, Any] = {
-            name: value.index_select(0, branch_R)
-            for name, value in values
-            if isinstance(value, Tensor)
-        }
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        picks: dict[str, Any] = {name: v.index_select(0, branch_R) for name, v in tensors.items()}
         return replace(self, **picks)
 
 
@@ -73,21 +63,18 @@ def columns(
     vocabulary: int,
     device: torch.device,
 ) -> SamplingColumns:
-    """The columns of these branches; built when the set of active branches changes.
-
-    stop_ids: of each branch, withheld by `min_new_tokens`.
-    """
+    """The columns of these branches; `stop_ids` of each are withheld by `min_new_tokens`."""
     drawn = [rule for rule in rules if not rule.greedy]
     # Top p alone needs the whole vocabulary in order; after top k only the kept ids.
     kept = [min(r.top_k + TIES, vocabulary) if r.top_k else vocabulary for r in drawn]
     filters = [0 < rule.top_k < vocabulary or rule.top_p < 1 for rule in drawn]
     stops = [[(stop, -torch.inf) for stop in sorted(some)] for some in stop_ids]
-    scales = [
-        1.0 if r.greedy or r.filter_order == "filters_first" else r.temperature for r in rules
-    ]
 
-    def floats(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)
+    def floats(values: Iterable[float]) -> Tensor:
+        return torch.tensor([*values], dtype=torch.float64, device=device)
+
+    def ints(values: Iterable[int]) -> Tensor:
+        return torch.tensor([*values], device=device)
 
     def table(rows: Sequence[Sequence[float]], empty: float, dtype: torch.dtype) -> Tensor:
         most = max((len(row) for row in rows), default=0)
@@ -102,20 +89,20 @@ def columns(
     bias_ids_SC, biases_SC = pairs([rule.biases for rule in rules])
     stop_ids_SC, stop_biases_SC = pairs(stops)
     return SamplingColumns(
-        greedy_S=torch.tensor([rule.greedy for rule in rules], device=device),
-        temperature_S=floats([rule.temperature or 1.0 for rule in rules]),
-        scale_S=floats(scales),
-        top_k_S=torch.tensor([rule.top_k for rule in rules], device=device),
-        top_p_S=floats([rule.top_p for rule in rules]),
-        min_p_S=floats([rule.min_p for rule in rules]),
-        repetition_S=floats([rule.repetition_penalty for rule in rules]),
-        presence_S=floats([rule.presence_penalty for rule in rules]),
-        frequency_S=floats([rule.frequency_penalty for rule in rules]),
+        greedy_S=ints(rule.greedy for rule in rules),
+        temperature_S=floats(rule.temperature or 1.0 for rule in rules),
+        scale_S=floats(rule.scale for rule in rules),
+        top_k_S=ints(rule.top_k for rule in rules),
+        top_p_S=floats(rule.top_p for rule in rules),
+        min_p_S=floats(rule.min_p for rule in rules),
+        repetition_S=floats(rule.repetition_penalty for rule in rules),
+        presence_S=floats(rule.presence_penalty for rule in rules),
+        frequency_S=floats(rule.frequency_penalty for rule in rules),
         bias_ids_SC=bias_ids_SC,
         biases_SC=biases_SC,
         stop_ids_SC=stop_ids_SC,
         stop_biases_SC=stop_biases_SC,
-        least_new_S=torch.tensor([rule.min_new_tokens for rule in rules], device=device),
+        least_new_S=ints(rule.min_new_tokens for rule in rules),
         forced_SC=table([rule.forced for rule in rules], -1, torch.int64),
         depth=max((most for most, cuts in zip(kept, filters, strict=True) if cuts), default=0),
         most_kept=max(kept, default=1),
@@ -123,38 +110,17 @@ def columns(
         all_greedy=not drawn,
         any_min_p=any(rule.min_p for rule in drawn),
         penalises=any(rule.penalises for rule in rules),
-        looks_back=any(rule.looks_back for rule in rules),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """The tokens before the rows; those on the path are not in the branch's counts.
-
-    seen_SV: bool, ids in the branch's prompt or in its answer. counts_SV: int32, occurrences of an
-        id in its answer. Both may be [S, 0] without penalties.
-    answered_S: int64, tokens of the answer that the counts include.
-    tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them are on the row's path
-        (the row's own token included); [R, 0] for rows outside trees.
-    """
-
-    seen_SV: Tensor
-    counts_SV: Tensor
-    answered_S: Tensor
-    tokens_RC: Tensor
-    path_RC: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class Sampler:
-    """How the next tokens of S branches are drawn.
+    """How the next tokens of S branches are drawn; a round without one takes the best tokens.
 
-    A round without a sampler takes the best token of the logits of all branches.
-
-    rules: the branches' columns.
     key_S: int64, the key of each branch's coins (`coins.branch_key`).
-    seen_SV, counts_SV, answered_S: the tokens before each branch, as in `Past`; a tree's root token
-        is not counted, it is on every path.
+    seen_SV: bool, ids in the prompt or the answer; counts_SV: int32, occurrences in the answer;
+        [S, 0] without penalties. answered_S: int64, tokens of the answer that are counted: not a
+        tree's root token, which is on every path.
     """
 
     rules: SamplingColumns
@@ -162,10 +128,6 @@ class Sampler:
     seen_SV: Tensor
     counts_SV: Tensor
     answered_S: Tensor
-
-    def past(self, tokens_RC: Tensor, path_RC: Tensor) -> Past:
-        """The tokens before rows with these tokens on their path."""
-        return Past(self.seen_SV, self.counts_SV, self.answered_S, tokens_RC, path_RC)
 
 
 def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor) -> None:
@@ -176,47 +138,47 @@ def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor
 
 
 def process(
-    logits_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, past: Past | None
+    logits_RV: Tensor, sampler: Sampler, branch_R: Tensor, *, tokens_RC: Tensor, path_RC: Tensor
 ) -> Tensor:
     """Scores [R, V] that tokens are drawn from: log-probabilities up to a constant per row.
 
     logits_RV: any float type; scores are float32, or float64 for float64.
-    rules: columns of the branches.
     branch_R: int64, the branch of each row.
-    past: None if no rule looks back (penalties, min_new_tokens, forced).
-    Raises ValueError: a rule looks back, but `past` is None.
+    tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them are on the row's path
+        (the row's own token included); [R, 0] for rows outside trees.
     """
-    if past is None and rules.looks_back:
-        raise ValueError("penalties, min_new_tokens and forced tokens need `past`")
+    rules = sampler.rules
     rows = rules.of_rows(branch_R)
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()
     scores_RV = _biased(scores_RV, rows.bias_ids_SC, rows.biases_SC)
-    if past is not None:
-        if rules.penalises:
-            on_path_RV = torch.zeros_like(scores_RV, dtype=torch.int32)
-            tokens_RC = past.tokens_RC.clamp(min=0)  # padding nodes have -1
-            on_path_RV.scatter_add_(1, tokens_RC, past.path_RC.int())
-            seen_RV = past.seen_SV.index_select(0, branch_R) | (on_path_RV > 0)
-            counts_RV = on_path_RV + past.counts_SV.index_select(0, branch_R)
-            scores_RV = repeated(scores_RV, seen_RV, rows.repetition_S)
-            scores_RV = counted(scores_RV, counts_RV, rows.presence_S, rows.frequency_S)
-        answered_R = past.answered_S.index_select(0, branch_R) + past.path_RC.sum(1)
-        early_R1 = (answered_R < rows.least_new_S)[:, None]
-        biases_RC = torch.where(early_R1, rows.stop_biases_SC, 0.0)
-        scores_RV = _biased(scores_RV, rows.stop_ids_SC, biases_RC)
-        due_R = torch.full_like(answered_R, -1)
-        if most := rows.forced_SC.shape[1]:
-            place_R1 = answered_R.clamp(max=most - 1)[:, None]
-            due_R = rows.forced_SC.gather(1, place_R1).squeeze(1).where(answered_R < most, -1)
-        scores_RV = forced(scores_RV, due_R)
+    if rules.penalises:
+        on_path_RV = torch.zeros_like(scores_RV, dtype=torch.int32)
+        tokens_RC = tokens_RC.clamp(min=0)  # padding nodes have -1
+        on_path_RV.scatter_add_(1, tokens_RC, path_RC.int())
+        seen_RV = sampler.seen_SV.index_select(0, branch_R) | (on_path_RV > 0)
+        counts_RV = on_path_RV + sampler.counts_SV.index_select(0, branch_R)
+        kind = scores_RV.dtype
+        repetition_R1 = rows.repetition_S.to(kind)[:, None]
+        less_RV = torch.where(scores_RV < 0, scores_RV * repetition_R1, scores_RV / repetition_R1)
+        scores_RV = torch.where(seen_RV, less_RV, scores_RV)
+        present_RV = (counts_RV > 0).to(kind) * rows.presence_S.to(kind)[:, None]
+        repeats_RV = counts_RV.to(kind) * rows.frequency_S.to(kind)[:, None]
+        scores_RV = scores_RV - repeats_RV - present_RV
+    answered_R = sampler.answered_S.index_select(0, branch_R) + path_RC.sum(1)
+    early_R1 = (answered_R < rows.least_new_S)[:, None]
+    biases_RC = torch.where(early_R1, rows.stop_biases_SC, 0.0)
+    scores_RV = _biased(scores_RV, rows.stop_ids_SC, biases_RC)
+    if most := rows.forced_SC.shape[1]:  # only this token, with score 0
+        answered_R1 = answered_R[:, None]
+        due_R1 = rows.forced_SC.gather(1, answered_R1.clamp(max=most - 1))
+        only_RV = torch.full_like(scores_RV, -torch.inf).scatter(1, due_R1.clamp(min=0), 0.0)
+        scores_RV = only_RV.where((due_R1 >= 0) & (answered_R1 < most), scores_RV)
     return scores_RV if rules.all_greedy else warped(scores_RV, rows)
 
 
 def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: Tensor) -> Tensor:
-    """int64 [R]: the best id of greedy rows (lowest of equals), a draw with coins of the others.
-
-    key_R: `coins.token_keys` of the tokens to be drawn.
-    """
+    """int64 [R]: the best id of greedy rows (lowest of equals), a draw with the coins of `key_R`
+    (`coins.token_keys`) of the others."""
     if rules.all_greedy:
         return scores_RV.argmax(-1)
     drawn_R = draw(scores_RV, key_R, rules.most_kept)
@@ -233,29 +195,6 @@ def probabilities(scores_RV: Tensor, greedy_R: Tensor) -> Tensor:
     return torch.where(greedy_R[:, None], one_hot_RV, scores_RV.softmax(-1))
 
 
-def repeated(scores_RV: Tensor, seen_RV: Tensor, penalty_R: Tensor) -> Tensor:
-    """Divide positive scores of seen ids by the penalty, multiply negative ones."""
-    penalty_R1 = penalty_R.to(scores_RV.dtype)[:, None]
-    less_RV = torch.where(scores_RV < 0, scores_RV * penalty_R1, scores_RV / penalty_R1)
-    return torch.where(seen_RV, less_RV, scores_RV)
-
-
-def counted(
-    scores_RV: Tensor, counts_RV: Tensor, presence_R: Tensor, frequency_R: Tensor
-) -> Tensor:
-    """Subtract the presence penalty once and the frequency penalty per occurrence."""
-    kind = scores_RV.dtype
-    present_RV = (counts_RV > 0).to(kind) * presence_R.to(kind)[:, None]
-    return scores_RV - counts_RV.to(kind) * frequency_R.to(kind)[:, None] - present_RV
-
-
-def forced(scores_RV: Tensor, token_R: Tensor) -> Tensor:
-    """Only this token, with score 0; rows with -1 stay as they are."""
-    only_RV = torch.full_like(scores_RV, -torch.inf)
-    only_RV = only_RV.scatter(1, token_R.clamp(min=0)[:, None], 0.0)
-    return torch.where((token_R >= 0)[:, None], only_RV, scores_RV)
-
-
 def warped(scores_RV: Tensor, rows: SamplingColumns) -> Tensor:
     """Temperature and filters; greedy rows stay as they are."""
     kind = scores_RV.dtype
@@ -269,11 +208,8 @@ def warped(scores_RV: Tensor, rows: SamplingColumns) -> Tensor:
 
 
 def _kept_by_rank(z_RV: Tensor, rows: SamplingColumns) -> Tensor:
-    """bool [R, V]: the ids that top k and then top p keep.
-
-    Only the `depth` highest values are sorted; their ids follow from a comparison with the last
-    value that stays, so the order of equals in a sort has no effect.
-    """
+    """bool [R, V]: the ids that top k and then top p keep. Only the `depth` highest values are
+    sorted; their ids follow from a comparison with the last value that stays."""
     size = z_RV.shape[1]
     depth = rows.depth
     if depth == 0:

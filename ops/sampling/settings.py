@@ -11,11 +11,8 @@ FilterOrder = Literal["temperature_first", "filters_first"]
 
 
 class Draws(StrEnum):
-    """How a drafter chooses the children of a node.
-
-    BEST: the most probable tokens. SAMPLED: independent draws. DISTINCT: draws, each without its
-    earlier siblings.
-    """
+    """How a drafter chooses the children of a node: the most probable tokens, independent draws, or
+    draws each without its earlier siblings."""
 
     BEST = "best"
     SAMPLED = "sampled"
@@ -23,11 +20,8 @@ class Draws(StrEnum):
 
 
 class Accept(StrEnum):
-    """How drafts are accepted.
-
-    MATCH: the target draws its own token with the position's coin, a draft with that token stays.
-    REJECTION: by p / q and the residual, under a `Rule`.
-    """
+    """How drafts are accepted: if the target draws the same token with the position's coin, or by
+    p / q and the residual under a `Rule`."""
 
     MATCH = "match"
     REJECTION = "rejection"
@@ -63,21 +57,17 @@ def fitting_rules(draws: Draws, chain: bool) -> list[Rule]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """How a request's tokens are drawn. The defaults change nothing but take the best token.
+    """How a request's tokens are drawn. The defaults take the best token of the logits (`plain`).
 
     temperature: 0 for the best token, whatever the filters say.
-    top_k: keep the k best, and up to `TIES` that tie with the last of them; 0 for all.
-    top_p: keep the best until their mass reaches p; 1 for all.
-    min_p: drop what has less than this share of the best token's probability.
-    repetition_penalty: above 1 makes ids of the prompt and the answer less likely (Keskar et al.,
-        1909.05858); presence_penalty and frequency_penalty are subtracted for ids of the branch's
-        own answer, once and per occurrence.
-    logit_bias: (id, what is added); banned: ids that are never drawn.
-    forced: the first tokens of the answer.
+    top_k: keep the k best, and up to `TIES` that tie with the last; 0 for all. top_p: keep the best
+        until their mass reaches p. min_p: drop what has less than this share of the best's.
+    repetition_penalty: above 1 makes ids of prompt and answer less likely (Keskar et al.,
+        1909.05858); presence_penalty, frequency_penalty: subtracted for ids of the branch's own
+        answer, once and per occurrence.
+    logit_bias: (id, what is added). banned: ids never drawn. forced: first tokens of the answer.
     min_new_tokens: tokens before which no stop id is drawn.
-    filter_order: whether the filters look at the scores after temperature (as in transformers) or
-        before it.
-    plain: whether the best token of the logits as they are is taken; derived.
+    filter_order: whether filters read scores after temperature (as in transformers) or before.
     """
 
     temperature: float = 0.0
@@ -101,6 +91,12 @@ class SamplingRules:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def scale(self) -> float:
+        """What scores are divided by before the filters read them."""
+        filters_first = self.filter_order == "filters_first"
+        return 1.0 if self.greedy or filters_first else self.temperature
 
     @property
     def penalises(self) -> bool:

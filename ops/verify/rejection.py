@@ -15,10 +15,9 @@ WITHOUT_REPLACEMENT   draws from q, each without its earlier siblings (2402.1416
 TOPK                  any distinct tokens, chosen independently of the coins (q is one-hot)
 ====================  =====================================================================
 
-Probabilities are float32 (or float64), products that are compared are float64; nothing is changed
-in place. Uniform numbers are in [0, 1). The keys of the coins are (branch, position of the round's
-root, depth, rank among the siblings, role): every coin is used once, and siblings have different
-ones.
+Probabilities are float32 (or float64), products that are compared are float64. The keys of the
+coins are (branch, position of the round's root, depth, rank among the siblings, role): every coin
+is used once, and siblings have different ones.
 """
 
 from dataclasses import dataclass, replace
@@ -34,14 +33,9 @@ from ..types import Proposal
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """The accepted nodes of every tree.
-
-    path_ST: bool, the root and the accepted nodes.
-    bonus_S: int64, the token drawn after the last accepted node.
-    weights_SV: the distribution that `bonus_S` was drawn from.
-    chance_SN: probability with which each tried node was accepted; NaN for nodes never tried.
-    p_SN, q_SN: the values that each tried node was compared by, after earlier siblings' rejections.
-    """
+    """path_ST: bool, the root and the accepted nodes. bonus_S: int64, the token after the last one,
+    drawn from weights_SV. chance_SN: probability of accepting each tried node; NaN for others.
+    p_SN, q_SN: what each tried node was compared by, after earlier siblings' rejections."""
 
     path_ST: Tensor
     bonus_S: Tensor
@@ -52,10 +46,8 @@ class Acceptance:
 
 
 def inverse_cdf(weights_RV: Tensor, u_R: Tensor) -> Tensor:
-    """int64 [R]: smallest id whose cumulative weight is above u times the total.
-
-    A draw never has weight 0, even where u rounds to 1.
-    """
+    """int64 [R]: smallest id whose cumulative weight is above u times the total; never an id of
+    weight 0, even where u rounds to 1."""
     cumulative_RV = weights_RV.cumsum(-1, dtype=torch.float64)
     aim_R1 = u_R.double()[:, None] * cumulative_RV[:, -1:]
     found_R = torch.searchsorted(cumulative_RV, aim_R1, right=True).squeeze(1)
@@ -74,15 +66,13 @@ def accept_chain(
 ) -> Acceptance:
     """Accept the first drafts of a chain.
 
-    CHAIN accepts one after another while q(x) > 0 and r q(x) < p(x). The comparison is strict: a
-    token with target probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix
-    whose r is below its h, never fewer drafts than CHAIN; `chance_SN` is h.
+    CHAIN accepts one after another while q(x) > 0 and r q(x) < p(x): strictly, so that a token of
+    target probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix whose r is
+    below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
-    p_STV: target's distribution before the first draft, after each one: T = N + 1 rows.
-    q_SNV: distribution of each draft; None if the drafts were not drawn.
-    valid_SN: False after the end of a shorter chain.
+    p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft; None
+        if the drafts were not drawn. valid_SN: False after the end of a shorter chain.
     r_SN, u_S: uniform numbers of the drafts and of the final token.
-    rule: CHAIN or BLOCK.
     """
     p_STV = _wide(p_STV)
     q_SNV = None if q_SNV is None else _wide(q_SNV)
@@ -133,9 +123,8 @@ def accept_tree(
 
     p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
     q_STV: distribution that each node's children were drawn from; None for TOPK.
-    parents_SN: index of the parent among the drafted nodes, -1 for the root; parents first.
-    valid_SN: False for padding nodes.
-    r_SN: uniform numbers of the nodes. u_ST: those of the nodes where a path can end.
+    parents_SN, valid_SN: as in `Proposal`.
+    r_SN, u_ST: uniform numbers of the nodes, and of those where a path can end.
     Raises ValueError: the rule needs q and there is none, or the reverse.
     """
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
@@ -212,9 +201,8 @@ def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
 def _prefix_ratios(p_SN: Tensor, q_SN: Tensor) -> Tensor:
     """[S, T]: w of each prefix, min(1, w of the shorter one times p / q); the empty one has 1."""
     ratios = [p_SN.new_ones(p_SN.shape[0])]
-    ratio_SN = torch.where(q_SN > 0, p_SN / q_SN, 0.0)
-    for draft in range(p_SN.shape[1]):
-        ratios.append((ratios[-1] * ratio_SN[:, draft]).clamp(max=1.0))
+    for ratio_S in torch.where(q_SN > 0, p_SN / q_SN, 0.0).unbind(1):
+        ratios.append((ratios[-1] * ratio_S).clamp(max=1.0))
     return torch.stack(ratios, dim=1)
 
 
@@ -237,17 +225,14 @@ def _block_chance(
 
 @dataclass(frozen=True, slots=True)
 class RoundCoins:
-    """Uniform numbers of one round: r_SN of the drafts, u_ST of the nodes where a path may end."""
+    """Uniform numbers of a round: r_SN of the drafts, u_ST of the nodes where a path may end."""
 
     r_SN: Tensor
     u_ST: Tensor
 
     @classmethod
     def of(cls, key_S: Tensor, position_S: Tensor, proposal: Proposal) -> "RoundCoins":
-        """The coins of a proposal.
-
-        key_S: int64, keys of the branches. position_S: int64, positions of the roots.
-        """
+        """From int64, the keys of the branches and the positions of the roots."""
         nodes = (proposal.depths_SN, sibling_ranks(proposal.parents_SN))
         depths_ST, ranks_ST = (F.pad(value_SN, (1, 0)) for value_SN in nodes)  # the root has 0, 0
         key_S1 = key_S[:, None]
@@ -265,10 +250,8 @@ def sibling_ranks(parents_SN: Tensor) -> Tensor:
 
 
 def rule_for(proposal: Proposal, rule: str | None, draws: str) -> Rule:
-    """The rule by its name; without one, the usual rule for drafts that were drawn like this.
-
-    A tree without drawn drafts consists of the best tokens.
-    """
+    """The rule by its name, or the usual one for these draws; a tree without drawn drafts consists
+    of the best tokens."""
     usual = Rule(rule) if rule else fitting_rules(Draws(draws), proposal.is_chain)[0]
     return Rule.TOPK if proposal.draft_probs_STV is None and usual not in CHAIN_RULES else usual
 
@@ -286,22 +269,21 @@ def accept_rejection(
     rule: as `rule_for` returns it.
     skip_sample_adjustment: draw the last token from the target's own distribution even after a
         rejected draft. Not lossless; for comparisons.
-    Raises ValueError: the proposal lacks what the rule needs.
     """
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN
     valid_SN = proposal.valid_SN
     r_SN = coins.r_SN
     u_ST = coins.u_ST
-    if rule not in CHAIN_RULES:
-        parents_SN = proposal.parents_SN
-        verdict = accept_tree(p_STV, q_STV, tokens_SN, parents_SN, valid_SN, r_SN, u_ST, rule)
-    elif proposal.is_chain:
+    if rule in CHAIN_RULES and not proposal.is_chain:
+        raise ValueError(f"rule {rule.value!r} is for chains, not for trees")
+    if rule in CHAIN_RULES:
         q_SNV = None if q_STV is None else q_STV[:, :-1]
         u_S = u_ST[:, 0]  # a path may end anywhere, but only once
         verdict = accept_chain(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S, rule)
     else:
-        raise ValueError(f"rule {rule.value!r} is for chains, not for trees")
+        parents_SN = proposal.parents_SN
+        verdict = accept_tree(p_STV, q_STV, tokens_SN, parents_SN, valid_SN, r_SN, u_ST, rule)
     if not skip_sample_adjustment:
         return verdict
     row_S = torch.arange(len(p_STV), device=p_STV.device)

@@ -1,8 +1,7 @@
 """Acceptance of drafts: the target's own token after each node, and the path that it confirms.
 
-Processed rows are drawn from by their branches' columns and coins; a token that a grammar restricts
-is the best legal one of the row's order, which for a sampled branch is that of score + Gumbel
-noise. After a prefill, the same gives the first token of every branch.
+A token that a grammar restricts is the best legal one of the row's order, which for a sampled
+branch is that of score + Gumbel noise. After a prefill, the same gives a branch's first token.
 """
 
 from collections.abc import Sequence
@@ -27,10 +26,8 @@ BEST = 64  # ids per node that a grammar sees without a further read
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """Rows under a grammar: the best ids of each, best first, and the data for a full order.
-
-    key_G, greedy_G: None if every row is greedy.
-    """
+    """Rows under a grammar: the best ids of each, best first, and the data for a full order; key_G
+    and greedy_G are None if every row is greedy."""
 
     best_GC: Tensor
     scores_GV: Tensor
@@ -38,7 +35,7 @@ class GrammarRows:
     greedy_G: Tensor | None = None
 
     def whole(self, row: int) -> Tensor:
-        """[V]: the values that order all ids of one row, as `best_GC` orders the first of them."""
+        """[V]: the values that order all ids of one row."""
         scores_V = self.scores_GV[row]
         if self.key_G is None or self.greedy_G is None:
             return scores_V
@@ -49,15 +46,13 @@ class GrammarRows:
 class Scored:
     """Processed rows, ready to be drawn from.
 
-    scores_RV: as from `processors.process`; the logits themselves without a sampler.
-    branch_R: int64, the branch of each row in the sampler's order. key_R: int64, the keys of the
-        tokens to be drawn. Both are empty without a sampler, where they are not used.
-    broken_R: bool, rows with a NaN score, from which nothing can be drawn.
+    scores_RV: of `processors.process`; the logits without a sampler. broken_R: bool, rows with NaN.
+    branch_R, key_R: int64, the branch of each row in the sampler's order, and the keys of the
+        tokens to be drawn; empty without a sampler.
     """
 
     def __init__(self, rows: Rows, logits_RV: Tensor, *, tips: bool) -> None:
-        """All nodes of all trees, each with the tokens on its path; with `tips` the last rows of
-        prompts, whose branches come after those with trees."""
+        """All nodes of all trees; with `tips` the last rows of prompts, whose branches follow."""
         self.sampler = rows.sampler
         self.scores_RV = logits_RV
         self.broken_R = logits_RV.amax(-1).isnan()  # a NaN is the greatest value of its row
@@ -69,16 +64,18 @@ class Scored:
         if tips:
             self.branch_R = torch.arange(len(rows.tips_R), device=device) + rows.trees
             tokens_RC = self.branch_R[:, None][:, :0]
-            past = self.sampler.past(tokens_RC, tokens_RC.bool())
+            path_RC = tokens_RC.bool()
             positions_R = positions_N[rows.tips_R]
         else:
             trees, nodes = rows.nodes_ST.shape
             self.branch_R = torch.arange(trees * nodes, device=device) // nodes
             tokens_RC = rows.of_trees(rows.tokens_BQ)[self.branch_R]
-            past = self.sampler.past(tokens_RC, rows.ancestors_STT.flatten(0, 1))
+            path_RC = rows.ancestors_STT.flatten(0, 1)
             positions_R = positions_N[rows.nodes_ST.reshape(-1)]
         logits_RV = logits_RV.masked_fill(self.broken_R[:, None], 0.0)  # draws fail with NaN
-        self.scores_RV = process(logits_RV, self.sampler.rules, self.branch_R, past)
+        self.scores_RV = process(
+            logits_RV, self.sampler, self.branch_R, tokens_RC=tokens_RC, path_RC=path_RC
+        )
         self.key_R = token_keys(self.sampler.key_S[self.branch_R], positions_R + 1)
 
     def drawn(self) -> Tensor:
@@ -90,7 +87,6 @@ class Scored:
         return drawn_R.masked_fill(self.broken_R, BROKEN)
 
     def greedy_R(self) -> Tensor:
-        """bool [R]: rows that take the best token."""
         if self.sampler is None:
             return self.scores_RV.new_ones(len(self.scores_RV), dtype=torch.bool)
         return self.sampler.rules.greedy_S[self.branch_R]
@@ -113,11 +109,11 @@ class Scored:
 
 
 def best(scores_RV: Tensor) -> Tensor:
-    """The ids of the `BEST` highest scores of each row, best first, int64 [R, min(BEST, V)].
+    """int64 [R, min(BEST, V)]: the ids of the highest scores of each row, best first.
 
-    Of equal scores the smallest id comes first, as in `argmax`; `topk` does not define the order of
-    equals, and bfloat16 logits are often equal. Ids that equal the last score may be missing, so
-    they are replaced by -1: a caller that reaches one must read the whole row.
+    Of equals the smallest id comes first, as in `argmax` (`topk` does not define it, and bfloat16
+    logits are often equal). Ids that equal the last score may be missing, so they are -1: a caller
+    that reaches one must read the whole row.
     """
     size = scores_RV.shape[-1]
     ids_RC = scores_RV.topk(min(BEST, size), dim=-1).indices.sort(dim=-1).values
@@ -130,13 +126,10 @@ def best(scores_RV: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
-    """The figures of every drafted node; made only if `verify.accept` has `explain`.
+    """The figures of every drafted node, with `explain`; part of the round's one read.
 
-    They are part of the round's one read: floats as the bits of float64.
-
-    bits_SNC: int64: the target's own token after the parent, then the numbers of `DraftFigures` in
-        their order, as bits.
-    rule: of rejection sampling; None where drafts are matched.
+    bits_SNC: int64: the target's own token after the parent, then the other numbers of
+        `DraftFigures`, as bits of float64. rule: None where drafts are matched.
     adjusted: whether a rejected draft's probability is removed from the final token's distribution.
     """
 
@@ -150,10 +143,8 @@ class DraftFigures:
     """One drafted node; None for missing values.
 
     draw: the target's own token after the node's parent, where drafts are matched.
-    score: cumulative log-probability of the node under the drafter.
-    coin: Gumbel noise of its token at its position; None at temperature 0.
-    p, q, r, chance: under rejection, the values that a tried node was compared by, its uniform
-        number, and the probability of accepting it (`rejection.Acceptance`).
+    score: as `Proposal.scores_SN`. coin: Gumbel noise of its token; None at temperature 0.
+    p, q, r, chance: of a tried node under rejection, as in `Acceptance`; r its uniform number.
     """
 
     draw: int | None
@@ -166,7 +157,7 @@ class DraftFigures:
 
 
 def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
-    """One tree's figures from the read values of `TreeFigures.bits_SNC`."""
+    """One tree's figures from `TreeFigures.bits_SNC`."""
     floats = np.ascontiguousarray(bits_NC[:, 1:]).view(np.float64).tolist()
     values = ([number if np.isfinite(number) else None for number in row] for row in floats)
     rows = zip(bits_NC[:, 0].tolist(), values, strict=True)
@@ -177,14 +168,11 @@ def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
 class Accepted:
     """The target's verdict on every tree (node 0 is the root).
 
-    drawn_ST: int64, the target's own token after each node.
-    path_ST: bool, the root and the accepted nodes: always one path from the root.
-    bonus_S: int64, the target's token after the last accepted node; BROKEN if its scores are NaN.
-    tokens_ST, parents_ST: the trees themselves (parents as node indices, the root its own; tokens
-        of padding nodes are -1).
+    drawn_ST: int64, the target's own token after each node. path_ST: bool, the root and the
+        accepted nodes. bonus_S: int64, the token after the last one; BROKEN if its scores are NaN.
+    tokens_ST, parents_ST: the trees (node indices, the root its own; tokens of padding are -1).
     side_outputs_SC: the drafter's values for the host, int64; [S, 0] without any.
     bound: the nodes of trees under a grammar, tree by tree.
-    figures: the figures of the drafts, with `explain`.
     """
 
     drawn_ST: Tensor
@@ -212,16 +200,12 @@ def accept(
 ) -> Accepted:
     """Accept drafts by matching the target's own draws, or by rejection sampling.
 
-    A draft matches if its parent is accepted and the target draws its token at the parent. Only a
-    token per node is compared; logits are never gathered along paths.
+    A draft matches if its parent is accepted and the target draws its token at the parent. Trees
+    under a grammar are matched in any case.
 
     logits: [R, V], the tree rows first.
-    proposal: the trees of the active branches, in the rows' order.
-    accept: `settings.Accept`; with "rejection", `rule` and the drafter's `draws` as in
-        `rejection.rule_for`, `skip_sample_adjustment` as in `accept_rejection`. Trees under a
-        grammar are matched in any case.
-    filler_top_k: for n-gram drafters that count several tokens: this many best tokens of every node
-        are in `side_outputs_SC`.
+    rule, draws: as of `rejection.rule_for`; skip_sample_adjustment: as of `accept_rejection`.
+    filler_top_k: if above 1, `side_outputs_SC` are this many best tokens of every node.
     explain: return `figures`, too.
     """
     trees, nodes = rows.nodes_ST.shape
@@ -305,7 +289,7 @@ def _longest_path(agrees_SN: Tensor, ancestors_STT: Tensor, depths_SN: Tensor) -
 
 @dataclass(frozen=True, slots=True)
 class FirstTokens:
-    """First tokens after a prefill: drawn_R int64; `bound` the rows under a grammar."""
+    """First tokens after a prefill, int64, and the rows under a grammar."""
 
     drawn_R: Tensor
     bound: GrammarRows
@@ -313,7 +297,7 @@ class FirstTokens:
 
 @op("branch.root", writes="roots")
 def root(rows: Rows, logits: Tensor) -> FirstTokens:
-    """Process and draw the first token of every branch whose prefill ends in these rows."""
+    """Draw the first token of every branch whose prefill ends in these rows."""
     if not rows.tips_R.numel():
         return FirstTokens(rows.tips_R, GrammarRows(rows.tips_R[:, None], logits[:0]))
     scored = Scored(rows, logits[rows.tree_rows :], tips=True)

@@ -13,9 +13,6 @@ from ..graph.drafter_settings import Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
     from torch import Tensor
 
     from ...ops.attention.backends import AttentionPlan
@@ -76,12 +73,7 @@ class DFlashDrafter(Drafter):
 
     Settings = DFlashSettings
     settings: DFlashSettings
-
-    @classmethod
-    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        from ...models.load.weights import load_dflash
-
-        return load_dflash(folder, target, dtype=dtype, device=device)
+    loader = "load_dflash"
 
     @classmethod
     def logits(

@@ -12,9 +12,6 @@ from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
     from torch import Tensor
 
     from ...ops.attention.backends import AttentionPlan
@@ -69,16 +66,17 @@ class Eagle2Settings(DynamicTreeSettings):
     kind: Literal["eagle2"]
 
 
-class PairingDrafter(Drafter):
-    """Row j pairs the target's feature of token j with token j + 1, at position j.
+class EagleDrafter(Drafter):
+    """Grows the trees of all branches level by level, then keeps the best nodes of each.
 
-    A prefix ends with a feature whose token is unknown; each continuation pairs it with its own
-    first token.
+    Row j pairs the target's feature of token j with token j + 1, at position j. A prefix ends with
+    a feature whose token is unknown; each continuation pairs it with its own first token.
 
     Attributes:
         last: by segment, the position and the feature [F] of its last committed row.
     """
 
+    settings: DynamicTreeSettings
     lookback = 1
 
     def __init__(self, settings: DrafterSettings, context: DraftContext) -> None:
@@ -132,11 +130,7 @@ class PairingDrafter(Drafter):
         for owner in owners:
             self.last.pop(owner, None)
 
-
-class EagleDrafter(PairingDrafter):
-    """Grows the trees of all branches level by level, then keeps the best nodes of each."""
-
-    settings: DynamicTreeSettings
+    # -- a round ----------------------------------------------------------------------------------
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Frontier | tuple[Branch, ...]:
         from ...ops.draft.eagle import first_level
@@ -151,17 +145,16 @@ class EagleDrafter(PairingDrafter):
         if isinstance(frontier, tuple):
             return self.no_drafts(len(frontier))
         branches = len(frontier.tokens_SK)
-        rows = frontier.draft_rows
-        choice = rows.choice
-        levels = self.settings.draft_depth
-        if choice is None:
-            count = self.num_nodes(branches)
-            return grow_tree_(self.model, frontier, self.kv, nodes=count, levels=levels)
-        if not choice.size:
-            return self.no_drafts(branches, rows.work)
-        levels = choice.levels
+        choice = frontier.draft_rows.choice
+        if choice is not None and not choice.size:
+            return self.no_drafts(branches, frontier.draft_rows.work)
         return grow_tree_(
-            self.model, frontier, self.kv, nodes=choice.size, levels=levels, ranked=True
+            self.model,
+            frontier,
+            self.kv,
+            nodes=self.num_nodes(branches) if choice is None else choice.size,
+            levels=self.settings.draft_depth if choice is None else choice.levels,
+            ranked=choice is not None,
         )
 
 
@@ -169,21 +162,11 @@ class Eagle3Drafter(EagleDrafter):
     """EAGLE-3: the head reads features of several layers of the target."""
 
     Settings = Eagle3Settings
-
-    @classmethod
-    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        from ...models.load.weights import load_eagle3
-
-        return load_eagle3(folder, target, dtype=dtype, device=device)
+    loader = "load_eagle3"
 
 
 class Eagle2Drafter(EagleDrafter):
     """EAGLE-2: the head reads the target's last hidden state."""
 
     Settings = Eagle2Settings
-
-    @classmethod
-    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        from ...models.load.weights import load_eagle
-
-        return load_eagle(folder, target, dtype=dtype, device=device)
+    loader = "load_eagle"

@@ -13,7 +13,7 @@ from ..yaml.spec import Int
 
 if TYPE_CHECKING:
     from ...ops.draft.gamma import GammaRecord
-    from ...ops.draft.ngram import CountTable, CountTables, SuffixIndex
+    from ...ops.draft.ngram import SuffixIndex
     from ...ops.draft.proposals import HostTree
     from ...ops.types import Proposal
     from ..request import Branch, Request
@@ -41,21 +41,19 @@ class NgramSettings(TreeSettings):
 
 
 class NgramDrafter(Drafter):
-    """Drafts from committed tokens: those that a branch has read or written, or their counts.
-
-    Attributes:
-        indices: by branch, the places of n-grams in its context (prompt lookup).
-        tables: counts of what followed each n-gram, of a branch, a request or the session (NASD);
-            None before the first round.
-    """
+    """Drafts from committed tokens: those that a branch has read or written (`indices`, by branch),
+    or their counts (`tables`)."""
 
     Settings = NgramSettings
     settings: NgramSettings
 
     def __init__(self, settings: NgramSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
+        from ...ops.draft.ngram import CountTables, Scope
+
         self.indices: dict[int, SuffixIndex] = {}
-        self.tables: CountTables | None = None
+        order = settings.longest + 1
+        self.tables = CountTables(Scope(settings.scope), order, settings.width)
         self._counted: dict[int, int] = {}  # tokens of its context that a branch has counted
         self._fillers: dict[int, list[Sequence[int]]] = {}
         self._open: set[int] = set()
@@ -87,47 +85,35 @@ class NgramDrafter(Drafter):
 
     def count_(self, branch: Branch, nodes: int) -> HostTree:
         """NASD: what mostly followed, by the counts of the settings' scope."""
-        from ...ops.draft.ngram import CountTables, Scope, count_tree
+        from ...ops.draft.ngram import count_tree
 
         longest = self.settings.longest
-        width = self.settings.width
-        if self.tables is None:
-            self.tables = CountTables(Scope(self.settings.scope), longest + 1, 1, width)
-        tables = self._tables_(branch, self.tables)
-        self._count_committed_(branch, tables[-1], longest)
+        request = branch.request
+        if request.prefix_owner not in self._open:
+            self._open.add(request.prefix_owner)
+            self.tables.open_(request.key, request.context)
+        tables = self.tables.tables_(request.key, branch.owner)
+        start = self._counted.get(branch.owner, len(request.context))
+        fillers = self._fillers.pop(branch.owner, [])
+        missing = branch.size - start - len(fillers)  # a root token was drawn without any
+        first = max(start - longest, 0)  # contexts of what follows
+        padded = [*[()] * missing, *fillers] if fillers else ()
+        tables[-1].learn_(branch.context(first), start - first, padded)
+        self._counted[branch.owner] = branch.size
         return count_tree(
             tables,
             branch.context(branch.size - longest),
             nodes=nodes,
             levels=self.settings.draft_depth,
-            width=width,
-            stop_ids=branch.request.stop_ids,
+            width=self.settings.width,
+            stop_ids=request.stop_ids,
         )
-
-    def _count_committed_(self, branch: Branch, table: CountTable, longest: int) -> None:
-        """Count what the branch has committed since the last time."""
-        start = self._counted[branch.owner]
-        fillers = self._fillers.pop(branch.owner, [])
-        missing = branch.size - start - len(fillers)  # a root token was drawn without any
-        first = max(start - longest, 0)  # contexts of what follows
-        padded = [*[()] * missing, *fillers] if fillers else ()
-        table.learn_(branch.context(first), start - first, padded)
-        self._counted[branch.owner] = branch.size
-
-    def _tables_(self, branch: Branch, tables: CountTables) -> tuple[CountTable, ...]:
-        """Count the shared prompt of a request once, and each branch's own tokens once."""
-        request = branch.request
-        if request.prefix_owner not in self._open:
-            self._open.add(request.prefix_owner)
-            tables.open_(request.key, request.context)
-        self._counted.setdefault(branch.owner, len(request.context))
-        return tables.tables_(request.key, branch.owner)
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
     ) -> tuple[GammaRecord, ...]:
         """Also keep the target's other likely tokens at each accepted position."""
-        if self.tables is not None and result.side_outputs_SC.size:
+        if self.settings.method == "nasd" and result.side_outputs_SC.size:
             nodes = result.tokens_ST.shape[1]
             for branch, row, path in zip(branches, result.side_outputs_SC, paths, strict=True):
                 self._fillers[branch.owner] = row.reshape(nodes, -1)[list(path)].tolist()
@@ -135,8 +121,7 @@ class NgramDrafter(Drafter):
 
     def close(self, request: Request) -> None:
         self._open.discard(request.prefix_owner)
-        if self.tables is not None:
-            self.tables.close_(request.key)
+        self.tables.close_(request.key)
         for branch in request.all_branches():
             for memory in (self.indices, self._counted, self._fillers):
                 memory.pop(branch.owner, None)

@@ -26,9 +26,6 @@ from ..graph.drafter_settings import ChoosingSettings
 from ..yaml.spec import Count, Int, Text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
     from torch import Tensor
 
     from ...ops.attention.backends import AttentionPlan
@@ -96,15 +93,12 @@ class VanillaSettings(ChoosingSettings):
 
 
 class VanillaDrafter(Drafter):
-    """Reads token ids alone, the next root included, and writes on.
-
-    Attributes:
-        planned: the length of each active branch's chain in this round.
-        lengths: by branch, the state of the length policy.
-    """
+    """Reads token ids alone, the next root included, and writes on. planned: the chains of this
+    round; lengths: by branch, the state of the length policy."""
 
     Settings = VanillaSettings
     settings: VanillaSettings
+    loader = "load_vanilla"
     reads_root = True
 
     def __init__(self, settings: VanillaSettings, context: DraftContext) -> None:
@@ -112,12 +106,6 @@ class VanillaDrafter(Drafter):
         self.policy = settings.lengths
         self.planned: list[Length] = []
         self.lengths: dict[int, GammaState] = {}
-
-    @classmethod
-    def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        from ...models.load.weights import load_vanilla
-
-        return load_vanilla(folder, target, dtype=dtype, device=device)
 
     @classmethod
     def logits(
@@ -167,16 +155,16 @@ class VanillaDrafter(Drafter):
     def plan_(self, branches: Sequence[Branch]) -> tuple[int, ...]:
         """How many drafts each branch gets in this round."""
         if self.choice is not None and branches:
-            lengths = self.choice.lengths
             self.planned = [
-                Length(nan, nan, count, nan, gamma=count, gamma_eff=count) for count in lengths
+                Length(nan, nan, count, nan, gamma=count, gamma_eff=count)
+                for count in self.choice.lengths
             ]
-            return lengths
-        vocabulary = self.model.vocab_size
-        self.planned = [
-            plan(self.policy, self._state(branch), vocabulary, branch.budget - len(branch.tokens))
-            for branch in branches
-        ]
+        else:
+            size = self.model.vocab_size
+            self.planned = [
+                plan(self.policy, self._state(branch), size, branch.budget - len(branch.tokens))
+                for branch in branches
+            ]
         return tuple(length.gamma_eff for length in self.planned)
 
     def _state(self, branch: Branch) -> GammaState:

@@ -40,7 +40,7 @@ from specsot.engine.record.recorder import Recorder
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.coins import branch_key, perturbed, token_keys
-from specsot.ops.sampling.processors import Past, columns, process, take_in_
+from specsot.ops.sampling.processors import Sampler, columns, process, take_in_
 from specsot.ops.sampling.settings import SamplingRules
 from specsot.states.request import COMPLETE, Branch, Finish, Request
 from specsot.states.text.outline import Outline, Point
@@ -478,9 +478,9 @@ def _order(
     answer = torch.tensor(branch.tokens[:place], dtype=torch.int64)
     take_in_(seen_1V, counts_1V, torch.zeros_like(answer), answer)
     none_11 = row[:, None][:, :0]
-    past = Past(seen_1V, counts_1V, row + place, none_11, none_11.bool())
     rows = columns([rules], [branch.request.stop_ids], size, torch.device("cpu"))
-    scores_1V = process(logits_V[None], rows, row, past)
+    sampler = Sampler(rows, row, seen_1V, counts_1V, answered_S=row + place)
+    scores_1V = process(logits_V[None], sampler, row, tokens_RC=none_11, path_RC=none_11.bool())
     if rows.all_greedy:
         return scores_1V[0]
     key = row + branch_key(branch.request.seed, branch.index)

@@ -100,18 +100,6 @@ def test_protected_rows_alone() -> None:
     assert picked(blend, [1, 2, 3]) == []
 
 
-def test_inputs_that_are_refused() -> None:
-    settings = BlendSettings(plan="blend")
-    with pytest.raises(ValueError, match="3 rows are cached, but the cache holds 2"):
-        Blend.of(rows_of(["rrrs"], ["0000"]), cache(2), settings)
-    with pytest.raises(ValueError, match="0 of the forward's rows are cached"):
-        made(rows_of(["sss"], ["000"]))
-    with pytest.raises(ValueError, match="suffix of prompt 0 has 0 rows"):
-        made(rows_of(["rrr"], ["000"]))
-    with pytest.raises(ValueError, match="suffix of prompt 1 has 0 rows"):
-        made(rows_of(["rrsr"], ["0005"]))
-
-
 def test_deviations_count_the_parts_asked_for() -> None:
     zero, one = torch.zeros(3, 2, 4), torch.ones(3, 2, 4)
     for metric, value in (("k", 8.0), ("v", 72.0), ("kv", 80.0)):

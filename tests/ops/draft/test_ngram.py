@@ -242,12 +242,6 @@ def test_fillers_are_learnt_where_the_target_gave_them_a_chance() -> None:
     assert table.followers[(1,)].counts == {2: 2}
 
 
-@pytest.mark.parametrize("order, least, width", [(1, 1, 1), (3, 3, 1), (3, 0, 1), (3, 1, 0)])
-def test_impossible_tables_are_refused(order: int, least: int, width: int) -> None:
-    with pytest.raises(ValueError, match="no n-grams"):
-        CountTable(order, least, width)
-
-
 @pytest.mark.parametrize("scope", Scope)
 def test_a_scope_says_who_learns_from_whom(scope: Scope) -> None:
     shelf = CountTables(scope, 2)

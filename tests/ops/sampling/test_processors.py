@@ -1,7 +1,6 @@
 """Logits processors: golden distributions, transformers' own processors, and what a row sees."""
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ from transformers import (
 
 from specsot.ops.sampling.coins import branch_key, token_keys
 from specsot.ops.sampling.processors import (
-    Past,
+    Sampler,
     SamplingColumns,
     choose,
     columns,
@@ -42,11 +41,30 @@ def of(size: int, *rules: SamplingRules, stops: tuple[int, ...] = ()) -> Samplin
     return columns(rules, [stops] * len(rules), size, CPU)
 
 
+class Past(NamedTuple):
+    """What branches and paths have behind them, as in `Sampler` and `process`."""
+
+    seen_SV: Tensor
+    counts_SV: Tensor
+    answered_S: Tensor
+    tokens_RC: Tensor
+    path_RC: Tensor
+
+    def scores(self, logits_RV: Tensor, rules: SamplingColumns, branch_R: Tensor) -> Tensor:
+        sampler = Sampler(rules, branch_R, *self[:3])
+        return process(logits_RV, sampler, branch_R, tokens_RC=self.tokens_RC, path_RC=self.path_RC)
+
+
 def scores_of(
     logits_RV: Tensor, rules: SamplingRules, past: Past | None = None, stops: tuple[int, ...] = ()
 ) -> Tensor:
-    found = of(logits_RV.shape[1], rules, stops=stops)
-    return process(logits_RV, found, torch.zeros(len(logits_RV), dtype=torch.int64), past)
+    """All rows under the same rules."""
+    rows, size = logits_RV.shape
+    past = past or wrote(size, [], [])
+    if len(past.tokens_RC) != rows:
+        none_R0 = torch.zeros(rows, 0)
+        past = past._replace(tokens_RC=none_R0.long(), path_RC=none_R0.bool())
+    return past.scores(logits_RV, of(size, rules, stops=stops), torch.zeros(rows).long())
 
 
 def wrote(size: int, prompt: list[int], answer: list[int]) -> Past:
@@ -149,7 +167,7 @@ def on_paths(past: Past, tokens_ST: torch.Tensor, above_STT: torch.Tensor) -> Pa
     """What the rows of trees have behind them: `past`, and the tokens on their own paths."""
     nodes = tokens_ST.shape[1]
     tokens_RC, path_RC = tokens_ST.repeat_interleave(nodes, 0), above_STT.flatten(0, 1)
-    return replace(past, tokens_RC=tokens_RC, path_RC=path_RC)
+    return past._replace(tokens_RC=tokens_RC, path_RC=path_RC)
 
 
 def test_a_node_of_a_tree_has_its_own_path_behind_it() -> None:
@@ -189,16 +207,6 @@ def test_padding_tokens_outside_of_every_path_are_not_counted() -> None:
     assert found[0].tolist() == [0, -1, 0, 0]
 
 
-def test_rules_that_look_back_need_a_past() -> None:
-    for rules in (
-        SamplingRules(repetition_penalty=1.1),
-        SamplingRules(forced=(1,)),
-        SamplingRules(min_new_tokens=1),
-    ):
-        with pytest.raises(ValueError, match="need `past`"):
-            scores_of(torch.zeros(1, 4), rules)
-
-
 # --- rows, ties, purity --------------------------------------------------------------------------
 
 
@@ -211,21 +219,10 @@ def test_a_row_does_not_depend_on_its_neighbours(
     logits_RV = torch.randn(len(rules), 300, generator=generator)
     logits_RV = logits_RV.round() if coarse else logits_RV
     rules = [*rules[:-1], SamplingRules()]
-    past = wrote(300, [1], [2])
     rows = torch.arange(len(rules))
-    past = Past(
-        *(
-            part.expand(len(rules), *part.shape[1:])
-            for part in (
-                past.seen_SV,
-                past.counts_SV,
-                past.answered_S,
-                past.tokens_RC,
-                past.path_RC,
-            )
-        )
-    )
-    together = process(logits_RV, of(300, *rules, stops=(7,)), rows, past)
+    past = wrote(300, [1], [2])
+    past = Past._make(part.expand(len(rules), *part.shape[1:]) for part in past)
+    together = past.scores(logits_RV, of(300, *rules, stops=(7,)), rows)
     key_R = token_keys(torch.tensor(branch_key(seed, 0)).expand(len(rules)), rows)
     chosen = choose(together, of(300, *rules), rows, key_R)
     for row, one in enumerate(rules):

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from specsot.ops.sampling.processors import columns, process
+from specsot.ops.sampling.processors import Sampler, columns, process
 from specsot.ops.sampling.settings import Rule, SamplingRules
 from specsot.ops.verify.rejection import accept_tree
 
@@ -41,7 +41,11 @@ def warped(logits_NV: Tensor, case: Any) -> Tensor:
     rules += [SamplingRules(1.0, top_k=case["top_k"])] if case["top_k"] else []
     for one in rules:
         own = columns([one], [()], logits_NV.shape[1], logits_NV.device)
-        logits_NV = process(logits_NV, own, ONE.expand(len(logits_NV)), None)
+        none_10 = torch.zeros(1, 0, dtype=torch.int64)
+        sampler = Sampler(own, ONE, none_10.bool(), none_10.int(), answered_S=ONE)
+        rows = ONE.expand(len(logits_NV))
+        none_N0 = none_10.expand(len(rows), 0)
+        logits_NV = process(logits_NV, sampler, rows, tokens_RC=none_N0, path_RC=none_N0.bool())
     return logits_NV.softmax(-1)
 
 

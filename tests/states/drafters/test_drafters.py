@@ -270,7 +270,6 @@ def test_nothing_is_counted_twice() -> None:
     state = new_drafter("ngram", draft_depth=1, longest=2, width=1, scope="branch")
     for _ in range(2):
         state.count_(branch, 1)
-    assert state.tables is not None
     *_, own = state.tables.tables_(branch.request.key, OWNER)
     assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
 
@@ -278,8 +277,8 @@ def test_nothing_is_counted_twice() -> None:
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
     branch, other = repeated((9,)), repeated()
     other.owner = OWNER + 1
-    state = new_drafter("ngram", draft_depth=1, longest=1, width=2, scope="branch")
-    state.count_(other, 2)  # tables are there from the first round on
+    state = new_drafter("ngram", method="nasd", draft_depth=1, longest=1, width=2, scope="branch")
+    state.count_(other, 2)
     side = [[60, 61, 62, 63, 64, 65]]  # two best tokens after each of three nodes
     state.learn([branch], result(1, side), [[0, 2]])
     branch.tokens += [60, 64]
@@ -291,7 +290,8 @@ def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
 
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:
-    state, branch = new_drafter("ngram", draft_depth=3, longest=2, width=1), repeated()
+    state = new_drafter("ngram", method="nasd", draft_depth=3, longest=2, width=1)
+    branch = repeated()
     state.lookup_(branch, 3)
     state.count_(branch, 2)
     side = [[60, 61, 62, 63, 64, 65]]
