@@ -257,10 +257,10 @@ def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | N
         return None
     from ..ops.draft.sizes import ChainChooser, TreeChooser
 
-    if settings.lengths is not None:
-        return ChainChooser(costs, settings.lengths.most)
-    levels: int = getattr(settings, "draft_depth", 1)
-    return TreeChooser(costs, largest(settings.offered), levels, settings.forward_rows)
+    most = largest(settings.offered)
+    if settings.is_chain:
+        return ChainChooser(costs, most)
+    return TreeChooser(costs, most, getattr(settings, "draft_depth", 1), settings.forward_rows)
 
 
 class TwoDrafters(Drafter):

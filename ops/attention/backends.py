@@ -127,16 +127,16 @@ class AttentionPlan:
             parts[-1].append(piece)
         plans: list[tuple[Tensor | None, AttentionPlan]] = []
         for part in parts:  # its rows one after another
-            rows = [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
+            flat = [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
             moved = []
             first = 0
             for group in part:
-                host_Gq = first + np.arange(group.host_rows_Gq.size)
-                host_Gq = host_Gq.reshape(group.host_rows_Gq.shape)
-                rows_Gq = None if len(part) == 1 else tensor(host_Gq, rows[0].device)
+                last = first + group.host_rows_Gq.size
+                host_Gq = np.arange(first, last).reshape(group.host_rows_Gq.shape)
+                rows_Gq = None if len(part) == 1 else tensor(host_Gq, flat[0].device)
                 moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
-                first += host_Gq.size
-            plans.append((torch.cat(rows), replace(self, groups=tuple(moved))))
+                first = last
+            plans.append((torch.cat(flat), replace(self, groups=tuple(moved))))
         return plans
 
 

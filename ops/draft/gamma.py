@@ -24,7 +24,7 @@ stops (twice the length if it does not), half the previous length.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor, isnan, log, nan, sqrt
-from typing import Literal
+from typing import Literal, Protocol
 
 Policy = Literal["fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost"]
 
@@ -42,44 +42,28 @@ ACCEPTANCE_DECAY = 0.5
 THRESHOLD_DECAY = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class GammaSettings:
-    """Settings of a policy, as documented in `VanillaSettings`; ValueError for bounds that cross.
+class GammaSettings(Protocol):
+    """What the policies read of `VanillaSettings`."""
 
-    gamma_max: None for `gamma`, but at least 1. gamma_limit: None for the published one (`LIMITS`).
-    egag_mode: `linear` between the bounds, or `seed`: floor((1 - h) gamma_max).
-    """
+    gamma: int
+    gamma_policy: Policy
+    gamma_min: int
+    gamma_max: int | None
+    gamma_limit: float | None
+    egag_mode: Literal["linear", "seed"]
+    egag_ema_beta: float
+    egag_h_ref: float | None
 
-    gamma: int = 5
-    gamma_policy: Policy = "fixed"
-    gamma_min: int = 1
-    gamma_max: int | None = 8
-    gamma_limit: float | None = None
-    egag_mode: Literal["linear", "seed"] = "linear"
-    egag_ema_beta: float = 0.0
-    egag_h_ref: float | None = 3.0
 
-    def __post_init__(self) -> None:
-        if self.gamma_min > self.longest:
-            raise ValueError(
-                "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
-                f"not {self.gamma_min}, {self.longest} and {self.gamma}"
-            )
+def longest(settings: GammaSettings) -> int:
+    """The upper bound of the adaptive policies."""
+    return settings.gamma_max or max(settings.gamma, 1)
 
-    @property
-    def longest(self) -> int:
-        return self.gamma_max or max(self.gamma, 1)
 
-    @property
-    def most(self) -> int:
-        """Most drafts of a branch in any round."""
-        return self.gamma if self.gamma_policy == "fixed" else self.longest
-
-    @property
-    def limit(self) -> float:
-        """The threshold of a policy that judges every draft; 0 for others."""
-        published = LIMITS.get(self.gamma_policy, 0.0)
-        return published if self.gamma_limit is None else self.gamma_limit
+def limit(settings: GammaSettings) -> float:
+    """The threshold of a policy that judges every draft; 0 for others."""
+    published = LIMITS.get(settings.gamma_policy, 0.0)
+    return published if settings.gamma_limit is None else settings.gamma_limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +127,7 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
     h_norm = nan
     ema = nan
     low = settings.gamma_min
-    high = settings.longest
+    high = longest(settings)
     policy = settings.gamma_policy
     raw: float = settings.gamma if policy == "fixed" else state.gamma
     if not isnan(h):
@@ -163,8 +147,8 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
 
 
 def first_state(settings: GammaSettings) -> GammaState:
-    gamma = min(max(settings.gamma, settings.gamma_min, 1), settings.longest)
-    return GammaState(gamma, threshold=settings.limit)
+    gamma = min(max(settings.gamma, settings.gamma_min, 1), longest(settings))
+    return GammaState(gamma, threshold=limit(settings))
 
 
 def reach(
@@ -180,9 +164,9 @@ def reach(
             break
         if count + 1 < settings.gamma_min:
             continue
-        if policy == "svip" and sqrt(SVIP_SCALE * h) > settings.limit:
+        if policy == "svip" and sqrt(SVIP_SCALE * h) > limit(settings):
             return count + 1
-        if policy == "confidence" and figures.chance[count] < settings.limit:
+        if policy == "confidence" and figures.chance[count] < limit(settings):
             return count + 1
     return None
 
@@ -203,12 +187,12 @@ def next_state(
         return replace(state, h=h, ema=length.ema)
     if policy == "heuristic" and drafted:
         gamma = state.gamma + (2 if accepted == drafted else -1)
-        return replace(state, gamma=min(max(gamma, settings.gamma_min, 1), settings.longest))
+        return replace(state, gamma=min(max(gamma, settings.gamma_min, 1), longest(settings)))
     if policy not in LIMITS or not figures.h:
         return state
     stop = reach(settings, state, drafted, figures)
     reached = max(2 * drafted, 1) if stop is None else stop
-    gamma = min(LENGTH_DECAY * state.gamma + (1 - LENGTH_DECAY) * reached, settings.longest)
+    gamma = min(LENGTH_DECAY * state.gamma + (1 - LENGTH_DECAY) * reached, longest(settings))
     state = replace(state, gamma=gamma)
     if policy != "adaedl" or not drafted:
         return state

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -13,11 +13,11 @@ from pydantic_core import PydanticCustomError
 from ...ops.draft.gamma import (
     LOOKING,
     GammaRecord,
-    GammaSettings,
     GammaState,
     Length,
     Policy,
     first_state,
+    longest,
     next_state,
     plan,
 )
@@ -64,20 +64,15 @@ class VanillaSettings(ChoosingSettings):
 
     @model_validator(mode="after")
     def _lengths_are_valid(self) -> Self:
-        try:
-            _ = self.lengths
-        except ValueError as error:
-            raise PydanticCustomError("gamma", "{why}", {"why": str(error)}) from None
+        if self.gamma_min > longest(self):
+            what = "draft lengths need 0 <= gamma_min <= gamma_max, gamma_max >= 1 and gamma >= 0, "
+            what += f"not {self.gamma_min}, {longest(self)} and {self.gamma}"
+            raise PydanticCustomError("gamma", "{why}", {"why": what})
         return self
 
     @property
-    def lengths(self) -> GammaSettings:
-        """The draft-length policy."""
-        return GammaSettings(**{f.name: getattr(self, f.name) for f in fields(GammaSettings)})
-
-    @property
-    def offered(self) -> int | Mapping[int, int]:
-        return self.lengths.most
+    def offered(self) -> int:
+        return self.gamma if self.gamma_policy == "fixed" else longest(self)
 
     @property
     def chooses(self) -> bool:
@@ -89,7 +84,7 @@ class VanillaSettings(ChoosingSettings):
 
     @property
     def scratch(self) -> int:
-        return max(self.lengths.most - 1, 0)
+        return max(self.offered - 1, 0)
 
 
 class VanillaDrafter(Drafter):
@@ -103,7 +98,6 @@ class VanillaDrafter(Drafter):
 
     def __init__(self, settings: VanillaSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
-        self.policy = settings.lengths
         self.planned: list[Length] = []
         self.lengths: dict[int, GammaState] = {}
 
@@ -140,7 +134,7 @@ class VanillaDrafter(Drafter):
         lengths = self.plan_(self.active)
         if isinstance(batch, tuple):
             return batch
-        looks = self.policy.gamma_policy in LOOKING
+        looks = self.settings.gamma_policy in LOOKING
         return catch_up_(self.model, batch, self.kv, lengths, looks=looks)
 
     def grow(self, frontier: ChainStart | tuple[Branch, ...]) -> Proposal:
@@ -162,13 +156,13 @@ class VanillaDrafter(Drafter):
         else:
             size = self.model.vocab_size
             self.planned = [
-                plan(self.policy, self._state(branch), size, branch.budget - len(branch.tokens))
+                plan(self.settings, self._state(branch), size, branch.budget - len(branch.tokens))
                 for branch in branches
             ]
         return tuple(length.gamma_eff for length in self.planned)
 
     def _state(self, branch: Branch) -> GammaState:
-        return self.lengths.get(branch.owner) or first_state(self.policy)
+        return self.lengths.get(branch.owner) or first_state(self.settings)
 
     def learn(
         self, branches: Sequence[Branch], result: RoundResult, paths: Sequence[Sequence[int]]
@@ -184,7 +178,7 @@ class VanillaDrafter(Drafter):
         trees = zip(branches, self.planned, figures, paths, strict=True)
         for branch, length, distributions, path in trees:
             accepted = len(path) - 1
-            state = next_state(self.policy, self._state(branch), length, accepted, distributions)
+            state = next_state(self.settings, self._state(branch), length, accepted, distributions)
             self.lengths[branch.owner] = state
             records.append(GammaRecord(**asdict(length), accepted=accepted))
         return tuple(records)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, get_a
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...ops.draft.gamma import GammaSettings
 from ...ops.sampling.settings import Draws
 from ..yaml.spec import Int, Spec
 
@@ -120,11 +119,6 @@ class DrafterSettings(Spec):
     def scratch(self) -> int:
         """Temporary rows of a branch in the drafter's pool."""
         return 0
-
-    @property
-    def lengths(self) -> GammaSettings | None:
-        """The draft-length policy of a chain drafter."""
-        return None
 
     @property
     def largest_tree(self) -> tuple[int, str]:

@@ -22,18 +22,24 @@ from hypothesis import strategies as st
 from specsot.ops.draft.gamma import (
     LIMITS,
     DraftDistributions,
-    GammaSettings,
     GammaState,
     Policy,
     first_state,
+    limit,
     next_state,
     normalised,
     plan,
     reach,
 )
 from specsot.ops.draft.vanilla import entropy, packed, unpacked
+from specsot.states.drafters.vanilla import VanillaSettings
 
 EGAG = vectors("egag")
+
+
+def policy_of(**given: Any) -> VanillaSettings:
+    """Settings of a policy; lengths up to 8, and entropies up to 3 nats."""
+    return VanillaSettings(kind="vanilla", **{"gamma_max": 8, "egag_h_ref": 3.0} | given)
 
 
 @pytest.mark.parametrize("case", EGAG["entropy"])
@@ -52,7 +58,7 @@ def test_the_entropy_of_a_vocabulary_of_one_is_no_doubt_at_all() -> None:
 
 @pytest.mark.parametrize("case", EGAG["schedules"])
 def test_egag_follows_the_golden_schedules(case: Any) -> None:
-    settings = GammaSettings(
+    settings = policy_of(
         gamma_policy="egag",
         gamma_min=case["gamma_min"],
         gamma_max=case["gamma_max"],
@@ -78,7 +84,7 @@ def laws(*h: float, chance: tuple[float, ...] | None = None) -> DraftDistributio
 @pytest.mark.parametrize(("accepted", "found"), [(0, 1.0), (1, 2.0), (2, 3.0), (3, 3.0)])
 def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: float) -> None:
     """A round that accepted all of its drafts ended behind the last law that was computed."""
-    settings = GammaSettings(gamma=3, gamma_policy="egag")
+    settings = policy_of(gamma=3, gamma_policy="egag")
     state = first_state(settings)
     length = plan(settings, state, 9, 99)
     assert (length.gamma_eff, math.isnan(length.h)) == (3, True), "nothing has been seen yet"
@@ -87,7 +93,7 @@ def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: f
 
 
 def test_branches_have_their_own_lengths_and_averages() -> None:
-    settings = GammaSettings(gamma_policy="egag", gamma_min=0, gamma_max=10, egag_ema_beta=0.5)
+    settings = policy_of(gamma_policy="egag", gamma_min=0, gamma_max=10, egag_ema_beta=0.5)
     first = plan(settings, GammaState(5, h=0.0), 50, 99)
     second = plan(settings, GammaState(5, h=0.0, ema=2.0), 50, 4)
     assert (first.ema, first.gamma, first.gamma_eff) == (10.0, 10, 10)
@@ -96,31 +102,32 @@ def test_branches_have_their_own_lengths_and_averages() -> None:
 
 
 def test_a_round_that_needs_one_token_drafts_none() -> None:
-    length = plan(GammaSettings(), GammaState(5), 9, 1)
+    length = plan(policy_of(), GammaState(5), 9, 1)
     assert (length.gamma, length.gamma_eff) == (5, 0)
 
 
 @pytest.mark.parametrize("case", EGAG["stop_rules"])
 def test_svip_and_adaedl_stop_where_the_vectors_say(case: Any) -> None:
     seen, state = laws(case["H"], case["H"]), GammaState(5, threshold=0.4)
-    svip = GammaSettings(gamma_policy="svip")
+    svip = policy_of(gamma_policy="svip")
     assert reach(svip, state, 2, seen) == (1 if case["svip_stop_after"] else None)
-    adaedl = GammaSettings(gamma_policy="adaedl")
+    adaedl = policy_of(gamma_policy="adaedl")
     assert reach(adaedl, state, 2, seen) == (1 if case["adaedl_stop_lambda_0_4"] else None)
 
 
 def test_confidence_stops_after_an_unlikely_token_only() -> None:
-    settings = GammaSettings(gamma_policy="confidence", gamma_min=2)
+    settings = policy_of(gamma_policy="confidence", gamma_min=2)
     state = first_state(settings)
     assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.39, 0.9))) == 2
     assert reach(settings, state, 3, laws(3, 3, 3, chance=(0.1, 0.41, 0.9))) is None
-    strict = replace(settings, gamma_limit=0.95)
+    strict = settings.model_copy(update={"gamma_limit": 0.95})
     assert reach(strict, state, 3, laws(3, 3, 3, chance=(0.1, 0.97, 0.9))) == 3
 
 
 @pytest.mark.parametrize("policy", LIMITS)
 def test_the_next_round_goes_as_far_as_the_rule_went(policy: Policy) -> None:
-    settings = GammaSettings(gamma=4, gamma_policy=policy, gamma_max=16)
+    """Half of it; and twice as far where nothing was in the way, up to the bound."""
+    settings = policy_of(gamma=4, gamma_policy=policy, gamma_max=16)
     state = first_state(settings)
     length = plan(settings, state, 9, 99)
     sure, doubtful = laws(*[0.0] * 4, chance=(1.0,) * 4), laws(*[9.0] * 4, chance=(0.0,) * 4)
@@ -135,13 +142,15 @@ def test_the_next_round_goes_as_far_as_the_rule_went(policy: Policy) -> None:
 
 @pytest.mark.parametrize("policy", ["fixed", "egag", "heuristic"])
 def test_other_policies_judge_no_single_draft(policy: Policy) -> None:
-    settings = GammaSettings(gamma_policy=policy)
+    settings = policy_of(gamma_policy=policy)
     assert reach(settings, first_state(settings), 2, laws(9.0, 9.0, chance=(0.0, 0.0))) is None
 
 
 @pytest.mark.parametrize("case", cases("heuristic_gamma"))
 def test_the_heuristic_schedule(case: Any) -> None:
-    settings = GammaSettings(case["start"], "heuristic", gamma_max=max(64, case["start"]))
+    settings = policy_of(
+        gamma=case["start"], gamma_policy="heuristic", gamma_max=max(64, case["start"])
+    )
     state = first_state(settings)
     for row in case["rows"]:
         length = plan(settings, state, 9, 1000)
@@ -152,19 +161,19 @@ def test_the_heuristic_schedule(case: Any) -> None:
 
 def test_a_round_without_drafts_teaches_nothing() -> None:
     for policy in ("heuristic", "adaedl"):
-        settings = GammaSettings(gamma_policy=policy)
+        settings = policy_of(gamma_policy=policy)
         state = first_state(settings)
         none = plan(settings, state, 9, 1)
         assert next_state(settings, state, none, 0) == state
 
 
 def test_adaedl_stops_earlier_after_rejections_and_later_after_successes() -> None:
-    settings = GammaSettings(gamma=4, gamma_policy="adaedl")
+    settings = policy_of(gamma=4, gamma_policy="adaedl")
     state, seen = first_state(settings), laws(1.0, 1.0, 1.0, 1.0)
     length = plan(settings, state, 9, 99)
     worse = next_state(settings, state, length, 0, seen)
     better = next_state(settings, state, length, 4, seen)
-    assert better.threshold < settings.limit == 0.4 < worse.threshold
+    assert better.threshold < limit(settings) == 0.4 < worse.threshold
     assert next_state(settings, worse, length, 4, seen).acceptance == 0.5
 
 
@@ -189,7 +198,7 @@ def test_laws_travel_as_integers() -> None:
 def test_lengths_stay_within_their_bounds(
     policy: Policy, low: int, more: int, rounds: list[tuple[float, int, int]]
 ) -> None:
-    bounds = GammaSettings(
+    bounds = policy_of(
         gamma=3,
         gamma_policy=policy,
         gamma_min=low,
@@ -200,7 +209,7 @@ def test_lengths_stay_within_their_bounds(
     for h, remaining, accepted in rounds:
         length = plan(bounds, state, 100, remaining)
         drafted = length.gamma_eff
-        assert 0 <= drafted <= min(bounds.most, remaining - 1)
+        assert 0 <= drafted <= min(bounds.offered, remaining - 1)
         assert policy == "fixed" or low <= length.gamma <= bounds.gamma_max
         seen = laws(*[h] * max(drafted, 1), chance=(0.3,) * max(drafted, 1))
         state = next_state(bounds, state, length, min(accepted, drafted), seen)
@@ -208,7 +217,7 @@ def test_lengths_stay_within_their_bounds(
 
 def test_bounds_that_cross_are_refused() -> None:
     with pytest.raises(ValueError, match="gamma_min"):
-        GammaSettings(gamma_min=3, gamma_max=2)
+        policy_of(gamma_min=3, gamma_max=2)
 
 
 @pytest.mark.parametrize("case", cases("cost_model"))

@@ -13,7 +13,6 @@ from specsot.engine.prepare.files import open_graph
 from specsot.engine.view.diagram import describe_graph
 from specsot.models.files import ModelError
 from specsot.ops.registry import RegistryError
-from specsot.states.drafter import Drafter
 from specsot.states.graph.graph import Graph, json_schema
 from specsot.states.graph.plugins import DRAFTERS, drafter_class
 from specsot.states.yaml.source import GraphError
@@ -78,9 +77,7 @@ def test_every_kind_has_its_settings() -> None:
     for kind, settings in DRAFTERS.items():
         assert settings.kind_name() == kind
         assert drafter_class(kind).Settings is settings
-        assert settings.has_model == (
-            drafter_class(kind).load.__func__ is not Drafter.load.__func__
-        )
+        assert settings.has_model == bool(drafter_class(kind).loader)
 
 
 @dataclass
