@@ -40,12 +40,9 @@ class Searches:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The choices of a step (int64); C candidates, best first.
-
-    parent_SW, token_SW: the beam that each new beam continues, and its token; parent_SC, token_SC:
-        the same of the candidates. origin_SW: the source of each finished hypothesis, the old one
-        w, or candidate W + c. beams: the state afterwards. over_S: bool, of ended searches.
-    """
+    """The choices of a step (int64), best first: the beam that each new beam continues, and its
+    token; the source of each finished hypothesis, the old one w, or candidate W + c; the same of
+    all candidates; the state afterwards; and whether the search has ended."""
 
     parent_SW: Tensor
     token_SW: Tensor

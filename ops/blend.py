@@ -72,13 +72,11 @@ class BlendRows:
 class Blend:
     """Cached rows of one forward.
 
-    cached: the R cached rows, protected and reused ones. index_R, group_R: int64, their flat
-        indices (b * Q + q), increasing, and the budget of each: of protected rows the last, empty
-        one.
+    cached, index_R, group_R: the R cached rows, int64, their increasing flat indices, and the
+        budget of each: of protected rows the last, empty one.
     counts_CG, quota_CG: for each check layer and budget the number of picked rows, on the host and
         the device. start_G: int64, the number of rows in the budgets before each.
-    suffix_M: bool [B * Q], the rows that every layer computes. budget_M: int32 on the host, the
-        budget of each row, -1 for rows without one.
+    suffix_M: bool [B * Q], the rows that every layer computes. budget_M: int32 on the host, or -1.
     """
 
     settings: BlendSettings
@@ -148,12 +146,9 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendReport:
-    """The result of a blended forward.
-
-    live_L: for each layer the number of rows whose new K and V were cached (host ints). picked: for
-        each check layer the flat indices of its picked rows, int64 on the device, increasing.
-    reused, protected, suffix: numbers of rows (host ints).
-    """
+    """The result of a blended forward: for each layer the number of rows whose new K and V were
+    cached; for each check layer the flat indices of its picked rows, int64 on the device,
+    increasing; numbers of rows (host ints)."""
 
     plan: LayerPlan
     live_L: tuple[int, ...]

@@ -90,11 +90,10 @@ class Target(Pooled, Protocol):
         """One forward; writes K and V of its rows into `kv` at `slots_BQ`, nothing else: each layer
         before it attends to the pool, so that rows of one forward see each other through it.
 
-        logit_rows_R: flat row indices (b * Q + q) that need logits.
-        taps: Hugging Face `hidden_states` indices whose values are joined, in increasing order,
-            into taps_QF [B * Q, len(taps) * H]; empty for None.
-        blend: cached rows; `plan` is compiled from its settings. Rows that a layer does not compute
-            get their cached K, turned to their position, and V; NaN logits, and the cached taps.
+        logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
+            indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
+        blend: cached rows; those that a layer does not compute get their cached K, turned to their
+            position, and V; NaN logits, and the cached taps.
         """
         ...
 

@@ -33,18 +33,8 @@ OnMiss = Literal["full"]
 
 @dataclass(frozen=True, slots=True)
 class BlendSettings:
-    """How a prefill uses cached rows.
-
-    plan: `plain` computes everything, `reuse` nothing that is cached, `blend` the cached rows that
-        deviate most (metric: squared distance of V, of K, or of both).
-    check_layers: layers (from 0) where rows are picked, increasing, never the first. ratios: the
-        share of a budget's rows that each picks among those of the one before, never growing.
-    check_update: a check layer keeps all K and V that it computes, or those of the picked rows.
-    mask: `exact`, or `bottom_right`, the original code's, by which picked rows see later ones.
-    budget: the rows that a share refers to: those of a branch, a prompt, or each chunk.
-    min_tokens: with fewer cached rows, nothing is reused. on_miss: `full` computes a chunk that is
-        not in the store.
-    """
+    """How a prefill uses cached rows, as the block `blend` of a graph documents it; a later
+    check layer picks among the rows of the one before, so that `ratios` never grow."""
 
     plan: PlanKind = "plain"
     check_layers: tuple[int, ...] = (1,)

@@ -1,9 +1,8 @@
 """Data that packages hand to each other: rows of a forward, token trees, draft rows.
 
 If the host knows the sizes of unequal trees, every tree has rows of its own (`LiveNodes`). Else the
-rows are packed (`PackedTrees`): the roots, then the drafted nodes that have a row, tree by tree;
-the host knows their number, only the device which they are. R: rows of all trees, M: those of
-drafted nodes (R = S + M).
+rows are packed (`PackedTrees`): the roots, then the M drafted nodes that have a row (R = S + M), of
+which only the device knows which they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +25,8 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class AlignmentState:
-    """The padding of a forward of trees, by tensor row: the position of its valid column c is that
-    of its cached positions, plus c, less `position_offsets`."""
+    """The padding of a forward of trees, by tensor row: valid column c has the position of its
+    cached positions, plus c, less `position_offsets`."""
 
     padding_lengths: tuple[int, ...]
     valid_lengths: tuple[int, ...]
@@ -36,11 +35,8 @@ class AlignmentState:
 
 @dataclass(frozen=True, slots=True)
 class ContinuousDecodingState:
-    """A forward with prompts of new branches and trees of running ones, by tensor row.
-
-    cache_length: positions of the longest row afterwards; valid_lengths: of each row.
-    input_lengths: valid queries.
-    """
+    """A forward with prompts and trees, by tensor row: positions of the longest row afterwards,
+    and of each row; valid queries; whether they are a prompt's."""
 
     cache_length: int
     valid_lengths: tuple[int, ...]
@@ -48,36 +44,22 @@ class ContinuousDecodingState:
     is_prefill: tuple[bool, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class PaddedLayout:
     """Conversion between [S, ...], by branch, and [B, Q, ...], as a drafter's forward takes it.
 
-    rows_S: the pool's row of each branch. With `packed` all branches share row 0, one after another
-    (``bim``); else each has a tensor row, and rows in between may be empty (``batching``).
-    place_S, index_S: int64 on the host and on the device, the tensor row of each branch; places:
-    number of tensor rows. is_whole: none is empty, and branches are in order.
+    With `packed` all branches share a row, one after another (``bim``); else each has a tensor row
+    (place_S, index_S: int64 on the host and the device), and rows in between may be empty
+    (``batching``), unless it `is_whole`. rows_S: the pool's row of each branch.
     """
 
-    rows_S: tuple[int, ...]
-    packed: bool
-    place_S: npt.NDArray[np.int64]
-    index_S: Tensor
-    places: int
-    is_whole: bool
-
-    @classmethod
-    def of(cls, rows_S: tuple[int, ...], packed: bool, device: torch.device) -> "PaddedLayout":
+    def __init__(self, rows_S: Sequence[int], packed: bool, device: torch.device) -> None:
+        self.rows_S = rows_S
+        self.packed = packed
         first_row = min(rows_S, default=0)
-        place_S = np.arange(len(rows_S)) if packed else np.array(rows_S, np.int64) - first_row
-        places = int(place_S.max(initial=0)) + 1
-        return cls(
-            rows_S=rows_S,
-            packed=packed,
-            place_S=place_S,
-            index_S=torch.from_numpy(place_S).to(device),
-            places=places,
-            is_whole=np.array_equal(place_S, np.arange(places)),
-        )
+        self.place_S = np.arange(len(rows_S)) if packed else np.array(rows_S, np.int64) - first_row
+        self.index_S = torch.from_numpy(self.place_S).to(device)
+        self.places = int(self.place_S.max(initial=0)) + 1
+        self.is_whole = np.array_equal(self.place_S, np.arange(self.places))
 
     def spread(self, value_SK: Tensor, empty: float = 0) -> Tensor:
         """[S, K, ...] -> [B, Q, ...]; rows without a branch hold `empty`."""
@@ -89,7 +71,6 @@ class PaddedLayout:
         return out.index_copy_(0, self.index_S, value_SK)
 
     def collect(self, value_BQ: Tensor) -> Tensor:
-        """[B, Q, ...] -> [S, K, ...]: the inverse of `spread`."""
         if self.packed:
             return value_BQ.view(len(self.rows_S), -1, *value_BQ.shape[2:])
         return value_BQ.index_select(0, self.index_S)
@@ -181,8 +162,7 @@ class Rows:
     """The rows of one forward: token trees of running branches, and prefill rows.
 
     Under ``bim`` B is 1; under ``batching`` tensor row b is the pool's row `first_row + b`; under
-    ``paged`` it is a branch's. Queries are at the right end of their row, after padding, which has
-    the scratch slot, sees nothing, and is not read.
+    ``paged`` it is a branch's. Queries are at the right end, after padding with the scratch slot.
 
     tokens_BQ, positions_BQ, slots_BQ: int64; slots are flat indices into the pool.
     visibility, segment_N: the segments, and int32, the number of each row's (of padding: the number
@@ -191,9 +171,8 @@ class Rows:
     nodes_ST: int64, flat indices (b * Q + q) of each tree's nodes, the root first; the root's for
         nodes without a row. ancestors_STT: bool, which nodes are ancestors-or-self of which.
     tips_R: int64, flat indices of the prefill rows whose logits draw a root token.
-    node_rows_ST, node_slots_ST: int32 on the host, flat indices and slots of the nodes; int32 [R]
-        of packed trees. bound_trees, bound_tips: those that a grammar restricts (host ints).
-    alignment: the padding; None under ``bim``.
+    node_rows_ST, node_slots_ST: int32 on the host, of the nodes; int32 [R] of packed trees.
+    bound_trees, bound_tips: those that a grammar restricts (host ints).
     sampler: of the trees' branches, then of the tips'; None if all take the best token.
     packed_trees, tree_segment_R: the nodes' rows if only the device knows them, and int64, the
         number of each row's segment. live: the nodes' rows if trees differ in size.
@@ -275,11 +254,9 @@ class Proposal:
     side_outputs_SC: int64, values for the host, part of the round's one read.
     draft_probs_STV: the distribution that each node's children were drawn from (node 0 is the root;
         undefined without children); None if drafts were not drawn or it is not needed.
-    is_chain: every tree has one path, by the drafting method.
-    shared: rows of all nodes together, at least the valid ones; None if every node has a row.
-    forced: the trees that a grammar determines instead of the drafter.
-    sizes: the real nodes of each tree, its first ones, if the host knows them; only they have a
-        row. work: the cost of drafting.
+    is_chain: every tree has one path. shared: rows of all nodes together; None if each has one.
+    forced: the trees that a grammar determines. sizes: the real nodes of each tree, its first ones,
+        if the host knows them; only they have a row.
     """
 
     tokens_SN: Tensor
@@ -322,7 +299,6 @@ class DraftRows:
         int64, the flat indices of the rows that are not padding, increasing.
     segment_S, start_S: the number of each branch's segment in `rows.visibility`, the position of
         its root token (host ints); position_S, root_S: int64, that position, and the token.
-    frame: where the branches are in a forward. attention: the backend, as for `mask.build`.
     choice: the size of the trees, where the graph does not give it.
     """
 
@@ -340,7 +316,6 @@ class DraftRows:
 
     @property
     def work(self) -> DraftWork:
-        """The cost of reading them, in one forward."""
         count = self.rows.tokens_BQ.numel()
         return DraftWork(1, count, count - len(self.index_N))
 
@@ -354,10 +329,8 @@ def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
-    """bool [S, T, T]: which nodes (columns) are ancestors-or-self of which (rows).
-
-    parents_SN: int64, -1 the root; node n is column n + 1. levels: upper bound of the depth.
-    """
+    """bool [S, T, T]: which nodes (columns) are ancestors-or-self of which (rows); parents_SN:
+    int64, -1 the root, node n is column n + 1."""
     trees = parents_SN.shape[0]
     parent_ST = torch.cat([parents_SN.new_zeros(trees, 1), parents_SN + 1], dim=1)
     self_TT = torch.eye(parent_ST.shape[1], dtype=torch.bool, device=parents_SN.device)
@@ -400,11 +373,9 @@ class Candidates(NamedTuple):
 
 
 def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
-    """The `nodes` best candidates over all levels, in creation order, or the best first (`ranked`).
-
-    A child never scores above its parent and the sort is stable, so the kept set is connected
-    (EAGLE-2's unstable top-k can keep a child without its parent).
-    """
+    """The `nodes` best candidates over all levels, in creation order, or the best first
+    (`ranked`). The stable sort keeps the set connected (EAGLE-2's top-k can keep a child without
+    its parent)."""
     order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
     best_SN = order_SC[:, :nodes]
     return candidates.pick(best_SN if ranked else best_SN.sort(dim=1).values)

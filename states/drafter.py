@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .graph.drafter_settings import DrafterSettings, largest, nodes_for
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..ops.attention.backends import AttentionPlan
     from ..ops.draft.gamma import GammaRecord
-    from ..ops.draft.sizes import Chooser, RoundCosts
+    from ..ops.draft.sizes import AnyChooser, RoundCosts
     from ..ops.kv.pool import KVCache
     from ..ops.types import DraftRows, DraftSize, DraftWork, Proposal
     from .layout import Layout
@@ -33,12 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
-    """What a drafter uses of its run.
-
-    model, kv: its network and KV pool, for a kind that has them. accept: `match` or `rejection`.
-    costs: of forwards, for a drafter that chooses the size of its drafts.
-    outlines: True drafts for outlines only, False for all other branches, None for every branch.
-    """
+    """What a drafter uses of its run: its network and KV pool, if it has them; the acceptance
+    rule; costs of forwards, to choose sizes by. outlines: drafts for outlines only, for all
+    others, for all (None)."""
 
     table: RequestTable
     layout: Layout
@@ -60,7 +57,6 @@ class Drafter:
         reads_root: whether the root token has a row before the round, besides all before it.
         inbox: committed rows that the drafter's next forward reads.
         columns_F: int64, which columns of the target's features are its own; None for all.
-        chooser: chooses the size of each round's drafts; None where the settings fix it.
     """
 
     Settings: ClassVar[type[DrafterSettings]]
@@ -107,7 +103,6 @@ class Drafter:
     # -- a round ----------------------------------------------------------------------------------
 
     def serves(self, branch: Branch) -> bool:
-        """Whether it drafts for this branch."""
         return self.context.outlines in (None, branch.is_root)
 
     @property
@@ -251,7 +246,7 @@ def committed_features(rows: CommittedRows, columns_F: Tensor | None = None) -> 
     return features_RF if columns_F is None else features_RF.index_select(1, columns_F)
 
 
-def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | None:
+def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> AnyChooser | None:
     """Chooses the size of each round's drafts, if the graph leaves it open."""
     if not settings.chooses or costs is None:
         return None
@@ -261,6 +256,19 @@ def _chooser(settings: DrafterSettings, costs: RoundCosts | None) -> Chooser | N
     if settings.is_chain:
         return ChainChooser(costs, most)
     return TreeChooser(costs, most, getattr(settings, "draft_depth", 1), settings.forward_rows)
+
+
+class NoDrafterSettings(DrafterSettings):
+    """Plain decoding: one token per branch and round. The baseline, through the same machine."""
+
+    kind: Literal["none"]
+    drafts: ClassVar[bool] = False
+
+
+class NoDrafter(Drafter):
+    """Trees without drafts."""
+
+    Settings = NoDrafterSettings
 
 
 class TwoDrafters(Drafter):

@@ -423,7 +423,7 @@ class Layout:
             start_S=np.array([position for _, position, _ in active], np.int32),
             position_S=active_S3[:, 1],
             root_S=active_S3[:, 2],
-            frame=PaddedLayout.of(tuple(tensor_rows), self.packed, self.device),
+            frame=PaddedLayout(tensor_rows, self.packed, self.device),
         )
 
     def _ids(self, values: Any) -> Tensor:

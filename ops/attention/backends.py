@@ -1,11 +1,8 @@
 """Attention backends: how the rows of a forward attend to the slots of a pool.
 
-A backend plans a forward once, from its `AttentionMetadata`, and runs every layer by that. To add
-one, put a subclass of `AttentionBackend` into a file of this package, or into an installed package
-with an entry point of the group `specsot.attention`.
-
-Grouped-query attention folds the query groups into the query axis, so that keys and values stay
-views of the pool: [B, kv_heads, G * Q, d] against [B, kv_heads, K, d].
+To add one, put a subclass of `AttentionBackend` into a file of this package, or into an installed
+package with an entry point of the group `specsot.attention`. Grouped-query attention folds the
+query groups into the query axis, so that keys and values stay views of the pool.
 """
 
 import importlib

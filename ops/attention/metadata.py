@@ -2,10 +2,8 @@
 
 A row sees a committed slot, or that of a prompt row of the same forward, if the slot's segment is
 on the path from the row's segment to the root and its position is not behind the row's. Nodes of
-token trees are visible to their descendants alone.
-
-Further shape letters: G sequences of a batch, q query rows of each, P kinds of rows, E rows of
-trees in a batch, M fresh slots of a branch.
+trees are visible to their descendants alone. Shape letters: G sequences of a batch, q query rows of
+each, P kinds of rows, E rows of trees in a batch, M fresh slots of a branch.
 """
 
 from dataclasses import dataclass, replace
@@ -57,12 +55,9 @@ def row_index(rows_Gq: npt.NDArray[np.int64], rows: int, device: torch.device) -
 
 
 class QuerySequence(NamedTuple):
-    """Query rows of a forward that may see the same part of a pool.
-
-    rows: int64, their flat indices, increasing. row: the pool's row that they attend to. homes:
-    those that they may see, empty for the whole row. owners: the segments that they see here, where
-    they see others in other sequences.
-    """
+    """Query rows (int64, flat, increasing) that may see the same homes of the pool's `row`, or
+    all of it; `owners`: the segments that they see here, where they see others in other
+    sequences."""
 
     rows: npt.NDArray[np.int64]
     row: int
@@ -71,12 +66,9 @@ class QuerySequence(NamedTuple):
 
 
 class Visibility(NamedTuple):
-    """The segments of a forward's rows, and the segments that each of them sees.
-
-    ids_S: int32. path_SA: int32, the ids from each segment itself to its root, then those that it
-    reads outside its path; NO_SEGMENT after the last one. homes_S: the homes of all segments that
-    each may see, its own first.
-    """
+    """The segments of a forward's rows (int32), and what each of them sees: path_SA, int32, the
+    ids from itself to its root, then those that it reads outside its path, then NO_SEGMENT;
+    homes_S, the homes of these, its own first."""
 
     ids_S: Ints
     path_SA: Ints
@@ -94,12 +86,9 @@ class Visibility(NamedTuple):
 
 
 class AttentionBatch(NamedTuple):
-    """G sequences that are computed side by side, of q query rows and K slots each.
-
-    rows_Gq: int64, flat indices; a shorter sequence repeats its last row. keys: a run for each
-    sequence, or int32 [G, K], increasing, the last one repeated. slots_GK: int32, all slots.
-    valid_GK: the slots that exist for the sequence; None for all.
-    """
+    """G sequences that are computed side by side, of q query rows and K slots each: int64 flat
+    indices, where shorter sequences repeat their last row; a run each, or increasing int32 [G,
+    K]; int32, all slots; and which of them exist for the sequence (None for all)."""
 
     rows_Gq: npt.NDArray[np.int64]
     keys: SlotRun | Ints
@@ -135,10 +124,8 @@ class AttentionGroup:
 
     rows_Gq, host_rows_Gq: int64, flat indices (b * Q + q) of the query rows, on the device (None:
         all rows of the forward, in their order) and on the host.
-    keys: the slots, a run for each sequence, or int64 [G, K]. mask_GqK: bool, what a row may see.
-    positions_GK: int64, of the slots, for sliding windows and CacheBlend's mask `bottom_right`.
-    fresh_GqM: int64, index among the K slots of each of a row's fresh slots
-        (`AttentionMetadata.fresh_SM`); None if the batch does not hold them.
+    keys: a run for each sequence, or int64 [G, K]. positions_GK: int64, of the slots.
+    fresh_GqM: int64, index among the K slots of each of a row's `AttentionMetadata.fresh_SM`.
     """
 
     rows_Gq: Tensor | None
@@ -168,11 +155,9 @@ class AttentionGroup:
     def widened(
         self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
     ) -> "AttentionGroup":
-        """The group of W fresh rows of each of its rows, which are branches.
-
-        seen_SWM: bool, the fresh slots that each fresh row sees; position_SM: int64, their
-            positions. first_S: flat index of each branch's first row in a forward of `rows` rows.
-        """
+        """The group of W fresh rows of each of its rows, which are branches: bool, what each
+        sees of the fresh slots; int64, their positions; each branch's first row in a forward of
+        `rows` rows."""
         width, fresh = seen_SWM.shape[1:]
         mask_GqWK = self.mask_GqK[:, :, None].expand(-1, -1, width, -1)
         mask_GqWK = mask_GqWK.clone(memory_format=torch.contiguous_format)  # faster than `repeat`
@@ -190,13 +175,10 @@ class AttentionGroup:
 
 
 class TreeMask(NamedTuple):
-    """Token trees of a forward: the rows of their nodes and the nodes that see each other.
-
-    rows_ST, slots_ST: int32 on the host, flat index and slot of each node. visible_STT: bool, the
-    nodes (columns) that each node sees. positions_ST: int64 on the device. roots_shared: whether
-    nodes without a row have their root's. segment_R: if trees share the R first rows (S is 1, T is
-    R), int64, the number of each row's segment, which only the device knows.
-    """
+    """Token trees of a forward: int32 on the host, flat index and slot of each node; bool, the
+    nodes (columns) that each sees; int64, their positions; whether nodes without a row have
+    their root's. segment_R: if trees share the R first rows (S is 1, T is R), int64, the number
+    of each row's segment, which only the device knows."""
 
     rows_ST: Ints
     slots_ST: Ints
@@ -249,9 +231,8 @@ class AttentionMetadata:
     visibility, segment_N: the segments of the rows, and int32 on the host, the number of each row's
         (the number after the last one for padding). positions_N: int64 on the device.
     readable: bool [slots], the slots that are history: committed ones and those of prompt rows.
-    tree: the token trees; None if there are none, or if all their slots are history.
-    fresh_SM: slots of rows in a drafter's forwards to come, for each row of this one, which then
-        stands for a branch (`AttentionGroup.widened`).
+    tree: the token trees; None if all their slots are history.
+    fresh_SM: slots of rows in a drafter's forwards to come, for each row, which is a branch.
     equal_lengths: whether sequences of different lengths must be in different batches.
     """
 
@@ -278,12 +259,9 @@ class AttentionMetadata:
         for sequence in self.sequences:
             first = sequence.row * kv.capacity
             part = slice(first, first + kv.capacity)
-            if sequence.owners:
-                is_seen = np.isin(kv.owner[part], sequence.owners)
-            elif sequence.homes:
-                is_seen = np.isin(kv.home[part], sequence.homes)
-            else:
-                is_seen = np.ones(kv.capacity, np.bool_)
+            labels = kv.owner if sequence.owners else kv.home
+            seen = sequence.owners or sequence.homes or np.unique(labels[part])
+            is_seen = np.isin(labels[part], seen)
             lists.append(first + np.flatnonzero(is_seen & (kv.owner[part] >= 0)))
         indptr = np.cumsum([0, *map(len, lists)], dtype=np.int32)
         return indptr, np.concatenate([np.zeros(0, np.int64), *lists]).astype(np.int32)

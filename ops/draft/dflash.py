@@ -1,11 +1,9 @@
 """Drafting with DFlash: one block per branch, filled in one forward for all branches.
 
-DDTree (liranringel/ddtree) makes a tree of a block: the probability of a prefix is the product of
-its positions' marginals, and the tree with the highest expected accepted length consists of the
-most probable prefixes, which are closed under taking parents. The reference pops them from a heap;
-here each level keeps what can still be among the best, which gives the same nodes.
-
-Further shape letters: W prefixes kept at a level, E extensions of them, C all kept nodes.
+DDTree (liranringel/ddtree): the probability of a prefix is the product of its positions' marginals,
+and the best tree has the most probable prefixes. The reference pops them from a heap; here each
+level keeps what can still be among the best, which gives the same nodes. Shape letters: W prefixes
+kept at a level, E extensions of them, C all kept nodes.
 """
 
 from dataclasses import replace
@@ -16,8 +14,8 @@ from torch import Tensor
 from ..forward import BlockDrafter
 from ..kv.pool import KVCache
 from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank, single_path
-from .drawing import Drawing
 from .eagle import Workspace
+from .proposals import Drawing
 
 
 def write_context_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache) -> None:
@@ -96,11 +94,9 @@ def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
 
 
 def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
-    """The `nodes` most probable prefixes of each branch (or all), the most probable first.
-
-    Of equals the shorter prefix comes first, then the one whose parent does, then the one whose
-    token has the smaller id; so a smaller budget gives the first nodes of a larger one.
-    """
+    """The `nodes` most probable prefixes of each branch (or all), the most probable first, of
+    equals the shorter one, then by parent, then by id; so a smaller budget gives the first nodes
+    of a larger one."""
     trees, levels, _ = log_probs_SDV.shape
     if nodes < 1 or levels < 1:
         return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())

@@ -32,15 +32,12 @@ class Workspace:
         rows = np.repeat(np.asarray(rows_S, np.int32), each)
         owner = np.repeat(visibility.ids_S[segment_S], each)
         homes_S = [visibility.homes_S[segment] for segment in segment_S]
-        if kv.rows > 1:
-            sequences = [QuerySequence(np.array([b]), row, ()) for b, row in enumerate(rows_S)]
-        else:
-            by_homes: dict[tuple[int, ...], list[int]] = {}
-            for branch, homes in enumerate(homes_S):
-                by_homes.setdefault(homes, []).append(branch)
-            sequences = [
-                QuerySequence(np.array(group), 0, homes) for homes, group in by_homes.items()
-            ]
+        groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for branch, (row, homes) in enumerate(zip(rows_S, homes_S, strict=True)):
+            groups.setdefault((row, () if kv.rows > 1 else homes), []).append(branch)
+        sequences = tuple(
+            QuerySequence(np.array(group), row, homes) for (row, homes), group in groups.items()
+        )
         home = np.repeat([homes[0] for homes in homes_S], each)
         # position 0, not committed: only rows that `fresh` names see them
         self.slots = kv.append_(owner, np.zeros(rows.size), rows, home)
@@ -48,7 +45,7 @@ class Workspace:
         self.slots_SM = tensor(slots_SM, draft_rows.position_S.device)
         metadata = AttentionMetadata(
             kv=kv,
-            sequences=tuple(sequences),
+            sequences=sequences,
             visibility=visibility,
             segment_N=segment_S,
             positions_N=draft_rows.position_S,
@@ -125,12 +122,9 @@ def grow_tree_(
     levels: int,
     ranked: bool = False,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best `nodes` (at least one) of each.
-
-    A level forwards the frontiers of all branches at once; the best of their children become the
-    next frontier. Trees are neither deeper nor wider than `nodes`: what could not be kept is not
-    drafted. ranked: number the nodes of a tree by their ranks.
-    """
+    """Deepen all trees level by level, then keep the best `nodes` (at least one) of each,
+    `ranked` or in creation order. The best children of a level become the next frontier, of all
+    branches at once."""
     levels = min(levels, nodes)
     tokens_SK = frontier.tokens_SK[:, :nodes]
     scores_SK = frontier.scores_SK[:, :nodes]

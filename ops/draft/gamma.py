@@ -1,24 +1,8 @@
 """Draft lengths: how many tokens a chain drafter proposes for each branch in a round; no torch.
 
-A length follows from earlier rounds, so it is known on the host before the drafter runs, and the
-target gets rows for these drafts alone. No policy changes the text.
-
-==========  =====================================================================================
-fixed       `gamma` tokens
-egag        from the entropy of the drafter's distribution where the last round ended, smoothed
-            over rounds
-heuristic   two more after a round that accepted every draft, else one less (transformers)
-svip        as far as drafts went in the last rounds until one was drawn at high entropy
-            (2411.18462)
-confidence  the same until a draft had a low probability (2405.04304, transformers)
-adaedl      the same until before a draft whose entropy bounds its acceptance below a threshold
-            (2410.18351), which follows the observed acceptance (2309.08168)
-cost        the length with the most expected tokens per millisecond (`sizes.py`)
-==========  =====================================================================================
-
-As published, svip, confidence and adaedl stop inside a round, which takes a read for each draft.
-Here the rule is applied to the last round and sets the next length: half the length at which it
-stops (twice the length if it does not), half the previous length.
+A length follows from earlier rounds, so the host knows it before the drafter runs, and the target
+gets rows for these drafts alone. The policies: docs/drafters.md; sources: svip 2411.18462,
+confidence 2405.04304, adaedl 2410.18351 (its threshold: 2309.08168), heuristic: transformers.
 """
 
 from collections.abc import Sequence
@@ -68,12 +52,9 @@ def limit(settings: GammaSettings) -> float:
 
 @dataclass(frozen=True, slots=True)
 class GammaState:
-    """The state of a policy for one branch, between rounds; NaN before the first.
-
-    gamma: the next length, not rounded, for all policies but egag and cost. h, ema: for EGAG, the
-    entropy where the last round ended, and the moving average. acceptance, threshold: AdaEDL's
-    moving acceptance and threshold.
-    """
+    """A policy's state for one branch between rounds, NaN before the first: the next length, not
+    rounded; EGAG's entropy where the last round ended, and moving average; AdaEDL's moving
+    acceptance, threshold."""
 
     gamma: float
     h: float = nan
@@ -84,12 +65,9 @@ class GammaState:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The planned length of one branch's chain.
-
-    h: entropy in nats, NaN if not used or measured; h_norm: over the reference, in [0, 1]. raw: the
-    length before smoothing; ema: after it; gamma: rounded and clamped; gamma_eff: at most what the
-    answer still needs.
-    """
+    """The planned length of a chain: the entropy in nats (NaN if not used or measured), over its
+    reference in [0, 1]; the length before and after smoothing, rounded and clamped, and as the
+    answer needs it."""
 
     h: float
     h_norm: float

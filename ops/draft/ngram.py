@@ -1,9 +1,6 @@
-"""Drafting from n-grams, without a model: prompt lookup, and count tables (NASD).
-
-Prompt lookup (Saxena, 2023) drafts what followed earlier occurrences of a branch's last tokens: one
-match (transformers' `PromptLookupCandidateGenerator`), or several as a tree. NASD (Ou et al.,
-NAACL 2024 industry, 2404.08698) drafts by counts of n-grams in committed tokens, with back-off to
-shorter contexts and filler tokens. A token costs the same for any length of the context.
+"""Drafting from n-grams, without a model: prompt lookup (Saxena, 2023; with one match transformers'
+`PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
+NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context.
 """
 
 from collections import defaultdict
@@ -59,11 +56,8 @@ def lookup_tree(
     matches: int = 1,
     stop_ids: Collection[int] = (),
 ) -> HostTree:
-    """What followed the best `matches`, as a tree: a chain for one match.
-
-    The `nodes` that most matches pass through stay, of equals the first ones, so that common
-    beginnings are kept before rare endings. Neither a stop token nor anything after one is drafted.
-    """
+    """What followed the best `matches`, as a tree: of the nodes those that most matches pass
+    through, of equals the first ones. Neither a stop token nor anything after one is drafted."""
     places = index.matches(matches) if nodes > 0 and levels > 0 else []
     children: dict[tuple[int, int], int] = {}  # (parent, token) -> node, in order of creation
     depths: list[int] = []
@@ -175,13 +169,9 @@ def count_tree(
     width: int = 1,
     stop_ids: Collection[int] = (),
 ) -> HostTree:
-    """The `nodes` most probable continuations under the counts; a chain for width 1.
-
-    Nodes are taken best first by the product of their relative frequencies, of equals the first.
-    Neither a stop token nor anything after one is drafted.
-
-    context: the branch's last tokens, the root token included; order - 1 of them suffice.
-    """
+    """The `nodes` most probable continuations of the branch's last tokens under the counts, of
+    equals the first; a chain for width 1. Neither a stop token nor anything after one is
+    drafted."""
     if nodes < 1 or levels < 1:
         return HostTree()
     heap: list[tuple[float, int, int, int, Gram]] = []  # best first, then by when it was found

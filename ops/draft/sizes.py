@@ -73,11 +73,10 @@ class RoundCosts:
 
 
 class Chooser:
-    """The size (`choice`) of each round's drafts, by measured costs and counted acceptance.
-
-    plain, drafted: milliseconds outside the forwards of the last rounds without drafts and with
-        them; for trees, whose levels are laid out, masked and ranked, by the number of forwards.
-    """
+    """The size (`choice`) of each round's drafts: `choose_` starts a round, by the most drafts
+    that each branch can use and the rows not read yet; `learn_` gets each branch's accepted
+    nodes. plain, drafted: milliseconds outside the forwards of the last rounds, without and with
+    drafts (for trees by level)."""
 
     def __init__(self, costs: RoundCosts, now: Callable[[], float]) -> None:
         self.costs = costs
@@ -91,18 +90,6 @@ class Chooser:
         self._share = 1.0  # its overhead relative to the smallest tree's; 0 without drafts
         self._without = 0  # rounds without drafts in the current pause
         self._pause = 0
-
-    def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
-        """The size for the round that starts.
-
-        limits: for each branch the most drafts that it can use; trees ignore it.
-        unread: rows that the drafter has not read yet, which is due once and affects no choice.
-        """
-        raise NotImplementedError
-
-    def learn_(self, owners: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """The outcome of the round: the accepted nodes of each branch, the root first."""
-        raise NotImplementedError
 
     def forget_(self, owners: Sequence[int]) -> None:
         """Drop the counts of ended branches."""
@@ -346,3 +333,6 @@ def _acceptance(hits_X: Floats, tries_X: Floats, share: float) -> Floats:
         before = (hits + NODE_TRIES * share * before) / (tries + NODE_TRIES)
         rates.append(before)
     return np.asarray(rates)
+
+
+AnyChooser = ChainChooser | TreeChooser

@@ -15,9 +15,9 @@ from ..forward import Target, plan_attention
 from ..kv.pool import KVCache
 from ..layer_plan import LayerStatus
 from ..types import DraftRows, DraftWork, Proposal, single_path
-from .drawing import Drawing
 from .eagle import Workspace
 from .gamma import DraftDistributions
+from .proposals import Drawing
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,10 @@
 """The KV pool of one model: preallocated once, addressed through slots, never reallocated.
 
-A pool is one sequence (the layouts ``bim`` and ``paged``) or several rows of equal capacity
-(``batching``); a slot is a flat index over all rows. `SlotTable` labels the slots, on the host
-alone; `KVCache` adds the keys and values. A segment's slots may be anywhere in a row; committed
-rows are never moved.
-
-A pool is cut into blocks, and a segment has a table of the blocks with slots of it. A writer takes
-free slots of its blocks first; the blocks of one home are near each other, so that a forward reads
-one run. A block whose rows became another segment's is sealed: its writer takes a new one.
+A pool is one sequence (``bim``, ``paged``) or several rows of equal capacity (``batching``); a slot
+is a flat index over all rows. A segment's slots may be anywhere in a row; committed rows are never
+moved. Each segment has a table of the blocks with slots of it, whose free slots it takes first; a
+block whose rows became another segment's is sealed. The blocks of one home are near each other, so
+that a forward reads one run.
 """
 
 from collections import Counter
@@ -83,12 +80,10 @@ class Region:
 
 
 class BlockManager:
-    """Tables of blocks of `size` slots (the last one of a pool may have fewer).
+    """For each segment its blocks of `size` slots, and the number of its slots in each (`tables`).
 
-    tables: for each segment its blocks, and the number of its slots in each.
     references, writer: int32 [blocks], how many tables name a block, and the segment that may take
-        its free slots.
-    in_use: blocks that are named; high_water, most_wasted: the maxima of that and of `wasted`.
+    its free slots. in_use: blocks that are named; high_water, most_wasted: maxima.
     """
 
     def __init__(self, slots: int, size: int) -> None:
@@ -165,7 +160,6 @@ class BlockManager:
         return zip(segments.tolist(), blocks.tolist(), counts.tolist(), strict=True)
 
     def check_integrity(self, owner: Ints) -> None:
-        """Raise AssertionError unless tables and references agree with `owner` [slots]."""
         used = np.flatnonzero(owner != FREE)
         tables: dict[int, dict[int, int]] = {}
         for segment, block, count in self._pairs(owner[used], used):
@@ -182,13 +176,11 @@ class BlockManager:
 class SlotTable:
     """Labels of the slots of a pool: `rows` rows of `capacity` slots.
 
-    owner, home: int32 [slots], FREE or the id of the slot's segment, and the home of that.
-    position: int32 [slots], RoPE positions.
-    committed: bool [slots]; False for fresh slots (a tree under verification, draft levels), which
-        only their own tree sees.
-    blocks: under ``batching`` a row is a block. regions: for each home, where its slots are.
-    current_length: slots in use; idle_length: those that no request needs; peak_length: the maximum
-        that requests needed.
+    owner, home, position: int32 [slots], FREE or the slot's segment, the home of that, RoPE
+    positions. committed: bool [slots]; False for fresh slots (a tree under verification, draft
+    levels), which only their own tree sees. regions: for each home, where its slots are.
+    current_length: slots in use; idle_length: those that no request needs; peak_length: most
+    needed.
     """
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
@@ -206,7 +198,6 @@ class SlotTable:
 
     @property
     def needed_length(self) -> int:
-        """Slots that requests need."""
         return self.current_length - self.idle_length
 
     def open_(self, home: int, size: int, least: int | None = None) -> None:
@@ -263,11 +254,8 @@ class SlotTable:
         row: Row = 0,
         home: npt.ArrayLike = NO_SEGMENT,
     ) -> Ints:
-        """Label free slots as fresh and return them, in the order of `owner`.
-
-        owner: int, segments. position, row, home: one for all or one for each slot.
-        Raises PoolFullError: there are fewer free slots.
-        """
+        """Label free slots as fresh and return them, in the order of `owner` (segments); the
+        rest is one for all or one for each slot. Raises PoolFullError."""
         owner_Q = np.asarray(owner, np.int32)
         home_Q = np.full(owner_Q.size, home, np.int32)
         if self.rows == 1:
@@ -385,7 +373,6 @@ class SlotTable:
                 self.regions.pop(owner, None)
 
     def slots_owned(self, owner: int) -> npt.NDArray[np.int64]:
-        """All slots of an owner, increasing."""
         if self.blocks.size == 1:  # the labels say the same, in fewer steps
             return np.flatnonzero(self.owner == owner)
         blocks = np.array(self.blocks.table(owner), np.int64)[:, None]
@@ -444,7 +431,6 @@ class SlotTable:
         return by_position
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless the table is consistent."""
         used = self.owner != FREE
         assert not self.committed[~used].any(), "a free slot is committed"
         assert self.current_length == used.sum(), "slots in use are counted wrongly"
@@ -469,11 +455,8 @@ class SlotTable:
 
 
 class KVCache(SlotTable):
-    """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim].
-
-    scratch: the last slot, which padding writes to and no row sees.
-    layers: the keys and the values of each layer, views [kv_heads, slots + 1, head_dim].
-    """
+    """One pool `data` [layers, 2, kv_heads, slots + 1, head_dim]; `layers` are views of each
+    layer's keys and values. Padding writes to the last slot, `scratch`, which no row sees."""
 
     def __init__(
         self,
@@ -522,8 +505,7 @@ class KVCache(SlotTable):
         self._note_peak()
 
     def copy_from_(self, other: "KVCache", source: npt.ArrayLike, owner: int, row: int = 0) -> None:
-        """Copy committed slots of another pool into free ones of a row, for this owner; not
-        counted by the ledger."""
+        """Copy committed slots of another pool into free ones of a row; not counted."""
         source_R = np.asarray(source, np.int64)
         copy = other.data.index_select(3, torch.from_numpy(source_R).to(other.data.device))
         self._write_rows_(copy, other.position[source_R], owner, row)

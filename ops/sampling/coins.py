@@ -2,8 +2,8 @@
 
 A key is one int64 for a request's seed and a branch, folded with a position or a place in a tree. A
 coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform number). Hashing is
-SplitMix64 (Steele, Lea, Flood, 2014) in wrapping int64 arithmetic; logarithms are sums and products
-that IEEE 754 rounds exactly. The argmax of score + Gumbel noise is a draw from the softmax.
+SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products that IEEE 754 rounds
+exactly.
 """
 
 from enum import IntEnum
@@ -35,7 +35,8 @@ class CoinRole(IntEnum):
 
 def branch_key(seed: int, branch: int) -> int:
     """The key of a branch (an int64 value) from its request's seed and its index; root is -1."""
-    return _signed(_fold_host(_fold_host(0, seed), branch))
+    seed_key = fold(torch.zeros((), dtype=torch.int64), torch.tensor(_signed(seed % WORD)))
+    return int(fold(seed_key, torch.tensor(branch)))
 
 
 def token_keys(key_R: Tensor, position_R: Tensor) -> Tensor:
@@ -91,12 +92,9 @@ def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
 def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
     """int64 [R, min(count, most, V)]: ids by score + Gumbel noise, best first; padded with -1.
 
-    Noise is computed roughly for all kept ids, and to the last bit for those that can be among the
-    first; so the order is that of `perturbed`, and of equals the lowest id comes first. The best id
-    that a grammar allows is a draw from the distribution renormalised to the allowed ids.
-
-    scores_RV: log-probabilities up to a constant per row, -inf for filtered ids.
-    most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
+    Noise is exact to the last bit for ids that can be among the first; of equals the lowest id
+    comes first. The best id that a grammar allows is a draw from the distribution renormalised to
+    those. most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
     """
     if most < scores_RV.shape[1]:
         ids_RK = scores_RV.topk(most).indices.sort(dim=-1).values
@@ -128,14 +126,6 @@ def _mix(x: Tensor) -> Tensor:
 def _shifted(x: Tensor, count: int) -> Tensor:
     """Logical shift to the right: int64 shifts copy the sign bit."""
     return (x >> count) & (WORD - 1 >> count)
-
-
-def _fold_host(key: int, value: int) -> int:
-    """`fold` of Python integers, as an unsigned word."""
-    x = (key + value * STEP) % WORD
-    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
-        x = (x ^ x >> shift) * factor % WORD
-    return x ^ x >> SHIFTS[-1]
 
 
 def _signed(word: int) -> int:

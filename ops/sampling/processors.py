@@ -1,9 +1,7 @@
 """Logits processors: from the logits of a model to the scores that tokens are drawn from.
 
-The order is that of transformers: bias, repetition, presence and frequency, banned ids,
-min_new_tokens, forced tokens; then, where the temperature is above 0, temperature, top k, top p,
-min p. Rows at temperature 0 keep all their scores. Of entries that tie for the last places, top p
-keeps those with the lowest ids, so that the kept set does not depend on a sort.
+The order is that of transformers. Rows at temperature 0 keep all their scores. Of entries that tie
+for the last places, top p keeps the lowest ids, so that the kept set does not depend on a sort.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -19,13 +17,10 @@ from .settings import TIES, SamplingRules
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """The rules of several branches (or rows; S stands for either) as columns, float64 or int64.
-
-    bias_ids_SC, biases_SC: padded with (0, 0); stop_ids_SC, stop_biases_SC likewise, -inf for real
-        stop ids; forced_SC: padded with -1.
-    depth: how many best scores the filters read, 0 for no filter; most_kept: most ids that a drawn
-        row keeps; then the settings that occur at all (all of these on the host).
-    """
+    """The rules of several branches (or rows; S stands for either) as columns, float64 or int64;
+    biases are padded with (0, 0), -inf for real stop ids, forced tokens with -1. On the host:
+    how many best scores the filters read, the most ids that a drawn row keeps, and which
+    settings occur."""
 
     greedy_S: Tensor
     temperature_S: Tensor
@@ -117,10 +112,9 @@ def columns(
 class Sampler:
     """How the next tokens of S branches are drawn; a round without one takes the best tokens.
 
-    key_S: int64, the key of each branch's coins (`coins.branch_key`).
-    seen_SV: bool, ids in the prompt or the answer; counts_SV: int32, occurrences in the answer;
-        [S, 0] without penalties. answered_S: int64, tokens of the answer that are counted: not a
-        tree's root token, which is on every path.
+    key_S: int64, of each branch's coins. seen_SV: bool, ids in prompt or answer; counts_SV: int32,
+    occurrences in the answer; [S, 0] without penalties. answered_S: int64, tokens of the answer
+    that are counted: not a tree's root token, which is on every path.
     """
 
     rules: SamplingColumns
@@ -140,13 +134,10 @@ def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor
 def process(
     logits_RV: Tensor, sampler: Sampler, branch_R: Tensor, *, tokens_RC: Tensor, path_RC: Tensor
 ) -> Tensor:
-    """Scores [R, V] that tokens are drawn from: log-probabilities up to a constant per row.
-
-    logits_RV: any float type; scores are float32, or float64 for float64.
-    branch_R: int64, the branch of each row.
-    tokens_RC, path_RC: int64 and bool, the tree's tokens and which of them are on the row's path
-        (the row's own token included); [R, 0] for rows outside trees.
-    """
+    """Scores [R, V] that tokens are drawn from, float32 (float64 for float64): log-probabilities
+    up to a constant per row. branch_R: int64. tokens_RC, path_RC: int64 and bool, the tree's
+    tokens and which of them are on the row's path (its own token included); [R, 0] outside
+    trees."""
     rules = sampler.rules
     rows = rules.of_rows(branch_R)
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()

@@ -57,18 +57,8 @@ def fitting_rules(draws: Draws, chain: bool) -> list[Rule]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingRules:
-    """How a request's tokens are drawn. The defaults take the best token of the logits (`plain`).
-
-    temperature: 0 for the best token, whatever the filters say.
-    top_k: keep the k best, and up to `TIES` that tie with the last; 0 for all. top_p: keep the best
-        until their mass reaches p. min_p: drop what has less than this share of the best's.
-    repetition_penalty: above 1 makes ids of prompt and answer less likely (Keskar et al.,
-        1909.05858); presence_penalty, frequency_penalty: subtracted for ids of the branch's own
-        answer, once and per occurrence.
-    logit_bias: (id, what is added). banned: ids never drawn. forced: first tokens of the answer.
-    min_new_tokens: tokens before which no stop id is drawn.
-    filter_order: whether filters read scores after temperature (as in transformers) or before.
-    """
+    """How a request's tokens are drawn, as the block `sampling` of a graph documents it. The
+    defaults take the best token of the logits (`plain`). Repetition: Keskar et al., 1909.05858."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -1,23 +1,10 @@
 """Rejection sampling of drafts: exact in distribution, with every random number an argument.
 
-p is the target's distribution after a node, q the distribution that a draft was drawn from; both
-have passed the same processors (`processors.probabilities`; at temperature 0 they are one-hot, and
-the rules below accept exactly the greedy tokens). q None means a draft that was not drawn: its q is
-one-hot. A rule is lossless only for drafts of its kind:
-
-====================  =====================================================================
-rule                  the siblings of a node
-====================  =====================================================================
-CHAIN                 one draft, drawn from q (Leviathan et al., 2211.17192)
-BLOCK                 the same, accepted as a block (Sun et al., 2403.10444)
-WITH_REPLACEMENT      independent draws from q (SpecInfer, 2305.09781)
-WITHOUT_REPLACEMENT   draws from q, each without its earlier siblings (2402.14160)
-TOPK                  any distinct tokens, chosen independently of the coins (q is one-hot)
-====================  =====================================================================
-
-Probabilities are float32 (or float64), products that are compared are float64. The keys of the
-coins are (branch, position of the round's root, depth, rank among the siblings, role): every coin
-is used once, and siblings have different ones.
+p is the target's distribution after a node, q the distribution that a draft was drawn from, both
+after the same processors; q None means a draft that was not drawn: its q is one-hot. Products that
+are compared are float64. A rule is lossless only for drafts of its kind (`settings.FITS`). Every
+coin is used once: its key is (branch, position of the round's root, depth, rank among the siblings,
+role).
 """
 
 from dataclasses import dataclass, replace
@@ -70,9 +57,7 @@ def accept_chain(
     target probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix whose r is
     below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
-    p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft; None
-        if the drafts were not drawn. valid_SN: False after the end of a shorter chain.
-    r_SN, u_S: uniform numbers of the drafts and of the final token.
+    p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft.
     """
     p_STV = _wide(p_STV)
     q_SNV = None if q_SNV is None else _wide(q_SNV)
@@ -121,11 +106,9 @@ def accept_tree(
 ) -> Acceptance:
     """From the root on: try a node's children in order, step to the first accepted one.
 
-    p_STV: target's distribution after each node; node 0 is the root, drafted node n is n + 1.
-    q_STV: distribution that each node's children were drawn from; None for TOPK.
-    parents_SN, valid_SN: as in `Proposal`.
-    r_SN, u_ST: uniform numbers of the nodes, and of those where a path can end.
-    Raises ValueError: the rule needs q and there is none, or the reverse.
+    p_STV, q_STV: after each node, node 0 being the root; q None for TOPK. u_ST: uniform numbers of
+    the nodes where a path can end. Raises ValueError: the rule needs q and there is none, or the
+    reverse.
     """
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
@@ -186,11 +169,9 @@ def _chance(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(q > 0, (p / q).clamp(max=1.0), 0.0)
 
 
-def _excess(p_RV: Tensor, q_RV: Tensor | None, token_R: Tensor) -> Tensor:
-    """[R, V]: max(0, p - q); of a one-hot q this is p without the token."""
-    if q_RV is None:
-        return p_RV.scatter(1, token_R[:, None], 0.0)
-    return (p_RV - q_RV).clamp(min=0)
+def _excess(p: Tensor, q: Tensor | None, tokens: Tensor) -> Tensor:
+    """[..., V]: max(0, p - q); of a one-hot q this is p without the token."""
+    return p.scatter(-1, tokens[..., None], 0.0) if q is None else (p - q).clamp(min=0)
 
 
 def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
@@ -211,11 +192,8 @@ def _block_chance(
 ) -> Tensor:
     """[S, N]: h of each prefix; the longest one's is its w."""
     inner_STV = p_STV[:, 1:-1] * ratio_ST[:, 1:-1, None]
-    if q_SNV is None:
-        excess_STV = inner_STV.scatter(2, tokens_SN[:, 1:, None], 0.0)
-    else:
-        excess_STV = (inner_STV - q_SNV[:, 1:]).clamp(min=0)
-    excess_SN = excess_STV.sum(-1)
+    q_inner_SNV = None if q_SNV is None else q_SNV[:, 1:]
+    excess_SN = _excess(inner_STV, q_inner_SNV, tokens_SN[:, 1:]).sum(-1)
     ratio_SN = ratio_ST[:, 1:]
     against_SN = excess_SN + 1 - ratio_SN[:, :-1]
     inner_SN = torch.where(against_SN > 0, excess_SN / against_SN, 1.0)
@@ -265,11 +243,8 @@ def accept_rejection(
     skip_sample_adjustment: bool = False,
 ) -> Acceptance:
     """Accept drafts of all trees against the target's distributions after each node.
-
-    rule: as `rule_for` returns it.
     skip_sample_adjustment: draw the last token from the target's own distribution even after a
-        rejected draft. Not lossless; for comparisons.
-    """
+    rejected draft; not lossless, for comparisons."""
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN
     valid_SN = proposal.valid_SN

@@ -1,7 +1,5 @@
-"""Acceptance of drafts: the target's own token after each node, and the path that it confirms.
-
-A token that a grammar restricts is the best legal one of the row's order, which for a sampled
-branch is that of score + Gumbel noise. After a prefill, the same gives a branch's first token.
+"""Acceptance of drafts: the target's own token after each node, and the path that it confirms. A
+token that a grammar restricts is the best legal one of the row's order.
 """
 
 from collections.abc import Sequence
@@ -44,12 +42,8 @@ class GrammarRows:
 
 
 class Scored:
-    """Processed rows, ready to be drawn from.
-
-    scores_RV: of `processors.process`; the logits without a sampler. broken_R: bool, rows with NaN.
-    branch_R, key_R: int64, the branch of each row in the sampler's order, and the keys of the
-        tokens to be drawn; empty without a sampler.
-    """
+    """Processed rows: scores of `process` (the logits without a sampler), bool of rows with NaN,
+    and int64, their branches in the sampler's order and the keys of the tokens to be drawn."""
 
     def __init__(self, rows: Rows, logits_RV: Tensor, *, tips: bool) -> None:
         """All nodes of all trees; with `tips` the last rows of prompts, whose branches follow."""
@@ -109,12 +103,9 @@ class Scored:
 
 
 def best(scores_RV: Tensor) -> Tensor:
-    """int64 [R, min(BEST, V)]: the ids of the highest scores of each row, best first.
-
-    Of equals the smallest id comes first, as in `argmax` (`topk` does not define it, and bfloat16
-    logits are often equal). Ids that equal the last score may be missing, so they are -1: a caller
-    that reaches one must read the whole row.
-    """
+    """int64 [R, min(BEST, V)]: the ids of the highest scores, best first, of equals the smallest
+    id (`topk` does not define it). Ids that equal the last score may be missing, so they are -1:
+    a caller that reaches one must read the whole row."""
     size = scores_RV.shape[-1]
     ids_RC = scores_RV.topk(min(BEST, size), dim=-1).indices.sort(dim=-1).values
     order = scores_RV.gather(-1, ids_RC).sort(dim=-1, descending=True, stable=True)
@@ -126,12 +117,9 @@ def best(scores_RV: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
-    """The figures of every drafted node, with `explain`; part of the round's one read.
-
-    bits_SNC: int64: the target's own token after the parent, then the other numbers of
-        `DraftFigures`, as bits of float64. rule: None where drafts are matched.
-    adjusted: whether a rejected draft's probability is removed from the final token's distribution.
-    """
+    """The figures of every drafted node, with `explain`: int64 [S, N, C], those of
+    `DraftFigures`, floats as bits. adjusted: a rejected draft's probability is removed from the
+    final distribution."""
 
     bits_SNC: Tensor
     rule: Rule | None = None
@@ -140,12 +128,9 @@ class TreeFigures:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """One drafted node; None for missing values.
-
-    draw: the target's own token after the node's parent, where drafts are matched.
-    score: as `Proposal.scores_SN`. coin: Gumbel noise of its token; None at temperature 0.
-    p, q, r, chance: of a tried node under rejection, as in `Acceptance`; r its uniform number.
-    """
+    """One drafted node; None for missing values: the target's own token after its parent, the
+    drafter's score, its Gumbel noise; of a tried node under rejection p, q, the uniform number,
+    the chance."""
 
     draw: int | None
     score: float | None
@@ -168,10 +153,9 @@ def unpacked(bits_NC: npt.NDArray[np.int64]) -> list[DraftFigures]:
 class Accepted:
     """The target's verdict on every tree (node 0 is the root).
 
-    drawn_ST: int64, the target's own token after each node. path_ST: bool, the root and the
-        accepted nodes. bonus_S: int64, the token after the last one; BROKEN if its scores are NaN.
+    drawn_ST: int64, the target's own token after each node. path_ST: bool, root and accepted
+        nodes. bonus_S: int64, the token after the last one; BROKEN if its scores are NaN.
     tokens_ST, parents_ST: the trees (node indices, the root its own; tokens of padding are -1).
-    side_outputs_SC: the drafter's values for the host, int64; [S, 0] without any.
     bound: the nodes of trees under a grammar, tree by tree.
     """
 
@@ -198,16 +182,9 @@ def accept(
     filler_top_k: int = 1,
     explain: bool = False,
 ) -> Accepted:
-    """Accept drafts by matching the target's own draws, or by rejection sampling.
-
-    A draft matches if its parent is accepted and the target draws its token at the parent. Trees
-    under a grammar are matched in any case.
-
-    logits: [R, V], the tree rows first.
-    rule, draws: as of `rejection.rule_for`; skip_sample_adjustment: as of `accept_rejection`.
-    filler_top_k: if above 1, `side_outputs_SC` are this many best tokens of every node.
-    explain: return `figures`, too.
-    """
+    """Accept drafts by matching the target's own draws, or by rejection sampling; trees under a
+    grammar are matched in any case. logits: [R, V], the tree rows first. filler_top_k: if above
+    1, `side_outputs_SC` are this many best tokens of every node. explain: return `figures`, too."""
     trees, nodes = rows.nodes_ST.shape
     tokens_SN = proposal.tokens_SN
     parents_SN = proposal.parents_SN + 1

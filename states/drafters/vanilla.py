@@ -138,7 +138,7 @@ class VanillaDrafter(Drafter):
         return catch_up_(self.model, batch, self.kv, lengths, looks=looks)
 
     def grow(self, frontier: ChainStart | tuple[Branch, ...]) -> Proposal:
-        from ...ops.draft.drawing import Drawing
+        from ...ops.draft.proposals import Drawing
         from ...ops.draft.vanilla import write_chain_
 
         if isinstance(frontier, tuple):

@@ -28,21 +28,21 @@ ATTENTION_GROUP = "specsot.attention"
 OPS_FOLDER = Path(__file__).parents[2] / "ops"
 
 BUILT_IN = {
-    "none": "none:NoDrafter",
-    "eagle3": "eagle:Eagle3Drafter",
-    "eagle2": "eagle:Eagle2Drafter",
-    "dflash": "dflash:DFlashDrafter",
-    "vanilla": "vanilla:VanillaDrafter",
-    "ngram": "ngram:NgramDrafter",
+    "none": "drafter:NoDrafter",
+    "eagle3": "drafters.eagle:Eagle3Drafter",
+    "eagle2": "drafters.eagle:Eagle2Drafter",
+    "dflash": "drafters.dflash:DFlashDrafter",
+    "vanilla": "drafters.vanilla:VanillaDrafter",
+    "ngram": "drafters.ngram:NgramDrafter",
 }
-"""By kind the class in `states/drafters`, as module:class."""
+"""By kind the class in `states`, as module:class."""
 
 PLUG_INS = {"eagle1": "examples/eagle1"}
 """By kind the folder of the repository with its package."""
 
-_DRAFTERS = f"{__name__.split('.')[0]}.states.drafters"
+_STATES = f"{__name__.split('.')[0]}.states"
 _CLASSES = {
-    kind: EntryPoint(kind, f"{_DRAFTERS}.{reference}", DRAFTERS_GROUP).load()
+    kind: EntryPoint(kind, f"{_STATES}.{reference}", DRAFTERS_GROUP).load()
     for kind, reference in BUILT_IN.items()
 }
 DRAFTERS: Mapping[str, type[DrafterSettings]] = {

@@ -11,7 +11,7 @@ from specsot_eagle1.draft import drawn_children
 from torch import Tensor
 
 from specsot.engine.certify.texts import chi_square, p_value
-from specsot.ops.draft.drawing import Drawing
+from specsot.ops.draft.proposals import Drawing
 from specsot.ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
 from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules

@@ -43,11 +43,11 @@ MAY_IMPORT = {
     "models/drafters": "models ops/kv ops/attention",
     "models/families": "models",
     "models/load": "models models/drafters models/families",
-    "states": "states/graph states/text ops ops/*",
+    "states": "states/graph states/text ops ops/* models/load",
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/draft ops/sampling",
     "states/text": "states/yaml ops",
-    "states/drafters": "states states/graph states/yaml ops ops/* models/load",
+    "states/drafters": "states states/graph states/yaml ops ops/*",
     "states/phases": "states states/text ops ops/*",
     "engine": (
         "models models/* states states/yaml states/graph states/text states/phases ops ops/kv"

@@ -31,7 +31,7 @@ from helpers.vanilla import vectors
 from torch import Tensor
 
 from specsot.engine.certify.texts import ALPHA, chi_square, p_value
-from specsot.ops.draft import drawing as drafting
+from specsot.ops.draft import proposals as drafting
 from specsot.ops.sampling.coins import CoinRole, fold, round_keys
 from specsot.ops.sampling.settings import FITS, Draws, Rule
 from specsot.ops.verify import rejection as accept_rejection

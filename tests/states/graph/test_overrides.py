@@ -7,8 +7,8 @@ import pytest
 from helpers.support import TREES
 
 from specsot.engine.prepare.files import SHIPPED, open_graph
+from specsot.states.drafter import NoDrafterSettings
 from specsot.states.drafters.eagle import Eagle3Settings
-from specsot.states.drafters.none import NoDrafterSettings
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.program import Program
 from specsot.states.yaml.source import GraphError, RenamedKeyWarning, Source

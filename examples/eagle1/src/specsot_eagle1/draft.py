@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specsot.ops.draft.drawing import Drawing
 from specsot.ops.draft.eagle import Frontier, Workspace, top_children
+from specsot.ops.draft.proposals import Drawing
 from specsot.ops.forward import HiddenDrafter
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.sampling.coins import ranked
