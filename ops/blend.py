@@ -172,8 +172,7 @@ def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
 
 
 def pick(deviation_R: Tensor, blend: Blend, check: int) -> Tensor:
-    """bool [R], the rows of each budget that deviate most, of equals the lower index, at the check
-    layer number `check`."""
+    """bool [R], the rows of each budget that deviate most at a check layer, of equals the first."""
     order_R = deviation_R.sort(descending=True, stable=True).indices
     order_R = order_R[blend.group_R[order_R].sort(stable=True).indices]
     group_R = blend.group_R[order_R]

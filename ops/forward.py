@@ -198,8 +198,7 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
 
 @op("plan.compile", writes="plan")
 def compile_plan(target: Target, rows: Rows) -> LayerPlan:
-    """One status per layer: DECODE when trees are verified, FULL for a prefill alone; with cached
-    rows, that of their settings."""
+    """One status per layer: DECODE with trees, else FULL; with cached rows, by their settings."""
     if rows.blend is not None:
         return compile_layer_plan(rows.blend.settings, target.num_layers)
     status = LayerStatus.DECODE if rows.trees else LayerStatus.FULL

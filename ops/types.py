@@ -273,17 +273,6 @@ class Proposal:
     sizes: tuple[int, ...] | None = None
     work: DraftWork = NO_WORK
 
-    @classmethod
-    def without_drafts(
-        cls, trees: int, device: torch.device, work: DraftWork = NO_WORK
-    ) -> "Proposal":
-        """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
-        with torch.inference_mode(False):
-            none_S0 = torch.zeros(trees, 0, dtype=torch.int64, device=device)
-            valid_S0 = none_S0.bool()
-            scores_S0 = none_S0.float()
-        return cls(none_S0, none_S0, none_S0, valid_S0, scores_S0, 0, is_chain=True, work=work)
-
     @property
     def laid_out(self) -> tuple[int, ...]:
         """The number of drafted nodes of each tree that get a row, if rows are not shared."""

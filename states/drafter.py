@@ -74,8 +74,6 @@ class Drafter:
         self.columns_F: Tensor | None = None
         self.chooser = _chooser(settings, context.costs)
 
-    # -- the network ------------------------------------------------------------------------------
-
     @classmethod
     def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
         """The network of a checkpoint, for a kind with `has_model`; raises ModelError."""
@@ -89,15 +87,13 @@ class Drafter:
     def logits(
         cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:
-        """float32 [Q, V]: one forward over rows of one text, to measure its cost; `slots_1Q` are
-        their positions too."""
+        """float32 [Q, V]: one forward over rows of one text, whose slots are their positions."""
         raise NotImplementedError(f"{cls.__name__} has a model, but no method `logits`")
 
     def write_rows_(
         self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
     ) -> None:
-        """Write the first rows of a longer text, with the target's features of them, into an empty
-        pool, as the rounds of a run write them."""
+        """Write the first rows of a longer text into an empty pool, as the rounds of a run do."""
         raise NotImplementedError(f"{type(self).__name__} keeps rows, but has no `write_rows_`")
 
     # -- a round ----------------------------------------------------------------------------------
@@ -119,9 +115,8 @@ class Drafter:
         return None if self.chooser is None else self.chooser.choice
 
     def intake_(self, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-        """The rows committed since its last forward, of all branches, in its pool; the active
-        branches where no forward is needed: without a pool, and in a round without drafts whose
-        rows no other branch continues."""
+        """The rows committed since its last forward, in its pool; the active branches where no
+        forward is needed: without a pool, or drafts, whose rows no other branch continues."""
         active = self.active
         if self.chooser is not None and active:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
@@ -149,30 +144,31 @@ class Drafter:
         )
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Any:
-        """Read the rows of `intake_` in one forward and propose the first level of every tree: the
-        frontier, which `grow` takes."""
+        """Read the rows of `intake_` in one forward and propose the first level: the frontier."""
         return batch
 
     def grow(self, frontier: Any) -> Proposal:
-        """Deepen the trees of all active branches and free the temporary rows; a kind that never
-        drafts has trees without drafts."""
+        """Deepen the trees of all active branches and free the temporary rows."""
         if self.settings.drafts:
             raise NotImplementedError(f"{type(self).__name__} drafts, but has no method `grow`")
         return self.no_drafts(len(self.active))
 
     def no_drafts(self, branches: int, work: DraftWork | None = None) -> Proposal:
         """Trees [S, 0]: verifying them is one ordinary decoding step of all branches."""
+        import torch
+
         from ..ops.types import NO_WORK, Proposal
 
-        return Proposal.without_drafts(branches, self.context.layout.device, work or NO_WORK)
+        with torch.inference_mode(False):
+            none_S0 = torch.zeros(branches, 0, dtype=torch.int64, device=self.context.layout.device)
+            nodes = none_S0, none_S0, none_S0, none_S0.bool(), none_S0.float()
+        return Proposal(*nodes, levels=0, is_chain=True, work=work or NO_WORK)
 
     def num_nodes(self, branches: int) -> int:
         """Drafted tokens of each tree while `branches` branches share the round."""
         if branches not in self._num_nodes:
             self._num_nodes[branches] = nodes_for(self.settings.offered, branches)
         return self._num_nodes[branches]
-
-    # -- what a forward of the target committed ---------------------------------------------------
 
     def observe(self, rows: CommittedRows) -> None:
         """Committed rows of a segment that later tokens depend on."""
@@ -185,8 +181,6 @@ class Drafter:
         if self.chooser is not None and branches:
             self.chooser.learn_([branch.owner for branch in branches], paths)
         return ()
-
-    # -- segments and requests --------------------------------------------------------------------
 
     def promote(self, root: Branch) -> None:
         """The rows of an outline become rows of its request's prefix."""
@@ -207,8 +201,6 @@ class Drafter:
 
     def close(self, request: Request) -> None:
         """A request has ended."""
-
-    # -- one or two drafters ----------------------------------------------------------------------
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
@@ -272,8 +264,7 @@ class NoDrafter(Drafter):
 
 
 class TwoDrafters(Drafter):
-    """Splits the branches between its drafters and joins their proposals. Between ops a value is a
-    pair, with None for a drafter without active branches."""
+    """Splits the branches between its drafters; between ops a value is a pair, or None in it."""
 
     def __init__(self, main: Drafter, outlines: Drafter) -> None:
         super().__init__(main.settings, replace(main.context, costs=None))

@@ -99,13 +99,6 @@ class AttentionPlan:
             groups.append(LayerGroup(rows_M, group.keys, to_bias(mask_GqK, query_groups, dtype)))
         return LayerAttention(self.backend, tuple(groups), self.merged)
 
-    def widened(
-        self, seen_SWM: Tensor, position_SM: Tensor, first_S: np.ndarray, rows: int
-    ) -> "AttentionPlan":
-        """The plan of a forward of fresh rows, see `AttentionGroup.widened`."""
-        groups = [group.widened(seen_SWM, position_SM, first_S, rows) for group in self.groups]
-        return replace(self, groups=tuple(groups))
-
     def parts(self, rows: int, max_rows: int) -> list[tuple[Tensor | None, "AttentionPlan"]]:
         """The forward cut into several of about `max_rows` rows, none of which sees another: their
         flat indices (None for all) and their plans. A merged plan is not cut."""

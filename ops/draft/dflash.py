@@ -18,19 +18,6 @@ from .eagle import Workspace
 from .proposals import Drawing
 
 
-def write_context_(drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache) -> None:
-    """Write the keys and values of the committed rows of all branches."""
-    assert draft_rows.features_NF is not None
-    rows = draft_rows.rows
-    index_N = draft_rows.index_N
-    drafter.write_context_(
-        drafter.fuse(draft_rows.features_NF),
-        rows.positions_BQ.view(-1)[index_N],
-        rows.slots_BQ.view(-1)[index_N],
-        kv_draft,
-    )
-
-
 def draft_tree_(
     drafter: BlockDrafter, draft_rows: DraftRows, kv_draft: KVCache, *, size: int, nodes: int
 ) -> Proposal:

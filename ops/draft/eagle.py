@@ -65,7 +65,9 @@ class Workspace:
         padding = slots_BQ.numel() - position_SM.shape[0] * width
         self.spent = self.spent.plus(DraftWork(1, slots_BQ.numel(), padding))
         first_S = self.frame.place_S * width
-        plan = self.plan.widened(seen_SKM, position_SM, first_S, self.frame.places * width)
+        total = self.frame.places * width
+        groups = [g.widened(seen_SKM, position_SM, first_S, total) for g in self.plan.groups]
+        plan = replace(self.plan, groups=tuple(groups))
         return spread(position_SM[:, rows]), slots_BQ, plan
 
     def close_(self) -> None:

@@ -31,8 +31,7 @@ MAX_PAUSE = 64
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Milliseconds of a forward by rows (increasing): linear between the points and beyond the last
-    one; 0 without points."""
+    """Milliseconds of a forward by rows, linear between and beyond the points; 0 without any."""
 
     rows: tuple[int, ...]
     ms: tuple[float, ...]
@@ -58,8 +57,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class RoundCosts:
-    """Costs of a round's forwards, and of the rest of the smallest round in milliseconds; None to
-    measure that during the run."""
+    """Costs of a round's forwards, and the milliseconds of its rest; None to measure that."""
 
     target: Curve
     drafter: Curve
@@ -119,8 +117,7 @@ class Chooser:
         self._share = share
 
     def _is_trial_(self, *, pays: bool) -> bool:
-        """Whether to draft although that does not seem to pay: acceptance is unknown at first and
-        may change. Each pause between unsuccessful trials is longer."""
+        """Whether to draft although that does not seem to pay, after ever longer pauses."""
         if pays:
             self._without = 0
             self._pause = MIN_PAUSE

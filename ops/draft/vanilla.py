@@ -2,7 +2,6 @@
 says (`gamma.py`). Its pool holds the text itself, the root token included.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention.backends import AttentionPlan
-from ..forward import Target, plan_attention
+from ..forward import Target
 from ..kv.pool import KVCache
 from ..layer_plan import LayerStatus
 from ..types import DraftRows, DraftWork, Proposal, single_path
@@ -45,18 +44,6 @@ def logits_of(
     return drafter.forward(
         tokens_BQ, positions_BQ, slots_BQ, attention, kv, plan, logit_rows_R, ()
     ).logits_RV
-
-
-def catch_up_(
-    drafter: Target, draft_rows: DraftRows, kv: KVCache, lengths: Sequence[int], *, looks: bool
-) -> ChainStart:
-    """Read the committed rows of all branches in one forward."""
-    rows = draft_rows.rows
-    attention = plan_attention(rows, kv, attention=draft_rows.attention)
-    logits_SV = logits_of(
-        drafter, rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention, kv, rows.tips_R
-    )
-    return ChainStart(logits_SV, tuple(lengths), looks, draft_rows)
 
 
 def write_chain_(

@@ -84,11 +84,6 @@ def ln(x: Tensor) -> Tensor:
     return (exponent + upper).double() * LN_2 + (series * s + s) * 2.0
 
 
-def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
-    """int64 [R]: argmax of score + Gumbel noise; arguments as of `ranked`."""
-    return ranked(scores_RV, key_R, most, 1).squeeze(1)
-
-
 def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
     """int64 [R, min(count, most, V)]: ids by score + Gumbel noise, best first; padded with -1.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .coins import draw
+from .coins import ranked
 from .settings import TIES, SamplingRules
 
 
@@ -172,7 +172,7 @@ def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: T
     (`coins.token_keys`) of the others."""
     if rules.all_greedy:
         return scores_RV.argmax(-1)
-    drawn_R = draw(scores_RV, key_R, rules.most_kept)
+    drawn_R = ranked(scores_RV, key_R, rules.most_kept, 1).squeeze(1)
     if not rules.any_greedy:
         return drawn_R
     greedy_R = rules.greedy_S.index_select(0, branch_R)

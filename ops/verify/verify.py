@@ -24,8 +24,7 @@ BEST = 64  # ids per node that a grammar sees without a further read
 
 @dataclass(frozen=True, slots=True)
 class GrammarRows:
-    """Rows under a grammar: the best ids of each, best first, and the data for a full order; key_G
-    and greedy_G are None if every row is greedy."""
+    """Rows under a grammar: the best ids of each, best first, and the data for a full order."""
 
     best_GC: Tensor
     scores_GV: Tensor

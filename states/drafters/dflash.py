@@ -95,10 +95,11 @@ class DFlashDrafter(Drafter):
         self.queue(rows.owner, rows.position, rows.tokens, committed_features(rows, self.columns_F))
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> DraftRows | tuple[Branch, ...]:
-        from ...ops.draft.dflash import write_context_
-
         if not isinstance(batch, tuple):
-            write_context_(self.model, batch, self.kv)
+            positions_N = batch.rows.positions_BQ.view(-1)[batch.index_N]
+            slots_N = batch.rows.slots_BQ.view(-1)[batch.index_N]
+            context_NH = self.model.fuse(batch.features_NF)
+            self.model.write_context_(context_NH, positions_N, slots_N, self.kv)
         return batch
 
     def grow(self, frontier: DraftRows | tuple[Branch, ...]) -> Proposal:

@@ -130,8 +130,6 @@ class EagleDrafter(Drafter):
         for owner in owners:
             self.last.pop(owner, None)
 
-    # -- a round ----------------------------------------------------------------------------------
-
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Frontier | tuple[Branch, ...]:
         from ...ops.draft.eagle import first_level
 

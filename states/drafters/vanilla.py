@@ -129,13 +129,18 @@ class VanillaDrafter(Drafter):
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> ChainStart | tuple[Branch, ...]:
         """Plan the lengths of all chains, and read the committed tokens in one forward."""
-        from ...ops.draft.vanilla import catch_up_
+        from ...ops.draft.vanilla import ChainStart, logits_of
+        from ...ops.forward import plan_attention
 
         lengths = self.plan_(self.active)
         if isinstance(batch, tuple):
             return batch
         looks = self.settings.gamma_policy in LOOKING
-        return catch_up_(self.model, batch, self.kv, lengths, looks=looks)
+        rows = batch.rows
+        attention = plan_attention(rows, self.kv, attention=batch.attention)
+        inputs = rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention
+        logits_SV = logits_of(self.model, *inputs, self.kv, rows.tips_R)
+        return ChainStart(logits_SV, lengths, looks, batch)
 
     def grow(self, frontier: ChainStart | tuple[Branch, ...]) -> Proposal:
         from ...ops.draft.proposals import Drawing

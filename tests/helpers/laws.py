@@ -12,7 +12,14 @@ from torch import Tensor
 
 from specsot.engine.certify.texts import chi_square, p_value
 from specsot.ops.draft.proposals import Drawing
-from specsot.ops.sampling.coins import CoinRole, branch_key, draw, round_keys, token_keys, uniforms
+from specsot.ops.sampling.coins import (
+    CoinRole,
+    branch_key,
+    ranked,
+    round_keys,
+    token_keys,
+    uniforms,
+)
 from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
 from specsot.ops.types import Proposal, ancestors
@@ -301,8 +308,8 @@ def match_round(toy: Toy, now: Round) -> Tensor:
     said = []
     for depth in range(GAMMA + 1):
         key_S = token_keys(now.key_S, now.root_S + depth + 1)
-        said.append(draw(toy.p_KV[tokens_ST[:, -1]].log(), key_S, toy.size))
-        draft_S = draw(toy.q_KV[tokens_ST[:, -1]].log(), key_S, toy.size)
+        said.append(ranked(toy.p_KV[tokens_ST[:, -1]].log(), key_S, toy.size, 1)[:, 0])
+        draft_S = ranked(toy.q_KV[tokens_ST[:, -1]].log(), key_S, toy.size, 1)[:, 0]
         tokens_ST = torch.cat([tokens_ST, draft_S[:, None]], 1)
         agrees.append(said[-1] == draft_S)
     path_SN = torch.stack(agrees[:GAMMA], 1).int().cumprod(1).bool()

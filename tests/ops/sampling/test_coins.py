@@ -15,7 +15,6 @@ from specsot.ops.sampling.coins import (
     STEP,
     CoinRole,
     branch_key,
-    draw,
     fold,
     gumbel,
     ln,
@@ -36,6 +35,10 @@ BITS_OF_NOISE = [
     "-0x1.dc3dfc3e16010p-7",
 ]
 WORDS = st.integers(-(2**63), 2**63 - 1)
+
+
+def draw(scores_RV: Tensor, key_R: Tensor, most: int) -> Tensor:
+    return ranked(scores_RV, key_R, most, 1).squeeze(1)
 
 
 def keys(*values: int) -> Tensor:
