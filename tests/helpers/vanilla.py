@@ -35,11 +35,6 @@ def mean_emitted(alpha: float, gamma: int) -> float:
     return sum(alpha**accepted for accepted in range(gamma + 1))
 
 
-def acceptance_rate(alpha: float, gamma: int) -> float:
-    """Accepted drafts per draft offered: below alpha, for nothing follows a rejected draft."""
-    return (mean_emitted(alpha, gamma) - 1) / gamma if gamma else 0.0
-
-
 def speedup(alpha: float, cost: float, gamma: int) -> float:
     """Tokens per time, plain decoding being 1: a round costs gamma drafts and one verification."""
     return mean_emitted(alpha, gamma) / (gamma * cost + 1)

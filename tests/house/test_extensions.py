@@ -1,7 +1,6 @@
 """An extension takes few files and no change to the code: each one is added, runs, and is counted.
 
-Drafters and families of models have tests of their own: tests/states/drafters/test_toy_drafter.py
-and tests/models/test_families.py.
+Families of models have a test of their own: tests/models/test_families.py.
 """
 
 import asyncio
@@ -9,6 +8,7 @@ import importlib
 from pathlib import Path
 
 import httpx
+import pytest
 from helpers.toy_graph import Write, install
 
 from specsot.engine.prepare.inputs import Prompt
@@ -46,6 +46,30 @@ def machine(*changes: tuple[str, str]) -> str:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
     return text
+
+
+DRAFTER = (ROOT / "examples/own_drafter/src/own_drafter/drafter.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("layout", ["bim", "batching"])
+def test_a_drafter_is_one_file_and_a_graph(layout: str, write: Write) -> None:
+    folder = write({"own_toy": DRAFTER.replace("echo", "toy")})
+    install(folder, "specsot.drafters", "own_toy:EchoDrafter", point="toy")
+    graph = folder / "toy.yaml"
+    graph.write_text("extends: bim_plain\nname: toy\ndoc: A toy drafts.\ndrafter: {kind: toy}\n")
+    assert added(folder) == ["own_toy.py", "toy.yaml"]
+    kind = f"layout.kind={layout}"
+    digest, meter = decoded(str(graph), kind)
+    assert meter.accepted > 0
+    plain, none = decoded("bim_plain", kind, "drafter.kind=none")
+    assert (digest, 0) == (plain, none.accepted)
+
+
+def test_a_drafter_without_grow_is_an_error_and_not_plain_decoding(write: Write) -> None:
+    folder = write({"own_mute": DRAFTER[: DRAFTER.index("    def grow")].replace("echo", "mute")})
+    install(folder, "specsot.drafters", "own_mute:EchoDrafter", point="mute")
+    with pytest.raises(NotImplementedError, match="EchoDrafter drafts, but has no method `grow`"):
+        decoded("bim_plain", "drafter.kind=mute")
 
 
 ATTENTION = '''\

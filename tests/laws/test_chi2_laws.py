@@ -21,7 +21,6 @@ from helpers.laws import (
     leftover_toy,
     match_round,
     p_values,
-    places_of,
     reference_toy,
     rounds,
     sample,
@@ -68,17 +67,6 @@ def test_samples_go_on_over_several_rounds() -> None:
     assert [now.root_S.tolist() for now in seen] == [[7, 7], [9, 8], [11, 9]]
     assert [now.last_S.tolist() for now in seen] == [[-1, -1], [9, 1], [9, 2]]
     assert all(len(now.key_S.unique()) == 2 for now in seen)
-
-
-def test_places_in_a_tree() -> None:
-    wanted = [(1, 0), (1, 1), (2, 0), (2, 1), (2, 0), (3, 0)]
-    assert places_of((-1, -1, 0, 0, 1, 2)) == wanted
-
-
-def test_what_a_round_says() -> None:
-    path_ST = torch.tensor([[True, False, True, False], [True, False, False, False]])
-    said_ST = emitted(path_ST, torch.tensor([[4, 5, 6], [4, 5, 6]]), torch.tensor([7, 8]))
-    assert said_ST.tolist() == [[5, 7, -1, -1], [8, -1, -1, -1]]
 
 
 # --- wrong algorithms: those of the vectors have exactly the law that is written there -----------

@@ -1,8 +1,7 @@
-"""Exact laws: the rules have them, wrong rules do not."""
+"""Exact laws, by enumeration and held to vectors: the rules have them, wrong rules do not."""
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
 from typing import Any
 
 import pytest
@@ -12,10 +11,13 @@ from helpers.law_outcomes import (
     TOLERANCE,
     TREE,
     Outcomes,
+    chain_outcomes,
     law_error,
+    match_outcomes,
     of_chains,
     of_trees,
     outcomes,
+    tree_outcomes,
 )
 from helpers.laws import (
     Choice,
@@ -29,6 +31,8 @@ from helpers.laws import (
     reference_toy,
 )
 from helpers.vanilla import vectors
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specsot.ops.sampling.settings import Rule
@@ -46,17 +50,8 @@ def test_a_rule_emits_the_targets_law(name: str, kind: torch.dtype) -> None:
 
 def test_the_reference_toy_is_that_of_the_vectors() -> None:
     toy = reference_toy()
-    for found_KV, name in ((toy.p_KV, "target"), (toy.q_KV, "draft")):
-        table = ENUMERATION["model"][name]
-        wanted = [[float(Fraction(x)) for x in table[str(key)]] for key in (0, 1, 2, 3, -1)]
-        assert torch.allclose(found_KV, torch.tensor(wanted).double(), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("toy", [reference_toy(), leftover_toy(), *random_toys(40, 1)])
-def test_toys_are_laws(toy: Toy) -> None:
-    for law_KV in (toy.p_KV, toy.q_KV):
-        assert law_KV.shape == (toy.size + 1, toy.size) and (law_KV >= 0).all()
-        assert torch.allclose(law_KV.sum(1), torch.ones(toy.size + 1).double())
+    assert torch.allclose(toy.p_KV, TOY.p_KV, rtol=0, atol=1e-7)
+    assert torch.allclose(toy.q_KV, TOY.q_KV, rtol=0, atol=1e-7)
 
 
 def test_random_toys_have_every_size_and_zeros() -> None:
@@ -65,22 +60,12 @@ def test_random_toys_have_every_size_and_zeros() -> None:
     assert 40 <= sum(bool((toy.p_KV == 0).any() and (toy.q_KV == 0).any()) for toy in toys) <= 80
 
 
-def test_a_joint_law_is_the_product_along_the_text() -> None:
-    toy = reference_toy()
-    for place, (a, b, c) in enumerate(product(range(4), repeat=3)):
-        wanted = toy.p_KV[-1, a] * toy.p_KV[a, b] * toy.p_KV[b, c]
-        assert joint(toy.p_KV, 3)[place].item() == pytest.approx(wanted.item())
-
-
 def test_where_the_drafter_has_nothing_more_no_node_is_valid() -> None:
     sure_KV = torch.eye(3).double()[[1, 2, 0, 1]]
     drafts = draft_lists(Toy(sure_KV, sure_KV), TREE, Choice.WITHOUT)
     assert drafts.tokens_SN[:, [0, 2]].tolist() == [[1, 2]]
     assert drafts.valid_SN.tolist() == [[True, False, True, False]]
     assert drafts.chance_S.tolist() == [1.0]
-
-
-# --- wrong rules ---------------------------------------------------------------------------------
 
 
 def unadjusted(p_STV: Tensor, q_SNV: Any, *others: Tensor) -> Acceptance:
@@ -126,3 +111,144 @@ def test_a_decision_that_is_not_made_at_its_probability_is_seen() -> None:
         return outcomes(accept, draft_lists(toy, (-1, 0, 1), Choice.WITH, length))
 
     assert law_error(rule, [reference_toy()], torch.float64).strays > 0
+
+
+SIZE = 4
+CHOICES = {"with": Choice.WITH, "without": Choice.WITHOUT, "top": Choice.TOP}
+
+
+def law(name: str) -> Tensor:
+    """float64 [5, 4] of the Markov model: row -1 (the last one) stands right after the prompt."""
+    table = ENUMERATION["model"][name]
+    rows = [[float(Fraction(x)) for x in table[str(key)]] for key in (0, 1, 2, 3, -1)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+TOY = Toy(law("target"), law("draft"))
+
+
+def same(found: Tensor, wanted: Tensor) -> bool:
+    return torch.allclose(found, wanted, rtol=0, atol=1e-12)
+
+
+def fractions(numbers: list[str]) -> Tensor:
+    return torch.tensor([float(Fraction(n)) for n in numbers], dtype=torch.float64)
+
+
+def lossless(found: Outcomes, toy: Toy) -> bool:
+    wanted = joint(toy.p_KV, found.path_ST.shape[1])
+    return found.strays == 0 and same(found.joint(toy.p_KV), wanted)
+
+
+def first_token(found: Outcomes) -> Tensor:
+    return found.joint(TOY.p_KV).view(SIZE, -1).sum(1)
+
+
+CHAINS = {"standard": accept_chain, "block": accept_block}
+
+
+def of_chain(rule: str, toy: Toy, gamma: int) -> Outcomes:
+    drafts = draft_lists(toy, tuple(range(-1, gamma - 1)), Choice.WITH)
+    return chain_outcomes(CHAINS[rule], toy, drafts)
+
+
+@pytest.mark.parametrize("case", ENUMERATION["chain"], ids=lambda c: f"{c['rule']}-{c['gamma']}")
+def test_a_chain_emits_the_targets_law(case: Any) -> None:
+    found = of_chain(case["rule"], TOY, case["gamma"])
+    assert same(found.lengths(), fractions(case["p_accepted"]))
+    assert lossless(found, TOY)
+
+
+@pytest.mark.parametrize("rule", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize("draft", [(3, 0, 2), (0, 2, 1), (1, 1, 1)])
+def test_drafts_that_were_not_drawn_leave_the_targets_law(
+    rule: Any, draft: tuple[int, ...]
+) -> None:
+    tokens_SN, one_S = torch.tensor([draft]), torch.ones(1, dtype=torch.float64)
+    valid_SN = torch.ones_like(tokens_SN, dtype=torch.bool)
+    drafts = Drafts(tokens_SN, valid_SN, one_S, (-1, 0, 1), torch.float64)
+    assert lossless(chain_outcomes(rule, TOY, drafts, drawn=False), TOY)
+
+
+@st.composite
+def laws(draw: st.DrawFn) -> Tensor:
+    """float64 [5, 4]: rows of small weights, zeros among them."""
+    rows = st.lists(st.integers(0, 6), min_size=SIZE, max_size=SIZE).filter(any)
+    table = torch.tensor([draw(rows) for _ in range(SIZE + 1)], dtype=torch.float64)
+    return table / table.sum(1, keepdim=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(laws(), laws(), st.integers(1, 3))
+def test_blocks_accept_at_least_as_much_as_chains(p_KV: Tensor, q_KV: Tensor, gamma: int) -> None:
+    counts_T = torch.arange(gamma + 1, dtype=torch.float64)
+    chain, block = (of_chain(rule, Toy(p_KV, q_KV), gamma).lengths() @ counts_T for rule in CHAINS)
+    assert chain <= block + 1e-12
+
+
+@settings(max_examples=60, deadline=None)
+@given(laws(), laws(), st.floats(0, 1, exclude_max=True), st.integers(0, SIZE - 1))
+def test_a_draft_is_accepted_exactly_below_its_chance(
+    p_KV: Tensor, q_KV: Tensor, r: float, token: int
+) -> None:
+    verdict = accept_chain(
+        p_KV[None, :2],
+        q_KV[None, :1],
+        torch.tensor([[token]]),
+        torch.tensor([[True]]),
+        torch.tensor([[r]], dtype=torch.float64),
+        torch.zeros(1),
+    )
+    chance = verdict.chance_SN.item()
+    if abs(r - chance) > 1e-12:
+        assert verdict.path_ST[0, 1].item() == (r < chance)
+
+
+SAMPLED = (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
+NODES = [c for c in ENUMERATION["node"] if c["rule"] in (*SAMPLED, Rule.TOPK)]
+TREES = [c for c in ENUMERATION["tree"] if c["rule"] in (*SAMPLED, Rule.TOPK)]
+MATCHES = [c for c in ENUMERATION["node"] if c["rule"] == "target_match"]
+
+
+@pytest.mark.parametrize("case", NODES, ids=lambda c: f"{c['rule']}-{c['candidates']}-{c['k']}")
+def test_a_node_emits_the_targets_law(case: Any) -> None:
+    drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
+    found = tree_outcomes(Rule(case["rule"]), TOY, drafts)
+    assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"], abs=1e-12)
+    assert lossless(found, TOY)
+
+
+@pytest.mark.parametrize("case", TREES, ids=lambda c: c["rule"])
+def test_a_tree_of_two_levels_emits_the_targets_law(case: Any) -> None:
+    drafts = draft_lists(TOY, (-1, -1, 0, 0, 1, 1), CHOICES[case["candidates"]])
+    found = tree_outcomes(Rule(case["rule"]), TOY, drafts)
+    assert same(found.lengths()[:3], fractions(case["p_depth"]))
+    assert lossless(found, TOY)
+
+
+@pytest.mark.parametrize("case", MATCHES, ids=lambda c: f"{c['candidates']}-{c['k']}")
+def test_target_match_emits_what_the_target_draws(case: Any) -> None:
+    drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
+    found = match_outcomes(TOY, drafts)
+    assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"])
+    assert lossless(found, TOY)
+
+
+CONTROLS = {case["name"]: fractions(case["output"]) for case in ENUMERATION["negative_controls"]}
+
+
+@pytest.mark.parametrize(
+    "name, rule, choice",
+    [
+        ("with_rule_on_without_samples_k2", Rule.WITH_REPLACEMENT, Choice.WITHOUT),
+        ("without_rule_on_with_samples_k2", Rule.WITHOUT_REPLACEMENT, Choice.WITH),
+    ],
+)
+def test_a_rule_on_the_wrong_candidates_is_biased(name: str, rule: Rule, choice: Choice) -> None:
+    found = tree_outcomes(rule, TOY, draft_lists(TOY, (-1, -1), choice))
+    assert same(first_token(found), CONTROLS[name])
+
+
+def test_a_draft_by_argmax_under_a_soft_law_is_biased() -> None:
+    found = chain_outcomes(accept_chain, TOY, draft_lists(TOY, (-1,), Choice.TOP))
+    assert same(first_token(found), CONTROLS["argmax_draft_softmax_q"])

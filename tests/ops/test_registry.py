@@ -29,6 +29,13 @@ def test_the_table_says_what_the_function_is(entry: OpEntry) -> None:
     assert [(p.name, p.default is p.empty) for p in settings] == [
         (s.name, s.required) for s in entry.settings
     ]
+    one = entry.declared
+    assert {key.name for key in VOCABULARY} >= {*entry.reads, *one.writes, *one.drops}
+    assert RUN_KEYS.isdisjoint((*one.writes, *one.drops)), "keys of the run are never replaced"
+    assert {*one.layouts} <= {*LAYOUTS} and {*one.drafters} <= {*DRAFTERS}
+    assert entry.doc, "an op says in one line what it does"
+    if one.commits and entry.name not in ("answer.merge", "schedule.wait"):
+        assert entry.name.endswith("_"), "committing changes the branches in place"
 
 
 def test_nothing_declared_is_missing_from_the_table() -> None:
@@ -42,24 +49,8 @@ def test_nothing_declared_is_missing_from_the_table() -> None:
     assert found == {(e.module, e.function) for e in ENTRIES}
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda e: f"{e.module}.{e.function}")
-def test_every_op_speaks_the_vocabulary_of_the_board(entry: OpEntry) -> None:
-    keys = {key.name for key in VOCABULARY}
-    one = entry.declared
-    assert keys >= {*entry.reads, *one.writes, *one.drops}
-    assert RUN_KEYS.isdisjoint((*one.writes, *one.drops)), "keys of the run are never replaced"
-    assert {*one.layouts} <= {*LAYOUTS} and {*one.drafters} <= {*DRAFTERS}
-    assert entry.doc, "an op tells in one line what it does"
-
-
 def test_the_vocabulary_has_each_key_once() -> None:
     assert len({key.name for key in VOCABULARY}) == len(VOCABULARY)
-
-
-def test_a_trailing_underscore_or_commits_is_no_accident() -> None:
-    for entry in ENTRIES:
-        if entry.declared.commits and entry.name not in ("answer.merge", "schedule.wait"):
-            assert entry.name.endswith("_"), "committing changes the branches in place"
 
 
 def test_the_table_imports_nothing() -> None:

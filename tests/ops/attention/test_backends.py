@@ -18,7 +18,6 @@ from specsot.ops.attention.backends import (
     AttentionPlan,
     LayerAttention,
     backend,
-    window_mask,
 )
 from specsot.ops.attention.metadata import AttentionBatch, AttentionMetadata
 from specsot.states.graph.plugins import attention_backends
@@ -74,18 +73,6 @@ def test_what_is_hidden_has_no_influence_at_all(runner: AttentionBackend) -> Non
     before = attend(runner, q, k, v, mask)
     k[:, :, 7], v[:, :, 7] = 50.0, -1e4
     assert torch.equal(attend(runner, q, k, v, mask), before)
-
-
-def drawn(mask_QK: Tensor) -> list[str]:
-    return ["".join(".#"[int(cell)] for cell in row) for row in mask_QK]
-
-
-def test_a_window_hides_by_position_wherever_the_slots_lie() -> None:
-    mask = torch.ones(1, 3, 5, dtype=torch.bool)
-    mask[0, 0, 4] = False
-    keys = torch.tensor([[6, 2, 5, 3, 4]])  # the slots' positions, out of order
-    near = window_mask(mask, torch.tensor([[5, 6, 6]]), keys, 3)
-    assert drawn(near[0]) == ["#.##.", "#.#.#", "#.#.#"]
 
 
 class ListedBackend(AttentionBackend, name="listed"):

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.attention import Forward, drawn, pool, sight
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import window_mask
 from specsot.ops.forward import plan_attention
@@ -52,41 +50,31 @@ def prompts(forward: Forward, owners: list[int], positions: list[int], slots: An
 PREFILLS = json.loads((GOLDEN / "bim_prefill_masks.json").read_text())
 
 
+@pytest.mark.parametrize("way", ["behind", "together", "shuffled"])
 @pytest.mark.parametrize("case", PREFILLS, ids=lambda c: f"{c['prefix_len']}+{c['branch_lens']}")
-def test_prompts_behind_a_shared_prefix_see_what_the_golden_masks_say(
-    case: Any, attention: str
+def test_prompts_after_a_shared_prefix_see_what_the_golden_masks_say(
+    case: Any, way: str, attention: str
 ) -> None:
-    forward, prefix = Forward(pool(), BEHIND_PREFIX), case["prefix_len"]
-    owners = owners_of(case["bim"])
-    forward.history(owners[:prefix], list(range(prefix)))
-    prompts(forward, owners[prefix:], case["position_ids"])
-    assert picture(forward, attention) == drawn(case["visible"])
-
-
-@pytest.mark.parametrize("case", PREFILLS, ids=lambda c: f"{c['prefix_len']}+{c['branch_lens']}")
-def test_a_prefix_in_the_same_forward_is_seen_as_one_that_was_there_before(
-    case: Any, attention: str
-) -> None:
-    """Text common to all branch prompts is hoisted into the prefix and prefilled with them."""
-    forward, prefix = Forward(pool(), BEHIND_PREFIX), case["prefix_len"]
-    owners = owners_of(case["bim"])
-    prompts(forward, owners, [*range(prefix), *case["position_ids"]])
-    causal = [[int(k <= q) for k in range(len(owners))] for q in range(prefix)]
-    assert picture(forward, attention) == drawn(causal + case["visible"])
-
-
-@pytest.mark.parametrize("case", PREFILLS, ids=lambda c: f"{c['prefix_len']}+{c['branch_lens']}")
-def test_the_order_of_slots_does_not_matter(case: Any, attention: str) -> None:
+    """The prefix is history, in the same forward, or in slots of any order."""
     forward, prefix = Forward(pool(), BEHIND_PREFIX), case["prefix_len"]
     owners, positions = owners_of(case["bim"]), [*range(prefix), *case["position_ids"]]
-    order = np.random.default_rng(prefix).permutation(len(owners))  # row r goes to slot order[r]
-    back = np.argsort(order)
-    kv = forward.kv
-    kv.append_([owners[r] for r in back], [positions[r] for r in back], home=PREFIX)
-    kv.commit_(order[:prefix], positions[:prefix])
-    prompts(forward, owners[prefix:], case["position_ids"], order[prefix:])
+    order = np.arange(len(owners))  # row r goes to slot order[r]
+    visible = case["visible"]
+    if way == "together":
+        prompts(forward, owners, positions)
+        visible = [[int(k <= q) for k in range(len(owners))] for q in range(prefix)] + visible
+    elif way == "behind":
+        forward.history(owners[:prefix], positions[:prefix])
+        prompts(forward, owners[prefix:], case["position_ids"])
+    else:
+        order = np.random.default_rng(prefix).permutation(len(owners))
+        back = np.argsort(order)
+        kv = forward.kv
+        kv.append_([owners[r] for r in back], [positions[r] for r in back], home=PREFIX)
+        kv.commit_(order[:prefix], positions[:prefix])
+        prompts(forward, owners[prefix:], case["position_ids"], order[prefix:])
     lines = picture(forward, attention).splitlines()
-    assert "\n".join("".join(line[s] for s in order) for line in lines) == drawn(case["visible"])
+    assert "\n".join("".join(line[s] for s in order) for line in lines) == drawn(visible)
 
 
 CONTINUOUS = json.loads((GOLDEN / "continuous_mask.json").read_text())
@@ -220,72 +208,3 @@ def test_shared_rows_of_trees_beside_another_requests_prompt(
         len(forward.owners),
     )
     assert drawn(seen) == drawn(forward.naive())
-
-
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_any_forward_is_told_what_a_naive_reading_says(attention: str, data: st.DataObject) -> None:
-    forward = any_forward(data)
-    told = plan_attention(forward.rows(), forward.kv, attention=attention)
-    seen, place = sight(told, forward.kv, len(forward.owners))
-    assert drawn(seen) == drawn(forward.naive())
-    own = dict(zip(forward.slots, forward.positions, strict=True))
-    table = [own.get(slot, at) for slot, at in enumerate(forward.kv.position.tolist())]
-    assert (place == table)[seen].all(), "the slots that it sees stand where they truly do"
-    if attention == "dense":
-        assert len(told.groups) == 1
-
-
-def any_forward(data: st.DataObject) -> Forward:
-    draw = data.draw
-    requests = draw(st.integers(1, 4))
-    parents: dict[int, int] = {}
-    lengths: dict[int, tuple[int, int]] = {}  # position of the first row, rows
-    for _ in range(requests):
-        root = len(parents)
-        parents[root], lengths[root] = NO_SEGMENT, (0, draw(st.integers(0, 3)))
-        for _ in range(draw(st.integers(1, 3))):
-            parent = draw(st.sampled_from([s for s in parents if s >= root]))
-            start, rows = lengths[parent]
-            lengths[len(parents)] = start + rows, draw(st.integers(0, 3))
-            parents[len(parents)] = parent
-    forward = Forward(KVCache(1, 1, 2, 120), parents)
-    for segment, parent in parents.items():
-        if parent == NO_SEGMENT:
-            forward.kv.open_(segment, draw(st.sampled_from((0, 12, 24))))
-    held = [(s, start + i) for s, (start, rows) in lengths.items() for i in range(rows)]
-    for segment, position in draw(st.permutations(held)):
-        forward.history([segment], [position])
-    _add_rows(forward, lengths, data)
-    return forward
-
-
-def _add_rows(forward: Forward, lengths: dict[int, tuple[int, int]], data: st.DataObject) -> None:
-    draw, kv = data.draw, forward.kv
-    order = draw(st.permutations(sorted(lengths)))
-    with_tree = order[: draw(st.integers(0, len(order)))]
-    for segment in draw(st.lists(st.sampled_from(order), max_size=3)):
-        kv.append_([segment], [0], home=forward.root(segment))
-    parents = draw(st.lists(st.integers(-1, 9), max_size=3))
-    above_TT = torch.eye(len(parents) + 1, dtype=torch.bool)
-    for node, parent in enumerate(parents, 1):
-        above_TT[node] |= above_TT[min(parent + 1, node - 1)]
-    ends = {segment: sum(lengths[segment]) for segment in order}
-    if with_tree and draw(st.booleans()):
-        valid = [draw(st.lists(st.booleans(), min_size=3, max_size=3)) for _ in with_tree]
-        valid_SN = _with_parents(torch.tensor(valid)[:, : len(parents)], above_TT)
-        shared = int(valid_SN.sum()) + draw(st.integers(0, 2))
-        trees = [(segment, ends[segment]) for segment in with_tree]
-        forward.share_trees(trees, above_TT.expand(len(trees), -1, -1), valid_SN, shared)
-    else:
-        for segment in with_tree:
-            forward.add_tree(segment, ends[segment], above_TT)
-    others = [segment for segment in order if segment not in with_tree]
-    for segment in others or ([] if forward.trees else order[:1]):
-        count = draw(st.integers(0 if forward.owners else 1, 4))
-        forward.add_prompt(segment, [ends[segment] + i for i in range(count)])
-
-
-def _with_parents(valid_SN: torch.Tensor, above_TT: torch.Tensor) -> torch.Tensor:
-    missing_SN = ~valid_SN
-    return ~(missing_SN[:, None] & above_TT[1:, 1:]).any(-1)

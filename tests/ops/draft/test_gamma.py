@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.vanilla import (
-    acceptance_rate,
-    best_gamma,
     cases,
-    mean_emitted,
-    speedup,
     tensor,
     vectors,
 )
@@ -218,17 +214,3 @@ def test_lengths_stay_within_their_bounds(
 def test_bounds_that_cross_are_refused() -> None:
     with pytest.raises(ValueError, match="gamma_min"):
         policy_of(gamma_min=3, gamma_max=2)
-
-
-@pytest.mark.parametrize("case", cases("cost_model"))
-def test_the_cost_model(case: Any) -> None:
-    alpha, cost = case["alpha"], case["c"]
-    assert mean_emitted(alpha, 4) == pytest.approx(case["mean_emitted_gamma_4"], abs=1e-12)
-    assert acceptance_rate(alpha, 4) == pytest.approx(case["seed_rate_gamma_4"], abs=1e-12)
-    assert speedup(alpha, cost, 4) == pytest.approx(case["speedup_gamma_4"], abs=1e-12)
-    assert best_gamma(alpha, cost) == case["gamma_star"]
-    assert speedup(alpha, cost, best_gamma(alpha, cost)) == pytest.approx(case["speedup_star"])
-
-
-def test_nothing_drafted_is_nothing_accepted() -> None:
-    assert acceptance_rate(0.5, 0) == 0.0

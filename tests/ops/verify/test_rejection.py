@@ -40,14 +40,9 @@ def test_residual(case: Any, kind: torch.dtype) -> None:
     p_V, q_V = tensor(case["p"], kind), tensor(case["q"], kind)
     size = len(p_V)
     tokens_S1 = torch.arange(size)[:, None]
-    verdict = accept_chain(
-        p_V.expand(size, 2, -1),
-        q_V.expand(size, 1, -1),
-        tokens_S1,
-        torch.ones_like(tokens_S1, dtype=torch.bool),
-        torch.ones(size, 1),
-        torch.zeros(size),
-    )
+    laws = p_V.expand(size, 2, -1), q_V.expand(size, 1, -1)
+    coins = torch.ones(size, 1), torch.zeros(size)
+    verdict = accept_chain(*laws, tokens_S1, torch.ones_like(tokens_S1).bool(), *coins)
     rejected_S = ~verdict.path_ST[:, 1]
     left_SV = verdict.weights_SV[rejected_S]
     assert close(left_SV, [case["residual"]] * len(left_SV), kind)
@@ -128,16 +123,9 @@ def test_nodes(case: Any, kind: torch.dtype) -> None:
     rule, count = case["method"], len(case["children"])
     p_STV = tensor([[case["p"]] * (count + 1)], kind)
     q_STV = tensor([[case["q"]] * (count + 1)], kind) if with_q(rule) else None
-    verdict = judged(
-        p_STV,
-        q_STV,
-        ids([case["children"]]),
-        torch.full((1, count), -1),
-        torch.ones(1, count, dtype=torch.bool),
-        tensor([case["r"]], kind),
-        tensor([[case["u"]] * (count + 1)], kind),
-        rule,
-    )
+    nodes = ids([case["children"]]), torch.full((1, count), -1), torch.ones(1, count).bool()
+    coins = tensor([case["r"]], kind), tensor([[case["u"]] * (count + 1)], kind)
+    verdict = judged(p_STV, q_STV, *nodes, *coins, rule)
     accepted = torch.nonzero(verdict.path_ST[0, 1:]).flatten().tolist()
     assert accepted == ([] if case["child"] < 0 else [case["child"]])
     if accepted:
@@ -182,11 +170,7 @@ def test_trees(case: Any, kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule, name, coin",
-    [
-        (accept_chain, "accept_chain", "r"),
-        (accept_block, "block_verify", "eta"),
-    ],
+    "rule, name, coin", [(accept_chain, "accept_chain", "r"), (accept_block, "block_verify", "eta")]
 )
 def test_chains_of_unequal_length_are_verified_side_by_side(
     rule: Any, name: str, coin: str
@@ -207,33 +191,19 @@ def test_chains_of_unequal_length_are_verified_side_by_side(
 
 
 def test_padding_nodes_of_a_tree_are_never_accepted() -> None:
-    p_STV = torch.full((1, 3, 2), 0.5)
-    verdict = accept_tree(
-        p_STV,
-        None,
-        ids([[0, 0]]),
-        ids([[-1, -1]]),
-        torch.tensor([[False, False]]),
-        torch.zeros(1, 2),
-        torch.full((1, 3), 0.2),
-        Rule.TOPK,
-    )
+    p_STV, invalid_SN = torch.full((1, 3, 2), 0.5), torch.zeros(1, 2, dtype=torch.bool)
+    nodes = ids([[0, 0]]), ids([[-1, -1]]), invalid_SN
+    coins = torch.zeros(1, 2), torch.full((1, 3), 0.2)
+    verdict = accept_tree(p_STV, None, *nodes, *coins, Rule.TOPK)
     assert verdict.path_ST.tolist() == [[True, False, False]]
     assert verdict.bonus_S.tolist() == [0]
 
 
 def test_a_tree_of_its_root_alone_draws_from_the_target() -> None:
+    p_STV, u_ST = torch.tensor([[[0.25, 0.75]], [[1.0, 0.0]]]), torch.tensor([[0.3], [0.999]])
     none = torch.zeros(2, 0)
-    verdict = accept_tree(
-        torch.tensor([[[0.25, 0.75]], [[1.0, 0.0]]]),
-        None,
-        none.long(),
-        none.long(),
-        none.bool(),
-        none,
-        torch.tensor([[0.3], [0.999]]),
-        Rule.TOPK,
-    )
+    nodes = none.long(), none.long(), none.bool()
+    verdict = accept_tree(p_STV, None, *nodes, none, u_ST, Rule.TOPK)
     assert verdict.bonus_S.tolist() == [1, 0]
     assert verdict.path_ST.tolist() == [[True], [True]]
 
@@ -248,14 +218,8 @@ def test_a_rule_and_a_law_that_do_not_fit_are_refused(rule: Rule) -> None:
 
 def test_half_precision_is_judged_in_float32() -> None:
     p_STV = torch.tensor([[[0.5, 0.5], [0.25, 0.75]]], dtype=torch.bfloat16)
-    verdict = accept_chain(
-        p_STV,
-        p_STV[:, :1],
-        ids([[0]]),
-        torch.tensor([[True]]),
-        torch.tensor([[0.9]]),
-        torch.tensor([0.1]),
-    )
+    draft = p_STV[:, :1], ids([[0]]), torch.tensor([[True]])
+    verdict = accept_chain(p_STV, *draft, torch.tensor([[0.9]]), torch.tensor([0.1]))
     assert verdict.weights_SV.dtype == torch.float32
 
 

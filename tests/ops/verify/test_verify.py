@@ -1,6 +1,7 @@
 """Acceptance: the path that the target confirms, against a naive walk down each tree."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -135,29 +136,24 @@ def test_the_accepted_path_is_that_of_a_naive_walk(trees: list[Tree], tips: int)
         assert found.parents_ST[index].tolist() == [0, *(parent + 1 for parent in tree.parents)]
 
 
-def one(tree: Tree) -> list[int]:
+@pytest.mark.parametrize(
+    ("tree", "path"),
+    [
+        (Tree([-1, 0], [0, 0], [True, True], [0, 0, 1]), [0, 1, 2]),  # id 0 is a token
+        (Tree([-1, 0], [1, 0], [True, True], [0, 0, 0]), [0]),
+        # padding hangs below the root and has id 0, which the target may draw there
+        (Tree([-1, -1, -1], [2, 0, 0], [True, False, False], [0, 0, 0, 0]), [0]),
+        (Tree([-1, 0, -1], [2, 0, 0], [True, True, False], [2, 0, 0, 0]), [0, 1, 2]),
+        # of two equal siblings the one with the longer path
+        (Tree([-1, -1, 1], [4, 4, 2], [True] * 3, [4, 2, 2, 0]), [0, 2, 3]),
+        (Tree([-1, -1], [4, 4], [True] * 2, [4, 2, 2]), [0, 1]),
+        (Tree([-1, 0], [1, 2], [True, True], [0, 2, 0]), [0]),  # below a refused parent
+    ],
+)
+def test_the_path_of_a_tree(tree: Tree, path: list[int]) -> None:
     proposal = proposal_of([tree])
     found = accept(rows_of(proposal), logits_of([tree]), proposal)
-    return torch.nonzero(found.path_ST[0]).flatten().tolist()
-
-
-def test_token_id_0_is_a_token_like_any_other() -> None:
-    assert one(Tree([-1, 0], [0, 0], [True, True], [0, 0, 1])) == [0, 1, 2]
-    assert one(Tree([-1, 0], [1, 0], [True, True], [0, 0, 0])) == [0]
-
-
-def test_padding_is_never_accepted_whatever_token_it_holds() -> None:
-    assert one(Tree([-1, -1, -1], [2, 0, 0], [True, False, False], [0, 0, 0, 0])) == [0]
-    assert one(Tree([-1, 0, -1], [2, 0, 0], [True, True, False], [2, 0, 0, 0])) == [0, 1, 2]
-
-
-def test_of_two_equal_siblings_the_one_with_the_longer_path_is_taken() -> None:
-    assert one(Tree([-1, -1, 1], [4, 4, 2], [True] * 3, [4, 2, 2, 0])) == [0, 2, 3]
-    assert one(Tree([-1, -1], [4, 4], [True] * 2, [4, 2, 2])) == [0, 1]
-
-
-def test_a_child_is_not_accepted_behind_a_refused_parent() -> None:
-    assert one(Tree([-1, 0], [1, 2], [True, True], [0, 2, 0])) == [0]
+    assert torch.nonzero(found.path_ST[0]).flatten().tolist() == path
 
 
 def test_of_equal_scores_the_smallest_id_is_drawn() -> None:
@@ -203,17 +199,10 @@ def test_first_tokens_are_drawn_at_the_prefill_tips_alone() -> None:
     assert root(rows, scores).drawn_R.tolist() == [4, 2]
 
 
-class _Layers:
-    num_layers = 3
-
-
 def test_the_layer_plan_says_whether_trees_are_verified() -> None:
-    proposal = proposal_of([Tree([-1], [1], [True], [0, 1])])
-    assert compile_plan(_Layers(), rows_of(proposal)) == (LayerStatus.DECODE,) * 3
-    assert (
-        compile_plan(_Layers(), rows_of(proposal_of([Tree([], [], [], [0])])))
-        == (LayerStatus.DECODE,) * 3
-    )
-    trees = rows_of(proposal)
+    model = SimpleNamespace(num_layers=3)
+    trees = rows_of(proposal_of([Tree([-1], [1], [True], [0, 1])]))
+    roots = rows_of(proposal_of([Tree([], [], [], [0])]))
     prefill = replace(trees, nodes_ST=trees.nodes_ST[:0], ancestors_STT=trees.ancestors_STT[:0])
-    assert compile_plan(_Layers(), prefill) == (LayerStatus.FULL,) * 3
+    plans = [compile_plan(model, rows) for rows in (trees, roots, prefill)]
+    assert plans == [(LayerStatus.DECODE,) * 3] * 2 + [(LayerStatus.FULL,) * 3]

@@ -51,14 +51,8 @@ def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
 
 
 def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> CommittedRows:
-    return CommittedRows(
-        owner=PREFIX,
-        prefix=PREFIX,
-        position=position,
-        tokens=list(tokens),
-        rows=flat,
-        features_QF=of,
-    )
+    """Rows that all branches share."""
+    return CommittedRows(PREFIX, PREFIX, position, list(tokens), rows=flat, features_QF=of)
 
 
 def take_in_path(
@@ -75,17 +69,10 @@ def take_in_path(
 
 def queued(state: Drafter) -> list[tuple[int, int, list[int], list[float] | None]]:
     """(owner, position, tokens, the first number of each row's feature)."""
-    for one in state.inbox:
-        assert one.owner in (PREFIX, OWNER)
-    return [
-        (
-            one.owner,
-            one.position,
-            [*one.tokens],
-            None if one.features is None else one.features[:, 0].tolist(),
-        )
-        for one in state.inbox
-    ]
+    assert {one.owner for one in state.inbox} <= {PREFIX, OWNER}
+    firsts = [None if one.features is None else one.features[:, 0].tolist() for one in state.inbox]
+    rows = zip(state.inbox, firsts, strict=True)
+    return [(one.owner, one.position, [*one.tokens], first) for one, first in rows]
 
 
 def started(kind: str, branch: Branch) -> Any:
