@@ -123,7 +123,7 @@ class Drafter:
             unread = sum(len(rows.tokens) for rows in self.inbox)
             self.chooser.choose_([branch.owner for branch in active], remaining, unread)
         context = self.context
-        choice = self.choice
+        choice = None if self.chooser is None else self.chooser.choice
         if self.kv is None or (choice is not None and self._can_wait(active, choice)):
             return tuple(active)
         pending = self.inbox
@@ -210,7 +210,7 @@ class Drafter:
     @property
     def choices(self) -> tuple[DraftSize, ...]:
         """The chosen sizes of the last round, of each drafter that chooses."""
-        return () if self.choice is None else (self.choice,)
+        return () if self.chooser is None else (self.chooser.choice,)
 
     def unread(self, owners: set[int]) -> list[int]:
         """Positions of the committed rows of these segments that no forward has read yet."""

@@ -35,9 +35,9 @@ class Workspace:
         groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for branch, (row, homes) in enumerate(zip(rows_S, homes_S, strict=True)):
             groups.setdefault((row, () if kv.rows > 1 else homes), []).append(branch)
-        sequences = tuple(
+        sequences = [
             QuerySequence(np.array(group), row, homes) for (row, homes), group in groups.items()
-        )
+        ]
         home = np.repeat([homes[0] for homes in homes_S], each)
         # position 0, not committed: only rows that `fresh` names see them
         self.slots = kv.append_(owner, np.zeros(rows.size), rows, home)
@@ -45,7 +45,7 @@ class Workspace:
         self.slots_SM = tensor(slots_SM, draft_rows.position_S.device)
         metadata = AttentionMetadata(
             kv=kv,
-            sequences=sequences,
+            sequences=tuple(sequences),
             visibility=visibility,
             segment_N=segment_S,
             positions_N=draft_rows.position_S,
