@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "models/load": "models models/drafters models/families",
     "states": "states/graph states/text ops ops/* models/load",
     "states/yaml": "",
-    "states/graph": "states/yaml ops ops/draft ops/sampling",
+    "states/graph": "states/yaml ops ops/sampling",
     "states/text": "states/yaml ops",
     "states/drafters": "states states/graph states/yaml ops ops/*",
     "states/phases": "states states/text ops ops/*",
