@@ -191,9 +191,6 @@ class StreamEvents:
                 yield BranchFinished(index, str(branch.finish), branch.note)
 
 
-# -- text -----------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class TextStream:
     """The text of one branch: only new tokens are decoded, incomplete characters wait.

@@ -21,11 +21,8 @@ def usable_cpus() -> int:
 
 
 def default_threads(weights: int) -> int:
-    """Threads for a target with `weights` bytes.
-
-    Matrix products of a small model end before a second thread wakes up, and on a busy machine
-    they wait for it.
-    """
+    """Threads for a target with `weights` bytes: matrix products of a small model end before a
+    second thread wakes up, and on a busy machine they wait for it."""
     return 1 if weights <= SMALL_WEIGHTS else min(usable_cpus(), MAX_THREADS)
 
 

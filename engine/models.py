@@ -57,16 +57,11 @@ def load_models(
     packed: bool = True,
     part: tuple[int, int] = (0, 1),
 ) -> Models:
-    """Load the target, its tokenizer and (if given) the drafter of this kind that fits it.
+    """Load the target, its tokenizer and (if given) the drafter that fits it; raises ModelError.
 
-    Args:
-        weights: of the target, as for `Weights.of`.
-        scan: refuse a target whose weights are not all finite.
-        packed: the target's weights may be packed for this processor; not if ranks share them.
-        part: index and count of the ranks that compute the target together.
-
-    Raises:
-        ModelError: a folder or checkpoint that cannot be used, with the file and the reason.
+    weights: of the target, as for `Weights.of`. scan: refuse a target whose weights are not all
+    finite. packed: the target's weights may be packed for this processor; not if ranks share them.
+    part: index and count of the ranks that compute the target together.
     """
     place = torch.device(device)
     torch_dtype = getattr(torch, dtype)
@@ -132,52 +127,41 @@ def assumed(models: Models) -> tuple[str, ...]:
     return tuple(note for model in loaded if model is not None for note in model.notes)
 
 
-# -- the KV pools of a run: allocated once, at fixed addresses ------------------------------------
+OptionalPool = KVCache | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunPools:
-    """kv: the target's. kv_draft, kv_outline: of the drafters with a model, the second one that of
-    outlines. kv_prefix: under ``batching`` one more row for each of these pools, for prefixes that
-    stay for later requests.
-    """
+def run_pools(
+    program: Program, models: Models, outline_drafter: Any
+) -> tuple[KVCache, OptionalPool, OptionalPool, tuple[KVCache, ...]]:
+    """The pools of the target, the drafter and the drafter of outlines; under ``batching`` one more
+    row for each, for prefixes that stay for later requests. Raises GraphError if they take more
+    memory than is free."""
+    graph = program.graph
+    layout = graph.layout
+    batches = layout.kind == "batching"
+    rows = layout.max_num_branches if batches else 1
+    block_size = 1 if layout.kind == "batching" else layout.block_size
 
-    kv: KVCache
-    kv_draft: KVCache | None
-    kv_outline: KVCache | None
-    kv_prefix: tuple[KVCache, ...]
+    def drafter_pool(block: DrafterSettings | None, drafter: Any) -> OptionalPool:
+        if block is None or drafter is None or not block.has_model:
+            return None
+        scratch = block.scratch * (layout.max_num_branches // rows)
+        return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size)
 
-    @classmethod
-    def of(cls, program: Program, models: Models, outline_drafter: Any) -> "RunPools":
-        """The pools of a graph; raises GraphError if they take more memory than is free."""
-        graph = program.graph
-        layout = graph.layout
-        batches = layout.kind == "batching"
-        rows = layout.max_num_branches if batches else 1
-        block_size = 1 if layout.kind == "batching" else layout.block_size
-
-        def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
-            if block is None or drafter is None or not block.has_model:
-                return None
-            scratch = block.scratch * (layout.max_num_branches // rows)
-            return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size)
-
-        try:
-            kv = new_pool(models.target, layout.kv_slots, rows, models, block_size)
-            kv_draft = drafter_pool(graph.drafter, models.drafter)
-            kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
-            kv_prefix: list[KVCache] = []
-            if batches and not (graph.blend or graph.beam) and graph.scheduler.prefix_cache:
-                users = [(models.target, kv), (models.drafter, kv_draft)]
-                users.append((outline_drafter, kv_outline))
-                kv_prefix = [
-                    new_pool(user, pool.capacity, 1, models) for user, pool in users if pool
-                ]
-        except (MemoryError, OSError) as error:
-            at = ("layout", "kv_slots")
-            problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
-            raise GraphError([problem]) from None
-        return cls(kv, kv_draft, kv_outline, tuple(kv_prefix))
+    try:
+        kv = new_pool(models.target, layout.kv_slots, rows, models, block_size)
+        kv_draft = drafter_pool(graph.drafter, models.drafter)
+        kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
+        users = [(models.target, kv), (models.drafter, kv_draft), (outline_drafter, kv_outline)]
+        stays = batches and not (graph.blend or graph.beam) and graph.scheduler.prefix_cache
+        kv_prefix = tuple(
+            new_pool(user, pool.capacity, 1, models) for user, pool in users if pool and stays
+        )
+    except (MemoryError, OSError) as error:
+        at = ("layout", "kv_slots")
+        problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
+        raise GraphError([problem]) from None
+    return kv, kv_draft, kv_outline, kv_prefix
 
 
 def new_pool(

@@ -27,10 +27,7 @@ class Writer:
     """Writes and flushes; characters outside the encoding are escaped.
 
     A closed pipe is not an error, so that a run continues and writes its results when its output is
-    piped into `head`. Text after a fault is dropped.
-
-    Attributes:
-        fault: why the stream cannot be written to (a full disk, a closed stream), else None.
+    piped into `head`. fault: why the stream cannot be written to; text after it is dropped.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -50,10 +47,8 @@ class Writer:
 
 
 def open_streams() -> None:
-    """Replace closed standard streams by the null device.
-
-    Otherwise the next opened file would get the number of the stream, and its output.
-    """
+    """Replace closed standard streams by the null device: else the next opened file would get the
+    number of the stream, and its output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

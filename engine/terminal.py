@@ -23,10 +23,8 @@ def usable(console: Console, environ: dict[str, str]) -> bool:
 
 @contextmanager
 def working(text: str) -> Iterator[Callable[[str], None]]:
-    """A progress line on stderr; yields a function that changes its text.
-
-    Without a usable terminal: a new line from time to time.
-    """
+    """A progress line on stderr, or without a usable terminal a new line from time to time; yields
+    a function that changes its text."""
     with measuring(text, bar=False) as show:
         yield lambda text: show(text, 0.0)
 

@@ -13,7 +13,7 @@ from .metrics import NS, Marks, Meter
 
 Contexts = Mapping[int, Sequence[int]]
 """The token ids before the answer of each branch, by its index; `OUTLINE` that of the outline."""
-Sights = Mapping[int, Sequence[Sequence[Any]]]
+Sights = Mapping[int, Sequence[Sequence[Any]] | None]
 """Visible segments of a context, [tokens, position, [sees]] each, if it does not see all of it."""
 
 

@@ -135,8 +135,6 @@ class Handle:
         """End the request at the next step; the tokens written so far stay."""
         self.engine.cancel(self)
 
-    # -- called by the engine ---------------------------------------------------------------------
-
     def update(self, request: Request, manager: BranchStateManager, step: int) -> None:
         """Emit what is new in the request's branches."""
         self.emit(list(self._events.new(request, step, manager.reused)))
@@ -157,15 +155,13 @@ class Handle:
             with suppress(RuntimeError):  # a closed event loop
                 wake()
 
-    # -- waiting ----------------------------------------------------------------------------------
-
     def since(self, count: int) -> list[TokenEvent]:
         """The token events after the first `count`, without waiting."""
         return self._emitted[count:]
 
     def result(self, timeout: float | None = None) -> Answer:
-        """Wait for the answer; raises TimeoutError after `timeout` seconds (the request continues),
-        EngineError if the engine has stopped."""
+        """Wait for the answer; raises TimeoutError after `timeout` seconds, in which case the
+        request continues, EngineError if the engine has stopped."""
         self._await(None, timeout)
         return self._answer()
 
@@ -247,10 +243,9 @@ class Engine:
     A failing request ends alone: after an error, the started requests are computed again one by
     one, with the same tokens, and the request that raises alone ends as failed.
 
-    Args:
-        graph, options: as for `open_session`, or an open session.
-        threaded: steps run on a thread of the engine; else in `step`, or in a waiting caller.
-        sink: is called with every event of the machine. rounds: with the summary of every forward.
+    graph, options: as for `open_session`, or an open session. threaded: steps run on a thread of
+    the engine; else in `step`, or in a waiting caller. sink: is called with every event of the
+    machine. rounds: with the summary of every forward.
     """
 
     def __init__(
@@ -289,8 +284,6 @@ class Engine:
             self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
             self._thread.start()
 
-    # -- requests ---------------------------------------------------------------------------------
-
     def submit(
         self,
         prompt: str | Prompt,
@@ -303,18 +296,12 @@ class Engine:
         cache_salt: str = "",
         settings: RequestSettings = AS_THE_GRAPH,
     ) -> Handle:
-        """Submit a prompt, from any thread; the next step accepts it.
+        """Submit a prompt, from any thread; the next step accepts it. Raises PromptError,
+        GrammarError if no answer can match its schema, EngineError if the engine is closed.
 
-        Args:
-            prompt: a text, or a `Prompt` with all its settings.
-            key: a stable name, from which the seed follows; by default 1, 2, 3 …
-            timeout: seconds after which the request is ended, finished or not.
-            settings: replace settings of the graph for this request.
-
-        Raises:
-            PromptError: the text cannot be a prompt.
-            GrammarError: no answer can match its schema.
-            EngineError: the engine accepts no more requests.
+        prompt: a text, or a `Prompt` with all its settings. key: a stable name, from which the seed
+        follows; by default 1, 2, 3 … timeout: seconds after which the request is ended, finished or
+        not. settings: replace settings of the graph for this request.
         """
         if isinstance(prompt, str):
             prompt = Prompt(
@@ -372,8 +359,6 @@ class Engine:
         request.deadline = handle.deadline
         handle.request = request
         return request
-
-    # -- the step loop ----------------------------------------------------------------------------
 
     def step(self) -> bool:
         """One step, from `schedule` to `schedule`; True while requests are open. Raises EngineError
@@ -453,8 +438,6 @@ class Engine:
                     done.emit([answer_ready(answer, request)])
         if self._sink is not None:
             self._sink(event)
-
-    # -- errors -----------------------------------------------------------------------------------
 
     def _recover(self, error: Exception) -> None:
         """After an error of an op: compute the started requests again, each alone; a request that

@@ -1,14 +1,9 @@
-"""Forwards outside a run, in pools of their own: logits and scores of given token ids, durations.
-
-A branch that combines parts in place (`merge: attend`) has a context of several texts that do not
-see each other. `ContextSegment`s list them in order, each with its position and the segments that
-it sees, so that the context can be computed again with a mask.
-"""
+"""Forwards outside a run, in pools of their own: scores of given token ids, durations."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,19 +26,15 @@ from ..models import Models, new_pool
 MAX_SCORED_ROWS = 256  # rows whose logits exist at once
 
 
-# -- the context of a branch ----------------------------------------------------------------------
-
-
 def contexts(request: Request, prompts: PromptBook) -> Iterator[tuple[Branch, list[int]]]:
-    """Every decoded branch, the root branch first, with the token ids before its answer.
-
-    The ids come from prompts and answers alone, not from a KV pool. A branch that never started is
-    left out. `context_segments` says what a branch sees of its context, if not everything.
-    """
+    """Every branch that started, the root branch first, with the token ids before its answer, from
+    prompts and answers alone. `context_segments` says what a branch sees of its context."""
     question = [*request.prefix, *request.tail]
     root = request.root
+    # Without those that were refused, or whose dependencies are not finished.
+    started = [b for b in request.branches if len(b.prompt) and b.finish is not Finish.REFUSED]
     if request.outline_budget == 0:
-        yield from ((branch, question) for branch in _started(request))
+        yield from ((branch, question) for branch in started)
         return
     if root is None:
         return
@@ -53,42 +44,31 @@ def contexts(request: Request, prompts: PromptBook) -> Iterator[tuple[Branch, li
         return
     outlined = [*question, *(request.given_ids or root.tokens)]
     shared = outlined if prompts.share == "outline" else [*request.prefix, *request.opening]
-    for branch in _started(request):
+    tokens = {b.point.id: b.tokens for b in request.branches if b.point is not None}
+    for branch in started:
+        point = branch.point
         # Only the prompt book knows a branch's documents and the parts that it combines.
         if request.documents or branch.combines:
             yield branch, branch.before
+        elif point is None:
+            yield branch, [*shared, *prompts.direct()]
         else:
-            yield branch, [*shared, *_prompt(branch, prompts)]
+            quoted = [(dep, tokens[dep]) for dep in point.deps]
+            plan, prompt = prompts.branch(point, request.outline, quoted)
+            yield branch, [*shared, *plan, *prompt]
 
 
-def _started(request: Request) -> list[Branch]:
-    """Branches that were not refused, and whose dependencies are finished."""
-    return [b for b in request.branches if len(b.prompt) and b.finish is not Finish.REFUSED]
-
-
-def _prompt(branch: Branch, prompts: PromptBook) -> list[int]:
-    """A branch's prompt after the shared prefix; dependencies are quoted by their token ids."""
-    point = branch.point
-    outline = branch.request.outline
-    if point is None or outline is None:
-        return list(prompts.direct())
-    tokens = {b.point.id: b.tokens for b in branch.request.branches if b.point is not None}
-    plan, prompt = prompts.branch(point, outline, [(dep, tokens[dep]) for dep in point.deps])
-    return [*plan, *prompt]
-
-
-@dataclass(frozen=True, slots=True)
-class ContextSegment:
-    """Consecutive token ids of a context. position: of the first one; sees: numbers of the earlier
-    segments that its ids see besides their own. The answer continues the last segment."""
+class ContextSegment(NamedTuple):
+    """Consecutive token ids of the context of a branch that combines parts in place: parts do not
+    see each other. position: of the first id; sees: numbers of the earlier segments that its ids
+    see besides their own. The answer continues the last segment."""
 
     tokens: int
     position: int
     sees: tuple[int, ...] = ()
 
 
-Segments = Sequence[ContextSegment]
-"""The segments of a whole context; empty where it is one text."""
+Segments = Sequence[ContextSegment]  # of a whole context; empty where it is one text
 
 
 def context_segments(branch: Branch) -> tuple[ContextSegment, ...]:
@@ -131,9 +111,6 @@ def visible(segments: Segments, count: int) -> tuple[Tensor, Tensor]:
     return positions_Q, sees_SS[segment_Q][:, segment_Q] & causal_QQ
 
 
-# -- forwards -------------------------------------------------------------------------------------
-
-
 def prefill(
     target: Any,
     ids: Sequence[int],
@@ -146,11 +123,9 @@ def prefill(
 ) -> TargetOutput:
     """One forward of the target over the next ids of a sequence in slots 0, 1, 2 … of a pool.
 
-    Args:
-        start: number of ids of the sequence that the pool holds already.
-        first_logits: logits are computed from this row of `ids` on.
-        taps: hidden states to return, as for the target's `forward`.
-        segments: visibility of a whole context (`start` is 0); by default causal.
+    start: number of ids of the sequence that the pool holds already. first_logits: logits are
+        computed from this row of `ids` on. taps: as for the target's `forward`. segments:
+        visibility of a whole context (`start` is 0); by default causal.
     """
     device = kv.data.device
     slots_1Q, attention = _causal(start, len(ids), device)
@@ -202,19 +177,15 @@ def next_logits(models: Models, ids: Sequence[int], segments: Segments = ()) -> 
 
 
 def next_scores(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
-    """[V] the scores whose argmax is token number `place` of an answer after `context` under
-    ``accept: match``."""
+    """[V] `match_scores` from the target's logits."""
     ids = [*context, *branch.tokens[:place]]
     logits_V = next_logits(models, ids, context_segments(branch))
     return match_scores(logits_V, branch, context, place)
 
 
 def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place: int) -> Tensor:
-    """[V] the same from the logits after the first `place` tokens of the answer.
-
-    Processed scores, plus the token's Gumbel coins if it is sampled; computed from the ids alone,
-    as plain decoding sees them.
-    """
+    """[V] the scores whose argmax is token number `place` of an answer after `context` under
+    ``accept: match``, as plain decoding has them: processed, plus Gumbel coins if it is sampled."""
     rules = rules_of(branch)
     first = branch.start + len(branch.prompt) if branch.reads else len(context)
     logits_1V = logits_V[None]
@@ -236,9 +207,6 @@ def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place
     return perturbed(scores_1V, token_keys(key_1, row_1 + first + place))[0]
 
 
-# -- log-probabilities ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """Log-probability of a token after all tokens before it, from raw logits; and the best ones."""
@@ -250,10 +218,7 @@ class TokenScore:
 
 class Scorer:
     """Log-probabilities of tokens as they are written; the context's rows stay in its own pool.
-
-    Args:
-        max_tokens: of the context and the tokens written after it.
-    """
+    max_tokens: of the context and the tokens written after it."""
 
     def __init__(self, models: Models, max_tokens: int) -> None:
         target = models.target
@@ -315,13 +280,9 @@ REPEATS = 5  # of each point; the fastest counts, since noise only adds time
 
 
 def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts:
-    """The graph's figures, or measured ones, for a drafter that chooses by them.
-
-    Raises:
-        ModelError: several ranks would each measure, and decide differently.
-    """
-    costs = getattr(block, "costs", None)
-    if costs is not None:
+    """The graph's figures, or measured ones, for a drafter that chooses by them; raises ModelError
+    for several ranks, which would each measure, and decide differently."""
+    if (costs := getattr(block, "costs", None)) is not None:
         return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)
     target = models.target
     if getattr(target, "ranks", None) is not None:
@@ -344,10 +305,7 @@ def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts
 
 
 def _measured(models: Models, model: Any, logits: Callable[[KVCache, int, int], Tensor]) -> Curve:
-    """Milliseconds of forwards by their rows.
-
-    logits: of `count` rows after `start` rows of a pool.
-    """
+    """Milliseconds of forwards by their rows; logits: of `count` rows after `start` rows."""
     kv = new_pool(model, CONTEXT_ROWS + max(ROWS), 1, models)
 
     def duration(rows: int) -> float:

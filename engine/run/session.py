@@ -33,7 +33,7 @@ from ...states.text.tokens import PromptTokens
 from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for
 from ..errors import UsageError
-from ..models import Models, RunPools, assumed, load_models, with_drafter
+from ..models import Models, assumed, load_models, run_pools, with_drafter
 from ..prepare.environment import (
     embedded_folder,
     model_folder,
@@ -210,7 +210,8 @@ class Session:
         models = self.models
         target = models.target
         drafter = models.drafter if graph.drafter.has_model else None
-        pools = RunPools.of(self.program, models, self.outline_drafter)
+        pools = run_pools(self.program, models, self.outline_drafter)
+        kv, kv_draft, kv_outline, kv_prefix = pools
         costs, outline_costs = self.costs
         limits = RunLimits(
             graph.layout,
@@ -235,15 +236,15 @@ class Session:
                 self.prompts, target.before_rope if skeleton.merge == "blend" else None
             )
         branches = BranchStateManager(
-            pools.kv,
-            pools.kv_draft,
+            kv,
+            kv_draft,
             limits,
             self.reading.branch,
             blend=blend,
             fold=fold,
             beam=graph.beam,
-            kv_outline=pools.kv_outline,
-            cache_pools=pools.kv_prefix,
+            kv_outline=kv_outline,
+            cache_pools=kv_prefix,
             draft_models=(drafter, self.outline_drafter),
         )
         return {
@@ -251,8 +252,8 @@ class Session:
             "inbox": inbox or Inbox(),
             "drafter": branches.drafter,
             "target": target,
-            "kv": pools.kv,
-            "kv_draft": pools.kv_draft,
+            "kv": kv,
+            "kv_draft": kv_draft,
             "host": HostReader(),
             "prompts": self.prompts,
             "taps": _taps(branches.drafter, models),
@@ -289,9 +290,6 @@ def derive_seed(seed: int, key: str) -> int:
     """A request's seed from the run's seed and its stable key; never from arrival order."""
     text = f"{seed}/{key}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
-
-
-# -- from options to a session --------------------------------------------------------------------
 
 
 def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:

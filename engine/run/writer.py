@@ -131,13 +131,8 @@ class RunWriter:
             request.key: {branch.index: ids for branch, ids in contexts(request, prompts)}
             for request in core.requests
         }
-        # In the format of outputs.jsonl, of branches that do not see their whole context.
         segments = {
-            request.key: {
-                branch.index: [[s.tokens, s.position, list(s.sees)] for s in segments]
-                for branch in request.branches
-                if (segments := context_segments(branch))
-            }
+            request.key: {b.index: context_segments(b) or None for b in request.branches}
             for request in core.requests
         }
         lines = outputs(answers, recorder.meter, context_ids, segments)

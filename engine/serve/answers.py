@@ -192,8 +192,6 @@ class Answers:
             for task in tasks:
                 task.cancel()
 
-    # -- whole ------------------------------------------------------------------------------------
-
     async def whole(self, request: Request, echoed: Sequence[str]) -> dict[str, Any]:
         """The complete answer; raises ApiError, also when the client disconnects, WorkerGoneError.
 
@@ -236,8 +234,6 @@ class Answers:
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
         return {**self._envelope, "choices": choices, **self._totals(), "specsot": vendor}
-
-    # -- as a stream ------------------------------------------------------------------------------
 
     async def streamed(self) -> AsyncIterator[str]:
         options = self._fields.stream_options
@@ -320,8 +316,6 @@ class Answers:
         if options is not None and options.continuous_usage_stats:
             chunk["usage"] = self._token_counts(sum(choice.tokens for choice in self.choices))
         return json.dumps(chunk)
-
-    # -- totals -----------------------------------------------------------------------------------
 
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""

@@ -40,8 +40,6 @@ class Api:
         self.draining = False
         self.start_time = int(time())
 
-    # -- completions ------------------------------------------------------------------------------
-
     async def chat(self, request: Request) -> Response:
         """Answer the last turn of a conversation."""
         return await self._generate(request, read_fields(ChatRequest, await request.body()))
@@ -101,8 +99,6 @@ class Api:
             self.server_metrics.count("admission_rejections", "queue_full")
             raise overloaded(f"{self.router.open} requests are open, at most {limit}")
 
-    # -- tokens -----------------------------------------------------------------------------------
-
     async def _text_of(self, prompt: Any) -> str:
         if isinstance(prompt, str):
             return prompt
@@ -141,8 +137,6 @@ class Api:
         if wrong := [token for token in fields.tokens if token >= size]:
             raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
         return JSONResponse({"prompt": await self._text_of(fields.tokens)})
-
-    # -- what is here -----------------------------------------------------------------------------
 
     def _model(self, name: str) -> dict[str, Any]:
         facts = self.router.graphs[name]

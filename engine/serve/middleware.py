@@ -84,9 +84,7 @@ class ServeOptions:
 
 class AdmissionMiddleware:
     """The outermost ASGI middleware: authentication, limits, errors and response headers.
-
-    check_capacity: raises ApiError before a body is read if no request can be admitted.
-    """
+    check_capacity: raises ApiError before a body is read if no request can be admitted."""
 
     def __init__(
         self,

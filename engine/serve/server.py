@@ -36,11 +36,8 @@ REFUSALS = {
 
 
 class StrictProtocol(H11Protocol):
-    """An HTTP/1.1 connection that answers protocol errors in JSON.
-
-    patience: seconds for the head of a request, so that a slow client cannot hold a connection.
-    max_connections: that are open; further ones get status 503.
-    """
+    """An HTTP/1.1 connection that answers protocol errors in JSON. patience: seconds for the head
+    of a request, so that a slow client cannot hold a connection."""
 
     def __init__(self, *words: Any, patience: float, max_connections: int, **options: Any) -> None:
         super().__init__(*words, **options)
