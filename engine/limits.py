@@ -28,7 +28,11 @@ def default_threads(weights: int) -> int:
 
 def free_memory() -> int | None:
     """Bytes of free memory; None if the system does not report it."""
-    amounts = list(_memory_limits())
+    files = [folder / "memory.max" for folder in _own_groups()]
+    amounts = []
+    for file in (*files, CGROUPS / "memory" / "memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            amounts.append(int(file.read_text(encoding="ascii")))
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         table = dict(line.split(":", 1) for line in lines)
@@ -62,13 +66,6 @@ def _cpu_quotas() -> Iterator[float]:
         share = int(first.read_text(encoding="ascii"))
         if share > 0:  # -1: unlimited
             yield share / int(first.with_name("cpu.cfs_period_us").read_text(encoding="ascii"))
-
-
-def _memory_limits() -> Iterator[int]:
-    files = [folder / "memory.max" for folder in _own_groups()]
-    for file in (*files, CGROUPS / "memory" / "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):
-            yield int(file.read_text(encoding="ascii"))
 
 
 def _own_groups() -> Iterator[Path]:

@@ -34,8 +34,15 @@ def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float],
     """The same with a progress bar."""
     console = Console(stderr=True)
     if not usable(console, dict(os.environ)):
-        lines = _occasional_lines()
-        yield lambda text, share: lines(text)
+        last = monotonic()
+
+        def show(text: str, share: float) -> None:
+            nonlocal last
+            if monotonic() - last >= LINE_EVERY:
+                last = monotonic()
+                Writer(sys.stderr)(f"{text}\n")
+
+        yield show
         return
     description = TextColumn("{task.description}", markup=False)
     bars = (BarColumn(bar_width=24), TimeRemainingColumn()) if bar else ()
@@ -43,16 +50,3 @@ def measuring(text: str, *, bar: bool = True) -> Iterator[Callable[[str, float],
     with Progress(*columns, console=console, refresh_per_second=REFRESH, transient=True) as live:
         task = live.add_task(text, total=None)
         yield lambda text, share: live.update(task, description=text, total=1.0, completed=share)
-
-
-def _occasional_lines() -> Callable[[str], None]:
-    write = Writer(sys.stderr)
-    last = monotonic()
-
-    def show(text: str) -> None:
-        nonlocal last
-        if monotonic() - last >= LINE_EVERY:
-            last = monotonic()
-            write(f"{text}\n")
-
-    return show

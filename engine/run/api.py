@@ -32,7 +32,7 @@ from ..record.report import answers_of
 from ..record.report import output_digest as token_digest
 from .engine import Engine, EngineError, Handle
 from .runner import perform
-from .session import Session, load, open_session, opened, tie
+from .session import Session, load, open_session, tie
 
 __all__ = ["Answer", "Generated", "Prompt", "Recorder", "Session", "generate", "open_session"]
 __all__ += ["BranchOpened", "Engine", "EngineError", "Handle", "OutlineRead", "StreamEvent"]
@@ -58,7 +58,7 @@ def generate(
     else:
         if prompt is not None:
             raise TypeError("generate takes one prompt; the graph is a keyword")
-        session = opened(graph, options)
+        session = open_session(**{"graph": graph, **options})
         text = source
     core, _, _ = perform(session, [Prompt("1", text)])
     (answer,) = answers_of(core.requests, session.prompts)

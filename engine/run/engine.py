@@ -30,7 +30,7 @@ from ..events import (
 )
 from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
 from .core import EngineCore
-from .session import Session, opened
+from .session import Session, open_session
 
 
 class EngineError(RuntimeError):
@@ -262,7 +262,7 @@ class Engine:
                 raise TypeError(f"a session has its options already: {', '.join(options)}")
             self.session = graph
         else:
-            self.session = opened(graph, options)
+            self.session = open_session(**{"graph": graph, **options})
         self.threaded = threaded
         self.decode = self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)

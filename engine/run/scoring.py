@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from timeit import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -275,7 +277,6 @@ ROWS = (1, 16, 4, 64, 8, 2, 32, 3, 6, 12, 24, 48)
 MIN_POINTS = 2
 CONTEXT_ROWS = 64  # tokens before the measured rows
 MAX_SECONDS = 1.5  # for one model
-SECONDS_PER_POINT = MAX_SECONDS / 7
 REPEATS = 5  # of each point; the fastest counts, since noise only adds time
 
 
@@ -308,12 +309,10 @@ def _measured(models: Models, model: Any, logits: Callable[[KVCache, int, int], 
     """Milliseconds of forwards by their rows; logits: of `count` rows after `start` rows."""
     kv = new_pool(model, CONTEXT_ROWS + max(ROWS), 1, models)
 
-    def duration(rows: int) -> float:
-        before = perf_counter()
+    def forward(rows: int) -> None:
         logits(kv, CONTEXT_ROWS, rows).argmax(-1)
         if models.device.type == "cuda":
             torch.cuda.synchronize(models.device)
-        return 1e3 * (perf_counter() - before)
 
     millis = dict[int, float]()
     start = perf_counter()
@@ -322,10 +321,6 @@ def _measured(models: Models, model: Any, logits: Callable[[KVCache, int, int], 
         for rows in ROWS:
             if len(millis) >= MIN_POINTS and perf_counter() - start > MAX_SECONDS:
                 break
-            duration(rows)  # the first one is not counted
-            first = perf_counter()
-            times = [duration(rows)]
-            while len(times) < REPEATS and perf_counter() - first < SECONDS_PER_POINT:
-                times.append(duration(rows))
-            millis[rows] = min(times)
+            times = repeat(partial(forward, rows), number=1, repeat=REPEATS)
+            millis[rows] = 1e3 * min(times)
     return Curve.of(millis)

@@ -1,7 +1,7 @@
 """From options to a session, and from its prompts to requests and engines."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from inspect import signature
@@ -306,10 +306,6 @@ def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
 
 
 open_session = _opener(SessionOptions)
-
-
-def opened(graph: str | None, options: Mapping[str, Any]) -> Session:
-    return open_session(**options) if graph is None else open_session(graph, **options)
 
 
 def load(job: Job, *, packed: bool = True, part: tuple[int, int] = (0, 1)) -> Session:

@@ -59,9 +59,6 @@ def ids(answer: Answer) -> list[list[int]]:
     return [*outline, *(list(section.tokens) for section in answer.sections)]
 
 
-# -- one request ----------------------------------------------------------------------------------
-
-
 def test_events_come_in_order_and_their_texts_are_the_answer(engine: Engine) -> None:
     handle = engine.submit(BEES)
     events = list(handle.stream())
@@ -113,9 +110,6 @@ def test_a_text_that_is_no_prompt_is_refused_where_it_is_submitted(engine: Engin
     refused = engine.submit("far too long " * 3000).result(PATIENCE)
     assert [section.finish for section in refused.sections] == ["refused"]
     assert engine.stats().ended == {"refused": 1}
-
-
-# -- many -----------------------------------------------------------------------------------------
 
 
 def test_requests_from_many_threads_give_what_each_gives_alone(
@@ -187,9 +181,6 @@ def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Sessi
             assert engine.manager.kv.needed_length == 0
 
 
-# -- time -----------------------------------------------------------------------------------------
-
-
 def test_a_timeout_ends_a_request_with_what_it_has(session: Callable[..., Session]) -> None:
     made = session("autoregressive", "layout.max_num_branches=1", budget=300)
     with Engine(made, threaded=False) as engine:
@@ -219,9 +210,6 @@ def test_an_idle_engine_uses_no_processor(engine: Engine) -> None:
     time.sleep(0.6)
     assert time.process_time() - used < 0.06 and engine.stats().steps == steps
     assert engine.submit(TEA, max_new_tokens=2).result(PATIENCE).text
-
-
-# -- the end --------------------------------------------------------------------------------------
 
 
 def test_closing_waits_for_all_answers_and_takes_no_more(session: Callable[..., Session]) -> None:
@@ -254,9 +242,6 @@ def test_an_error_inside_the_with_does_not_wait(session: Callable[..., Session])
 def test_steps_by_hand_belong_to_engines_without_a_thread(engine: Engine) -> None:
     with pytest.raises(EngineError, match="threaded=False"):
         engine.step()
-
-
-# -- asyncio --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threaded", [True, False])

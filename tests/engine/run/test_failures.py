@@ -57,9 +57,6 @@ def check(made: Session, wanted: Wanted, why: str, *, recovered: int = 0) -> Han
     return handles[BAD]
 
 
-# -- NaN in the model's scores --------------------------------------------------------------------
-
-
 class Wrapped:
     """A model or a builder of prompts with a fault."""
 
@@ -118,9 +115,6 @@ def test_scores_that_are_no_numbers(
     assert any(len(tokens) for tokens in ids(failed)), "what it had written is kept"
 
 
-# -- a grammar that fails -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", ["is_legal", "advance", "forced", "new"])
 def test_a_grammar_that_fails(method: str, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, wanted, calls = session(), well(session()), 0
@@ -157,9 +151,6 @@ def broken_after(own: Any) -> Any:
         return own(matcher, token)
 
     return is_legal
-
-
-# -- an op that raises ----------------------------------------------------------------------------
 
 
 class Reading(Wrapped):
@@ -249,9 +240,6 @@ def test_what_is_cancelled_while_it_is_run_again_stays_cancelled(
     assert second.result().sections[0].finish == "cancelled"
     assert first.result().text and bad.result().sections[0].finish == "failed"
     engine.close()
-
-
-# -- what ends the engine -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threaded", [True, False])

@@ -1,19 +1,40 @@
 """What one request may ask for instead of what the graph says, and how its tokens came."""
 
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from helpers.clusters import BEES as FIRST
+from helpers.clusters import CAMPING, session_of
 
 from specsot.engine.events import AnswerReady, Committed
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
-from specsot.engine.run.engine import Engine
+from specsot.engine.run.engine import Engine, Handle
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.settings import SamplingRules
 from specsot.states.phases.merge import Answer
 from specsot.states.text.grammar import GrammarError
 
 BEES = "Tell me about honey bees."
+WARM = ("sampling.temperature=0.8",)
+OBJECT = '{"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}'
+GRAPHS = (
+    ("bim_plain", ()),
+    ("bim_eagle", ()),
+    ("bim_dflash", WARM),
+    ("bim_ngram", WARM),
+    ("bim_vanilla", ()),
+    ("bim_two_drafters", WARM),
+    ("bim_eagle", ("skeleton.share=prompt",)),
+    ("paged_eagle", WARM),
+    ("batching_eagle", ()),
+    ("batching_dflash", WARM),
+    ("eagle2", ()),
+    ("ddtree", WARM),
+    ("autoregressive", WARM),
+)
 
 
 @pytest.fixture
@@ -86,15 +107,12 @@ def test_schemas_hold_answers_and_bad_ones_are_refused(make: Callable[[str], Eng
 def test_every_token_says_how_it_came(make: Callable[[str], Engine]) -> None:
     with make("bim_eagle") as engine:
         handle = engine.submit(Prompt("1", BEES))
-        handle.result()
-        noted = handle.since(0)
+        _, last = committed(handle)
     written: dict[int, str] = {}
-    for one in noted:
+    for one in handle.since(0):
         if isinstance(one, Committed):
             assert len(one.origins) == len(one.tokens)
             written[one.branch] = written.get(one.branch, "") + one.origins
-    last = noted[-1]
-    assert isinstance(last, AnswerReady)
     assert last.usage.answer == len(tokens(last.answer))
     assert last.usage.outline == len(last.answer.outline_tokens) == len(written[-1])
     assert last.usage.prompt > 0 == last.usage.cached
@@ -105,13 +123,7 @@ def test_every_token_says_how_it_came(make: Callable[[str], Engine]) -> None:
 
 def test_what_is_kept_of_another_prompt_is_counted(make: Callable[[str], Engine]) -> None:
     with make("eagle") as engine:
-        usages = []
-        for _ in range(2):
-            handle = engine.submit(Prompt("1", BEES * 16))
-            handle.result()
-            last = handle.since(0)[-1]
-            assert isinstance(last, AnswerReady)
-            usages.append(last.usage)
+        usages = [committed(engine.submit(Prompt("1", BEES * 16)))[1].usage for _ in range(2)]
     assert usages[0].cached == 0 < usages[1].cached < usages[1].prompt == usages[0].prompt
 
 
@@ -127,3 +139,31 @@ def test_rules_stand_before_everything_that_is_said(make: Callable[[str], Engine
         stops = session.prompts.stop_ids
         ends = [sum(one in stops for one in [*r.prefix, *r.tail]) for r in (asked, bare)]
         assert ends[0] - ends[1] in (0, 1), "a turn of its own at most, none from its text"
+
+
+def committed(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
+    handle.result()
+    tokens: dict[int, list[int]] = {}
+    *notes, last = handle.since(0)
+    assert isinstance(last, AnswerReady)
+    for one in notes:
+        if isinstance(one, Committed):
+            tokens.setdefault(one.branch, []).extend(one.tokens)
+    return tokens, last
+
+
+@pytest.mark.parametrize("schema", [None, OBJECT], ids=["free", "bound"])
+@pytest.mark.parametrize("prompt", [FIRST, CAMPING], ids=["bees", "camping"])
+@pytest.mark.parametrize(("graph", "sets"), GRAPHS)
+def test_a_begun_request_goes_on(
+    graph: str, sets: tuple[str, ...], prompt: Prompt, schema: str | None
+) -> None:
+    dice = random.Random(graph)
+    with Engine(session_of(graph, *sets, budget=16), threaded=False) as engine:
+        asked = RequestSettings(schema=schema)
+        wanted = committed(engine.submit(prompt, settings=asked))
+        for salt in ("", "another"):
+            cuts = {index: ids[: dice.randrange(len(ids))] for index, ids in wanted[0].items()}
+            again = replace(prompt, cache_salt=salt)
+            begun = replace(asked, resumed=cuts)
+            assert committed(engine.submit(again, settings=begun)) == wanted, cuts

@@ -150,9 +150,6 @@ def test_the_length_error_has_both_numbers(served: Served) -> None:
     assert "5000" in error["message"] and "2048" in error["message"]
 
 
-# -- what HTTP itself can get wrong ---------------------------------------------------------------
-
-
 def test_bodies_that_are_too_long_are_not_read(served: Served) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     began = time.monotonic()

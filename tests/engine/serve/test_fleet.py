@@ -41,9 +41,6 @@ REQUESTS = (
 )
 
 
-# -- who gets what --------------------------------------------------------------------------------
-
-
 def replicas(count: int) -> tuple[RoutingTable, list[Replica]]:
     router = RoutingTable()
     host = engine_host(start_of())
@@ -134,9 +131,6 @@ def test_load_follows_speed(speeds: tuple[float, float]) -> None:
     assert share == pytest.approx(speeds[0] / sum(speeds), abs=0.08)
 
 
-# -- what is told twice ---------------------------------------------------------------------------
-
-
 def said(dice: random.Random, text: str, pieces: dict[int, list[str]]) -> list[Wrote]:
     left, steps, at = {branch: list(some) for branch, some in pieces.items()}, [], 0
     opened = [["opened", branch, ""] for branch in pieces]
@@ -177,9 +171,6 @@ def test_a_second_run_says_what_the_first_has_not_said() -> None:
     told.restart_()
     with pytest.raises(DiffersError):
         told.new_part(Wrote("r", "a s", (), 0, 1))
-
-
-# -- real engines ---------------------------------------------------------------------------------
 
 
 def test_a_lost_replica_changes_no_answer() -> None:

@@ -55,9 +55,6 @@ def idle(served: Served) -> bool:
     return sum(counts) == 0 and served.metric("specsot:kv_slots_used") == 0
 
 
-# -- who may ask ----------------------------------------------------------------------------------
-
-
 def test_without_the_key_nothing_is_told(strict: Served) -> None:
     paths = ["/v1/models", "/metrics", "/ready", "/version", "/openapi.json", "/specsot/about"]
     for own in ({}, {"authorization": "Bearer wrong"}, {"authorization": f"Basic {KEY}"}):
@@ -70,9 +67,6 @@ def test_without_the_key_nothing_is_told(strict: Served) -> None:
             assert stranger.get("/health").status_code == 200
             assert stranger.get("/").status_code == 200
     assert [strict.http.get(path).status_code for path in paths] == [200] * len(paths)
-
-
-# -- too many, too slow, gone ---------------------------------------------------------------------
 
 
 def test_a_full_queue_says_so_at_once_and_those_inside_go_on(strict: Served) -> None:
@@ -191,9 +185,6 @@ def test_nothing_waits_for_acknowledgements() -> None:
         assert pool.submit(asyncio.run, set_on_ours()).result(10) == 1
 
 
-# -- the engine dies ------------------------------------------------------------------------------
-
-
 def test_a_killed_engine_is_told_of_at_once_and_comes_back(strict: Served) -> None:
     text = strict.chat(model="autoregressive").json()["choices"]
     told: list[Any] = []
@@ -221,9 +212,6 @@ def test_a_killed_engine_is_told_of_at_once_and_comes_back(strict: Served) -> No
     assert strict.chat(model="autoregressive").json()["choices"] == text
 
 
-# -- the end --------------------------------------------------------------------------------------
-
-
 def test_sigterm_lets_open_requests_end(strict: Served) -> None:
     with ThreadPoolExecutor(1) as pool:
         fields = body(max_tokens=250, ignore_eos=True, stream_options={"include_usage": True})
@@ -242,9 +230,6 @@ def test_sigterm_lets_open_requests_end(strict: Served) -> None:
         time.sleep(0.05)
     else:
         pytest.fail("the engine's process is still there")
-
-
-# -- what cannot be served ------------------------------------------------------------------------
 
 
 def fails(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[Any, str]:

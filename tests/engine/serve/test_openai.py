@@ -47,9 +47,6 @@ def text_of(chunks: list[Any]) -> str:
     )
 
 
-# -- the official client --------------------------------------------------------------------------
-
-
 def test_models(client: openai.OpenAI) -> None:
     names = [model.id for model in client.models.list()]
     served = ("bim_dflash", "dflash", "autoregressive", "blend_eagle")
@@ -137,9 +134,6 @@ def test_seeds_and_choices(served: Served, alone: Any) -> None:
     expected = [alone("dflash", BEES, s, "sampling.temperature=1.6")[0] for s in (7, 8)]
     assert texts == expected and texts[0] != texts[1]
     assert drawn["metrics"]["speculative_decoding"] is None
-
-
-# -- what shapes an answer ------------------------------------------------------------------------
 
 
 def test_stop_texts_end_an_answer_wherever_steps_cut_them(served: Served) -> None:
@@ -282,9 +276,6 @@ def test_what_is_kept_is_shared_by_requests_of_one_salt(served: Served) -> None:
     assert cached(specsot={"cache_salt": "two"}) > 64
 
 
-# -- fields of our own ----------------------------------------------------------------------------
-
-
 def test_a_plain_answer_of_a_graph_with_outlines(served: Served) -> None:
     plain = served.chat(BEES, "bim_dflash", max_tokens=24, specsot={"skeleton": False}).json()
     assert plain["choices"] == served.chat(BEES, "dflash", max_tokens=24).json()["choices"]
@@ -337,9 +328,6 @@ def test_what_of_a_prompt_was_reused_is_told(served: Served) -> None:
 def test_fields_that_nobody_reads_are_told(served: Served) -> None:
     got = served.chat(user="me", store=True, **{"x\ny": 1})
     assert got.status_code == 200 and got.headers["x-specsot-ignored"] == "store, x?y"
-
-
-# -- probes ---------------------------------------------------------------------------------------
 
 
 def test_probes_and_metrics(served: Served) -> None:

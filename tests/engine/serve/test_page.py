@@ -39,9 +39,6 @@ def test_files_are_given_and_nothing_else(served: Served) -> None:
         assert served.http.get(f"/page/{name}").status_code == 404
 
 
-# -- a kept run -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
@@ -90,9 +87,6 @@ def test_a_run_is_given_frame_by_frame(viewer: str, kept: Path) -> None:
     assert any(code >= 8 for frame in frames for code, _ in frame["runs"])
     assert httpx.get(f"{viewer}/specsot/runs/nobody").status_code == 404
     assert httpx.get(f"{viewer}/v1/models").status_code == 404
-
-
-# -- the browser ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "light"), (390, 844, "dark")])

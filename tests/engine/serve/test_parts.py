@@ -19,11 +19,8 @@ from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.serve.server import StrictProtocol, config_of
 from specsot.engine.workers.protocol import (
     KINDS,
-    Picture,
     ProtocolError,
-    Submit,
     Text,
-    Wrote,
     decode,
     encode,
 )
@@ -93,12 +90,6 @@ def test_every_message_comes_through_as_it_was() -> None:
 def test_anything_else_is_no_message(line: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(line)
-
-
-def test_messages_have_defaults_where_little_is_asked() -> None:
-    asked = decode(encode(Submit("r1", "dflash", question="Hi")))
-    assert isinstance(asked, Submit) and asked.skeleton and asked.logprobs == -1
-    assert {Wrote, Picture} <= {*KINDS.values()}
 
 
 def test_keys_are_compared_as_hashes() -> None:
