@@ -206,7 +206,6 @@ class TextStream:
     _base: int = field(default=0, init=False)
 
     def feed(self, *new: int, final: bool = False) -> str:
-        """The text that becomes complete with further tokens, or as none follows."""
         self.tokens += new
         before = len(self.text)
         return self.update(self.tokens, final=final)[before:]
@@ -346,7 +345,6 @@ class ReadingOrder:
         return cls(skeleton is not None and skeleton.merge != "concat", raw)
 
     def read(self, event: StreamEvent) -> str:
-        """The text that an event releases."""
         if isinstance(event, OutlineRead):
             self.titles = event.titles
             self._current = len(self.titles) if self.combines and len(self.titles) > 1 else 0

@@ -14,7 +14,6 @@ IDLE_SHARE = 0.85  # of a CPU, for a busy loop on an idle machine
 
 
 def usable_cpus() -> int:
-    """CPUs that the process may run on, within a container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity else os.cpu_count() or 1
     return max(1, min([count, *map(ceil, _cpu_quotas())]))
@@ -50,7 +49,6 @@ def cpu_share(seconds: float = 0.03) -> float:
 
 
 def disturbance(share: float) -> str | None:
-    """A warning for a machine with this `cpu_share`; None if it is idle."""
     if share >= IDLE_SHARE:
         return None
     return f"others use this machine: a busy loop got {share:.0%} of a CPU; trust no times"

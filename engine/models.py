@@ -35,8 +35,6 @@ from .limits import free_memory
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The models and the tokenizer of a run."""
-
     target: Any
     drafter: Any
     tokenizer: Any

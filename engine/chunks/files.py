@@ -185,7 +185,6 @@ class ChunkFiles:
 
 
 def _stat(path: Path) -> tuple[int, int]:
-    """Time of the last use in nanoseconds since 1970, and size; zeros if the file is gone."""
     try:
         stat = path.stat()
     except OSError:

@@ -179,7 +179,6 @@ def _named(chunk: ChunkKV) -> dict[str, Tensor]:
 
 
 def _on(chunk: ChunkKV, device: torch.device, *, copy: bool = False) -> ChunkKV:
-    """A chunk on a device; copies are contiguous."""
     layout = torch.contiguous_format if copy else torch.preserve_format
     with torch.inference_mode(False):  # its tensors have no version counters
         tensors = _named(chunk).values()
@@ -236,8 +235,6 @@ class ChunkMaker:
         return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
 
     def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:
-        """The read-only chunk of token ids, and whether it was computed by this call; raises
-        ModelError if it is longer than the model's sequences."""
         key = self.key(token_ids)
         if (chunk := self.store.get(key)) is not None:
             return chunk, False

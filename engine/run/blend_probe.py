@@ -74,7 +74,6 @@ def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
 
 
 def _prompts(requests: Sequence[Request]) -> Iterator[tuple[int, int, list[int]]]:
-    """(owner, owner of its prefix, all token ids so far) of all prefixes and branches."""
     for request in requests:
         prefix = request.prefix_owner
         yield prefix, prefix, request.context

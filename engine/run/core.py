@@ -37,12 +37,10 @@ class EngineCore(Run):
 
     @property
     def manager(self) -> BranchStateManager:
-        """Requests, branches and KV rows between two forwards."""
         return cast(BranchStateManager, self.board["branches"])
 
     @property
     def requests(self) -> list[Request]:
-        """All requests that the engine holds, in the order of their submission."""
         return self.manager.requests
 
     @property
@@ -52,15 +50,12 @@ class EngineCore(Run):
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """The answers of the requests that ended, after the state `merge`."""
         return cast(tuple[Answer, ...], self.board["answers"])
 
     @property
     def summary(self) -> RoundSummary:
-        """What the last forward committed, until the next one."""
         return cast(RoundSummary, self.board["committed"])
 
     @property
     def host(self) -> HostReader:
-        """Reads the device and counts the reads."""
         return cast(HostReader, self.board["host"])

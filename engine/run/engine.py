@@ -76,7 +76,6 @@ class EngineStats:
         self.accepted += sum(max(count, 0) for count in summary.accepted)
 
     def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
-        """A copy with the figures of this moment."""
         table = manager.table
         prefixes = manager.prefixes
         return replace(
@@ -132,7 +131,6 @@ class Handle:
         return last if isinstance(last, AnswerReady) else None
 
     def cancel(self) -> None:
-        """End the request at the next step; the tokens written so far stay."""
         self.engine.cancel(self)
 
     def update(self, request: Request, manager: BranchStateManager, step: int) -> None:
@@ -140,7 +138,6 @@ class Handle:
         self.emit(list(self._events.new(request, step, manager.reused)))
 
     def fail(self, error: BaseException) -> None:
-        """End without an answer."""
         self._error = error
         self.emit(())
 
@@ -331,7 +328,6 @@ class Engine:
                 self._inbox.end(handle.request, Finish.CANCELLED)
 
     def generate(self, prompt: str | Prompt, *, timeout: float | None = None) -> Answer:
-        """Submit one prompt and wait for its answer."""
         return self.submit(prompt, timeout=timeout).result()
 
     def stats(self) -> EngineStats:

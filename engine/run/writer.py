@@ -54,8 +54,6 @@ def made_with(job: Job) -> Provenance:
 
 
 class RunWriter:
-    """Writes the run folder of one run."""
-
     def __init__(self, folder: RunFolder, job: Job, provenance: Provenance) -> None:
         self.folder = folder
         self.job = job

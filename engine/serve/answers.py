@@ -144,7 +144,6 @@ class Answers:
     async def begin(
         self, router: Router, metrics: ServerMetrics, submits: Sequence[Submit]
     ) -> None:
-        """Hand all choices to the engine; raises ApiError, WorkerGoneError."""
         try:
             for index, submit in enumerate(submits):
                 self.choices.append(Choice(index, submit, router.ask(submit), metrics))
@@ -255,7 +254,6 @@ class Answers:
         yield "[DONE]"
 
     def _chunks(self, choice: Choice, message: Message) -> Iterator[str]:
-        """The chunks of a message; raises ApiError if the choice has failed."""
         if isinstance(message, Ended):
             if error := failure(message):
                 raise error
@@ -296,7 +294,6 @@ class Answers:
         vendor: Mapping[str, Any] | None = None,
         rows: Sequence[Any] = (),
     ) -> str:
-        """A piece of one choice: its beginning, a text, or its end."""
         shape: dict[str, Any] = {
             "index": choice.index,
             "logprobs": choice.scores.shaped(rows, chat=self._chat),

@@ -59,7 +59,6 @@ class EngineCollector:
     def _family(
         self, kind: type[Any], name: str, values: Mapping[str, Any], doc: str, *, label: str = ""
     ) -> Metric:
-        """A metric with a value for each graph, or each value of another label."""
         family: Any = kind(f"{self._prefix}:{name}", doc, labels=[label or LABELS[self._prefix]])
         for labelled, value in values.items():
             family.add_metric([labelled], value)
@@ -142,7 +141,6 @@ class ServerMetrics:
             counter.labels(*labels).inc(by)
 
     def wrote(self, graph: str, tokens: int, waited: float, *, first: bool) -> None:
-        """A choice has new tokens, `waited` seconds after its last ones, or after its start."""
         if first:
             self.observe("time_to_first_token_seconds", graph, waited)
             return

@@ -171,7 +171,6 @@ class SamplingFields(BaseModel):
         raise NotImplementedError
 
     def submits(self, graph: str, new_id: Callable[[], str], timeout: float) -> list[Submit]:
-        """The `n` choices of every prompt; raises ApiError."""
         prompts = self.prompt_fields()
         limit = prompts[0]["max_tokens"]
         if limit is not None and self.min_tokens > limit:
@@ -266,7 +265,6 @@ class ChatRequest(SamplingFields):
         return [fields]
 
     def _schema(self) -> str | None:
-        """The schema that the response format asks for, as JSON; raises ApiError."""
         form = self.response_format
         if form is None or form.type == "text":
             return None

@@ -68,7 +68,6 @@ class StrictProtocol(H11Protocol):
         self._refuse(hint if hint in REFUSALS else 400)
 
     def _time_head(self) -> None:
-        """Start or stop the deadline of the head that is being received."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_timing()
         elif self._deadline is None and not self.transport.is_closing():
@@ -127,7 +126,6 @@ class DrainingServer(uvicorn.Server):
         self._drain = asyncio.get_running_loop().create_task(self._end())
 
     async def _end(self) -> None:
-        """Wait until no request is open, at most `grace` seconds, then close the engine."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.grace):
                 while self.api.router.open:
