@@ -83,10 +83,8 @@ def first_line(error: BaseException) -> str:
 
 
 def fault_of(error: BaseException) -> str:
-    """The package of the op that raised an error that is not the user's.
-
-    An op or a guard is called by `states.machine`; the frames below it can be of any package.
-    """
+    """The package of the op that raised an error that is not the user's. An op or a guard is called
+    by `states.machine`; the frames below it can be of any package."""
     frames = [frame.f_globals["__name__"] for frame, _ in walk_tb(error.__traceback__)]
     machine = "specsot.states.machine"
     called = next((i for i in reversed(range(len(frames))) if frames[i] == machine), -1) + 1

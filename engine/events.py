@@ -1,8 +1,6 @@
-"""The events of a request, from the commit of a round to every reader, in order.
-
-The engine emits token events. A `Detokenizer` turns them into text events (`StreamEvent`), whose
-texts hold complete characters only. `ReadingOrder` puts them into the order of the answer.
-"""
+"""The events of a request, from the commit of a round to every reader, in order. The engine emits
+token events. A `Detokenizer` turns them into text events (`StreamEvent`), whose texts hold complete
+characters only. `ReadingOrder` puts them into the order of the answer."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,11 +85,8 @@ class PromptReused:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The tokens that one round committed to one branch.
-
-    request: its key. branch: its index. round: the engine's step. origins: an `Origin` for each
-    token. final: the branch has ended.
-    """
+    """The tokens that one round committed to one branch. request: its key. branch: its index.
+    round: the engine's step. origins: an `Origin` for each token. final: the branch has ended."""
 
     request: str
     branch: int
@@ -140,11 +135,8 @@ TokenEvent = (
 
 @dataclass(slots=True)
 class StreamEvents:
-    """Emits the token events of one request as its branches grow.
-
-    A request that is computed again commits the same tokens again; they are emitted once.
-    contexts: emit `BranchContext` too.
-    """
+    """Emits the token events of one request as its branches grow. A request that is computed again
+    commits the same tokens again; they are emitted once. contexts: emit `BranchContext` too."""
 
     contexts: bool = False
     _sent: dict[int, int] = field(default_factory=dict)
@@ -193,11 +185,9 @@ class StreamEvents:
 
 @dataclass(slots=True)
 class TextStream:
-    """The text of one branch: only new tokens are decoded, incomplete characters wait.
-
-    decoded: number of tokens in `text`. The last piece is decoded again each time, because the text
-    of a token can depend on the token before it. tokens: of `feed`.
-    """
+    """The text of one branch: only new tokens are decoded, incomplete characters wait. decoded:
+    number of tokens in `text`. The last piece is decoded again each time, because the text of a
+    token can depend on the token before it. tokens: of `feed`."""
 
     decode: Decode
     text: str = ""
@@ -324,12 +314,10 @@ def answer_ready(answer: "Answer", request: Request) -> AnswerReady:
 
 @dataclass(slots=True)
 class ReadingOrder:
-    """The text of an answer in reading order, as soon as each piece of it is certain.
-
-    The text of the first unfinished branch is released, the others' texts wait. The joined pieces
-    are `Answer.text`; so blanks at the end of a part wait for the next text. combines: the graph
-    combines the parts into one answer, which alone is released. raw: keep all blanks.
-    """
+    """The text of an answer in reading order, as soon as each piece of it is certain. The text of
+    the first unfinished branch is released, the others' texts wait. The joined pieces are
+    `Answer.text`; so blanks at the end of a part wait for the next text. combines: the graph
+    combines the parts into one answer, which alone is released. raw: keep all blanks."""
 
     combines: bool = False
     raw: bool = False

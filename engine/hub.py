@@ -241,9 +241,8 @@ def _check(file: Path, sha256: str) -> None:
 
 def find_model(ref: str, dtype: str = "float32") -> Path:
     """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id. Raises
-    ModelError, UsageError: there is no such model, or it cannot be read or fetched.
-
-    dtype: of a converted .gguf file: bfloat16, or else float32."""
+    ModelError, UsageError: there is no such model, or it cannot be read or fetched. dtype: of a
+    converted .gguf file: bfloat16, or else float32."""
     from ..models.load.weights import resolve
 
     path = Path(ref).expanduser()
@@ -299,10 +298,9 @@ def convert(
     ref: str, out: Path | None, dtype: str, report: Report, layout: tuple[str, str] | None = None
 ) -> Path:
     """A GGUF file, or pickled weights in a folder or on the Hub, as a folder of safetensors. Raises
-    ModelError, UsageError: the reason why it cannot be converted.
-
-    out: the folder, which must not exist; without one `find_model` returns the model for the same
-        ``ref``. layout: of a drafter, see `convert_layout`; and the target that it is for."""
+    ModelError, UsageError: the reason why it cannot be converted. out: the folder, which must not
+    exist; without one `find_model` returns the model for the same ``ref``. layout: of a drafter,
+    see `convert_layout`; and the target that it is for."""
     import torch
 
     from ..models.load.convert import convert_gguf, convert_layout, convert_pickles

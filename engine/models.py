@@ -56,11 +56,9 @@ def load_models(
     part: tuple[int, int] = (0, 1),
 ) -> Models:
     """Load the target, its tokenizer and (if given) the drafter that fits it; raises ModelError.
-
     weights: of the target, as for `Weights.of`. scan: refuse a target whose weights are not all
     finite. packed: the target's weights may be packed for this processor; not if ranks share them.
-    part: index and count of the ranks that compute the target together.
-    """
+    part: index and count of the ranks that compute the target together."""
     place = torch.device(device)
     torch_dtype = getattr(torch, dtype)
     target = load_target(

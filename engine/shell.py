@@ -24,11 +24,9 @@ P = ParamSpec("P")
 
 
 class Writer:
-    """Writes and flushes; characters outside the encoding are escaped.
-
-    A closed pipe is not an error, so that a run continues and writes its results when its output is
-    piped into `head`. fault: why the stream cannot be written to; text after it is dropped.
-    """
+    """Writes and flushes; characters outside the encoding are escaped. A closed pipe is not an
+    error, so that a run continues and writes its results when its output is piped into `head`.
+    fault: why the stream cannot be written to; text after it is dropped."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

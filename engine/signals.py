@@ -1,9 +1,7 @@
-"""Ctrl-C and SIGTERM end the program with one line and an exit code at any time.
-
-During the start the process ends at once: there are no results yet. Later they are exceptions, so
-that results are written. No exception is raised during an import: some extensions swallow it and
-continue with half a module.
-"""
+"""Ctrl-C and SIGTERM end the program with one line and an exit code at any time. During the start
+the process ends at once: there are no results yet. Later they are exceptions, so that results are
+written. No exception is raised during an import: some extensions swallow it and continue with half
+a module."""
 
 import gc
 import os

@@ -1,7 +1,5 @@
-"""Cached chunks as files: one safetensors file each, written whole, verified before use.
-
-A file's name is the digest of its chunk's key. Without torch: lists need headers alone.
-"""
+"""Cached chunks as files: one safetensors file each, written whole, verified before use. A file's
+name is the digest of its chunk's key. Without torch: lists need headers alone."""
 
 import hashlib
 import json
@@ -28,11 +26,9 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class ChunkKey:
-    """The inputs of a chunk's tensors; equal keys mean equal chunks.
-
-    bos: the token before the chunk, which is not part of it; None for no token. taps: layers whose
-    features are stored, joined in increasing order. token_ids: at least one.
-    """
+    """The inputs of a chunk's tensors; equal keys mean equal chunks. bos: the token before the
+    chunk, which is not part of it; None for no token. taps: layers whose features are stored,
+    joined in increasing order. token_ids: at least one."""
 
     model_hash: str
     dtype: str
@@ -56,10 +52,8 @@ class ChunkKey:
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
-    """A cached chunk in a list; further fields as in `ChunkKey`.
-
-    digest: of its key. name: of its document. bytes: of its file. used: seconds since 1970.
-    """
+    """A cached chunk in a list; further fields as in `ChunkKey`. digest: of its key. name: of its
+    document. bytes: of its file. used: seconds since 1970."""
 
     digest: str
     name: str

@@ -252,12 +252,9 @@ def chunk_maker(store: ChunkStore, models: "Models", model_hash: str) -> ChunkMa
 
 @dataclass(slots=True)
 class ChunkLibrary:
-    """A store as a run uses it, with counters of its look-ups.
-
-    collect: compute and store missing chunks. hits, missed: look-ups of cached chunks, and of
-    chunks to be computed in place. made_nanos, made_sizes: time of all computed chunks, and tokens
-    of each.
-    """
+    """A store as a run uses it, with counters of its look-ups. collect: compute and store missing
+    chunks. hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
+    made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
 
     maker: ChunkMaker
     collect: bool

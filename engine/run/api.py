@@ -44,12 +44,10 @@ __all__ += ["load", "notes_of", "tie", "token_digest"]
 def generate(
     source: Session | str, prompt: str | None = None, *, graph: str | None = None, **options: Any
 ) -> Answer:
-    """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``.
-
-    A run of its own, to its end or to `limits.max_rounds`. The sections of a prompt that does not
-    fit have the finish reason refused. graph, options: as for `open_session`, not with a session.
-    Raises PromptError if the text cannot be a prompt.
-    """
+    """The answer to one prompt: ``generate("…", graph="eagle")``, or ``generate(session, "…")``. A
+    run of its own, to its end or to `limits.max_rounds`. The sections of a prompt that does not fit
+    have the finish reason refused. graph, options: as for `open_session`, not with a session.
+    Raises PromptError if the text cannot be a prompt."""
     if isinstance(source, Session):
         if prompt is None or graph is not None or options:
             raise TypeError("with a session, generate takes the prompt and nothing else")
@@ -113,10 +111,8 @@ def speculative_generate(
     **options: Any,
 ) -> Generated:
     """A small model drafts `gamma` tokens, the target accepts them by p / q (`speculative`).
-
     use_egag: draft lengths from the drafter's entropy, between gamma_min and gamma_max.
-    skip_sample_adjustment: not lossless; for comparison only.
-    """
+    skip_sample_adjustment: not lossless; for comparison only."""
     sets: dict[str, Any] = {
         "drafter.gamma": gamma,
         "drafter.gamma_policy": "egag" if use_egag else "fixed",

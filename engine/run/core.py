@@ -22,11 +22,9 @@ class EngineCore(Run):
 
     def step(self, before_phase: Callable[[], bool] | None = None) -> bool:
         """One pass from `schedule` to `schedule`: at most one forward of the target; raises what
-        `advance` raises.
-
-        before_phase: is called before every transition; False ends the step there.
-        Returns False once the machine is in a final state, or `before_phase` has ended the step.
-        """
+        `advance` raises. before_phase: is called before every transition; False ends the step
+        there. Returns False once the machine is in a final state, or `before_phase` has ended the
+        step."""
         while not self.finished:
             if before_phase is not None and not before_phase():
                 return False

@@ -39,13 +39,11 @@ class EngineError(RuntimeError):
 
 @dataclass(slots=True, kw_only=True)
 class EngineStats:
-    """Counters of an engine since its start, and its figures at one moment.
-
-    ended: requests by finish reason. waiting, running: requests not started, and started.
-    branches: running. recovered: recomputations after an error of an op. slots, peak_slots: of the
-    target's pool in use, now and at most. prefix_asked, prefix_reused: prompt tokens looked up in
-    the prefix cache, and found there. preempted: branches and requests.
-    """
+    """Counters of an engine since its start, and its figures at one moment. ended: requests by
+    finish reason. waiting, running: requests not started, and started. branches: running.
+    recovered: recomputations after an error of an op. slots, peak_slots: of the target's pool in
+    use, now and at most. prefix_asked, prefix_reused: prompt tokens looked up in the prefix cache,
+    and found there. preempted: branches and requests."""
 
     submitted: int = 0
     ended: dict[str, int] = field(default_factory=dict)
@@ -96,11 +94,8 @@ class EngineStats:
 
 @dataclass(eq=False, repr=False)
 class Handle:
-    """One submitted request.
-
-    request: its state in the engine, replaced if it is computed again. deadline: moment of
-    `time.monotonic` at which it is ended.
-    """
+    """One submitted request. request: its state in the engine, replaced if it is computed again.
+    deadline: moment of `time.monotonic` at which it is ended."""
 
     engine: "Engine"
     prompt: Prompt
@@ -298,8 +293,7 @@ class Engine:
 
         prompt: a text, or a `Prompt` with all its settings. key: a stable name, from which the seed
         follows; by default 1, 2, 3 … timeout: seconds after which the request is ended, finished or
-        not. settings: replace settings of the graph for this request.
-        """
+        not. settings: replace settings of the graph for this request."""
         if isinstance(prompt, str):
             prompt = Prompt(
                 key=key or str(next(self._keys)),

@@ -69,11 +69,8 @@ def drive(
     pause: Pause | None = None,
 ) -> Status:
     """Step to the end, to the limit of rounds while requests are unfinished, or to a stop signal;
-    raises errors of ops.
-
-    pause: is called before every transition; False stops the run. Its time does not count as the
-        run's.
-    """
+    raises errors of ops. pause: is called before every transition; False stops the run. Its time
+    does not count as the run's."""
     status = Status.OK
 
     def before_phase() -> bool:

@@ -124,11 +124,9 @@ def prefill(
     segments: Segments = (),
 ) -> TargetOutput:
     """One forward of the target over the next ids of a sequence in slots 0, 1, 2 … of a pool.
-
     start: number of ids of the sequence that the pool holds already. first_logits: logits are
-        computed from this row of `ids` on. taps: as for the target's `forward`. segments:
-        visibility of a whole context (`start` is 0); by default causal.
-    """
+    computed from this row of `ids` on. taps: as for the target's `forward`. segments: visibility of
+    a whole context (`start` is 0); by default causal."""
     device = kv.data.device
     slots_1Q, attention = _causal(start, len(ids), device)
     positions_1Q = slots_1Q
@@ -163,26 +161,21 @@ def full_prefill(
     dtype: torch.dtype,
     device: torch.device,
     taps: Sequence[int] = (),
-    segments: Segments = (),
 ) -> tuple[TargetOutput, KVCache]:
     """The output after these ids (logits_RV has one row), and the fresh pool that holds them."""
     shape = (target.num_layers, target.kv_heads, target.head_dim)
     kv = KVCache(*shape, len(ids), dtype=dtype, device=device)
-    last = len(ids) - 1
-    return prefill(target, ids, kv, first_logits=last, taps=taps, segments=segments), kv
-
-
-def next_logits(models: Models, ids: Sequence[int], segments: Segments = ()) -> Tensor:
-    """[V] the target's logits after these ids."""
-    output, _ = full_prefill(models.target, ids, models.dtype, models.device, segments=segments)
-    return output.logits_RV[0]
+    return prefill(target, ids, kv, first_logits=len(ids) - 1, taps=taps), kv
 
 
 def next_scores(models: Models, branch: Branch, context: Sequence[int], place: int) -> Tensor:
     """[V] `match_scores` from the target's logits."""
     ids = [*context, *branch.tokens[:place]]
-    logits_V = next_logits(models, ids, context_segments(branch))
-    return match_scores(logits_V, branch, context, place)
+    kv = new_pool(models.target, len(ids), 1, models)
+    last = len(ids) - 1
+    segments = context_segments(branch)
+    output = prefill(models.target, ids, kv, first_logits=last, segments=segments)
+    return match_scores(output.logits_RV[0], branch, context, place)
 
 
 def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place: int) -> Tensor:
@@ -223,10 +216,8 @@ class Scorer:
     max_tokens: of the context and the tokens written after it."""
 
     def __init__(self, models: Models, max_tokens: int) -> None:
-        target = models.target
-        shape = (target.num_layers, target.kv_heads, target.head_dim)
         self._models = models
-        self._kv = KVCache(*shape, max_tokens, dtype=models.dtype, device=models.device)
+        self._kv = new_pool(models.target, max_tokens, 1, models)
         self._pending: list[int] = []  # the last one gets its row with the next token
         self._rows = 0
 

@@ -51,11 +51,9 @@ P = ParamSpec("P")
 
 
 class Session:
-    """A checked graph with its models: builds requests and engines.
-
-    outline: instead of one that the model writes. prompts: encodes questions; by default with the
-    graph's template. chunks: that the graph's block `blend` reuses; by default in memory.
-    """
+    """A checked graph with its models: builds requests and engines. outline: instead of one that
+    the model writes. prompts: encodes questions; by default with the graph's template. chunks: that
+    the graph's block `blend` reuses; by default in memory."""
 
     def __init__(
         self,
@@ -202,9 +200,7 @@ class Session:
 
     def board(self, inbox: Inbox | None = None) -> dict[str, Any]:
         """A fresh blackboard with its pools; inbox: the source of requests while the engine runs.
-
-        Raises GraphError if the pools take more memory than is free.
-        """
+        Raises GraphError if the pools take more memory than is free."""
         graph = self.program.graph
         skeleton = graph.skeleton
         models = self.models
@@ -295,10 +291,8 @@ def derive_seed(seed: int, key: str) -> int:
 def _opener(kind: Callable[P, SessionOptions]) -> Callable[P, Session]:
     def open_session(*args: P.args, **kwargs: P.kwargs) -> Session:
         """A checked graph with its models loaded; arguments are the options of `specsot run`.
-
         Missing options come from specsot.yaml. Sets the number of torch threads of the process.
-        Raises GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where.
-        """
+        Raises GraphError, ModelError, UsageError, OutlineError: what cannot be used, and where."""
         return load(prepare(RunOptions(**asdict(kind(*args, **kwargs)))))
 
     open_session.__signature__ = signature(kind)  # type: ignore[attr-defined]
@@ -352,11 +346,9 @@ def tie(job: Job, models: Models) -> Session:
 
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:
-    """The graph's template over the model's tokenizer; raises TemplateError.
-
-    By default `embedded` for models with the embedded model's chat template; others get the format
-    of the graph, `list` by default.
-    """
+    """The graph's template over the model's tokenizer; raises TemplateError. By default `embedded`
+    for models with the embedded model's chat template; others get the format of the graph, `list`
+    by default."""
     skeleton = graph.skeleton
     name = "auto" if skeleton is None else skeleton.template
     if name == "auto":

@@ -34,10 +34,8 @@ FAILED = {  # ends without an answer: status, message, code
 
 @dataclass(slots=True)
 class Scores:
-    """The scores of a choice's tokens, as rows of `Wrote.scores`.
-
-    As with text, the rows of a part are sent once all parts before it have ended.
-    """
+    """The scores of a choice's tokens, as rows of `Wrote.scores`. As with text, the rows of a part
+    are sent once all parts before it have ended."""
 
     _rows: dict[int, list[Any]] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)
@@ -193,9 +191,7 @@ class Answers:
 
     async def whole(self, request: Request, echoed: Sequence[str]) -> dict[str, Any]:
         """The complete answer; raises ApiError, also when the client disconnects, WorkerGoneError.
-
-        echoed: the prefix of each choice's text.
-        """
+        echoed: the prefix of each choice's text."""
 
         async def to_the_end() -> None:
             async for _ in self._messages():

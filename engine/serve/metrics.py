@@ -1,7 +1,5 @@
-"""Prometheus metrics of a server, under specsot's names and optionally vLLM's.
-
-Labels are graphs, replicas, states and reasons; they never hold text of requests.
-"""
+"""Prometheus metrics of a server, under specsot's names and optionally vLLM's. Labels are graphs,
+replicas, states and reasons; they never hold text of requests."""
 
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Options of a server, the checks of every request before its route, headers of every response.
-
-Without a valid key, requests get only the liveness probe and the files of the page.
-"""
+Without a valid key, requests get only the liveness probe and the files of the page."""
 
 import asyncio
 import hmac
@@ -41,13 +39,11 @@ RESPONSE_HEADERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """Address, access and limits of the server.
-
-    keys: API keys, empty for no check. body: bytes of a request's body. queue: requests that are
-    open at once; timeout: seconds of one. stall: seconds that a client may leave a stream unread.
-    grace: seconds for open requests at shutdown. vllm_names: report metrics under vLLM's names too.
-    runs_dir: of recorded runs. patience: seconds for a request's head, and again for its body.
-    """
+    """Address, access and limits of the server. keys: API keys, empty for no check. body: bytes of
+    a request's body. queue: requests that are open at once; timeout: seconds of one. stall: seconds
+    that a client may leave a stream unread. grace: seconds for open requests at shutdown.
+    vllm_names: report metrics under vLLM's names too. runs_dir: of recorded runs. patience: seconds
+    for a request's head, and again for its body."""
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -37,7 +37,7 @@ from specsot.engine.prepare.repeat import graph_yaml, run_document, to_yaml
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import tie
 from specsot.engine.run.runner import Status
-from specsot.engine.run.scoring import contexts, next_logits
+from specsot.engine.run.scoring import contexts, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
 
@@ -131,8 +131,8 @@ def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
     side, request = found.sides[1], found.prompts[0].runs["B"].request
     for branch, context in contexts(request, side.session.prompts):
         if branch.matcher is None:
-            known = [*context, *branch.tokens[:4]]
-            assert int(next_logits(side.session.models, known).argmax()) == branch.tokens[4]
+            scores_V = next_scores(side.session.models, branch, context, 4)
+            assert int(scores_V.argmax()) == branch.tokens[4]
 
 
 # -- figures ------------------------------------------------------------------------------------

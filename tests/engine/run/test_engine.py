@@ -23,6 +23,7 @@ from specsot.engine.events import (
 )
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.report import output_digest
+from specsot.engine.run.core import EngineCore
 from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
 from specsot.states.phases.merge import Answer
@@ -46,12 +47,16 @@ def texts_of(events: list[StreamEvent]) -> dict[int, str]:
     return texts
 
 
-def alone(session: Session, *prompts: str) -> dict[str, list[list[int]]]:
-    """The tokens of each prompt, as `specsot run` makes them."""
+def run_of(session: Session, *prompts: str) -> EngineCore:
+    """What `specsot run` makes of prompts."""
     run = session.start([Prompt(str(i), p) for i, p in enumerate(prompts, 1)], lambda event: None)
     while not run.finished:
         run.advance()
-    return tokens_of(run)
+    return run
+
+
+def alone(session: Session, *prompts: str) -> dict[str, list[list[int]]]:
+    return tokens_of(run_of(session, *prompts))
 
 
 def ids(answer: Answer) -> list[list[int]]:
@@ -87,13 +92,10 @@ def test_an_answer_is_that_of_a_run(graph: str, session: Callable[..., Session])
     made = session(graph, budget=10)
     if graph == "batching_dflash":
         made = session(graph, "drafter.kind=ngram", budget=10)
-    wanted = alone(made, BEES, TEA)
+    run = run_of(made, BEES, TEA)
     with Engine(made) as engine:
         answers = [engine.submit(text).result(PATIENCE) for text in (BEES, TEA)]
-    run = made.start([Prompt("1", BEES), Prompt("2", TEA)], lambda event: None)
-    while not run.finished:
-        run.advance()
-    assert {answer.key: ids(answer) for answer in answers} == wanted
+    assert {answer.key: ids(answer) for answer in answers} == tokens_of(run)
     assert output_digest(answers) == output_digest(run.answers)
 
 
