@@ -1,5 +1,6 @@
 """The routes: OpenAI's, probes, metrics, tokens; each answer in the shape that clients expect."""
 
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from time import time
 from typing import Any
@@ -30,15 +31,15 @@ OWNER = "specsot"
 PING = 15  # seconds between comments on a stream on which nothing happens
 
 
+@dataclass(eq=False)
 class Api:
     """What the routes share. draining: no new requests are taken."""
 
-    def __init__(self, router: Router, metrics: ServerMetrics, options: ServeOptions) -> None:
-        self.router = router
-        self.server_metrics = metrics
-        self.options = options
-        self.draining = False
-        self.start_time = int(time())
+    router: Router
+    server_metrics: ServerMetrics
+    options: ServeOptions
+    draining: bool = False
+    start_time: int = field(default_factory=lambda: int(time()))
 
     async def chat(self, request: Request) -> Response:
         """Answer the last turn of a conversation."""

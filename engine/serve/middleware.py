@@ -78,21 +78,15 @@ class ServeOptions:
         return any(same)
 
 
+@dataclass(frozen=True, slots=True)
 class AdmissionMiddleware:
     """The outermost ASGI middleware: authentication, limits, errors and response headers.
     check_capacity: raises ApiError before a body is read if no request can be admitted."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        options: ServeOptions,
-        metrics: ServerMetrics,
-        check_capacity: Callable[[], None] | None = None,
-    ) -> None:
-        self._app = app
-        self._options = options
-        self._metrics = metrics
-        self._check_capacity = check_capacity
+    app: ASGIApp
+    options: ServeOptions
+    metrics: ServerMetrics
+    check_capacity: Callable[[], None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -104,7 +98,7 @@ class AdmissionMiddleware:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                self._metrics.responses.labels(str(message["status"])).inc()
+                self.metrics.responses.labels(str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers.update({**RESPONSE_HEADERS, "x-request-id": id})
                 if message["status"] in CLOSING:
@@ -121,7 +115,7 @@ class AdmissionMiddleware:
             async def replay() -> Message:
                 return first.pop() if first else await receive()
 
-            await self._app(scope, replay, respond)
+            await self.app(scope, replay, respond)
             return
         except ApiError as refusal:
             error = refusal
@@ -138,30 +132,30 @@ class AdmissionMiddleware:
             raise ApiError(431, "too many headers, or too long ones")
         host = request.headers.get("host", "").rpartition("@")[2]
         name = re.sub(r":\d+$", "", host).lower()
-        if self._options.loopback and name not in LOOPBACK:
+        if self.options.loopback and name not in LOOPBACK:
             raise ApiError(403, "this server is not called so", code="host_not_allowed")
         path = request.scope["path"]
-        if self._options.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):
+        if self.options.keys and path not in PUBLIC_PATHS and not path.startswith(PUBLIC_PREFIX):
             kind, _, key = request.headers.get("authorization", "").partition(" ")
-            if kind.lower() != "bearer" or not self._options.allows(key.strip()):
+            if kind.lower() != "bearer" or not self.options.allows(key.strip()):
                 bearer = {"WWW-Authenticate": "Bearer"}
                 message = "no valid API key was given"
                 raise ApiError(401, message, code="invalid_api_key", headers=bearer)
 
     async def _body(self, request: Request) -> bytes:
         """The whole body; what cannot be answered now, or is too long, is not read to its end."""
-        if self._check_capacity is not None and request.scope["path"] in GENERATION_PATHS:
-            self._check_capacity()
+        if self.check_capacity is not None and request.scope["path"] in GENERATION_PATHS:
+            self.check_capacity()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "content-type: must be application/json")
-        limit = self._options.body
+        limit = self.options.body
         too_long = ApiError(413, f"the body is longer than {limit} bytes")
         if int(request.headers.get("content-length", "0")) > limit:  # h11 lets only digits through
             raise too_long
         body = bytearray()
         try:
-            async with asyncio.timeout(self._options.patience):
+            async with asyncio.timeout(self.options.patience):
                 async for part in request.stream():
                     body += part
                     if len(body) > limit:

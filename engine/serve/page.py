@@ -43,13 +43,13 @@ def _playback(run: SavedRun) -> dict[str, Any]:
 class PageRoutes:
     """The page's routes. router: None to play back runs only; only: the single run then."""
 
-    def __init__(self, router: Router | None, runs: Path, only: SavedRun | None = None) -> None:
+    def __init__(
+        self, app: FastAPI, router: Router | None, runs: Path, only: SavedRun | None = None
+    ) -> None:
         self._router = router
         self._runs = runs
         self._only = only
         self._files = page_files()
-
-    def add_to(self, app: FastAPI) -> None:
         routes = {
             "/": self.file,
             "/page/{name}": self.file,

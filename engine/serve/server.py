@@ -179,7 +179,7 @@ async def serve(router: Router, options: ServeOptions) -> int:
     metrics = ServerMetrics(router, vllm=options.vllm_names)
     api = Api(router, metrics, options)
     app = build_app(api)
-    PageRoutes(router, Path(options.runs_dir)).add_to(app)
+    PageRoutes(app, router, Path(options.runs_dir))
     middleware = AdmissionMiddleware(app, options, metrics, api.check_capacity)
     server = DrainingServer(config_of(middleware, options.patience), api, options.grace)
 
@@ -214,7 +214,7 @@ async def view(run: SavedRun, options: ServeOptions) -> int:
     listener = listen(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_error_handlers(app)
-    PageRoutes(None, Path(), run).add_to(app)
+    PageRoutes(app, None, Path(), run)
     middleware = AdmissionMiddleware(app, options, ServerMetrics(None))
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
     with suppress(KeyboardInterrupt):
