@@ -315,6 +315,9 @@ class Engine:
         self._stats.submitted += 1
         return handle
 
+    def stream(self, handle: Handle) -> Iterator[StreamEvent]:
+        return handle.stream()
+
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step; the tokens written so far stay."""
         with self._lock:

@@ -271,9 +271,11 @@ MAX_SECONDS = 1.5  # for one model
 REPEATS = 5  # of each point; the fastest counts, since noise only adds time
 
 
-def costs_of(models: Models, block: DrafterSettings, drafter: Any) -> RoundCosts:
+def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> RoundCosts | None:
     """The graph's figures, or measured ones, for a drafter that chooses by them; raises ModelError
     for several ranks, which would each measure, and decide differently."""
+    if block is None or not block.chooses:
+        return None
     if (costs := getattr(block, "costs", None)) is not None:
         return RoundCosts(Curve.of(costs.target), Curve.of(costs.drafter), costs.overhead)
     target = models.target

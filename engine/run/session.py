@@ -16,7 +16,6 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
 from ...states.drafter import Drafter
 from ...states.fold import FoldState
-from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.graph import Graph
 from ...states.graph.program import Program
 from ...states.machine import Sink
@@ -206,8 +205,7 @@ class Session:
         models = self.models
         target = models.target
         drafter = models.drafter if graph.drafter.has_model else None
-        pools = run_pools(self.program, models, self.outline_drafter)
-        kv, kv_draft, kv_outline, kv_prefix = pools
+        kv, kv_draft, kv_outline, kv_prefix = run_pools(self.program, models, self.outline_drafter)
         costs, outline_costs = self.costs
         limits = RunLimits(
             graph.layout,
@@ -257,17 +255,10 @@ class Session:
 
     @cached_property
     def costs(self) -> tuple[RoundCosts | None, RoundCosts | None]:
-        """Forward costs for the graph's drafter and for the outlines'; measured once, and None for
-        a drafter that does not choose by them."""
-
-        def costs(block: DrafterSettings | None, drafter: Any) -> RoundCosts | None:
-            if block is None or not block.chooses:
-                return None
-            return costs_of(self.models, block, drafter)
-
+        """Forward costs for the graph's drafter and for the outlines', measured once."""
         graph = self.program.graph
-        first = costs(graph.drafter, self.models.drafter)
-        return first, costs(graph.outline_drafter, self.outline_drafter)
+        first = costs_of(self.models, graph.drafter, self.models.drafter)
+        return first, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:
