@@ -61,17 +61,11 @@ def test_the_pages_options_and_routes_are_there(served: Served, tmp_path: Path) 
 
 def test_the_schema_says_what_is_answered(served: Served) -> None:
     paths = served.http.get("/openapi.json").json()["paths"]
-    chat = paths["/v1/chat/completions"]["post"]
-    schema = chat["requestBody"]["content"]["application/json"]["schema"]
-    assert "$ref" not in json.dumps(schema) and schema["required"] == ["messages"]
-    assert {"400", "401", "404", "413", "415", "503"} <= set(chat["responses"])
-    fields = set(
-        re.findall(r"`(\w+)`", text_of(PAGE).partition("## Fields")[2].split("What means")[0])
-    )
-    known = set(schema["properties"])
-    known |= set(
-        paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"][
-            "properties"
-        ]
-    )
+    posts = [paths[f"/v1/{name}"]["post"] for name in ("chat/completions", "completions")]
+    schemas = [post["requestBody"]["content"]["application/json"]["schema"] for post in posts]
+    assert "$ref" not in json.dumps(schemas) and schemas[0]["required"] == ["messages"]
+    assert {"400", "401", "404", "413", "415", "503"} <= set(posts[0]["responses"])
+    described = text_of(PAGE).partition("## Fields")[2].split("What means")[0]
+    fields = set(re.findall(r"`(\w+)`", described))
+    known = {name for schema in schemas for name in schema["properties"]}
     assert {"temperature", "min_tokens", "response_format", "echo"} <= fields & known

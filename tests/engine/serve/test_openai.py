@@ -39,6 +39,12 @@ def alone() -> Any:
     return run
 
 
+def content_of(served: Served, model: str, text: str = BEES, **fields: Any) -> str:
+    """A whole answer of 24 tokens, or what `fields` say."""
+    got = served.chat(text, model, **{"max_tokens": 24, **fields}).json()
+    return str(got["choices"][0]["message"]["content"])
+
+
 def text_of(chunks: list[Any]) -> str:
     return "".join(
         c["choices"][0].get("delta", {}).get("content") or c["choices"][0].get("text", "")
@@ -69,14 +75,9 @@ def test_a_text_is_what_run_writes(client: openai.OpenAI, alone: Any, graph: str
 @pytest.mark.parametrize("graph", ["bim_dflash", "dflash"])
 def test_a_stream_is_the_same_text(client: openai.OpenAI, alone: Any, graph: str) -> None:
     text, _, _ = alone(graph, BEES)
-    chunks = list(
-        client.chat.completions.create(
-            model=graph,
-            messages=said(BEES),  # type: ignore[arg-type]
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    asked: Any = {"model": graph, "messages": said(BEES), "stream": True}
+    asked["stream_options"] = {"include_usage": True}
+    chunks = list(client.chat.completions.create(**asked))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -118,9 +119,7 @@ def test_sixteen_at_once_write_what_each_writes_alone(served: Served) -> None:
 
     def ask(one: tuple[str, str, int]) -> str:
         text, model, seed = one
-        body = {"model": model, "messages": said(text), "seed": seed, "temperature": 0.9}
-        got = served.http.post("/v1/chat/completions", json={**body, "max_tokens": 12}).json()
-        return str(got["choices"][0]["message"]["content"])
+        return content_of(served, model, text, seed=seed, temperature=0.9, max_tokens=12)
 
     one_by_one = [ask(one) for one in asks[:6]]
     with ThreadPoolExecutor(16) as pool:
@@ -137,7 +136,7 @@ def test_seeds_and_choices(served: Served, alone: Any) -> None:
 
 
 def test_stop_texts_end_an_answer_wherever_steps_cut_them(served: Served) -> None:
-    whole = served.chat(BEES, max_tokens=24).json()["choices"][0]["message"]["content"]
+    whole = content_of(served, "dflash")
     for stop in (whole[10:14], whole[31:40], whole[20:21]):
         body = {"model": "dflash", "messages": said(BEES), "max_tokens": 24, "stop": [stop]}
         got = served.chat(BEES, max_tokens=24, stop=[stop, "\n\n\n"]).json()
@@ -150,10 +149,9 @@ def test_stop_texts_end_an_answer_wherever_steps_cut_them(served: Served) -> Non
 
 
 def test_stop_texts_end_an_outlined_answer_in_reading_order(served: Served) -> None:
-    whole = served.chat(BEES, "bim_dflash", max_tokens=24).json()["choices"][0]["message"]
-    stop = whole["content"][-30:-20]
-    got = served.chat(BEES, "bim_dflash", max_tokens=24, stop=[stop]).json()["choices"][0]
-    assert got["message"]["content"] == whole["content"].split(stop)[0]
+    whole = content_of(served, "bim_dflash")
+    stop = whole[-30:-20]
+    assert content_of(served, "bim_dflash", stop=[stop]) == whole.split(stop)[0]
 
 
 def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
@@ -184,7 +182,7 @@ def test_an_outline_ends_whatever_is_ignored(served: Served) -> None:
 
 def test_biases_and_penalties_are_the_graphs_own(served: Served, alone: Any) -> None:
     fields = {"frequency_penalty": 2.0, "presence_penalty": 1.5, "repetition_penalty": 3.0}
-    got = served.chat(BEES, max_tokens=24, **fields).json()["choices"][0]["message"]["content"]
+    got = content_of(served, "dflash", **fields)
     sets = [f"sampling.{name}={value}" for name, value in fields.items()]
     assert got == alone("dflash", BEES, 0, *sets)[0] != alone("dflash", BEES)[0]
     first = served.http.post("/tokenize", json={"prompt": "zzz"}).json()["tokens"][0]
@@ -236,10 +234,10 @@ def test_an_answer_can_be_held_to_a_schema(served: Served) -> None:
         "required": ["colour", "n"],
         "additionalProperties": False,
     }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     for model in ("dflash", "bim_dflash"):
-        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-        got = served.chat("A colour?", model, max_tokens=60, response_format=form).json()
-        value = json.loads(got["choices"][0]["message"]["content"])
+        text = content_of(served, model, "A colour?", max_tokens=60, response_format=form)
+        value = json.loads(text)
         assert value["colour"] in ("red", "blue") and isinstance(value["n"], int)
     wrong = {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}
     assert served.chat(response_format=wrong).json()["error"]["param"] == "response_format"
@@ -295,10 +293,7 @@ def test_parts_as_they_are_written(served: Served) -> None:
             content = chunk["choices"][0]["delta"].get("content")
             assert (content == "") == (one["branch"] < 0)
     parts = [f"{n}. {title}\n\n{texts[n - 1].strip()}" for n, title in enumerate(titles, 1)]
-    assert (
-        "\n\n".join(parts)
-        == served.chat(BEES, "bim_dflash", max_tokens=24).json()["choices"][0]["message"]["content"]
-    )
+    assert "\n\n".join(parts) == content_of(served, "bim_dflash")
     order = [one["branch"] for one in told if one["event"] == "wrote" and one["branch"] >= 0]
     assert order != sorted(order), "side by side, not one after the other"
     origins = {o for one in told if one["event"] == "wrote" for _, o in one["pieces"]}
