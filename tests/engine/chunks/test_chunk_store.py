@@ -12,12 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specsot.engine.chunks.files import (
-    ABANDONED_SECONDS,
-    ChunkFiles,
-    ChunkKey,
-    DamagedChunk,
-)
+from specsot.engine.chunks.files import ABANDONED_SECONDS, ChunkFiles, ChunkKey, DamagedChunk
 from specsot.engine.chunks.store import ChunkStore
 from specsot.ops.blend import ChunkKV
 

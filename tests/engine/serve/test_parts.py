@@ -17,13 +17,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.serve.server import StrictProtocol, config_of
-from specsot.engine.workers.protocol import (
-    KINDS,
-    ProtocolError,
-    Text,
-    decode,
-    encode,
-)
+from specsot.engine.workers.protocol import KINDS, ProtocolError, Text, decode, encode
 from specsot.engine.workers.served_request import StopTexts
 from specsot.states.request import MigratedRequest
 
