@@ -1,14 +1,10 @@
-"""`specsot chat`: several turns in the terminal, each after the ones before.
-
-torch is imported when a conversation starts, not when the command line is read.
-"""
+"""`specsot chat`: several turns in the terminal. torch is imported when a conversation starts."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Exit
 
@@ -18,33 +14,26 @@ from ..errors import Code
 from ..events import printable, text_pieces
 from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
-from ..prepare.options import SESSION, RunOptions
+from ..prepare.options import MODELS, RunOptions
 from ..shell import complain, put
-from .completing import graph_names_of
-from .options import argument, takes
+from .options import graph_argument, takes
 
 if TYPE_CHECKING:
     from ..run.engine import Engine
 
-GRAPH = argument(
-    "A shipped graph or a graph file [specsot.yaml's].",
-    metavar="GRAPH",
-    show_default=False,
-    autocompletion=graph_names_of,
-)
+GRAPH = "A shipped graph or a graph file [specsot.yaml's]."
 QUIT = ("/quit", "/exit")
 NEW = "/new"
 FINISH_NOTES = {"stop": "", "length": "cut at the budget", "cancelled": "stopped"}
 
 
-@takes(*(name for name in SESSION if name != "outline"))
-def chat(options: RunOptions, graph: Annotated[str | None, GRAPH] = None) -> None:
+@takes(*MODELS)
+def chat(options: RunOptions, graph: str | None = graph_argument(GRAPH, metavar="GRAPH")) -> None:
     """Talk with the model: answers come as they are written, parts in reading order.
 
     Ctrl-C stops an answer; Ctrl-D or /quit ends, /new forgets what was said. Without a terminal
     every line of standard input is a turn. Examples: `specsot chat`, `specsot chat eagle`,
-    `specsot chat eagle --profile smollm2`.
-    """
+    `specsot chat eagle --profile smollm2`."""
     from ..run.engine import Engine
     from ..run.session import load
 
@@ -63,12 +52,11 @@ def chat(options: RunOptions, graph: Annotated[str | None, GRAPH] = None) -> Non
 
 
 def _lines() -> Iterator[str]:
-    """Lines typed at a prompt, or the lines of standard input."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
     with suppress(ImportError):
-        import_module("readline")  # makes `input` edit lines and remember them
+        import readline  # noqa: F401  (makes `input` edit lines and remember them)
     while True:
         try:
             yield input("> ")
@@ -83,9 +71,7 @@ def _lines() -> Iterator[str]:
 class ChatSession:
     """A conversation over an engine.
 
-    past: earlier turns that still fit the context; dropped: the number of turns that do not.
-    turns: submitted so far. failed: a turn was refused or failed.
-    """
+    past: earlier turns that still fit the context; dropped: the number of those that do not."""
 
     engine: "Engine"
     past: list[PastTurn] = field(default_factory=list)
@@ -113,7 +99,7 @@ class ChatSession:
         if answer.text.strip() and not streamed:
             put(printable(answer.text))
         put("\n\n")
-        notes = {section.note for section in answer.sections if section.note}
+        notes = {section.note for section in answer.sections}
         reasons = "; ".join(filter(None, (handle.finish, *notes)))
         if reason := FINISH_NOTES.get(str(handle.finish), reasons):
             complain(reason)
@@ -126,11 +112,10 @@ class ChatSession:
     def _prompt(self, text: str) -> Prompt:
         """The question after as many earlier turns as fit with it."""
         before = len(self.past)
-        while True:
-            prompt = Prompt(str(self.turns), text, past=tuple(self.past))
-            if not self.past or not self.engine.fit(prompt).why:
-                break
+        prompt = Prompt(str(self.turns), text, past=tuple(self.past))
+        while self.past and self.engine.fit(prompt).why:
             self.past.pop(0)
+            prompt = replace(prompt, past=tuple(self.past))
         if len(self.past) < before:
             self.dropped += before - len(self.past)
             turns = f"the first {self.dropped} turns" if self.dropped > 1 else "the first turn"

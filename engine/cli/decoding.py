@@ -1,70 +1,65 @@
-"""`specsot compare | sweep | bench | certify | verify-run`; their modules are imported on use."""
+"""`specsot compare | sweep | bench | certify | verify-run | simulate`; their modules are imported
+on use."""
 
-import sys
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated
 
 from typer import Exit
 
+from ..errors import UsageError
+from ..prepare.files import open_graph
 from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
-from ..record.run_folder import LATEST
-from ..shell import print_json, put
-from .completing import benched_of, graph_names_of, peers_of, varied_of
-from .options import RUNS_DIR, Json, Runs, Which, argument, option, takes
+from ..record.run_folder import find_run
+from ..shell import complain, print_json, put
+from .completing import benched_of, peers_of, settings_of
+from .options import (
+    JSON,
+    RUN,
+    RUNS_DIR,
+    SETS,
+    argument,
+    flag,
+    graph_argument,
+    option,
+    show_result,
+    takes,
+)
 
 WIDTH = 96  # of the list of experiments
 PROMPTS = replace(
     OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
 )
-TablesDir = Annotated[
-    Path | None, option("Keep tables there, and go on where it was left.", "--out", metavar="DIR")
-]
+OUT = option("Keep tables there, and go on where it was left.", "--out", metavar="DIR")
+SIDES = "Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own."
+VALUES = "Values of a setting; may be repeated."
+VARY = {"metavar": "PATH=VALUE,...", "autocompletion": settings_of}
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
 def compare(
     options: RunOptions,
-    sides: Annotated[
-        list[str],
-        argument(
-            "Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own.",
-            metavar="GRAPH GRAPH...",
-            autocompletion=graph_names_of,
-        ),
-    ],
-    out: TablesDir = None,
+    sides: list[str] = graph_argument(SIDES, ..., metavar="GRAPH GRAPH..."),
+    out: Path | None = OUT,
 ) -> None:
     """Compare graphs: whether their tokens are equal where they must be, and what each costs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
     `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.num_draft_tokens=8`,
-    `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`.
-    """
+    `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`."""
     from ..bench.command import compare_command
 
-    raise Exit(compare_command(tuple(sides), replace(options, argv=tuple(sys.argv)), out))
+    raise Exit(compare_command(tuple(sides), options, out))
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
 def sweep(
     options: RunOptions,
-    graph: Annotated[
-        str,
-        argument(
-            "A shipped graph or a graph file.", metavar="GRAPH", autocompletion=graph_names_of
-        ),
-    ],
-    vary: Annotated[
-        list[str],
-        option(
-            "Values of a setting; may be repeated.",
-            metavar="PATH=VALUE,...",
-            autocompletion=varied_of,
-        ),
-    ],
-    out: TablesDir = None,
+    graph: str = graph_argument("A shipped graph or a graph file.", ..., metavar="GRAPH"),
+    vary: list[str] = option(VALUES, default=..., **VARY),
+    out: Path | None = OUT,
 ) -> None:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
 
@@ -73,65 +68,44 @@ def sweep(
     """
     from ..bench.command import sweep_command
 
-    session_options = replace(options, argv=tuple(sys.argv))
-    raise Exit(sweep_command(graph, tuple(vary), session_options, out))
+    raise Exit(sweep_command(graph, tuple(vary), options, out))
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
 def bench(
     options: RunOptions,
-    refs: Annotated[
-        list[str] | None,
-        argument(
-            "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted.",
-            metavar="EXPERIMENT | GRAPH...",
-            show_default=False,
-            autocompletion=benched_of,
-        ),
-    ] = None,
-    against: Annotated[
-        str | None,
-        option(
-            "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first.",
-            metavar="SIDE,...",
-            autocompletion=peers_of,
-        ),
-    ] = None,
-    vary: Annotated[
-        list[str] | None,
-        option(
-            "Values of a setting; may be repeated. parts=1,2,4: parts of a given outline.",
-            metavar="PATH=VALUE,...",
-            autocompletion=varied_of,
-        ),
-    ] = None,
-    repeats: Annotated[int | None, option("Of every prompt [3].", min=1, max=1000)] = None,
-    count: Annotated[int | None, option("Only so many of the prompts.", min=1, max=1024)] = None,
-    out: Annotated[
-        Path | None, option("Keep rounds, tables and pictures there.", metavar="DIR")
-    ] = None,
-    resume: Annotated[Path | None, option("Go on with what was kept there.", metavar="DIR")] = None,
-    baseline: Annotated[
-        Path | None, option("A kept result.json; exit 6 where a figure got worse.", metavar="FILE")
-    ] = None,
-    plot: Annotated[bool, option("Pictures too, SVG and PNG, into --out.", "--plot")] = False,
-    tune: Annotated[
-        bool,
-        option(
-            "Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
-            " print a profile (kept as profile.yaml in --out).",
-            "--tune",
-        ),
-    ] = False,
-    listed: Annotated[bool, option("Instead: the shipped experiments.", "--list")] = False,
+    refs: list[str] | None = argument(
+        "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted.",
+        metavar="EXPERIMENT | GRAPH...",
+        autocompletion=benched_of,
+    ),
+    against: str | None = option(
+        "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first.",
+        metavar="SIDE,...",
+        autocompletion=peers_of,
+    ),
+    vary: list[str] | None = option(f"{VALUES} parts=1,2,4: parts of a given outline.", **VARY),
+    repeats: int | None = option("Of every prompt [3].", min=1, max=1000),
+    count: int | None = option("Only so many of the prompts.", min=1, max=1024),
+    out: Path | None = option("Keep rounds, tables and pictures there.", metavar="DIR"),
+    resume: Path | None = option("Go on with what was kept there.", metavar="DIR"),
+    baseline: Path | None = option(
+        "A kept result.json; exit 6 where a figure got worse.", metavar="FILE"
+    ),
+    plot: bool = flag("Pictures too, SVG and PNG, into --out.", "--plot"),
+    tune: bool = flag(
+        "Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
+        " print a profile (kept as profile.yaml in --out).",
+        "--tune",
+    ),
+    listed: bool = flag("Instead: the shipped experiments.", "--list"),
 ) -> None:
     """Measure experiments: paired, repeated, with intervals, beside transformers.
 
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
     `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
-    `specsot bench --tune bim_eagle --profile smollm2 --out tuned`.
-    """
+    `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
     if listed:
         _list_experiments(options.as_json)
         return
@@ -148,7 +122,6 @@ def bench(
         baseline=baseline,
         plot=plot,
     )
-    options = replace(options, argv=tuple(sys.argv))
     if tune:
         raise Exit(tune_command(bench_options, options))
     raise Exit(bench_command(bench_options, options, resume))
@@ -177,29 +150,16 @@ def _list_experiments(as_json: bool) -> None:
 @takes("as_json", *SESSION, "workers", "cluster", prompts=PROMPTS)
 def certify(
     options: RunOptions,
-    graphs: Annotated[
-        list[str] | None,
-        argument(
-            "Shipped graphs or graph files.",
-            metavar="GRAPH...",
-            show_default=False,
-            autocompletion=graph_names_of,
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, option("Fewer prompts, seeds and tokens.", "--quick", envvar="SPECSOT_QUICK")
-    ] = False,
-    every: Annotated[bool, option("All shipped graphs.", "--all")] = False,
-    out: Annotated[
-        Path | None, option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR")
-    ] = None,
+    graphs: list[str] | None = graph_argument("Shipped graphs or graph files.", metavar="GRAPH..."),
+    quick: bool = flag("Fewer prompts, seeds and tokens.", "--quick", envvar="SPECSOT_QUICK"),
+    every: bool = flag("All shipped graphs.", "--all"),
+    out: Path | None = option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR"),
 ) -> None:
     """Certify graphs: whether their text is the target's own, compared with transformers.
 
     Examples: `specsot certify bim_eagle --quick`,
     `specsot certify graphs/bim_eagle.yaml --dtype float64 --set drafter.num_draft_tokens=12`,
-    `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`.
-    """
+    `specsot certify --all --out docs/certificates`, `specsot certify bim_eagle --workers 2`."""
     from ..certify.certificate import certify_command
 
     names = tuple(graphs or ())
@@ -207,17 +167,97 @@ def certify(
 
 
 def verify_run(
-    run: Which = LATEST,
-    runs_dir: Runs = RUNS_DIR,
-    as_json: Json = False,
-    threads: Annotated[
-        int | None, option("CPU threads [the run's].", envvar="SPECSOT_THREADS")
-    ] = None,
+    run: str = RUN,
+    runs_dir: Path = RUNS_DIR,
+    as_json: bool = JSON,
+    threads: int | None = option("CPU threads [the run's].", envvar="SPECSOT_THREADS"),
 ) -> None:
     """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
 
-    Example: `specsot run bim_eagle`, then `specsot verify-run latest`.
-    """
+    Example: `specsot run bim_eagle`, then `specsot verify-run latest`."""
     from ..certify.verify_run import verify_command
 
     raise Exit(verify_command(run, runs_dir, as_json, threads))
+
+
+# -- without a model ------------------------------------------------------------------------------
+
+POLICIES = "fcfs,max_throughput,sot_priority"
+ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
+SHARED = "NxTOKENS: N beginnings that prompts share, of so many tokens."
+POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
+TP = "Of a cluster: workers that write an outline together, with commas."
+LINK = "Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas."
+SHAPE = "Of a cluster's target: llama-8b, llama-70b, or a folder."
+
+
+def simulate(
+    graph: str = graph_argument(POOL, "bim_eagle"),
+    arrivals: str = option(ARRIVALS, default="poisson:4"),
+    requests: int = option("How many arrivals are made up.", default=1000, min=1),
+    policies: str = option("Which policies, with commas.", default=POLICIES),
+    costs: Path | None = option("Costs of steps, as --fit saves them.", metavar="FILE"),
+    fit: str | None = option(
+        "Instead: fit costs to a kept run, save them in --costs.", metavar="RUN"
+    ),
+    prompt: str = option("Tokens of a prompt, from-to.", default="20-120"),
+    answer: str = option("Tokens of an answer, or of a part.", default="16-256"),
+    outline: str = option("Tokens of an outline.", default="20-60"),
+    parts: str = option("Parts of an answer; 0-0: no outlines.", default="0-0"),
+    shared: str = option(SHARED, default="0x0"),
+    cluster: str | None = option("Workers of a cluster; several, with commas, are compared."),
+    tp: str = option(TP, default="1"),
+    link: str = option(LINK, default="nvlink"),
+    shape: str = option(SHAPE, default="llama-8b"),
+    together: bool = flag("In a cluster: parts stay with their outline.", "--together"),
+    seed: int = option("Of arrivals and lengths.", default=0),
+    sets: list[str] | None = SETS,
+    as_json: bool = flag("One JSON document.", "--json"),
+    runs_dir: Path = RUNS_DIR,
+) -> None:
+    """Serve arrivals with the real scheduler on a clock of its own, and compare policies.
+
+    Examples: `specsot simulate --fit latest --costs costs.json`,
+    `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`,
+    `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`."""
+    from ..record.trace import records_of
+    from ..simulate import command
+    from ..simulate.arrivals import Workload
+    from ..simulate.arrivals import arrivals as arrivals_of
+    from ..simulate.costs import StepCost
+    from ..simulate.costs import fit as fit_costs
+
+    if fit is not None:
+        if costs is None:
+            raise UsageError("--fit saves what it finds: where? --costs FILE")
+        fitted = fit_costs(records_of(find_run(fit, runs_dir)))
+        fitted.save(costs)
+        share = f"{100 * fitted.error:.0f} % off in the mean"
+        complain(f"{costs}: costs of steps, from {fitted.steps} of them, {share}")
+        return
+    stems, tokens = _numbers("--shared", shared, "x")
+    parts_of = _numbers("--parts", parts)
+    ranges = (_numbers("--prompt", prompt), _numbers("--answer", answer))
+    work = Workload(*ranges, _numbers("--outline", outline), parts_of, stems, tokens)
+    cost = StepCost() if costs is None else StepCost.load(costs)
+    program = open_graph(graph, sets or ())
+    names = [name for name in policies.split(",") if name]
+    source = partial(arrivals_of, arrivals, requests, work, seed)
+    if cluster is None:
+        results = command.simulate(program.graph, cost, names, source, seed=seed)
+        show_result(as_json, [command.described(results)], policies=results)
+        return
+    setups = command.cluster_setups(cluster, tp, link, shape=shape, together=together)
+    results = command.simulate_clusters(
+        program.graph, cost, names, source, setups=setups, seed=seed
+    )
+    show_result(as_json, [command.clusters_described(results)], clusters=results)
+
+
+def _numbers(option: str, text: str, between: str = "-") -> tuple[int, int]:
+    """Two numbers of an option; of a range the first is not larger."""
+    match = re.fullmatch(rf"(\d{{1,9}}){between}(\d{{1,9}})", text)
+    first, last = map(int, match.groups()) if match else (1, 0)
+    if match is None or (between == "-" and first > last):
+        raise UsageError(f"{option} {text}: two numbers, as in 3{between}8")
+    return first, last

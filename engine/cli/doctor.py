@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from typer import Exit
 
@@ -17,7 +17,7 @@ from ..limits import cpu_share, disturbance
 from ..prepare.environment import embedded_folder, machine, versions
 from ..prepare.job import EMBEDDED
 from ..shell import complain, print_json
-from .options import option
+from .options import flag, option
 
 if TYPE_CHECKING:
     from ..record.metrics import Meter
@@ -31,23 +31,29 @@ START_UPS = {
     "specsot --help": "from specsot.engine.cli.main import main; main(['--help'])",
     "specsot check": "from specsot.engine.cli.main import main; main(['check'])",
 }
+Say = Callable[[str], None]
 
 
 def doctor(
-    as_json: Annotated[bool, option("One JSON document on stdout.", "--json")] = False,
-    threads: Annotated[
-        int | None, option("CPU threads [1: the models are small].", envvar="SPECSOT_THREADS")
-    ] = None,
-    rounds: Annotated[int, option("Rounds over which the overhead is measured.")] = 100,
+    as_json: bool = flag("One JSON document on stdout.", "--json"),
+    threads: int | None = option(
+        "CPU threads [1: the models are small].", envvar="SPECSOT_THREADS"
+    ),
+    rounds: int = option("Rounds over which the overhead is measured.", default=100),
 ) -> None:
     """Report the environment, test the installation on the embedded model, measure start-ups."""
-    say: Callable[[str], None] = (lambda line: None) if as_json else print
-    for name, value in (environment := describe_environment()).items():
+    say: Say = (lambda line: None) if as_json else print
+    report: dict[str, Any] = {"problems": [], "environment": describe_environment()}
+    for name, value in report["environment"].items():
         say(f"{name}: {_words(value)}")
-    for name, seconds in (times := start_ups()).items():
+    report["start_up_seconds"] = start_ups()
+    for name, seconds in report["start_up_seconds"].items():
         say(f"start-up {name}: {seconds:.2f} s")
-    report = {"problems": [], "environment": environment, "start_up_seconds": times}
-    code = _self_test(report, say, threads, rounds)
+    try:
+        code = _self_test(report, say, threads, rounds)
+    except Exception as error:
+        report["problems"].append(message_of(error))
+        code = code_of(error) if is_told(error) else Code.FAILED
     if as_json:
         print_json(**report)
     for problem in report["problems"]:
@@ -57,7 +63,6 @@ def doctor(
 
 
 def describe_environment() -> dict[str, Any]:
-    """Versions, machine, accelerators, embedded models."""
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -86,7 +91,6 @@ def _model(name: str) -> str:
 
 
 def start_ups() -> dict[str, float]:
-    """Seconds that a fresh process takes for each of them."""
     seconds = {}
     for name, code in START_UPS.items():
         start_time = perf_counter()
@@ -95,30 +99,22 @@ def start_ups() -> dict[str, float]:
     return seconds
 
 
-def _self_test(
-    report: dict[str, Any], say: Callable[[str], None], threads: int | None, rounds: int
-) -> int:
-    """Fills the report; returns the exit code."""
+def _self_test(report: dict[str, Any], say: Say, threads: int | None, rounds: int) -> Code:
     runs: list[dict[str, Any]] = []
-    try:
-        for run in try_graphs(threads):
-            runs.append(run)
-            pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s"
-            tau = f"tau_step {run['tau_step']:.2f}"
-            say(f"{run['graph']}: {pace}, {tau}, digest {run['digest'][:16]}")
-        report["self_test"] = runs
-        report["problems"] += unequal(runs)
-        meter = measure_overhead(threads, rounds)
-    except Exception as error:
-        report["problems"].append(message_of(error))
-        return code_of(error) if is_told(error) else Code.FAILED
+    for run in try_graphs(threads):
+        runs.append(run)
+        pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s"
+        tau = f"tau_step {run['tau_step']:.2f}"
+        say(f"{run['graph']}: {pace}, {tau}, digest {run['digest'][:16]}")
+    report["self_test"] = runs
+    report["problems"] += unequal(runs)
+    meter = measure_overhead(threads, rounds)
     report["cpu_share"] = busy = min(cpu_share(0.1) for _ in range(3))
     if (reason := disturbance(busy)) is not None:
         say(f"warning: {reason}")
     names = ("rounds", "seconds", "tokens_per_second")
     share = meter.overhead_share
-    figures = {name: getattr(meter, name) for name in names}
-    report["overhead"] = {"share": share, **figures}
+    report["overhead"] = {"share": share, **{name: getattr(meter, name) for name in names}}
     outside = f"{100 * share:.1f} % of {meter.rounds} rounds outside ops"
     say(f"overhead: {outside}, {meter.tokens_per_second:.0f} tokens/s")
     return Code.UNEQUAL if report["problems"] else Code.OK
@@ -167,7 +163,6 @@ def measure_overhead(threads: int | None, rounds: int) -> "Meter":
 
 
 def _question(graph: str, threads: int | None, budget: int | None) -> Any:
-    """A session on the embedded models, and its prompts."""
     from ..run.api import Prompt, open_session
 
     session = open_session(

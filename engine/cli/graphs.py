@@ -6,7 +6,6 @@ from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill, indent
-from typing import Annotated, Any
 
 import typer
 from typer import BadParameter, Exit
@@ -16,30 +15,27 @@ from ...states.graph.load import op_table
 from ...states.graph.program import Program
 from ...states.yaml.source import GraphError, Problem, hint
 from ..errors import Code, UsageError
-from ..prepare.environment import embedded_layers
-from ..prepare.explained import ExplainedExit, ExplainedProblem, explanations
+from ..prepare.environment import embedded_folder
 from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
 from ..prepare.job import CONFIG
 from ..prepare.repeat import graph_yaml
 from ..shell import print_json, put, tell_problems
 from ..view.diagram import describe_graph, describe_words, lifecycles, mermaid
-from .completing import codes_of, graph_names_of
-from .options import Json as MirroredJson
-from .options import Sets, argument, option
+from .completing import codes_of
+from .explained import Explanation, explanations
+from .options import JSON as MIRRORED_JSON
+from .options import SETS, argument, flag, graph_argument, show_result
 
-Json = Annotated[bool, option("One JSON document instead of text.", "--json")]
+JSON = flag("One JSON document instead of text.", "--json")
 SCHEMA = "graph.schema.json"
 SCHEMAS = {FOLDER: SCHEMA, "machines": f"../{SCHEMA}"}  # by the folder of a graph
 WIDTH = 90  # of an explanation
 
 
 def check(
-    graphs: Annotated[
-        list[str] | None,
-        argument("Paths or shipped names; default: all shipped.", autocompletion=graph_names_of),
-    ] = None,
-    sets: Sets = None,
-    as_json: Json = False,
+    graphs: list[str] | None = graph_argument("Paths or shipped names; default: all shipped."),
+    sets: list[str] | None = SETS,
+    as_json: bool = JSON,
 ) -> None:
     """Check graphs: every problem with file, line and column."""
     table = op_table()
@@ -54,28 +50,19 @@ def check(
         print_json(graphs=[p.source.file for p in good], problems=list(map(asdict, problems)))
     else:
         for program in good:
-            states = len(program.graph.states)
-            ways = len(program.graph.transitions)
-            typer.echo(f"{program.source.file}: good ({states} states, {ways} transitions)")
+            counts = f"{len(program.graph.states)} states, {len(program.graph.transitions)}"
+            typer.echo(f"{program.source.file}: good ({counts} transitions)")
         tell_problems(problems)
     raise Exit(Code.GRAPH if problems else Code.OK)
 
 
 def show(
-    graph: Annotated[
-        str | None, argument("A path or a shipped name.", autocompletion=graph_names_of)
-    ] = None,
-    full: Annotated[
-        bool, option("Instead: the whole graph, with all that it extends.", "--full")
-    ] = False,
-    resolved: Annotated[
-        bool, option("Instead: what each op became, with its settings.", "--resolved")
-    ] = False,
-    draw: Annotated[bool, option("Instead: a Mermaid state diagram.", "--mermaid")] = False,
-    lives: Annotated[
-        bool, option("Instead: the lives of requests and branches.", "--lifecycle")
-    ] = False,
-    sets: Sets = None,
+    graph: str | None = graph_argument("A path or a shipped name."),
+    full: bool = flag("Instead: the whole graph, with all that it extends.", "--full"),
+    resolved: bool = flag("Instead: what each op became, with its settings.", "--resolved"),
+    draw: bool = flag("Instead: a Mermaid state diagram.", "--mermaid"),
+    lives: bool = flag("Instead: the lives of requests and branches.", "--lifecycle"),
+    sets: list[str] | None = SETS,
 ) -> None:
     """Print a graph: its file as it is, or what it means."""
     if lives:
@@ -93,17 +80,17 @@ def show(
     if full:
         text = graph_yaml(program.graph)
     elif resolved:
-        text = describe_graph(program, layers=embedded_layers())
+        config = embedded_folder("target") / "config.json"  # some installations have none
+        values = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        text = describe_graph(program, layers=values.get("num_hidden_layers", 0))
     else:
         text = mermaid(program.graph) if draw else program.source.text
     print(text.rstrip())
 
 
 def list_graphs(
-    ops: Annotated[
-        bool, option("Instead: the ops, guards and values a graph can use.", "--ops")
-    ] = False,
-    as_json: Json = False,
+    ops: bool = flag("Instead: the ops, guards and values a graph can use.", "--ops"),
+    as_json: bool = JSON,
 ) -> None:
     """The shipped graphs and what each is for, or the words that a graph can use."""
     table = op_table()
@@ -111,12 +98,9 @@ def list_graphs(
         print(describe_words(table))
         return
     docs = {name: open_graph(name, table=table).graph.doc.strip() for name in graph_names()}
-    if as_json:
-        print_json(graphs=docs)
-        return
     width = max(map(len, docs))
-    for name, doc in docs.items():
-        print(f"{name.ljust(width)}  {doc.partition(chr(10))[0]}")
+    lines = [f"{name.ljust(width)}  {doc.partition(chr(10))[0]}" for name, doc in docs.items()]
+    show_result(as_json, lines, graphs=docs)
 
 
 def schema() -> None:
@@ -125,14 +109,13 @@ def schema() -> None:
 
 
 def init(
-    folder: Annotated[Path, argument("Where to; made if it is not there.", metavar="DIR")] = Path(),
+    folder: Path = argument("Where to; made if it is not there.", Path(), metavar="DIR"),
 ) -> None:
     """Copy the shipped graphs, prompts and settings into a folder, to be changed.
 
     Editors with a YAML language server complete and check the graphs with the copied schema.
     A graph or a specsot.yaml in the working directory replaces the shipped one. Existing files are
-    not overwritten.
-    """
+    not overwritten."""
     package = Path(str(files(PACKAGE)))
     sources = sorted(
         p for p in (package / FOLDER).rglob("*") if p.suffix in (".yaml", ".txt", ".jsonl")
@@ -157,25 +140,19 @@ def init(
 
 
 def explain(
-    code: Annotated[
-        str | None,
-        argument(
-            "G202, or an exit code; default: a list.", metavar="CODE", autocompletion=codes_of
-        ),
-    ] = None,
-    as_json: MirroredJson = False,
+    code: str | None = argument(
+        "G202, or an exit code; default: a list.", metavar="CODE", autocompletion=codes_of
+    ),
+    as_json: bool = MIRRORED_JSON,
 ) -> None:
     """What a problem's code or an exit code means: why, a failing example, the mending.
 
-    Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`.
-    """
-    pages: dict[str, Any] = {str(key): page for key, page in explanations().problems.items()}
-    pages |= {str(key): page for key, page in explanations().exits.items()}
+    Examples: `specsot explain G202`, `specsot explain 4`, `specsot explain`."""
+    pages = explanations()
     if code is None:
-        if as_json:
-            print_json(codes={key: page.title for key, page in pages.items()})
-        else:
-            put("".join(f"{key:4}  {page.title}\n" for key, page in pages.items()))
+        titles = {key: page.title for key, page in pages.items()}
+        lines = (f"{key:4}  {title}" for key, title in titles.items())
+        show_result(as_json, lines, codes=titles)
         return
     name = code.upper().strip("[]")
     if name not in pages:
@@ -187,16 +164,26 @@ def explain(
         put(_page(name, page))
 
 
-def _page(code: str, page: ExplainedProblem | ExplainedExit) -> str:
+def _page(code: str, page: Explanation) -> str:
+    places = {
+        "block": f"In a graph with `extends: {page.base}`",
+        "machine": f"In a copy of graphs/machines/{page.base}.yaml",
+        "file": "A whole graph file",
+        "own": "As an op of a state, with own_ops.py beside it",
+        "name": "specsot check",
+        "set": f"specsot check {page.base} --set",
+        "template": f"In a copy of the template `{page.base}`",
+        "experiment": "In an experiment's file, `specsot bench`",
+    }
     parts = [f"{code}: {page.title}", fill(page.means, WIDTH)]
-    if isinstance(page, ExplainedExit):
-        parts += [f"For example:\n{_shown(page.command)}"] if page.command else []
-    else:
-        parts += [f"{page.place}, wrong:\n{_shown(page.wrong)}{_module(page.module)}"]
+    if page.command:
+        parts.append(f"For example:\n{_shown(page.command)}")
+    if page.kind:
+        parts.append(f"{places[page.kind]}, wrong:\n{_shown(page.wrong)}{_module(page.module)}")
         if page.right != page.wrong or page.module_right:
-            parts += [f"Right:\n{_shown(page.right)}{_module(page.module_right)}"]
+            parts.append(f"Right:\n{_shown(page.right)}{_module(page.module_right)}")
         if page.when == "run":
-            parts += ["`specsot check` does not see it: it shows when a run begins."]
+            parts.append("`specsot check` does not see it: it shows when a run begins.")
     return "\n\n".join([*parts, fill(page.mend, WIDTH)]) + "\n"
 
 

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -26,7 +27,7 @@ from ..run.writer import RunOutcome, RunWriter
 from ..shell import Writer, complain, deliver, json_text
 from ..terminal import usable
 from ..view.lines import PlainView, rounds_view
-from ..view.step import Halts, Inspector, LiveStepper, Stepper
+from ..view.step import Inspector, LiveStepper, PlainStepper
 from ..view.tui import Keys, LiveView
 
 SCHEMA = 1
@@ -35,17 +36,11 @@ Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, R
 
 
 def perform(
-    job: Job,
-    session: Session,
-    provenance: Provenance,
-    folder: RunFolder,
-    starts: Starts = recorded,
+    job: Job, session: Session, provenance: Provenance, folder: RunFolder, starts: Starts = recorded
 ) -> RunOutcome:
     """The run from its first transition to its last file; a failed run is saved as far as it got.
 
-    Args:
-        starts: creates a run of prompts and its recorder.
-    """
+    starts: creates a run of prompts and its recorder."""
     options = job.options
     with closing(folder), StopSignal() as stop:  # signals during the start count, too
         files = RunWriter(folder, job, provenance)
@@ -59,7 +54,10 @@ def perform(
             recorder.meter.probed = probe_blends(run)
         rounds = job.program.graph.limits.max_rounds
         try:
-            with _view(job, run, recorder) as view, _pause(job, run, recorder, stop, view) as pause:
+            with ExitStack() as stack:
+                view = stack.enter_context(_view(job, run, recorder))
+                pauses = list(_pauses(job, run, recorder, stop=stop, view=view, stack=stack))
+                pause = (lambda run: all(pause(run) for pause in pauses)) if pauses else None
                 status = drive(run, recorder, max_rounds=rounds, stop=stop, pause=pause)
         except BaseException as error:
             files.end(run, recorder, STOPPED.get(code_of(error), Status.FAILED), error)
@@ -69,33 +67,27 @@ def perform(
         return outcome
 
 
-@contextmanager
-def _pause(
-    job: Job, run: EngineCore, recorder: Recorder, stop: StopSignal, view: LiveView | None
-) -> Iterator[Pause | None]:
-    """The function to call before each transition, if the options request a pause."""
+def _pauses(
+    job: Job,
+    run: EngineCore,
+    recorder: Recorder,
+    *,
+    stop: StopSignal,
+    view: LiveView | None,
+    stack: ExitStack,
+) -> Iterator[Pause]:
     options = job.options
-    pauses = list[Pause]()
     if options.slow:
-        pauses.append(delay(options.slow, recorder, stop))
-    with ExitStack() as stack:
-        if options.step or options.breaks:
-            halts = Halts(options.breaks)
-            inspector = Inspector(recorder, run)
-            if view is None:
-                out = Writer(sys.stderr)
-                stepper: Pause = Stepper(job.program, sys.stdin, out, halts, inspector)
-            else:
-                stepper = LiveStepper(
-                    job.program,
-                    view,
-                    stack.enter_context(Keys(sys.stdin)),
-                    halts=halts,
-                    inspector=inspector,
-                    stopped=lambda: stop.status is not None,
-                )
-            pauses.append(stepper)
-        yield (lambda run: all(pause(run) for pause in pauses)) if pauses else None
+        yield delay(options.slow, recorder, stop)
+    if not (options.step or options.breaks):
+        return
+    halts: Any = {"program": job.program, "inspector": Inspector(recorder, run)}
+    halts["breaks"] = frozenset(options.breaks)
+    if view is None:
+        yield PlainStepper(**halts, source=sys.stdin, out=Writer(sys.stderr))
+    else:
+        keys = stack.enter_context(Keys(sys.stdin))
+        yield LiveStepper(**halts, view=view, keys=keys, stopped=lambda: stop.status is not None)
 
 
 @contextmanager
@@ -103,8 +95,7 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
     """The live view on a terminal, plain lines elsewhere, nothing under -q.
 
     Explained rounds are lines, and a live view has no room for lines. A run that is stepped through
-    in plain lines needs no others.
-    """
+    in plain lines needs no others."""
     console = Console(stderr=True)
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
@@ -113,9 +104,8 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
     if options.quiet or (steps and not (live and sys.stdin.isatty())):
         yield None
     elif live:
-        scene = scene_of(
-            job.program.graph.model_dump(by_alias=True), options.model, len(job.prompts)
-        )
+        graph = job.program.graph.model_dump(by_alias=True)
+        scene = scene_of(graph, options.model, len(job.prompts))
         with LiveView(recorder, scene, console) as view:
             yield view
     else:
@@ -129,22 +119,14 @@ def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | 
 
 def print_result(job: Job, folder: RunFolder, outcome: RunOutcome, threads: int) -> bool:
     """The answer, or a JSON document with all results, to stdout, how the run went to stderr; False
-    if stdout does not take the answer.
-
-    Then it is in the run folder; where that lacks something, it goes to stderr.
-    """
+    if stdout does not take the answer, which then is in the run folder or goes to stderr."""
     place = "" if folder.faults else str(folder.path / OUTPUTS)
+    path = str(folder.path) if folder.exists else None
     text = answer_text(outcome.answers)
     if job.options.as_json:
-        document = {
-            "schema_version": SCHEMA,
-            "status": str(outcome.status),
-            "answers": outcome.outputs,
-            "metrics": outcome.metrics,
-            "digest": outcome.digest,
-            "run_folder": str(folder.path) if folder.exists else None,
-        }
-        text = json_text(document)
+        document = {"schema_version": SCHEMA, "status": str(outcome.status)}
+        document |= {"answers": outcome.outputs, "metrics": outcome.metrics}
+        text = json_text(document | {"digest": outcome.digest, "run_folder": path})
     elif sys.stdout.isatty():
         console = Console(highlight=False)  # breaks lines between words
         with console.capture() as capture:
@@ -154,7 +136,7 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome, threads: int)
     say = Writer(sys.stderr)
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
-        where = f"run folder {folder.path}" if folder.exists else "no run folder"
+        where = f"run folder {path}" if path else "no run folder"
         lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
@@ -164,11 +146,7 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome, threads: int)
 
 
 def exit_code(job: Job, outcome: RunOutcome) -> int:
-    """The exit code of a run that came to some end.
-
-    Raises:
-        UnequalError: its digest is not the one that was asked for.
-    """
+    """The exit code of a run that came to some end; raises UnequalError for another digest."""
     if outcome.status is Status.LIMIT:
         most = job.program.graph.limits.max_rounds
         complain(f"stopped after {most} rounds (limits.max_rounds); the answer is incomplete")
@@ -178,8 +156,7 @@ def exit_code(job: Job, outcome: RunOutcome) -> int:
     for line in (*refused, *uncombined(outcome.answers)):
         complain(line)
     digest = outcome.digest
-    expected = (job.options.expect_digest or "").lower()
-    if not digest.startswith(expected):
+    if not digest.startswith(expected := (job.options.expect_digest or "").lower()):
         raise UnequalError(f"the digest is {digest}, expected was {expected}")
     before = job.result
     if before is not None and before.status == Status.OK and before.digest != digest:

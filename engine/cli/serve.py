@@ -1,70 +1,61 @@
 """`specsot serve`: graphs behind OpenAI's API, and a page where one sees answers being decoded.
-`specsot view`: a kept run on that page, forwards and back, at any speed."""
+`specsot view`: a kept run on that page, forwards and back, at any speed.
+`specsot cluster up | status | down`: workers on this machine that stay, models loaded.
+`specsot cluster scale`: how many replicas a server with --workers has."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import typer
 from typer import Exit
 
-from ..errors import UsageError
-from ..prepare.job import prepare_graphs, read_cluster
-from ..prepare.options import SESSION, OptionText, RunOptions
-from ..record.run_folder import LATEST, find_run
-from .completing import graph_names_of
-from .options import RUNS_DIR, Runs, Which, argument, option, takes
+from ..errors import ClusterError, UsageError
+from ..prepare.job import prepare, prepare_graphs, read_cluster
+from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions
+from ..record.run_folder import find_run
+from ..shell import complain, put
+from ..workers.ray_cluster import end_cluster, set_up_ray, standing_cluster, start_head
+from ..workers.router import ask_router
+from ..workers.start import check_cluster, divided, engine_router, replica_router
+from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
 
-GRAPHS = argument(
-    "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one.",
-    metavar="[GRAPH...]",
-    show_default=False,
-    autocompletion=graph_names_of,
-)
+GRAPHS = "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one."
 LACKS = "the server needs more packages: pip install 'specsot[serve]'"
-KEY = "SPECSOT_API_KEY"
-
-
 WORKERS = OptionText("Replicas on a Ray cluster; without it one engine, and no Ray.")
 PLACE = OptionText("HOST:PORT of a Ray cluster that runs [one is started here].", metavar="ADDRESS")
-MODELS = tuple(name for name in SESSION if name != "outline")
 
 
 @takes(*MODELS, workers=WORKERS, cluster=PLACE)
 def serve(
     options: RunOptions,
-    graphs: Annotated[list[str] | None, GRAPHS] = None,
-    host: Annotated[str, option("Address.", envvar="SPECSOT_HOST")] = "127.0.0.1",
-    port: Annotated[
-        int, option("0: any free one.", envvar="SPECSOT_PORT", min=0, max=65535)
-    ] = 8000,
-    api_key: Annotated[
-        list[str] | None, option("Who knows it may ask; may be repeated.", envvar=KEY)
-    ] = None,
-    insecure: Annotated[bool, option("Let others in without a key.")] = False,
-    max_queue: Annotated[int, option("Requests that are open at once.", min=1)] = 256,
-    max_body: Annotated[int, option("Bytes of a request.", min=1024)] = 1 << 20,
-    timeout: Annotated[float, option("Seconds of a request.", min=0.1)] = 600.0,
-    stall: Annotated[float, option("Seconds a stream may be unread.", min=0.1)] = 30.0,
-    patience: Annotated[float, option("Seconds a client has to send a request.", min=0.1)] = 20.0,
-    grace: Annotated[float, option("Seconds for open requests.", min=0.0)] = 30.0,
-    metrics_compat: Annotated[
-        str | None, option("Metrics under vLLM's names too.", metavar="vllm")
-    ] = None,
-    runs_dir: Runs = RUNS_DIR,
+    graphs: list[str] | None = graph_argument(GRAPHS, metavar="[GRAPH...]"),
+    host: str = option("Address.", default="127.0.0.1", envvar="SPECSOT_HOST"),
+    port: int = option("0: any free one.", default=8000, envvar="SPECSOT_PORT", min=0, max=65535),
+    api_key: list[str] | None = option(
+        "Who knows it may ask; may be repeated.", envvar="SPECSOT_API_KEY"
+    ),
+    insecure: bool = option("Let others in without a key.", default=False),
+    max_queue: int = option("Requests that are open at once.", default=256, min=1),
+    max_body: int = option("Bytes of a request.", default=1 << 20, min=1024),
+    timeout: float = option("Seconds of a request.", default=600.0, min=0.1),
+    stall: float = option("Seconds a stream may be unread.", default=30.0, min=0.1),
+    patience: float = option("Seconds a client has to send a request.", default=20.0, min=0.1),
+    grace: float = option("Seconds for open requests.", default=30.0, min=0.0),
+    metrics_compat: str | None = option("Metrics under vLLM's names too.", metavar="vllm"),
+    runs_dir: Path = RUNS_DIR,
 ) -> None:
     """Serve graphs over one target: OpenAI's API, metrics, and a page that shows the decoding.
 
     Examples: `specsot serve`, `specsot serve bim_dflash dflash autoregressive --port 8001`,
-    `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md.
-    """
+    `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md."""
     with _packages():
         from ..serve.middleware import ServeOptions
         from ..serve.server import serve as run
         from ..workers.protocol import Start
-        from ..workers.start import engine_router, replica_router
     if metrics_compat not in (None, "vllm"):
         raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
     listens = ServeOptions(
@@ -86,12 +77,11 @@ def serve(
     jobs = prepare_graphs(names, options)
     start = Start(names, plain_options(options))
     on_cluster = options.workers is not None or options.cluster is not None
-    with (
-        replica_router(jobs, start, read_cluster(options))
-        if on_cluster
-        else nullcontext(engine_router(start))
-    ) as router:
-        code = asyncio.run(run(router, listens))
+    if on_cluster:
+        with replica_router(jobs, start, read_cluster(options)) as router:
+            code = asyncio.run(run(router, listens))
+    else:
+        code = asyncio.run(run(engine_router(start), listens))
     raise Exit(code)
 
 
@@ -108,24 +98,111 @@ def _packages() -> Iterator[None]:
 
 def plain_options(options: RunOptions) -> dict[str, Any]:
     """The options that decide on models, as JSON can say them."""
-    values = {name: asdict(options)[name] for name in SESSION}
+    values = {name: getattr(options, name) for name in SESSION}
     return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
 
 
 def view(
-    run: Which = LATEST,
-    host: Annotated[str, option("Address.")] = "127.0.0.1",
-    port: Annotated[int, option("0: any free one.", min=0, max=65535)] = 8001,
-    runs_dir: Runs = RUNS_DIR,
+    run: str = RUN,
+    host: str = option("Address.", default="127.0.0.1"),
+    port: int = option("0: any free one.", default=8001, min=0, max=65535),
+    runs_dir: Path = RUNS_DIR,
 ) -> None:
     """Show a kept run in the browser: its branches side by side, its states, its memory.
 
-    Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again.
-    """
+    Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again."""
     with _packages():
         from ..serve.middleware import ServeOptions
         from ..serve.server import view as show
     options = ServeOptions(host=host, port=port)
     options.check()
-    code = asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options))
-    raise Exit(code)
+    raise Exit(asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options)))
+
+
+# -- clusters -------------------------------------------------------------------------------------
+
+cluster = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+NONE = "no cluster is up on this machine: specsot cluster up starts one"
+NO_SERVER = "no server with --workers runs: specsot serve GRAPH --workers N"
+
+
+@cluster.command()
+@takes("graph", *MODELS)
+def up(
+    options: RunOptions,
+    workers: int | None = option(
+        "How many [specsot.yaml's `cluster`].", "--workers", min=1, max=1024
+    ),
+) -> None:
+    """Start Ray on this machine, and workers with their models loaded."""
+    options = replace(options, workers=workers)
+    job = prepare(options)
+    block = read_cluster(options)
+    job = divided(replace(job, options=replace(job.options, workers=block.workers)))
+    check_cluster(job, block)
+    set_up_ray(LOCAL)
+    head = start_head(block.workers, job.options.graph)
+    try:
+        set_up_ray(head.address)
+        from ..workers.ray_workers import load_workers
+
+        load_workers(job, block.model_copy(update={"address": head.address}))
+    except BaseException:
+        end_cluster(head)
+        raise
+    put(f"{head.address}\n")
+
+
+@cluster.command()
+def status() -> None:
+    """Show the cluster of this machine, its workers, and its server."""
+    there = standing_cluster()
+    alive = there is not None and there.alive
+    fleet = ask_router("state", put)
+    if not alive and fleet is None:
+        raise ClusterError(NONE)
+    if there is not None and alive:
+        set_up_ray(there.address)
+        from ..workers.ray_workers import worker_states
+
+        states = [*worker_states(there.address)]
+        # A cluster that is there for a server has workers of its own only after `up`.
+        if states or fleet is None or fleet["address"] != there.address:
+            put(f"{there.address}: {there.graph}, {there.workers} workers\n")
+        for name, state in states:
+            put(f"  {name}: {state}\n")
+    if fleet is not None:
+        _put_replicas(fleet)
+
+
+@cluster.command()
+def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)) -> None:
+    """Set the number of replicas of a server with --workers."""
+    fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
+    if fleet is None:
+        there = standing_cluster()
+        raise ClusterError(NO_SERVER if there is not None and there.alive else NONE)
+    _put_replicas(fleet)
+
+
+@cluster.command()
+def down() -> None:
+    """End all processes of the cluster of this machine."""
+    there = standing_cluster()
+    if there is None:
+        raise ClusterError(NONE)
+    fleet = ask_router("state", put)
+    if fleet is not None and fleet["address"] == there.address:
+        ask_router("end", put)
+    end_cluster(there)
+    complain(f"{there.address} is down")
+
+
+def _put_replicas(fleet: Mapping[str, Any]) -> None:
+    count = len(fleet["replicas"])
+    put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {count} replicas\n")
+    for replica in fleet["replicas"]:
+        work = f"{replica['open']} requests, {replica['tokens']} tokens to write"
+        work += f", {replica['written']} written"
+        again = f", started again {replica['restarts']} times" if replica["restarts"] else ""
+        put(f"  {replica['name']}: {replica['state']}, {work}{again}\n")

@@ -1,6 +1,5 @@
 """Where a run happens: model folders, versions, threads, device."""
 
-import json
 import platform
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -23,18 +22,10 @@ def embedded_folder(name: str) -> Path:
     return Path(str(files(PACKAGE) / "models" / "embedded" / name))
 
 
-def embedded_layers() -> int:
-    """How many layers the packaged target has; 0 if there is none. Nothing is loaded for it."""
-    try:
-        text = (embedded_folder("target") / "config.json").read_text(encoding="utf-8")
-        return int(json.loads(text)["num_hidden_layers"])
-    except (OSError, ValueError, KeyError):
-        return 0
-
-
 def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
-    """The folder of a model named by the user; kind: `target` or a drafter's kind. Raises
-    ModelError, UsageError: the model is missing."""
+    """The folder of a model named by the user; kind: `target` or a drafter's kind.
+
+    Raises ModelError, UsageError: the model is missing."""
     if ref != EMBEDDED:
         from ..hub import find_model
 
@@ -58,8 +49,7 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
 
 
 def threads_of(job: Job) -> int:
-    """The CPU threads of a job: its option, else a default for the size of the target. Raises
-    ModelError, UsageError: the target is missing."""
+    """The CPU threads of a job: its option, else a default for the size of the target."""
     if job.options.threads is not None:
         return job.options.threads
     folder = model_folder(job.options.model, "target", job.options.dtype)
@@ -68,8 +58,7 @@ def threads_of(job: Job) -> int:
 
 def versions() -> dict[str, str]:
     """Of Python and of every package that can change a result."""
-    numbers = dict.fromkeys(("python", *PACKAGES), "not installed")
-    numbers["python"] = platform.python_version()
+    numbers = {"python": platform.python_version(), **dict.fromkeys(PACKAGES, "not installed")}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             numbers[package] = version(package)

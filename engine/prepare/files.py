@@ -27,36 +27,26 @@ FOLDER = "graphs"
 SHIPPED = Path(__file__).parents[2] / FOLDER
 RUN_MARK = "specsot_run"  # the key of a run.yaml that no graph has
 LONGEST_CHAIN = 8  # files that extend one another
-
-
-GraphFile = tuple[str, str]
-"""A file to read, and how messages call it."""
+GraphFile = tuple[str, str]  # a file to read, and how messages call it
 
 
 def is_run_file(source: Source) -> bool:
-    """Whether a YAML file is a run to repeat, not a graph."""
     return isinstance(source.data, dict) and RUN_MARK in source.data
 
 
 def graph_names() -> list[str]:
-    """Names of the shipped graphs."""
     return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def _machine_names() -> list[str]:
-    """What the shipped graphs extend."""
     return sorted(f"machines/{path.stem}" for path in SHIPPED.glob("machines/*.yaml"))
 
 
 def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None) -> Program:
-    """Read, check and resolve a graph.
+    """Read, check and resolve a graph; raises GraphError.
 
-    Args:
-        ref: a path, or the name of a shipped graph (`x`, `x.yaml` or `graphs/x.yaml`).
-        sets: `path=value` changes.
-        table: the ops and guards; None reads them.
-
-    Raises GraphError: the graph is missing or has problems."""
+    ref: a path, or the name of a shipped graph (`x`, `x.yaml` or `graphs/x.yaml`).
+    sets: `path=value` changes. table: the ops and guards; None reads them."""
     return load_program(open_source(ref), table or op_table(), sets=sets)
 
 
@@ -67,10 +57,7 @@ def open_source(ref: str) -> Source:
 
 
 def _extended(source: Source, chain: tuple[GraphFile, ...]) -> Source:
-    """A file merged with its base: a shipped file, or one in the same folder.
-
-    chain: the files from the first graph to this one, each extended by the next.
-    """
+    """A file merged with its base; chain: the files from the first graph to this one."""
     name = base_of(source)
     if name is None:
         return source
@@ -114,10 +101,7 @@ def _is_there(ref: str) -> bool:
 def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | None = None) -> Source:
     """Read a YAML file; raises GraphError for anything but a readable regular file.
 
-    Args:
-        shown: how messages call the file, if not by its path.
-        wrong: the problem to raise when it cannot be read; by default one of that file.
-    """
+    shown: how messages call the file, if not by its path; wrong: the problem to raise."""
     name = shown or ref or "''"
     problem = wrong or (lambda message: Problem(name, 0, 0, "file", message, ProblemCode.FILE))
     try:

@@ -42,8 +42,7 @@ class Prompt:
 
     documents: the context of the question, in prompt order.
     cache_salt: prompts share cached KV rows only with prompts of the same salt.
-    past: earlier turns of the conversation. rules: the system message.
-    """
+    past: earlier turns of the conversation. rules: the system message."""
 
     key: str
     text: str
@@ -64,8 +63,9 @@ class Prompts:
 
 
 def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts:
-    """The prompts that the command line asks for; `-` reads one prompt from standard input. Raises
-    UsageError, PromptError: with the file and the line where there is one."""
+    """The prompts that the command line asks for; `-` reads one prompt from standard input.
+
+    Raises UsageError, PromptError: with the file and the line where there is one."""
     if prompt is not None and file is not None:
         raise UsageError("give either a PROMPT or --prompts FILE, not both")
     if file is not None:
@@ -81,31 +81,30 @@ def read_file(file: Path) -> Prompts:
     """One prompt per line: plain text, or JSON objects if the name ends in .jsonl.
 
     The keys of plain lines are their line numbers; an object has its own `id`, or else its line
-    number too.
-    """
+    number too."""
     if file.suffix.lower() in OTHERS:
         raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
     lines = _lines(read_text(file))
     if not lines:
         raise UsageError(f"{file}: no prompts in it")
     prompts: list[Prompt] = []
-    notes: list[str] = []
     numbers: dict[str, int] = {}
+    notes: list[str] = []
     unused: set[str] = set()
     for number, line in lines:
         place = f"{file}:{number}"
         prompt = Prompt(str(number), line.strip())
-        if _is_jsonl(file):
-            fields = json_object(line, place, TEXT_KEYS)
-            unused |= fields.keys() - PROMPT_KEYS
-            prompt = _prompt(fields, place, number)
-            if (same := numbers.setdefault(prompt.key, number)) != number:
-                raise UsageError(f"{place}: id {prompt.key!r} is that of line {same} too")
-            if (turns := fields.get("turns")) and len(turns) > 1 and prompt.text == turns[0]:
-                notes.append(f"{place}: only the first of {len(turns)} turns is asked")
+        fields = json_object(line, place, TEXT_KEYS) if _is_jsonl(file) else {}
         with _at(place):
+            if _is_jsonl(file):
+                prompt = _prompt(fields, number)
+            if (same := numbers.setdefault(prompt.key, number)) != number:
+                raise UsageError(f"id {prompt.key!r} is that of line {same} too")
             check_question(prompt.text)
         prompts.append(prompt)
+        unused |= fields.keys() - PROMPT_KEYS
+        if (turns := fields.get("turns")) and len(turns) > 1 and prompt.text == turns[0]:
+            notes.append(f"{place}: only the first of {len(turns)} turns is asked")
     if unused:
         notes.append(f"{file}: not used: {', '.join(sorted(unused)[:MAX_NAMED])}")
     return Prompts(tuple(prompts), tuple(notes))
@@ -119,53 +118,51 @@ def json_object(line: str, place: str, keys: Sequence[str]) -> dict[str, Any]:
     return value
 
 
-def _prompt(value: Mapping[str, Any], place: str, number: int) -> Prompt:
+def _prompt(value: Mapping[str, Any], number: int) -> Prompt:
     """The prompt of one object; of several turns the first."""
     for name in FOR_ALL.keys() & value.keys():
-        raise UsageError(f"{place}: {name!r} cannot be set for one prompt: {FOR_ALL[name]}")
+        raise UsageError(f"{name!r} cannot be set for one prompt: {FOR_ALL[name]}")
     names = [key for key in TEXT_KEYS if value.get(key) is not None]
     if len(names) != 1:
         which = f"has {' and '.join(names)}" if names else "has none"
-        raise UsageError(f"{place}: needs one of {', '.join(TEXT_KEYS)}; it {which}")
+        raise UsageError(f"needs one of {', '.join(TEXT_KEYS)}; it {which}")
     text = value[names[0]]
     if isinstance(text, list) and text and names[0] == "turns":
         text = text[0]
     salt = value.get("cache_salt") or ""
     for name, content in ((names[0], text), ("cache_salt", salt)):
         if not isinstance(content, str):
-            raise UsageError(f"{place}: {name!r} must be a text")
+            raise UsageError(f"{name!r} must be a text")
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     if isinstance(key, bool) or not isinstance(key, str | int) or not str(key).strip():
-        raise UsageError(f"{place}: 'id' must be a text or a number")
+        raise UsageError("'id' must be a text or a number")
     if len(str(key)) > MAX_ID or not str(key).isprintable():
-        raise UsageError(f"{place}: 'id' must be at most {MAX_ID} printable characters")
+        raise UsageError(f"'id' must be at most {MAX_ID} printable characters")
     for name, least in (("seed", 0), ("max_new_tokens", 1)):
         count = value.get(name)
         is_number = isinstance(count, int) and not isinstance(count, bool)
         if count is not None and not (is_number and least <= count < 1 << 63):
-            raise UsageError(f"{place}: {name!r} must be a whole number from {least} on")
+            raise UsageError(f"{name!r} must be a whole number from {least} on")
     documents = value.get("documents")
     if documents is not None and not isinstance(documents, list):
-        raise UsageError(f"{place}: 'documents' must be a list")
-    _check_number(documents or (), place)
-    items = enumerate(documents or (), 1)
+        raise UsageError("'documents' must be a list")
     return Prompt(
         key=str(key),
         text=text,
         seed=value.get("seed"),
         max_new_tokens=value.get("max_new_tokens"),
-        documents=tuple(_document(item, n, f"{place}: document {n}") for n, item in items),
+        documents=tuple(_numbered_documents(documents or ())),
         cache_salt=salt,
     )
 
 
 @contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Give the place of a text that a prompt cannot hold."""
+    """Give the place of what a prompt or a document cannot hold."""
     try:
         yield
-    except PromptError as error:
-        raise PromptError(f"{place}: {error}") from None
+    except (PromptError, UsageError) as error:
+        raise type(error)(f"{place}: {error}") from None
 
 
 # -- documents ------------------------------------------------------------------------------------
@@ -185,37 +182,45 @@ def _documents(file: Path) -> Iterator[Document]:
     text = read_text(file).replace("\r\n", "\n")
     if not _is_jsonl(file):
         name = file.name if file.name.isprintable() else file.name.encode("unicode_escape").decode()
-        document = Document(name, text.strip("\n"))
         with _at(str(file)):
-            check_document(document)
-        yield document
+            yield _document({"title": name, "text": text.strip("\n")}, 1)
         return
-    if not (lines := _lines(text)):
-        raise UsageError(f"{file}: no documents in it")
-    _check_number(lines, str(file))
+    lines = _lines(text)
+    with _at(str(file)):
+        if not lines:
+            raise UsageError("no documents in it")
+        _check_number(lines)
     for at, (number, line) in enumerate(lines, 1):
         place = f"{file}:{number}"
-        yield _document(_json_value(line, place), at, place)
+        value = _json_value(line, place)
+        with _at(place):
+            yield _document(value, at)
 
 
-def _check_number(documents: Sequence[Any], place: str) -> None:
+def _numbered_documents(values: Sequence[Any]) -> Iterator[Document]:
+    _check_number(values)
+    for number, value in enumerate(values, 1):
+        with _at(f"document {number}"):
+            yield _document(value, number)
+
+
+def _check_number(documents: Sequence[Any]) -> None:
     if len(documents) > MAX_DOCUMENTS:
-        raise UsageError(f"{place}: {len(documents)} documents, at most {MAX_DOCUMENTS}")
+        raise UsageError(f"{len(documents)} documents, at most {MAX_DOCUMENTS}")
 
 
-def _document(value: Any, number: int, place: str) -> Document:
+def _document(value: Any, number: int) -> Document:
     """A document from JSON, by default titled by its number."""
     fields = {"text": value} if isinstance(value, str) else value
     if not isinstance(fields, dict) or not isinstance(fields.get("text"), str):
-        raise UsageError(f"{place}: a document is a text, or an object with 'text' and 'title'")
+        raise UsageError("a document is a text, or an object with 'text' and 'title'")
     if unknown := sorted(fields.keys() - {"text", "title"}):
-        raise UsageError(f"{place}: a document has no {unknown[0]!r}, only 'text' and 'title'")
+        raise UsageError(f"a document has no {unknown[0]!r}, only 'text' and 'title'")
     title = fields.get("title")
     if title is not None and not isinstance(title, str):
-        raise UsageError(f"{place}: 'title' must be a text")
+        raise UsageError("'title' must be a text")
     document = Document(str(number) if title is None else title, fields["text"])
-    with _at(place):
-        check_document(document)
+    check_document(document)
     return document
 
 
@@ -223,8 +228,8 @@ def _document(value: Any, number: int, place: str) -> Document:
 
 
 def read_text(file: Path) -> str:
-    """A file's text without a byte-order mark. Raises UsageError: it cannot be read, is too long or
-    not UTF-8; with the line where there is one."""
+    """A file's text without a byte-order mark; raises UsageError, with the line where there is
+    one."""
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -266,17 +271,14 @@ def _json_value(line: str, place: str) -> Any:
 class RequestSettings:
     """Settings of one request; the defaults leave everything to the graph.
 
-    Attributes:
-        sampling: how its tokens are drawn.
-        token_ids: the whole prompt, without a template or an outline.
-        skeleton: False for one plain answer, whatever the graph does.
-        stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
-            an outline ends all the same.
-        schema: a JSON schema, as JSON, that constrains a plain answer.
-        contexts: events report the context of each branch.
-        handed: the part of a migrated request that this engine decodes.
-        resumed: tokens that another engine wrote, by branch index; -1 is the outline.
-    """
+    token_ids: the whole prompt, without a template or an outline.
+    skeleton: False for one plain answer, whatever the graph does.
+    stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
+        an outline ends all the same.
+    schema: a JSON schema, as JSON, that constrains a plain answer.
+    contexts: events report the context of each branch.
+    handed: the part of a migrated request that this engine decodes.
+    resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
 
     sampling: SamplingRules | None = None
     token_ids: tuple[int, ...] = ()
@@ -296,10 +298,8 @@ class RequestSettings:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit.
-
-    why: empty if prompt and budget fit.
-    """
+    """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit
+    (empty if they do)."""
 
     prompt: int
     remaining: int

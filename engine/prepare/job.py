@@ -1,7 +1,6 @@
 """From options to everything a run needs but its models: checked, and without torch.
 
-`specsot.yaml` has what a run uses when the command line does not say otherwise.
-"""
+`specsot.yaml` has what a run uses when the command line does not say otherwise."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,25 +12,16 @@ from typing import Any, get_args
 from pydantic import ValidationError, create_model
 
 from ...states.graph.load import load_program, op_table, parse_change
+from ...states.graph.plugins import DRAFTERS, installed_kinds
 from ...states.graph.program import Program
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
-from ...states.yaml.source import GraphError, Source, decode, hint
+from ...states.yaml.source import GraphError, ProblemCode, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError
 from .files import PACKAGE, is_run_file, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
-from .options import (
-    KEY,
-    SETTINGS,
-    ChosenProfile,
-    ClusterBlock,
-    Profile,
-    RunOptions,
-    check_drafters,
-    flag_of,
-    merged,
-)
-from .repeat import Provenance, RunResult, graph_source, prompts_of, read_run
+from .options import KEY, SETTINGS, ChosenProfile, ClusterBlock, Profile, RunOptions, flag_of
+from .repeat import Provenance, RunFile, RunResult, graph_source, prompts_of, read_run
 
 EMBEDDED = "embedded"
 CONFIG = "specsot.yaml"
@@ -42,15 +32,14 @@ KEYS: Any = {name: (kind, None if name in OPEN else ...) for name, kind in SETTI
 KEYS[KEY] = (dict[str, Profile], ...)
 KEYS[CLUSTER] = (ClusterBlock, ...)
 Settings: type[Spec] = create_model("Settings", __base__=Spec, **KEYS)
+Origins = dict[tuple[str | int, ...], str]  # of settings by their key, for messages
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A checked graph with its prompts and settings: the whole input of the engine.
 
-    options: with no setting left open; `graph` as the user named it.
-    made_with, result: of the run that is repeated.
-    """
+    options: with no setting left open. made_with, result: of the run that is repeated."""
 
     program: Program
     options: RunOptions
@@ -62,17 +51,18 @@ class Job:
 
 
 def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
-    """The block `cluster` of the folder's specsot.yaml, or of the packaged one, under the options.
-    Raises GraphError: problems of the file. UsageError: of the options."""
-    block: ClusterBlock = _settings(folder, {}, {})[0].cluster
+    """The block `cluster` of the folder's specsot.yaml, or of the packaged one, under the options;
+    raises GraphError, UsageError."""
+    block: ClusterBlock = read_settings(folder)[0].cluster
     overrides = {"address": options.cluster, "workers": options.workers}
     values = {**block.model_dump(), **{k: v for k, v in overrides.items() if v is not None}}
     try:
         return ClusterBlock.model_validate(values)
     except ValidationError as error:
         wrong = error.errors()[0]
-        flag = "--workers" if wrong["loc"] == ("workers",) else "--cluster"
-        raise UsageError(f"{flag} {overrides[str(wrong['loc'][0])]}: {wrong['msg']}") from None
+        name = str(wrong["loc"][0])
+        flag = "--workers" if name == "workers" else "--cluster"
+        raise UsageError(f"{flag} {overrides[name]}: {wrong['msg']}") from None
 
 
 def read_config(
@@ -83,54 +73,65 @@ def read_config(
     The packaged defaults, under `folder`'s own specsot.yaml, under the settings that a repeated run
     saved in its `file`, under the profile's, under those of the options.
 
-    Raises GraphError: every problem, in file order. UsageError: only options have problems; they
-    are named."""
+    Raises GraphError: every problem, in file order. UsageError: only options have problems."""
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
-    origins: dict[tuple[str | int, ...], str] = {}
-    origins |= {(key,): f"{file}: options.{key}" for key in before}
+    origins: Origins = {(key,): f"{file}: options.{key}" for key in before}
     origins |= {(key,): f"{flag_of(key)} {value}" for key, value in changes.items()}
-    settings, sources = _settings(folder, {**before, **changes}, origins)
+    settings, sources = read_settings(folder, {**before, **changes}, origins)
     values = settings.model_dump(exclude={KEY, CLUSTER})
-    profile = None
-    if options.profile is not None:
-        name = options.profile
-        if name not in settings.profiles:
-            close = hint(name, settings.profiles)
-            there = f"there are: {', '.join(settings.profiles)}"
-            raise UsageError(f"--profile {name}: no such profile{close}; {there}")
-        profile = ChosenProfile(name, settings.profiles[name], sources)
-        values |= {k: v for k, v in profile.options().items() if k not in changes}
+    name = options.profile
+    if name is None:
+        return replace(options, **values), None
+    if name not in settings.profiles:
+        close = hint(name, settings.profiles)
+        there = f"there are: {', '.join(settings.profiles)}"
+        raise UsageError(f"--profile {name}: no such profile{close}; {there}")
+    profile = ChosenProfile(name, settings.profiles[name], sources)
+    values |= {k: v for k, v in profile.options().items() if k not in changes}
     return replace(options, **values), profile
 
 
-def _settings(
-    folder: Path, changes: Mapping[str, Any], origins: Mapping[tuple[str | int, ...], str]
+def read_settings(
+    folder: Path, changes: Mapping[str, Any] | None = None, origins: Origins | None = None
 ) -> tuple[Any, tuple[Source, Source]]:
-    """All settings, and the files that they come from: the folder's own, and the packaged one.
-
-    changes: values that override the files; origins: their names in messages.
-    """
+    """All settings under `changes`, whose names in messages are `origins`, and the files that they
+    come from: the folder's own, and the packaged one."""
     packaged = Source(decode((files(PACKAGE) / CONFIG).read_bytes(), CONFIG), CONFIG)
     user_file = folder / CONFIG
-    source = (
-        read_source(str(user_file)) if user_file.exists() or user_file.is_symlink() else packaged
-    )
+    there = user_file.exists() or user_file.is_symlink()
+    source = read_source(str(user_file)) if there else packaged
     if source.data is None:
         source.data = {}
     check_mapping(source, "configuration")
-    source.options.update(origins)
-    profiles = {KEY: merged(packaged.data[KEY], source.data.get(KEY))}
-    source.data = {**packaged.data, **source.data, **profiles, **changes}
+    source.options.update(origins or {})
+    profiles = {KEY: _merged(packaged.data[KEY], source.data.get(KEY))}
+    source.data = {**packaged.data, **source.data, **profiles, **(changes or {})}
+    kinds = [*(kind for kind, drafter in DRAFTERS.items() if drafter.drafts), *installed_kinds()]
+    problems = []
     try:
         settings: Any = validated(Settings, source)
-        check_drafters(settings.profiles, source)
+        for name, profile in settings.profiles.items():
+            for kind in profile.drafters.keys() - set(kinds):
+                message = f"no drafter {kind!r}{hint(kind, kinds)}; there are: {', '.join(kinds)}"
+                place = (KEY, name, "drafters", kind)
+                problems.append(source.problem(place, message, ProblemCode.UNKNOWN_KIND, key=True))
+        if problems:
+            raise GraphError(problems)
     except GraphError as error:
         if any(problem.line for problem in error.problems):
             raise
         lines = [f"{problem.file}: {problem.message}" for problem in error.problems]
         raise UsageError("\n".join(lines)) from None
     return settings, (source, packaged)
+
+
+def _merged(packaged: Any, overrides: Any) -> Any:
+    """The packaged profiles with the user's overrides, merged key by key."""
+    if not isinstance(packaged, Mapping) or not isinstance(overrides, Mapping):
+        return packaged if overrides is None else overrides
+    changed = {name: _merged(packaged.get(name), value) for name, value in overrides.items()}
+    return {**packaged, **changed}
 
 
 def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:
@@ -143,14 +144,11 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
     Raises UsageError, PromptError, OutlineError, GraphError: each message says where."""
     _check(options)
     config, profile = read_config(folder, options)
-    source = open_source(config.graph)
+    graph = source = open_source(config.graph)
     saved = read_run(source) if is_run_file(source) else None
-    graph = source
-    name = source.file
     if saved is not None:
         config, profile = read_config(folder, options, saved.options, source.file)
         graph = graph_source(source)
-        name = saved.graph_file
     sets = [parse_change(change) for change in options.sets]
     sets = sets if profile is None else [*profile.changes(graph, sets), *sets]
     program = _with_requests(load_program(graph, op_table(), sets=sets), options)
@@ -163,30 +161,35 @@ def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None 
     if shared := read_documents(options.documents):  # a prefix of every prompt's own documents
         documents = [(*shared, *(d for d in p.documents if d not in shared)) for p in items]
         items = tuple(replace(p, documents=d) for p, d in zip(items, documents, strict=True))
-    skeleton = program.graph.skeleton
-    outline = None
-    if options.outline is not None:
-        if skeleton is None:
-            raise UsageError(f"--outline: graph {program.graph.name!r} has no skeleton to give")
-        limits: Any = {"max_branches": skeleton.max_branches, "tools": skeleton.tools}
-        outline = load_outline(options.outline, **limits)
-    elif saved is not None and saved.outline is not None:
-        most = skeleton.max_branches if skeleton is not None else 1
-        outline = parse_outline(saved.outline, max_branches=most, tools=None)
-        if outline.status not in ("ok", "direct"):
-            reason = f"outline: cannot be read back ({outline.status})"
-            raise OutlineError(f"{source.file}: {reason}")
     if saved is None or profile is not None:
         config = _with_drafter(config, program, options.drafter_model, profile)
     return Job(
         program,
-        replace(config, graph=name),
+        replace(config, graph=source.file if saved is None else saved.graph_file),
         items,
-        outline,
+        _outline(options.outline, program, saved, source.file),
         made_with=None if saved is None else saved.made_with,
         result=None if saved is None or options.changes_a_run else saved.result,
         notes=prompts.notes,
     )
+
+
+def _outline(
+    given: Path | None, program: Program, saved: RunFile | None, file: str
+) -> Outline | None:
+    """The outline that the command line gives, else that of a repeated run."""
+    skeleton = program.graph.skeleton
+    if given is not None:
+        if skeleton is None:
+            raise UsageError(f"--outline: graph {program.graph.name!r} has no skeleton to give")
+        return load_outline(given, max_branches=skeleton.max_branches, tools=skeleton.tools)
+    if saved is None or saved.outline is None:
+        return None
+    most = skeleton.max_branches if skeleton is not None else 1
+    outline = parse_outline(saved.outline, max_branches=most, tools=None)
+    if outline.status not in ("ok", "direct"):
+        raise OutlineError(f"{file}: outline: cannot be read back ({outline.status})")
+    return outline
 
 
 def prepare_graphs(graphs: Sequence[str], options: RunOptions) -> list[Job]:
@@ -229,28 +232,25 @@ def _with_requests(program: Program, options: RunOptions) -> Program:
 
 
 def _with_drafter(
-    config: RunOptions,
-    program: Program,
-    requested_drafter: str | None,
-    profile: ChosenProfile | None,
+    config: RunOptions, program: Program, requested: str | None, profile: ChosenProfile | None
 ) -> RunOptions:
     """Which drafter: the command line, then the graph as the profile has changed it, then
     specsot.yaml, which knows nothing of the profile's target."""
     drafter = program.graph.drafter
-    if named := requested_drafter or getattr(drafter, "model", None):
+    if named := requested or getattr(drafter, "model", None):
         return replace(config, drafter_model=named)
     if not drafter.has_model or config.model == EMBEDDED:
         return config
+    drafts = f"graph {program.graph.name!r} drafts with {drafter.kind}"
     if profile is not None:
         there = ", ".join(profile.profile.drafters) or "no drafters"
         raise LacksDrafterError(
-            f"graph {program.graph.name!r} drafts with {drafter.kind}, profile {profile.name!r} has"
-            f" none; it has {there}: give --drafter-model, or --set drafter.kind=none"
+            f"{drafts}, profile {profile.name!r} has none; it has {there}: give --drafter-model,"
+            " or --set drafter.kind=none"
         )
     if config.drafter_model == EMBEDDED:
         raise LacksDrafterError(
-            f"graph {program.graph.name!r} drafts with {drafter.kind}, and the embedded drafter"
-            f" fits the embedded model only: give --drafter-model for {config.model}, or"
-            " --set drafter.kind=none"
+            f"{drafts}, and the embedded drafter fits the embedded model only: give"
+            f" --drafter-model for {config.model}, or --set drafter.kind=none"
         )
     return config

@@ -11,8 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from ...states.graph.graph import Graph
 from ...states.graph.load import Change
-from ...states.graph.plugins import DRAFTERS, installed_kinds
-from ...states.yaml.source import GraphError, ProblemCode, Source, hint
+from ...states.yaml.source import Source
 from ...states.yaml.spec import Int, Number, Spec, Text
 
 # ruff: noqa: RUF009  (the calls make fields)
@@ -33,9 +32,8 @@ class OptionText:
     """What the command line says about an option.
 
     flags: how it is written, unless that follows from its name; argument: without any, by its
-    place. mirrored: whether an environment variable gives it too. kind: of a setting, which
-    `specsot.yaml` has a key for, what the file may say.
-    """
+    place. mirrored: an environment variable gives it too. kind: of a setting, which `specsot.yaml`
+    has a key for, what the file may say."""
 
     help: str
     flags: tuple[str, ...] = ()
@@ -49,20 +47,30 @@ def _option(default: Any, help: str, *flags: str, **more: Any) -> Any:
     return field(default=default, metadata={"text": OptionText(help, flags, **more)})
 
 
-def _setting(kind: Any, help: str, *flags: str, argument: bool = False) -> Any:
+def _setting(kind: Any, help: str, *flags: str, **more: Any) -> Any:
     """None where it is not given, and then what `specsot.yaml` says; never None in a job."""
-    return _option(None, help, *flags, kind=kind, argument=argument)
+    return _option(None, help, *flags, kind=kind, **more)
+
+
+# help of the options that need more than a line
+GRAPH = "A shipped graph, a graph file, or a run.yaml to repeat [specsot.yaml's]."
+THREADS = "CPU threads [1 for small models, else up to 4]."
+STOP = "One more token id that ends an answer; may be repeated."
+SET = "Change a setting, e.g. drafter.kind=none."
+PROMPT = "The question; - reads it from standard input [specsot.yaml's]."
+DOCUMENT = "A text to answer from, or .jsonl of many (title, text); may be repeated."
+CACHE_DIR = "Where chunks of documents are kept that graphs with `blend` reuse."
+BREAK = "Halt only in this state; may be repeated."
+SLOW = "Wait so long before each transition; not counted."
+WORKERS = "Decode on so many workers of a cluster (Ray; specsot.yaml's `cluster`)."
+ADDRESS = "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's]."
 
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """What decides on models and tokens, whatever is asked."""
 
-    graph: str = _setting(
-        Text,
-        "A shipped graph, a graph file, or a run.yaml to repeat [specsot.yaml's].",
-        argument=True,
-    )
+    graph: str = _setting(Text, GRAPH, argument=True)
     _: KW_ONLY
     profile: str | None = _option(None, "A profile of specsot.yaml: a target with its settings.")
     model: str = _setting(Text, "Target: folder, .gguf file, known name or Hub id.")
@@ -71,65 +79,36 @@ class SessionOptions:
     device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
     dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
     weights: str = _setting(WeightFormat, "Of the target: full, int8, int4, or int8@ROWS.")
-    threads: int | None = _setting(
-        Threads | None, "CPU threads [1 for small models, else up to 4]."
-    )
+    threads: int | None = _setting(Threads | None, THREADS)
     max_new_tokens: int | None = _setting(Budget | None, "Budget of each branch.")
-    stop_ids: Sequence[int] | None = _setting(
-        TokenIds | None, "One more token id that ends an answer; may be repeated.", "--stop-id"
-    )
+    stop_ids: Sequence[int] | None = _setting(TokenIds | None, STOP, "--stop-id")
     outline: Path | None = _option(None, "A given outline instead of letting the model write one.")
-    sets: Sequence[str] = _option(
-        (),
-        "Change a setting, e.g. drafter.kind=none.",
-        "--set",
-        metavar="PATH=VALUE",
-        mirrored=False,
-    )
+    sets: Sequence[str] = _option((), SET, "--set", metavar="PATH=VALUE", mirrored=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(SessionOptions):
     """What `specsot run` asks for; argv: the command line, for the manifest."""
 
-    prompt: str = _setting(
-        str, "The question; - reads it from standard input [specsot.yaml's].", argument=True
-    )
+    prompt: str = _setting(str, PROMPT, argument=True)
     prompts: Path | None = _option(None, f"Many questions: .txt (one per line) or .jsonl {JSONL}.")
-    documents: Sequence[Path] = _option(
-        (),
-        "A text to answer from, or .jsonl of many (title, text); may be repeated.",
-        "--document",
-        metavar="FILE",
-    )
-    cache_dir: Path | None = _option(
-        None, "Where chunks of documents are kept that graphs with `blend` reuse."
-    )
+    documents: Sequence[Path] = _option((), DOCUMENT, "--document", metavar="FILE")
+    cache_dir: Path | None = _option(None, CACHE_DIR)
     strict: bool = _option(False, "Refuse models of which anything was assumed or ignored.")
     skip_scan: bool = _option(False, "Do not look for values that are not finite in the target.")
     as_json: bool = _option(False, "One JSON document on stdout.", "--json")
     no_tui: bool = _option(False, "Plain lines, no live view.")
     step: bool = _option(False, "Halt before each transition.")
-    breaks: Sequence[str] = _option(
-        (), "Halt only in this state; may be repeated.", "--break", metavar="STATE"
-    )
-    slow: float | None = _option(
-        None, "Wait so long before each transition; not counted.", metavar="SECONDS"
-    )
+    breaks: Sequence[str] = _option((), BREAK, "--break", metavar="STATE")
+    slow: float | None = _option(None, SLOW, metavar="SECONDS")
     expect_digest: str | None = _option(None, "Exit 5 unless the output has this digest.")
     runs_dir: Path = _option(Path("runs"), "Where run folders go.")
     trace: str | None = _option(None, "kv: one trace line per KV operation too.", metavar="kv")
     explain_rounds: bool = _option(False, "Print every draft of every round.")
     probe_blend: bool = _option(False, "Compare what is blended with full prefills (slow).")
     quiet: bool = _option(False, "Only the answer.", "--quiet", "-q")
-    workers: int | None = _option(
-        None, "Decode on so many workers of a cluster (Ray; specsot.yaml's `cluster`)."
-    )
-    cluster: str | None = _option(
-        None,
-        "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's].",
-        metavar="ADDRESS",
-    )
+    workers: int | None = _option(None, WORKERS)
+    cluster: str | None = _option(None, ADDRESS, metavar="ADDRESS")
     argv: tuple[str, ...] = ()
 
     @property
@@ -143,6 +122,7 @@ OPTIONS: Mapping[str, OptionText] = {
     f.name: f.metadata["text"] for f in fields(RunOptions) if f.metadata
 }
 SESSION = tuple(f.name for f in fields(SessionOptions) if f.name != "graph")
+MODELS = tuple(name for name in SESSION if name != "outline")
 SETTINGS = {name: text.kind for name, text in OPTIONS.items() if text.kind is not None}
 
 
@@ -155,7 +135,7 @@ LOCAL = "local"
 Workers = Annotated[Int, Field(ge=1, le=1024)]
 
 
-def _address(text: str) -> str:
+def _interface(text: str) -> str:
     try:
         return str(ip_address(text))
     except ValueError:
@@ -163,15 +143,12 @@ def _address(text: str) -> str:
         raise PydanticCustomError("interface", what) from None
 
 
-def _place(text: str) -> str:
-    host, colon, port = text.rpartition(":")
-    if text == LOCAL or (host and colon and port.isdigit()):
-        return text
-    what = "must be `local`, or HOST:PORT of a Ray cluster that runs"
-    raise PydanticCustomError("address", what)
-
-
-Address = Annotated[Text, AfterValidator(_place)]
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if text != LOCAL and not (host and port.isdigit()):
+        what = "must be `local`, or HOST:PORT of a Ray cluster that runs"
+        raise PydanticCustomError("address", what)
+    return text
 
 
 class GroupSize(Spec):
@@ -183,12 +160,12 @@ class GroupSize(Spec):
 class ClusterBlock(Spec):
     """Workers of `specsot run --workers` and `specsot cluster up`."""
 
-    address: Address = LOCAL
+    address: Annotated[Text, AfterValidator(_address)] = LOCAL
     workers: Workers = 2
     devices: tuple[Device, ...] = ()
     skeleton: GroupSize = GroupSize()
     branches: GroupSize = GroupSize()
-    interface: Annotated[Text, AfterValidator(_address)] = "127.0.0.1"
+    interface: Annotated[Text, AfterValidator(_interface)] = "127.0.0.1"
     deadline: Annotated[Number, Field(gt=0, le=3600)] = 10.0
 
     @property
@@ -204,8 +181,6 @@ class ClusterBlock(Spec):
 
 KEY = "profiles"
 OPTION_KEYS = ("model", "dtype", "weights", "stop_ids")  # what is an option too
-DRAFTER = ("drafter",)
-OUTLINE = ("skeleton", "drafter")
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
 
@@ -217,8 +192,7 @@ class Profile(Spec):
     """A target and what suits it.
 
     drafters: by kind, the model or a mapping of settings of the block `drafter`, `model` among
-        them. set: settings of graphs, as of `--set`.
-    """
+        them. set: settings of graphs, as of `--set`."""
 
     model: Text
     drafters: dict[str, Annotated[dict[str, Any], BeforeValidator(_long_form)]] = Field(
@@ -230,34 +204,6 @@ class Profile(Spec):
     set: dict[Text, Any] = Field(default_factory=dict)
 
 
-def merged(packaged: Any, overrides: Any) -> Any:
-    """The packaged profiles with the user's overrides, merged key by key."""
-    if not isinstance(packaged, Mapping) or not isinstance(overrides, Mapping):
-        return packaged if overrides is None else overrides
-    return {
-        **packaged,
-        **{name: merged(packaged.get(name), value) for name, value in overrides.items()},
-    }
-
-
-def check_drafters(profiles: Mapping[str, Profile], source: Source) -> None:
-    """Raise GraphError for drafters of an unknown kind."""
-    kinds = [*(kind for kind, drafter in DRAFTERS.items() if drafter.drafts), *installed_kinds()]
-    problems = [
-        source.problem(
-            (KEY, name, "drafters", kind),
-            f"no drafter {kind!r}{hint(kind, kinds)}; there are: {', '.join(kinds)}",
-            ProblemCode.UNKNOWN_KIND,
-            key=True,
-        )
-        for name, profile in profiles.items()
-        for kind in profile.drafters
-        if kind not in kinds
-    ]
-    if problems:
-        raise GraphError(problems)
-
-
 @dataclass(frozen=True, slots=True)
 class ChosenProfile:
     """A profile by its name, with the places of its values in `sources`, the user's file first."""
@@ -267,16 +213,12 @@ class ChosenProfile:
     sources: Sequence[Source]
 
     def options(self) -> dict[str, Any]:
-        """The settings of a run that it has."""
         values = {key: getattr(self.profile, key) for key in OPTION_KEYS}
         return {key: value for key, value in values.items() if value is not None}
 
     def changes(self, source: Source, sets: Sequence[Change]) -> Iterator[Change]:
-        """Its changes of a graph to which ``sets`` are applied afterwards.
-
-        Of drafters only those of the kinds that the graph then drafts with; none in an optional
-        block that this graph lacks.
-        """
+        """Its changes of a graph to which ``sets`` are applied afterwards: of drafters only those
+        of the kinds that the graph then drafts with; none in an optional block that it lacks."""
         data = source.data if isinstance(source.data, dict) else {}
         changes = [
             Change(tuple(path.split(".")), value, self._place("set", path))
@@ -285,7 +227,7 @@ class ChosenProfile:
         ]
         yield from changes
         changed = {change.path: change.value for change in (*changes, *sets)}
-        for block in (DRAFTER, OUTLINE):
+        for block in (("drafter",), ("skeleton", "drafter")):
             here: Any = data
             for part in (*block, "kind"):
                 here = here.get(part) if isinstance(here, dict) else None

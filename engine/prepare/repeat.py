@@ -24,9 +24,8 @@ from .options import SETTINGS, RunOptions
 FILE = "run.yaml"
 PROMPTS_FILE = "prompts.jsonl"
 TEMPLATE_FILE = "template.yaml"
-# characters and number of prompts that run.yaml itself holds
-INLINE = 64 * 1024
-MANY = 500
+INLINE = 64 * 1024  # characters of prompts that run.yaml itself holds
+MANY = 500  # prompts
 
 
 class PromptSpec(Spec):
@@ -166,7 +165,6 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(document: Mapping[str, Any]) -> str:
-    """The file's text."""
     return f"# Repeat this run: specsot run {FILE}\n{_dump(document, flow=False)}"
 
 

@@ -9,22 +9,22 @@ from ...states.graph.graph import BlendBlock, Graph
 from ...states.graph.program import VOCABULARY, Program
 
 # Mermaid's keywords at the place of a state's name.
-MERMAID_KEYWORDS = frozenset(
-    {"state", "note", "end", "direction", "class", "style", "default", "as", "click"}
+KEYWORDS = frozenset(
+    ["state", "note", "end", "direction", "class", "style", "default", "as", "click"]
 )
-
 MAX_INLINE_LENGTH = 60  # characters of a setting that shares a line with others
 WIDTH = 88
+PACKAGE = __name__.partition(".")[0] + "."
 
 
 def mermaid(graph: Graph) -> str:
     """The graph as a Mermaid state diagram; guards are the labels of arrows."""
 
     def label(name: str) -> str:
-        return f"{name}_" if name in MERMAID_KEYWORDS else name
+        return f"{name}_" if name in KEYWORDS else name
 
     lines = ["stateDiagram-v2"]
-    lines += [f'  state "{n}" as {label(n)}' for n in graph.states if n in MERMAID_KEYWORDS]
+    lines += [f'  state "{n}" as {label(n)}' for n in graph.states if n in KEYWORDS]
     lines += [f"  [*] --> {label(graph.initial)}"]
     for edge in graph.transitions:
         guard = f": {edge.when.replace(':', '.')}" if edge.when else ""  # a colon ends a label
@@ -48,11 +48,9 @@ def lifecycles() -> str:
 
 
 def describe_graph(program: Program, *, layers: int = 0) -> str:
-    """A graph in words: its blocks, its states with their resolved ops, its transitions.
-
-    An op is shown with its function and settings. For a graph that reuses cached rows, also the
-    status of each layer of a model of `layers` layers (0: unknown).
-    """
+    """A graph in words: its blocks, its states, their ops with functions and settings, its
+    transitions; of a graph that reuses cached rows the status of each of `layers` layers (0:
+    unknown)."""
     graph = program.graph
     parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
     parts += ["", *_table(_blocks(graph))]
@@ -67,7 +65,7 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
         for step in program.steps[name]:
             entry = step.entry
             settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
-            module = entry.module.partition(".")[2] if _is_ours(entry.module) else entry.module
+            module = entry.module.removeprefix(PACKAGE)
             ops.append((entry.name, f"{module}.{entry.function}({settings})", _flow(entry)))
         parts += [f"      {line}" for line in _table(ops)]
     parts += ["", "transitions (the first whose guard holds is taken)"]
@@ -97,20 +95,19 @@ def describe_words(table: OpTable) -> str:
 
 
 def _blocks(graph: Graph) -> Iterator[tuple[str, str]]:
+    fold = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
     for name in ("layout", "drafter", "skeleton", "blend", "beam", "sampling", "limits"):
         spec = getattr(graph, name)
         if spec is not None:
             shown = [f"{k}={_show(v)}" for k, v in spec.model_dump(exclude_none=True).items()]
             yield name, "  ".join(text for text in shown if len(text) <= MAX_INLINE_LENGTH)
-            fold = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
-            for text in shown:
-                if len(text) > MAX_INLINE_LENGTH:  # folded at blanks; the text after `=` is YAML
-                    yield from (("", line) for line in fold.wrap(text))
+            long = (text for text in shown if len(text) > MAX_INLINE_LENGTH)
+            # Folded at blanks; the text after `=` is YAML.
+            yield from (("", line) for text in long for line in fold.wrap(text))
     yield "attention", graph.attention
 
 
 def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
-    """The layer plans of a model of `layers` layers."""
     if not layers:
         yield "layer plans: as many statuses as the model has layers"
         return
@@ -128,15 +125,11 @@ def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
     """Ops, guards and drafter of other packages: names and places."""
     entries = [step.entry for steps in program.steps.values() for step in steps]
     for entry in (*entries, *program.guards.values()):
-        if not _is_ours(entry.module):
+        if not entry.module.startswith(PACKAGE):
             yield entry.name, f"{entry.module}.{entry.function}", f"{entry.file}:{entry.line}"
     drafter = type(program.graph.drafter)
-    if not _is_ours(drafter.__module__):
+    if not drafter.__module__.startswith(PACKAGE):
         yield f"drafter {drafter.kind_name()}", f"{drafter.__module__}.{drafter.__qualname__}", ""
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _brief(value: Any) -> str:
@@ -163,8 +156,6 @@ def _show(value: Any, comma: str = ", ") -> str:
 
 
 def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Columns of equal width, two blanks apart."""
     cells = list(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    pairs = (zip(row, widths, strict=True) for row in cells)
-    return ["  ".join(text.ljust(width) for text, width in pair).rstrip() for pair in pairs]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]

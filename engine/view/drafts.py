@@ -1,17 +1,17 @@
 """The panel of drafts: the last tree or chain of each branch, with the outcome of every token.
 
 A tree grows from left to right: the root at the left, a column for each depth, the accepted path
-in the first line. Marks repeat what colours say.
-"""
+in the first line. Marks repeat what colours say."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from ..events import printable
 from ..record.run_view import BranchView, DraftTree, Mark
-from .panels import color_of, cut
+from .panels import color_named, cut
 
 DRAFT_MARKS = {  # a mark, its style, and its name in the legend
     Mark.ACCEPTED: ("✓", "bold green", "accepted"),
@@ -34,13 +34,12 @@ def drafts_text(
     trees: Sequence[DraftTree], branches: Sequence[BranchView], width: int, height: int
 ) -> Text:
     """The trees that fit; those of running branches first, in their order."""
-    parted = {branch.request for branch in branches if branch.index >= 0}
-    trees = [tree for tree in trees if tree.name != "outline" or tree.request not in parted]
+    trees = without_outlines(trees, {branch.request for branch in branches if branch.index >= 0})
     if not trees:
         return Text("no drafts so far", style="dim")
-    names = [(b.request, "outline" if b.index < 0 else str(b.index + 1)) for b in branches]
-    order = {name: at for at, name in enumerate(names)}
-    live = {name for name, branch in zip(names, branches, strict=True) if branch.stage == "running"}
+    views = {(b.request, "outline" if b.index < 0 else str(b.index + 1)): b for b in branches}
+    order = {name: at for at, name in enumerate(views)}
+    live = {name for name, branch in views.items() if branch.stage == "running"}
 
     def rank(tree: DraftTree) -> tuple[bool, int, int]:
         name = (tree.request, tree.name)
@@ -50,25 +49,25 @@ def drafts_text(
     columns = min(max(width // MIN_TREE_WIDTH, 1), len(ranked))
     each = (width - 2 * (columns - 1)) // columns
     shown = ranked[: columns * height]
-    many = len({tree.request for tree in trees}) > 1
-    heads = _heads(shown, live, many)
+    heads = _heads(shown, live, many=len({tree.request for tree in trees}) > 1)
     sides = [_column(heads[at::columns], shown[at::columns], each, height) for at in range(columns)]
     lines = []
-    for row in range(max(map(len, sides))):
-        line = Text(no_wrap=True)
-        for at, side in enumerate(sides):
-            part = side[row].copy() if row < len(side) else Text()
-            last = at == len(sides) - 1
-            part.truncate(each, overflow="ellipsis", pad=not last)
-            line.append_text(part).append("" if last else "  ")
-        lines.append(line)
+    for row in zip_longest(*sides):
+        parts = [part or Text() for part in row]
+        for part in parts:
+            part.truncate(each, overflow="ellipsis", pad=part is not parts[-1])
+        lines.append(Text("  ", no_wrap=True).join(parts))
     if hidden := len(ranked) - len(shown):
         lines[-1].append(f"  … and {hidden} more", style="dim")
     return Text("\n", no_wrap=True).join(lines)
 
 
+def without_outlines(trees: Sequence[DraftTree], parted: set[str]) -> list[DraftTree]:
+    """The trees but those of outlines of requests that have parts."""
+    return [tree for tree in trees if tree.name != "outline" or tree.request not in parted]
+
+
 def drafts_legend(width: int) -> str:
-    """The marks with their names, as many as fit."""
     text = ""
     for mark, _, name in DRAFT_MARKS.values():
         more = f"{' ' if text else ''}{mark} {name}"
@@ -82,15 +81,15 @@ def _column(
     """Trees after their heads, one below the other; each gets the lines it needs, or its share."""
     tree_width = max(width - max(head.cell_len for head in heads), 12)
     needs = [
-        len(_chain_lines(tree, tree_width, MAX_ROWS) if _is_chain(tree) else _leaf_nodes(tree))
+        len(_chain_lines(tree, tree_width, MAX_ROWS) if _is_chain(tree) else _leaves(tree))
         for tree in trees
     ]
     shares = [1 for _ in needs]
-    remaining = height - len(needs)
-    while remaining > 0 and (short := [i for i, need in enumerate(needs) if shares[i] < need]):
-        for i in short[:remaining]:
+    while (free := height - sum(shares)) > 0:
+        if not (short := [i for i, need in enumerate(needs) if shares[i] < need]):
+            break
+        for i in short[:free]:
             shares[i] += 1
-        remaining -= len(short[:remaining])
     lines: list[Text] = []
     for head, tree, rows in zip(heads, trees, shares, strict=True):
         for at, line in enumerate(tree_lines(tree, tree_width, rows)):
@@ -100,18 +99,15 @@ def _column(
 
 
 def _heads(trees: Sequence[DraftTree], live: set[tuple[str, str]], many: bool) -> list[Text]:
-    """Branch and accepted tokens of each tree, of one width."""
-    names = [tree.name if tree.name.isdigit() else tree.name[:1].upper() for tree in trees]
-    labels = [
-        f"{cut(printable(tree.request, ''), 6)}/{name}" if many else name
-        for tree, name in zip(trees, names, strict=True)
-    ]
+    labels = []
+    for tree in trees:
+        name = tree.name if tree.name.isdigit() else tree.name[:1].upper()
+        labels.append(f"{cut(printable(tree.request, ''), 6)}/{name}" if many else name)
     size = max(map(cell_len, labels)) + 1
     heads = []
     for tree, label in zip(trees, labels, strict=True):
-        color = color_of(int(tree.name) - 1 if tree.name.isdigit() else -1)
         counts = f"{tree.accepted}/{tree.drafted}".ljust(COUNTS_WIDTH)
-        style = f"bold {color}" if (tree.request, tree.name) in live else "dim"
+        style = f"bold {color_named(tree.name)}" if (tree.request, tree.name) in live else "dim"
         heads.append(Text.assemble((set_cell_size(label, size), style), (counts, "dim")))
     return heads
 
@@ -126,7 +122,7 @@ def _is_chain(tree: DraftTree) -> bool:
     return len(set(parents)) == len(parents)
 
 
-def _leaf_nodes(tree: DraftTree) -> list[int]:
+def _leaves(tree: DraftTree) -> list[int]:
     parents = {node.parent for node in tree.nodes}
     return [at for at in range(len(tree.nodes)) if at not in parents]
 
@@ -159,7 +155,7 @@ def _chain_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
 
 def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
     """Columns of equal depth; a first child is in the line of its parent."""
-    leaves = _leaf_nodes(tree)
+    leaves = _leaves(tree)
     drawn = _drawn_nodes(tree, leaves, rows)
     below: dict[int, list[int]] = {node: [] for node in drawn}
     depth = {0: 0}
@@ -177,7 +173,6 @@ def _grid_lines(tree: DraftTree, width: int, rows: int) -> list[Text]:
             break
 
     def block(node: int) -> list[Text]:
-        """The lines of a node and of all nodes below it."""
         size = columns[depth[node]]
         children = below[node]
         head = Text(cut(_label(tree, node), size), DRAFT_MARKS[tree.nodes[node].mark][1])

@@ -1,10 +1,8 @@
 """Panels of the live view: states, trace, branches, requests, sequence, figures.
 
-Pure functions of a snapshot's parts and of the width and height in cells.
-"""
+Pure functions of a snapshot's parts and of the width and height in cells."""
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,30 +13,12 @@ from rich.text import Text
 from ...ops.layer_plan import LayerStatus
 from ...states.round import BlendSummary
 from ..events import printable
-from ..record.run_view import (
-    BRANCH,
-    FREE,
-    OUTLINE,
-    PADDING,
-    PICKED,
-    PREFIX,
-    RETAINED,
-    REUSED,
-    TREE,
-    BranchView,
-    Codes,
-    Move,
-    PoolView,
-    RequestView,
-    Scene,
-    Snapshot,
-)
+from ..record import run_view
+from ..record.run_view import BranchView, Codes, Move, PoolView, RequestView, Scene, Snapshot
 
 Item = TypeVar("Item")
-PALETTE = (
-    *("cyan", "magenta", "green", "dodger_blue2"),
-    *("orange1", "bright_red", "turquoise2", "violet"),
-)
+PALETTE = ["cyan", "magenta", "green", "dodger_blue2"]
+PALETTE += ["orange1", "bright_red", "turquoise2", "violet"]
 LIT = "bold #00240f on #3ddc84"  # not `black`: bold black is grey on many terminals
 STAGE_MARKS = {
     **{"running": "▶", "waiting": "·", "preempted": "‖"},
@@ -48,12 +28,18 @@ HALTED = "■"  # of a branch that neither ended nor runs
 BRANCH_MARKS = f"▶ runs · waits ‖ preempted ✓ stop ✂ length ✗ refused {HALTED} halted"
 STATE_WIDTH = 17
 MAX_LINES_PER_BRANCH = 6
-RANKS = {"running": 0, "preempted": 1, "waiting": 1}  # ended branches are last
+ENDED = 2  # rank of what ended; what runs has rank 0
 
 
 def color_of(index: int) -> str:
     """The colour of a branch; -1 is the outline."""
     return "white" if index < 0 else PALETTE[index % len(PALETTE)]
+
+
+def color_named(name: str) -> str:
+    """The colour of a branch by its name, `request/outline` or `request/1`."""
+    number = name.rpartition("/")[2]
+    return color_of(int(number) - 1 if number.isdigit() else -1)
 
 
 def cut(text: str, width: int) -> str:
@@ -65,7 +51,7 @@ def wrapped(words: Sequence[str], width: int) -> list[str]:
     """Words in lines of `width` cells; at least one line."""
     lines = [""]
     for word in words:
-        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        joined = f"{lines[-1]} {word}".lstrip()
         if cell_len(joined) <= width:
             lines[-1] = joined
         else:
@@ -74,16 +60,13 @@ def wrapped(words: Sequence[str], width: int) -> list[str]:
 
 
 def _first_ranked(
-    items: Sequence[Item], rank: Callable[[Item], int], last: int, height: int
+    items: Sequence[Item], ranks: Sequence[int], height: int
 ) -> tuple[list[Item], list[Text]]:
-    """The items that fit into `height` lines, those of the lowest rank first, and of rank `last`
-    the latest, in their own order; and the line that says how many are hidden, if any are."""
-    if len(items) <= height:
-        return list(items), []
-    visible = max(height - 1, 1)
-    ranks = [rank(item) for item in items]
-    ranked = sorted(range(len(items)), key=lambda at: (ranks[at], -at if ranks[at] == last else at))
-    shown = [items[at] for at in sorted(ranked[:visible])]
+    """The items of the lowest ranks that fit into `height` lines, and the latest of those that
+    ended, in their own order; and the line that says how many are hidden, if any are."""
+    visible = height if len(items) <= height else max(height - 1, 1)
+    order = sorted(range(len(items)), key=lambda i: (ranks[i], -i if ranks[i] == ENDED else i))
+    shown = [items[at] for at in sorted(order[:visible])]
     hidden = len(items) - len(shown)
     return shown, [Text(f"  … and {hidden} more", style="dim")] if hidden else []
 
@@ -95,12 +78,12 @@ def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
     lines = []
     for name in scene.states:
         lit = name == snap.state
-        open_way = name in ways
         visits = snap.meter.visits[name]
+        style = LIT if lit else "" if visits or name in ways else "dim"
         line = Text.assemble(
             (arrow.get(name, "  "), "bright_green"),
-            ("◦" if open_way and not lit else " ", "green"),
-            (set_cell_size(name, STATE_WIDTH), LIT if lit else "" if visits or open_way else "dim"),
+            ("◦" if name in ways and not lit else " ", "green"),
+            (set_cell_size(name, STATE_WIDTH), style),
             (f"{visits or '·':>4}", "bold" if visits else "dim"),
             no_wrap=True,
         )
@@ -119,39 +102,31 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
         return {target: "↻▶" if source == target else "─▶"}
     first, last = sorted((states.index(source), states.index(target)))
     marks = dict.fromkeys(states[first + 1 : last], "│ ")
-    down = states.index(source) < states.index(target)
-    marks[source] = "╭╴" if down else "╰╴"
-    marks[target] = "╰▶" if down else "╭▶"
-    return marks
+    down = states[first] == source
+    return {**marks, source: "╭╴" if down else "╰╴", target: "╰▶" if down else "╭▶"}
 
 
 def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
     """The last transitions, newest at the bottom: from > to, guard, ms in `from`, tokens."""
     lines = []
     for move in moves[-height:]:
-        tail = f"{move.millis:>6.1f} {f'+{move.committed}' if move.committed else '':>4}"
+        millis = f"{move.millis:>6.1f} "
+        tokens = f"{f'+{move.committed}' if move.committed else '':>4}"
         guard = f" {move.guard}" if move.guard else ""
-        line = Text.assemble(
-            (move.source, "dim"),
-            (" → ", "bright_green"),
-            move.target,
-            (guard, "italic yellow"),
-            no_wrap=True,
-        )
-        line.truncate(max(width - len(tail), 8), overflow="ellipsis", pad=True)
-        lines.append(line.append(tail[:7], style="dim").append(tail[7:], style="bold cyan"))
-    return Text("\n").join(lines)
+        line = Text.assemble((move.source, "dim"), (" → ", "bright_green"), move.target)
+        line.append(guard, style="italic yellow")
+        line.truncate(max(width - len(millis + tokens), 8), overflow="ellipsis", pad=True)
+        lines.append(line.append(millis, style="dim").append(tokens, style="bold cyan"))
+    return Text("\n", no_wrap=True).join(lines)
 
 
 def last_move(snap: Snapshot, width: int) -> str:
-    """The last transition in as many words as fit."""
     if not snap.moves:
         return ""
     move = snap.moves[-1]
     cost = f"{move.millis:.1f} ms" + (f" +{move.committed}" if move.committed else "")
     states = f"{move.source} → {move.target}"
-    texts = [f"{states} {move.guard}  {cost}"] if move.guard else []
-    texts += [f"{states}  {cost}", cost]
+    texts = (f"{states} {move.guard or ''}".rstrip() + f"  {cost}", f"{states}  {cost}", cost)
     return next((text for text in texts if len(text) <= width), "")
 
 
@@ -161,11 +136,9 @@ def last_move(snap: Snapshot, width: int) -> str:
 def branches_text(branches: Sequence[BranchView], many: bool, width: int, height: int) -> Text:
     """One or more lines per branch, with the end of its text, running branches first; `many`
     requests show their key."""
-    shown, more = _first_ranked(
-        branches, lambda view: RANKS.get(view.stage, len(RANKS)), len(RANKS), height=height
-    )
-    visible = height - len(more)
-    rows = max(1, min(visible // max(len(shown), 1), MAX_LINES_PER_BRANCH))
+    ranks = {"running": 0, "preempted": 1, "waiting": 1}
+    shown, more = _first_ranked(branches, [ranks.get(b.stage, ENDED) for b in branches], height)
+    rows = max(1, min((height - len(more)) // max(len(shown), 1), MAX_LINES_PER_BRANCH))
     lines = [line for view in shown for line in _branch_lines(view, many, width, rows)]
     return Text("\n").join([*lines, *more])
 
@@ -183,16 +156,14 @@ def _branch_lines(view: BranchView, many: bool, width: int, rows: int) -> list[T
         (f"{view.tokens:>4}/{view.budget:<4} ", "dim"),
         no_wrap=True,
     )
-    indent = head.cell_len
-    pieces = _tail(view.text, max(width - indent, 8), rows)
+    indent = " " * head.cell_len
+    first, *others = _tail(view.text, max(width - len(indent), 8), rows)
     style = "" if view.stage == "running" else "dim"
-    lines = [head.append(pieces[0], style=style)]
-    lines += [Text(" " * indent + piece, style=style, no_wrap=True) for piece in pieces[1:]]
-    return lines
+    head.append(first, style=style)
+    return [head, *(Text(indent + piece, style=style, no_wrap=True) for piece in others)]
 
 
 def _tail(text: str, width: int, rows: int) -> list[str]:
-    """A text in at most `rows` lines of `width` cells; of a longer text the end, in full lines."""
     recent = printable(text[-4 * width * rows :], "\n\t").split()
     words = [set_cell_size(w, width) if cell_len(w) > width else w for w in recent]
     lines = wrapped(words, width)
@@ -205,8 +176,7 @@ def _tail(text: str, width: int, rows: int) -> list[str]:
 def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
     facts = f"  {scene.layout} · {scene.drafter} · {printable(scene.model, '')}"
     facts += f" · {scene.requests} requests" if scene.requests > 1 else ""
-    parts = ((" specsot ", LIT), (f" {scene.graph}", "bold"), (facts, "dim"))
-    line = Text.assemble(*parts, no_wrap=True)
+    line = Text.assemble((" specsot ", LIT), (f" {scene.graph}", "bold"), (facts, "dim"))
     right = f"round {snap.meter.rounds}  {snap.seconds:5.1f} s "
     line.truncate(max(width - len(right), 8), overflow="ellipsis", pad=True)
     return line.append(right, style="bold")
@@ -214,16 +184,15 @@ def header_line(scene: Scene, snap: Snapshot, width: int) -> Text:
 
 # -- requests -------------------------------------------------------------------------------------
 
-REQUEST_MARKS = {  # a mark, its style, and its name in the legend
-    "done": ("✓", "green", "done"),
-    "running": ("▶", "cyan", "in parts"),
-    "merging": ("▶", "cyan", "merging"),
-    "outlining": ("O", "white", "in outlines"),
-    "waiting": ("·", "grey50", "waiting"),
-    "preempted": ("‖", "yellow", "preempted"),
-    "refused": ("✗", "bold red", "refused"),
+REQUEST_MARKS = {  # a mark, its style, its name in the legend, and its rank
+    "done": ("✓", "green", "done", ENDED),
+    "running": ("▶", "cyan", "in parts", 0),
+    "merging": ("▶", "cyan", "merging", 0),
+    "outlining": ("O", "white", "in outlines", 0),
+    "waiting": ("·", "grey50", "waiting", 1),
+    "preempted": ("‖", "yellow", "preempted", 1),
+    "refused": ("✗", "bold red", "refused", ENDED),
 }
-REQUEST_RANKS = {"waiting": 1, "preempted": 1, "refused": 2, "done": 2}  # the others are first
 BAR_WIDTH = 8  # cells of a request's bar
 NAME_WIDTH = 6  # cells of a request's name
 
@@ -233,7 +202,7 @@ def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Tex
     if len(requests) == 1:
         lines = question_lines(requests[0], width)
         if len(lines) > rows:
-            lines = [*lines[: rows - 1], cut(f"{lines[rows - 1]} {lines[rows]}", width - 4)]
+            lines[rows - 1 :] = [cut(f"{lines[rows - 1]} {lines[rows]}", width - 4)]
         text = Text(" ? ", style="bold green", no_wrap=True)
         return text.append("\n   ".join(lines), style="not bold default")
     stages = [_request_stage(request) for request in requests]
@@ -241,7 +210,7 @@ def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Tex
     text = Text.assemble((f" {done}/{len(requests)} requests done ", "bold"), no_wrap=True)
     legend = "".join(
         f"  {mark} {stages.count(stage)} {name}"
-        for stage, (mark, _, name) in REQUEST_MARKS.items()
+        for stage, (mark, _, name, _) in REQUEST_MARKS.items()
         if stage != "done" and stage in stages
     )
     # As many marks as fit, those of running requests among them.
@@ -249,7 +218,7 @@ def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Tex
     first = next((at for at, stage in enumerate(stages) if stage != "done"), 0)
     start = max(min(first - count // 4, len(stages) - count), 0)
     for stage in stages[start : start + count]:
-        mark, style, _ = REQUEST_MARKS[stage]
+        mark, style, *_ = REQUEST_MARKS[stage]
         text.append(mark, style=style)
     text.append(legend, style="dim")
     text.truncate(width, overflow="ellipsis")
@@ -257,7 +226,6 @@ def request_lines(requests: Sequence[RequestView], width: int, rows: int) -> Tex
 
 
 def question_lines(request: RequestView, width: int) -> list[str]:
-    """The question of a request in lines."""
     words = printable(request.question[: 20 * width], "\n\t").split()
     return wrapped(words, max(width - 4, 8))
 
@@ -270,12 +238,11 @@ def _request_stage(view: RequestView) -> str:
 
 def requests_text(requests: Sequence[RequestView], width: int, height: int) -> Text:
     """A line per request, running ones first: mark, name, bar of its parts, tokens, question."""
-    shown, more = _first_ranked(
-        requests, lambda view: REQUEST_RANKS.get(_request_stage(view), 0), 2, height=height
-    )
+    ranks = [REQUEST_MARKS[_request_stage(view)][3] for view in requests]
+    shown, more = _first_ranked(requests, ranks, height)
     lines = []
     for view in shown:
-        mark, style, _ = REQUEST_MARKS[_request_stage(view)]
+        mark, style, *_ = REQUEST_MARKS[_request_stage(view)]
         filled = round(BAR_WIDTH * view.done / view.parts) if view.parts else 0
         parts = f"{view.done}/{view.parts}" if view.parts else ""
         line = Text.assemble(
@@ -284,7 +251,6 @@ def requests_text(requests: Sequence[RequestView], width: int, height: int) -> T
             ("━" * filled, style),
             ("─" * (BAR_WIDTH - filled), "grey37"),
             (f" {parts:>5} {view.tokens:>5} ", "dim"),
-            no_wrap=True,
         )
         question = " ".join(printable(view.question[: 4 * width], "\n\t").split())
         lines.append(line.append(cut(question, max(width - line.cell_len, 1))))
@@ -294,14 +260,14 @@ def requests_text(requests: Sequence[RequestView], width: int, height: int) -> T
 # -- the sequence ---------------------------------------------------------------------------------
 
 CELLS = {  # character, style and name; characters differ as well as colours
-    PREFIX: ("█", "grey74", "prefix"),
-    TREE: ("+", "#202020 on yellow", "tree"),
-    OUTLINE: ("O", "#202020 on white", "outline"),
-    PADDING: ("-", "grey37", "padding"),
-    REUSED: ("▒", "dodger_blue2", "cached"),
-    PICKED: ("*", "#202020 on orange1", "picked"),
-    RETAINED: ("░", "grey50", "kept"),
-    FREE: ("·", "grey37", "free"),
+    run_view.PREFIX: ("█", "grey74", "prefix"),
+    run_view.TREE: ("+", "#202020 on yellow", "tree"),
+    run_view.OUTLINE: ("O", "#202020 on white", "outline"),
+    run_view.PADDING: ("-", "grey37", "padding"),
+    run_view.REUSED: ("▒", "dodger_blue2", "cached"),
+    run_view.PICKED: ("*", "#202020 on orange1", "picked"),
+    run_view.RETAINED: ("░", "grey50", "kept"),
+    run_view.FREE: ("·", "grey37", "free"),
 }
 
 
@@ -309,23 +275,19 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
     """The target's pool as coloured cells, and the number of slots in a cell.
 
     Of one sequence the part in use is drawn, with some of the free slots after it; of a batch the
-    rows in use, side by side if they are more than the lines.
-    """
+    rows in use, side by side if they are more than the lines."""
     text = Text(no_wrap=True)
     codes_RC = pool.codes.reshape(pool.rows, -1)
     codes_RC = codes_RC[codes_RC.any(1)]  # FREE is 0
     extent = int(np.flatnonzero(codes_RC.any(0)).max(initial=-1)) + 1
+    per_line = max(1, -(-len(codes_RC) // rows)) if pool.rows > 1 else 1
+    each = (width + 1) // per_line - 1
     if pool.rows > 1:
-        per_line = max(1, -(-len(codes_RC) // rows))
-        each = (width + 1) // per_line - 1
         step = max(1, -(-extent // each))
         lines = list(codes_RC)
     else:
-        per_line = 1
-        each = width
         step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // (width * rows)))
-        ends = [each * step * row for row in range(rows + 1)]
-        lines = [pool.codes[a:b] for a, b in pairwise(ends)]
+        lines = [pool.codes[each * step * row :] for row in range(rows)]
     for number, codes in enumerate(lines):
         if number:
             text.append("\n" if number % per_line == 0 else " ")
@@ -341,17 +303,16 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
 
 def downsample(codes: Codes, step: int) -> Codes:
     """One code per `step` slots: the most frequent one, used before free."""
-    present = np.unique(codes[codes != FREE])
+    present = np.unique(codes[codes != run_view.FREE])
     if step == 1 or not present.size:
         return codes[::step]
-    groups = np.pad(codes, (0, -codes.size % step), constant_values=FREE).reshape(-1, step)
-    counts = np.stack([(groups == code).sum(1) for code in present])
-    return np.where(counts.any(0), present[counts.argmax(0)], codes.dtype.type(FREE))
+    groups = np.pad(codes, (0, -codes.size % step), constant_values=run_view.FREE)
+    counts = np.stack([(groups.reshape(-1, step) == code).sum(1) for code in present])
+    return np.where(counts.any(0), present[counts.argmax(0)], codes.dtype.type(run_view.FREE))
 
 
 def cell_of(code: int) -> tuple[str, Style]:
-    """Character and style of one cell."""
-    index = code - BRANCH
+    index = code - run_view.BRANCH
     branch = ("123456789"[index % 9], f"#101010 on {color_of(index)}", "")
     char, style, _ = CELLS.get(code, branch)
     return char, Style.parse(style)
@@ -360,7 +321,8 @@ def cell_of(code: int) -> tuple[str, Style]:
 def legend(codes: Codes) -> Text:
     """The meaning of the cells in use, free ones last."""
     text = Text(no_wrap=True)
-    for code in sorted(set(np.unique(codes).tolist()), key=lambda code: (code == FREE, code)):
+    used = sorted(set(np.unique(codes).tolist()))
+    for code in sorted(used, key=lambda code: code == run_view.FREE):
         char, style = cell_of(code)
         text.append(char, style=style)
         text.append(f" {CELLS[code][2]} " if code in CELLS else " ", style="dim")
@@ -377,8 +339,8 @@ STATUS_STYLES = {
 
 
 def layers_line(blend: BlendSummary, width: int) -> Text:
-    """A cell for each layer of the last blended forward: its status and number of computed rows;
-    the status alone for a deep model."""
+    """A cell for each layer of the last blended forward: its status, and the number of computed
+    rows unless the model is deep."""
     text = Text("layers ", style="dim", no_wrap=True)
     counts = "/".join(map(str, blend.picked)) or "0"
     tail = f" cached {blend.reused} · picked {counts} · fresh {blend.suffix}"
@@ -395,12 +357,10 @@ def layers_line(blend: BlendSummary, width: int) -> Text:
 
 # -- accepted lengths and figures -----------------------------------------------------------------
 
-
 SHADES = " ▁▂▃▄▅▆▇█"
 
 
 def histogram_line(lengths: Mapping[int, int], tau: float) -> Text:
-    """Accepted lengths in one line."""
     text = Text("accepted length ", style="dim", no_wrap=True)
     most = max(lengths.values(), default=0)
     for length in _span(lengths):
@@ -412,15 +372,14 @@ def histogram_line(lengths: Mapping[int, int], tau: float) -> Text:
 
 def histogram_bars(lengths: Mapping[int, int], height: int, width: int) -> Text:
     """Accepted lengths as columns over their numbers; `height` without the line of numbers."""
-    most = max(lengths.values(), default=0)
+    most = max(lengths.values(), default=1)
     span = _span(lengths)[: max(width // 3, 1)]
-    lines = []
+    text = Text(style="cyan", no_wrap=True)
     for row in range(height - 1, -1, -1):
-        filled = [lengths.get(n, 0) / most * height - row if most else 0.0 for n in span]
+        filled = (lengths.get(n, 0) / most * height - row for n in span)
         blocks = (SHADES[max(0, min(8, round(part * 8)))] for part in filled)
-        lines.append("".join(f" {block}{block}" for block in blocks))
-    text = Text("\n".join(lines), style="cyan", no_wrap=True)
-    return text.append("\n" + "".join(f"{n:>3}" for n in span), style="dim")
+        text.append("".join(f" {block}{block}" for block in blocks) + "\n")
+    return text.append("".join(f"{n:>3}" for n in span), style="dim")
 
 
 def _span(lengths: Mapping[int, int]) -> range:
@@ -433,25 +392,24 @@ def figures_line(snap: Snapshot, width: int) -> Text:
     pool = snap.pool
     meter = snap.meter
     speed = meter.tokens / snap.seconds if snap.seconds else 0.0
-    share = 100 * pool.used / pool.capacity
     parts = [
-        ("KV ", f"{pool.used}/{pool.capacity} {share:.0f} %"),
+        ("KV ", f"{pool.used}/{pool.capacity} {100 * pool.used / pool.capacity:.0f} %"),
         ("", f"{speed:.0f} tok/s"),
         ("", f"{meter.per_forward:.2f} tok/forward"),
-        *((("preempted ", f"{meter.preempted}"),) if meter.preempted else ()),
-        *((("reused ", f"{pool.reused}"),) if pool.reused else ()),
+        ("preempted ", f"{meter.preempted}" if meter.preempted else ""),
+        ("reused ", f"{pool.reused}" if pool.reused else ""),
         ("", f"{meter.tokens} tokens"),
         ("accept ", f"{100 * meter.acceptance_rate:.0f} %"),
         ("", f"{pool.bytes / 1e6:.1f} MB"),
+        ("moved ", "" if pool.moved is None else f"{pool.moved / 1e6:.1f} MB"),
+        ("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}" if pool.draft_capacity else ""),
     ]
-    if pool.moved is not None:
-        parts.append(("moved ", f"{pool.moved / 1e6:.1f} MB"))
-    if pool.draft_capacity:
-        parts.append(("draft KV ", f"{pool.draft_used}/{pool.draft_capacity}"))
     text = Text(no_wrap=True)
-    for i, (name, value) in enumerate(parts):
+    for name, value in parts:
+        if not value:
+            continue
         if text.cell_len + len(name) + len(value) + 3 > width:
             break
-        text.append(" · " if i else "", style="dim")
+        text.append(" · " if text else "", style="dim")
         text.append(name, style="dim").append(value, style="bold")
     return text

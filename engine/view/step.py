@@ -1,12 +1,11 @@
 """`--step` and `--break`: a run halts before a transition and shows its values, page by page.
 
-Reading values waits for the device; the run's time excludes it.
-"""
+Reading values waits for the device; the run's time excludes it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,9 @@ from ...states.manager import BranchStateManager
 from ..events import TokenTexts, printable
 from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
-from .drafts import drafts_legend, tree_lines
-from .panels import LIT, color_of, cut, header_line, wrapped
-from .tui import Keys, LiveView, frame, with_bar
+from .drafts import drafts_legend, tree_lines, without_outlines
+from .panels import LIT, color_named, cut, header_line, wrapped
+from .tui import Keys, LiveView, column, frame, panel, with_bar
 
 Visible = npt.NDArray[np.bool_]
 Page = list[Text]
@@ -40,14 +39,11 @@ TOKEN_WIDTH = 14  # cells
 MAX_NAME_WIDTH = 14  # cells
 MAX_ROWS = 400  # of a forward
 MAX_VALUE_LENGTH = 160  # characters of a blackboard value
-HELP = "[Enter] one step, [c] to the end, [q] quit > "
-HELP_BREAKS = "[Enter] one step, [c] to the next halt, [q] quit > "
 POLL_SECONDS = 0.1  # between two checks of the stop signal
 PLAIN_WIDTH = 100  # columns of pages in plain output
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardRow:
+class ForwardRow(NamedTuple):
     """A row of the target's last forward; name: of its owner; node: 0 the root, -1 no tree node."""
 
     name: str
@@ -59,15 +55,13 @@ class ForwardRow:
 
 @dataclass(frozen=True, slots=True)
 class ForwardView:
-    """The rows of a forward without padding, and the slots that each attends to.
-
-    visible_NK: for each row and each of `slots`; the last `fresh` slots are the forward's own.
-    """
+    """The rows of a forward without padding, and which of `slots` each attends to; the last `fresh`
+    slots are the forward's own."""
 
     state: str
     number: int
-    rows: tuple[ForwardRow, ...]
-    slots: tuple[int, ...]
+    rows: Sequence[ForwardRow]
+    slots: Sequence[int]
     visible_NK: Visible
     fresh: int
 
@@ -94,13 +88,13 @@ class Inspector:
         self.recorder.take_snapshot()
         snap = self.recorder.snapshot
         lines = printable(picture(program, self.run), "\n").split("\n")
-        found = (
+        pages = (
             [Text(line, no_wrap=True) for line in lines],
             list(self._text_lines(width)),
             list(self._tree_lines(snap.trees if snap is not None else (), width)),
             list(_row_lines(self.forward, width)),
         )
-        return dict(zip(PAGES, found, strict=True))
+        return dict(zip(PAGES, pages, strict=True))
 
     def _text(self, token: int) -> str:
         return token_text(token, self._texts)
@@ -121,26 +115,16 @@ class Inspector:
                     place[at] = len(nodes)
                     nodes.append(DraftNode(self._text(token), place[parent], Mark.OFFERED))
             request, _, name = branch.name.rpartition("/")
-            yield DraftTree(
-                request=request,
-                name=name,
-                round=0,
-                position=branch.length,
-                nodes=tuple(nodes),
-                drafted=len(nodes) - 1,
-                accepted=0,
-            )
+            counts = {"drafted": len(nodes) - 1, "accepted": 0}
+            yield DraftTree(request, name, 0, branch.length, nodes=tuple(nodes), **counts)
 
     def _read(self, state: str, board: Mapping[str, Any]) -> ForwardView:
-        """The forward that is about to run."""
         rows = board["rows"]
-        proposal = board.get("proposal")
-        valid = [] if proposal is None else proposal.valid_SN.tolist()
-        owners = dict(_row_owners(rows, board["batch"], valid, board["branches"]))
         tokens = rows.tokens_BQ.reshape(-1).tolist()
         positions = rows.positions_BQ.reshape(-1).tolist()
         slots_N = rows.slots_BQ.reshape(-1).tolist()
-        visible: dict[int, set[int]] = {row: set() for row in sorted(owners)}
+        owners = dict(sorted(_row_owners(board)))
+        visible = {row: set[int]() for row in owners}
         for group in board["attention"].groups:
             keys = group.keys
             slots_GK = keys.slots_GK if isinstance(keys, SlotRun) else keys.cpu().numpy()
@@ -151,25 +135,14 @@ class Inspector:
                         visible[row].update(slots_K[mask_K].tolist())
         fresh = sorted({slots_N[row] for row in visible})
         slots = [*sorted(set().union(*visible.values()) - set(fresh)), *fresh]
-        seen_NK = [np.isin(slots, list(seen)) for seen in visible.values()]
-        views = (
-            ForwardRow(
-                name=owners[row][0],
-                node=owners[row][1],
-                text=self._text(tokens[row]),
-                position=positions[row],
-                slot=slots_N[row],
-            )
-            for row in visible
-        )
-        return ForwardView(
-            state=state,
-            number=self.recorder.meter.forwards + 1,
-            rows=tuple(views),
-            slots=tuple(slots),
-            visible_NK=np.array(seen_NK, np.bool_).reshape(len(visible), len(slots)),
-            fresh=len(fresh),
-        )
+        visible_NK = [np.isin(slots, list(seen)) for seen in visible.values()]
+        views = [
+            ForwardRow(name, node, self._text(tokens[n]), positions[n], slot=slots_N[n])
+            for n, (name, node) in owners.items()
+        ]
+        table_NK = np.array(visible_NK, np.bool_).reshape(len(visible), len(slots))
+        number = self.recorder.meter.forwards + 1
+        return ForwardView(state, number, views, slots, visible_NK=table_NK, fresh=len(fresh))
 
     def _text_lines(self, width: int) -> Iterator[Text]:
         """The texts of the branches; the part without a cached row in angle brackets."""
@@ -177,7 +150,7 @@ class Inspector:
         decode = self.recorder.decode
         for branch in visible_branches(self.run.board["branches"].requests):
             title = printable(f"{branch.name}  {branch.title}", "")
-            style = f"bold {_color(branch.name)}"
+            style = f"bold {color_named(branch.name)}"
             yield Text.assemble((title, style), (f"  {branch.stage}", "dim"), no_wrap=True)
             whole = decode(branch.tokens)
             cached = decode(branch.tokens[: branch.num_cached_tokens])
@@ -190,35 +163,37 @@ class Inspector:
 
     def _tree_lines(self, trees: Sequence[DraftTree], width: int) -> Iterator[Text]:
         """The offered trees, or those of the last rounds."""
-        branches = visible_branches(self.run.board["branches"].requests)
-        parted = {branch.request.key for branch in branches if not branch.is_root}
-        shown = tuple(self.offered())
+        shown = list(self.offered())
         if offered := bool(shown):
             yield Text("+ offered, not verified yet", style="dim")
         else:
-            shown = tuple(t for t in trees if t.name != "outline" or t.request not in parted)
+            branches = visible_branches(self.run.board["branches"].requests)
+            shown = without_outlines(trees, {b.request.key for b in branches if not b.is_root})
             words = f"last rounds  {drafts_legend(99)}" if shown else "no drafts so far"
             yield Text(words, style="dim")
         for tree in shown:
             name = printable(f"{tree.request}/{tree.name}", "")
             counts = f"{tree.drafted} drafts" if offered else f"{tree.accepted}/{tree.drafted}"
             where = f"  {counts}, root at position {tree.position}"
-            yield Text.assemble((name, f"bold {_color(name)}"), (where, "dim"), no_wrap=True)
+            yield Text.assemble((name, f"bold {color_named(name)}"), (where, "dim"), no_wrap=True)
             for line in tree_lines(tree, max(width - 2, 12), 99):
                 yield Text("  ", no_wrap=True).append_text(line)
 
 
-def _row_owners(
-    rows: Any, batch: Any, valid: list[list[bool]], table: Any
-) -> Iterator[tuple[int, tuple[str, int]]]:
+def _row_owners(board: Mapping[str, Any]) -> Iterator[tuple[int, tuple[str, int]]]:
     """(row, (name of its owner, node)) of the rows that are not padding."""
-    for branch, nodes, valid_N in zip(batch.ran, rows.nodes_ST.tolist(), valid, strict=False):
+    batch = board["batch"]
+    proposal = board.get("proposal")
+    valid_SN = [] if proposal is None else proposal.valid_SN.tolist()
+    nodes_ST = board["rows"].nodes_ST.tolist()
+    for branch, nodes, valid_N in zip(batch.ran, nodes_ST, valid_SN, strict=False):
         for node in range(len(valid_N), 0, -1):  # a node without a row has the row of its root
             if valid_N[node - 1]:
                 yield nodes[node], (branch.name, node)
         yield nodes[0], (branch.name, 0)
-    names = {b.owner: b.name for request in table.requests for b in request.all_branches()}
-    names |= {request.prefix_owner: f"{request.key}/prefix" for request in table.requests}
+    requests = board["branches"].requests
+    names = {b.owner: b.name for request in requests for b in request.all_branches()}
+    names |= {request.prefix_owner: f"{request.key}/prefix" for request in requests}
     for span, placed in zip(batch.spans, batch.placed.spans, strict=True):
         for row in np.asarray(placed.flat_Cn).reshape(-1).tolist():
             yield row, (names.get(span.owner, "?"), -1)
@@ -238,27 +213,25 @@ def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
     scale = f"{ALL} all {SOME} some {NONE} none"
     if cells:
         scale += f" · {-(-cached // cells)} and {-(-fresh // fresh_cells)} slots per cell"
-    yield Text(
-        f"forward {view.number} in {view.state}: {len(view.rows)} rows see {cached} cached slots"
-        f" and {fresh} of its own",
-        no_wrap=True,
-    )
+    counts = f"{len(view.rows)} rows see {cached} cached slots and {fresh} of its own"
+    yield Text(f"forward {view.number} in {view.state}: {counts}", no_wrap=True)
     yield Text(scale, style="dim", no_wrap=True)
     yield Text(f"{head}{'cached'.ljust(cells)[:cells]} own", style="bold", no_wrap=True)
     for row, visible_K in zip(view.rows[:MAX_ROWS], view.visible_NK, strict=False):
         node = "root" if row.node == 0 else str(row.node) if row.node > 0 else "-"
+        color = color_named(row.name)
         yield Text.assemble(
-            (_fitted(row.name, names), f"bold {_color(row.name)}"),
+            (_fitted(row.name, names), f"bold {color}"),
             (f" {node:>4} ", "dim"),
             _fitted(row.text, TOKEN_WIDTH),
             (f" {row.position:>4} {row.slot:>5}  ", "dim"),
             _strip(visible_K[:cached], cells),
             " ",
-            (_strip(visible_K[cached:], fresh_cells), _color(row.name)),
+            (_strip(visible_K[cached:], fresh_cells), color),
             no_wrap=True,
         )
-    if hidden := len(view.rows) - MAX_ROWS:
-        yield Text(f"… and {hidden} more" if hidden > 0 else "", style="dim")
+    if len(view.rows) > MAX_ROWS:
+        yield Text(f"… and {len(view.rows) - MAX_ROWS} more", style="dim")
 
 
 def _fitted(text: str, width: int) -> str:
@@ -266,26 +239,18 @@ def _fitted(text: str, width: int) -> str:
 
 
 def _strip(visible_K: Visible, cells: int) -> str:
-    """The visibility of slots in `cells` cells."""
     if not cells or not len(visible_K):
         return ""
     parts = np.array_split(visible_K, cells) if len(visible_K) > cells else visible_K[:, None]
     return "".join(ALL if part.all() else SOME if part.any() else NONE for part in parts)
 
 
-def _color(name: str) -> str:
-    number = name.rpartition("/")[2]
-    return color_of(int(number) - 1 if number.isdigit() else -1)
-
-
 # -- the next transition and the blackboard -------------------------------------------------------
 
 
 def open_ways(program: Program, run: Run) -> Iterator[tuple[str, str, bool]]:
-    """(target, guard or '', whether the guard holds) of every transition of the current state.
-
-    The first open one is the one that `advance` takes.
-    """
+    """(target, guard or '', whether the guard holds) of every transition of the current state; the
+    first open one is the one that `advance` takes."""
     if run.state == START:
         yield program.graph.initial, "", True
     for edge in program.graph.edges_from(run.state):
@@ -320,115 +285,93 @@ def picture(program: Program, run: Run) -> str:
 # -- halts ----------------------------------------------------------------------------------------
 
 
-class Halts:
-    """The transitions before which a run halts: all, or those out of some states.
-
-    Attributes:
-        free: the run continues to the next of these states, or to its end if there are none.
-    """
-
-    def __init__(self, states: Sequence[str]) -> None:
-        self.states = frozenset(states)
-        self.free = bool(states)
-
-    def at(self, run: Run) -> bool:
-        """Whether the run halts now."""
-        return not self.free or run.state in self.states
-
-
+@dataclass(kw_only=True)
 class Stepper:
-    """The pause of a stepped run in plain lines.
+    """The pause of a stepped run: it halts before each transition, or before those out of `breaks`.
 
-    A line of `source` is one answer; the end of `source` means continue. The name of a page
-    prints it.
-    """
+    free: the run continues to the next of these states, or to its end if there are none."""
 
-    def __init__(
-        self,
-        program: Program,
-        source: TextIO,
-        out: Callable[[str], None],
-        halts: Halts | None = None,
-        inspector: Inspector | None = None,
-    ) -> None:
-        self.program = program
-        self.source = source
-        self.out = out
-        self.halts = halts or Halts(())
-        self.inspector = inspector
+    program: Program
+    inspector: Inspector
+    breaks: frozenset[str] = frozenset()
+    free: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.free = bool(self.breaks)
 
     def __call__(self, run: Run) -> bool:
         """Whether the run continues."""
-        if not self.halts.at(run):
-            return True
+        return (self.free and run.state not in self.breaks) or self.halt(run)
+
+    def halt(self, run: Run) -> bool:
+        """Wait for an answer; False ends the run."""
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class PlainStepper(Stepper):
+    """A stepper in plain lines: a line of `source` is an answer, or the name of a page to print.
+
+    The end of `source` means continue."""
+
+    source: TextIO
+    out: Callable[[str], None]
+
+    def halt(self, run: Run) -> bool:
         self.out(picture(self.program, run) + "\n")
+        end = "the next halt" if self.breaks else "the end"
         while True:
-            self.out(HELP_BREAKS if self.halts.states else HELP)
+            self.out(f"[Enter] one step, [c] to {end}, [q] quit > ")
             line = self.source.readline()
             answer = line.strip().lower()
-            if answer in PAGES and self.inspector is not None:
+            if answer in PAGES:
                 page = self.inspector.pages(self.program, PLAIN_WIDTH)[answer]
                 self.out("".join(f"{text.plain.rstrip()}\n" for text in page))
             elif not line or answer in ("", "c", "q"):
-                self.halts.free = not line or answer == "c"
+                self.free = not line or answer == "c"
                 if not line:
-                    self.halts.states = frozenset()
+                    self.breaks = frozenset()
                 return answer != "q"
 
 
-class LiveStepper:
-    """The pause of a stepped run inside the live view: keys turn pages and end the pause.
+@dataclass(kw_only=True)
+class LiveStepper(Stepper):
+    """A stepper inside the live view: keys turn pages and end the pause.
 
-    Args:
-        stopped: whether a stop signal has arrived.
-    """
+    stopped: whether a stop signal has arrived. page: 0 is the picture of the run.
+    first: number of the first visible line of a page. where: the place of the halt."""
 
-    def __init__(
-        self,
-        program: Program,
-        view: LiveView,
-        keys: Keys,
-        *,
-        halts: Halts,
-        inspector: Inspector,
-        stopped: Callable[[], bool],
-    ) -> None:
-        self.program = program
-        self.view = view
-        self.keys = keys
-        self.halts = halts
-        self.inspector = inspector
-        self.stopped = stopped
-        self.page = 0  # 0 is the picture of the run
-        self.first = 0  # number of the first visible line of a page
-        self._pages: dict[str, Page] = {}
-        self._where = ""
-        view.paint = self.paint
+    view: LiveView
+    keys: Keys
+    stopped: Callable[[], bool]
+    page: int = 0
+    first: int = 0
+    where: str = ""
+    pages: dict[str, Page] = field(default_factory=dict)
 
-    def __call__(self, run: Run) -> bool:
-        """Whether the run continues."""
-        if not self.halts.at(run):
-            return True
-        width = self.view.console.size.width - 4
-        self._pages = self.inspector.pages(self.program, width)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.view.paint = self.paint
+
+    def halt(self, run: Run) -> bool:
+        self.pages = self.inspector.pages(self.program, self.view.console.size.width - 4)
         ways = open_ways(self.program, run)
         target = next((name for name, _, is_open in ways if is_open), "?")
-        self._where = f"step {run.steps} {run.state} → {target}"
+        self.where = f"step {run.steps} {run.state} → {target}"
         self.first = 0
         try:
             while not self.stopped():
                 self.view.refresh()
                 key = self.keys.read(POLL_SECONDS)
                 if key in ("enter", "c", "q", " "):
-                    self.halts.free = key == "c"
+                    self.free = key == "c"
                     return key != "q"
                 self._turn(key)
             return True
         finally:
-            self._where = ""
+            self.where = ""
 
     def _turn(self, key: str) -> None:
-        """Another page, or other lines of it."""
         count = len(PAGES) + 1
         if key.isdigit() and int(key) < count:
             self.page = int(key)
@@ -436,55 +379,44 @@ class LiveStepper:
         elif key in ("tab", "right", "left"):
             self.page = (self.page + (-1 if key == "left" else 1)) % count
             self.first = 0
-        lines = len(self._pages[PAGES[self.page - 1]]) if self.page else 1
+        lines = len(self.pages[PAGES[self.page - 1]]) if self.page else 1
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}
         line = {"home": 0, "end": lines - 1}.get(key, self.first + steps.get(key, 0))
         self.first = min(max(line, 0), lines - 1)
 
     def paint(self, snap: Snapshot, width: int, height: int) -> RenderableType:
-        """The picture of the run, or a page, with the line of keys below it."""
         body = frame(self.view.scene, snap, width, height - 1)
-        if self.page and self._where:
-            body = Layout()
+        if self.page and self.where:
             head = header_line(self.view.scene, snap, width)
-            panel = self._panel(width, height - 1)
-            body.split_column(Layout(head, size=1), Layout(panel, size=max(height - 2, 3)))
+            rows = max(height - 2, 3)
+            body = column(Layout(head, size=1), Layout(self._panel(width, height - 1), size=rows))
         return with_bar(body, self._bar(width), height)
 
     def _panel(self, width: int, height: int) -> Panel:
-        """The visible lines of a page."""
         name = PAGES[self.page - 1]
-        page = self._pages[name]
+        page = self.pages[name]
         visible = max(height - 3, 1)
         first = min(self.first, max(len(page) - visible, 0))
         lines = page[first : first + visible]
         for line in lines:
             line.truncate(width - 4, overflow="ellipsis")
-        return Panel(
-            Text("\n", no_wrap=True).join(lines),
-            title=name,
-            title_align="left",
-            subtitle=f"lines {first + 1}-{first + len(lines)} of {len(page)}",
-            subtitle_align="right",
-            border_style="grey50",
-            padding=(0, 1),
-        )
+        place = f"lines {first + 1}-{first + len(lines)} of {len(page)}"
+        return panel(Text("\n", no_wrap=True).join(lines), name, place)
 
     def _bar(self, width: int) -> Text:
-        """The place of the halt, and the keys."""
-        if not self._where:
+        if not self.where:
             return Text(" ▶  running", style="dim", no_wrap=True)
-        text = Text.assemble((" ‖ ", LIT), (f" {self._where}", "bold"), no_wrap=True)
-        more = "c next halt" if self.halts.states else "c to the end"
+        text = Text.assemble((" ‖ ", LIT), (f" {self.where}", "bold"), no_wrap=True)
+        more = "c next halt" if self.breaks else "c to the end"
         names = [f"{at} {name}" for at, name in enumerate(("picture", *PAGES))]
         names[self.page] = f"[{names[self.page]}]"
         listed = " ".join(names)
-        full = f"Enter step · {more} · {listed} · ↑↓ lines · q quit"
-        for words in (full, f"Enter · c · {listed} · q"):
-            if text.cell_len + len(words) + 3 <= width:
-                break
-        else:
-            words = f"Enter · {more} · 0-{len(PAGES)} pages · ↑↓ · q"
+        choices = (
+            f"Enter step · {more} · {listed} · ↑↓ lines · q quit",
+            f"Enter · c · {listed} · q",
+            f"Enter · {more} · 0-{len(PAGES)} pages · ↑↓ · q",
+        )
+        words = next((w for w in choices if text.cell_len + len(w) + 3 <= width), choices[-1])
         text.append(f" · {words}", style="dim")
         text.truncate(width, overflow="ellipsis")
         return text

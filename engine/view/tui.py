@@ -1,10 +1,10 @@
-"""The live view of a run on a terminal: frames, at most eight per second, and single keys.
+"""A run on a terminal: the live view, the replay player, and single keys.
 
-A frame is a function of the recorder's last snapshot, drawn in a separate thread; the view never
-touches the run. It shares the processor with the run, so frames that are slow to draw are drawn
-less often.
-"""
+A frame is a function of a snapshot. The live view draws the recorder's last one in a separate
+thread, at most eight times per second; it shares the processor with the run, so frames that are
+slow to draw are drawn less often."""
 
+import io
 import os
 import select
 import sys
@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
-from time import sleep, thread_time
-from typing import Self, TextIO
+from time import monotonic, sleep, thread_time
+from typing import Any, Self, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -25,25 +25,10 @@ from rich.panel import Panel
 from rich.text import Text
 
 from ..record.recorder import Recorder
+from ..record.replay import Replay
 from ..record.run_view import PoolView, Scene, Snapshot
+from . import panels
 from .drafts import drafts_legend, drafts_text
-from .panels import (
-    BRANCH_MARKS,
-    branches_text,
-    figures_line,
-    header_line,
-    histogram_bars,
-    histogram_line,
-    last_move,
-    layers_line,
-    legend,
-    question_lines,
-    request_lines,
-    requests_text,
-    states_text,
-    strip_text,
-    trace_text,
-)
 
 FRAMES = 8  # per second, at most
 DRAW_SHARE = 0.05  # maximum share of a processor's time for drawing
@@ -69,9 +54,7 @@ Paint = Callable[[Snapshot, int, int], RenderableType]
 class LiveView(Live):
     """Shows a recorder's run on a terminal while the context is open.
 
-    Attributes:
-        paint: makes a picture of a snapshot and a size.
-    """
+    paint: makes a picture of a snapshot and a size."""
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder = recorder
@@ -80,14 +63,8 @@ class LiveView(Live):
         self._fullest: PoolView | None = None
         self._over = Event()
         self._painter = Thread(target=self._paint, name="specsot-view", daemon=True)
-        super().__init__(
-            console=console,
-            screen=True,
-            auto_refresh=False,
-            get_renderable=self._frame,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
+        no: Any = dict.fromkeys(("auto_refresh", "redirect_stdout", "redirect_stderr"), False)
+        super().__init__(console=console, screen=True, get_renderable=self._frame, **no)
 
     def start(self, refresh: bool = False) -> None:
         super().start(refresh)
@@ -107,7 +84,7 @@ class LiveView(Live):
             return Text("")
         self._fullest = fuller(self._fullest, snap.pool)
         try:
-            return self.paint(snap, self.console.size.width, self.console.size.height)
+            return self.paint(snap, *self.console.size)
         except Exception as error:  # an error of the view must not disturb the run
             return Text(f"the view failed: {type(error).__name__}: {error}")
 
@@ -122,9 +99,9 @@ class LiveView(Live):
         if (snap := self.recorder.snapshot) is not None:
             # At the end all rows are released; the pool is shown as it was at its fullest.
             snap = replace(snap, pool=fuller(self._fullest, snap.pool))
-            height = max(min(self.console.size.height, MAX_FINAL_HEIGHT) - 1, 12)
-            picture = frame(self.scene, snap, self.console.size.width, height)
-            self.console.print(picture, height=height)
+            size = self.console.size
+            height = max(min(size.height, MAX_FINAL_HEIGHT) - 1, 12)
+            self.console.print(frame(self.scene, snap, size.width, height), height=height)
 
 
 def fuller(first: PoolView | None, second: PoolView) -> PoolView:
@@ -140,29 +117,30 @@ def frame(scene: Scene, snap: Snapshot, width: int, height: int) -> Layout:
         scene = replace(scene, states=tuple(name for name in scene.states if name != "idle"))
     rows = 1
     if tall and len(snap.requests) == 1:
-        rows = min(len(question_lines(snap.requests[0], width)), 1 + height // 20)
+        rows = min(len(panels.question_lines(snap.requests[0], width)), 1 + height // 20)
     foot = 8 if height >= LARGE else 6 if tall else 3
     free = height - foot - rows - 2
     upper = len(scene.states) + 2
     trace = max(free * 3 // 5 - upper, 0) if height >= LARGE else 0  # lines below the states
     upper += trace
-    layout = Layout()
-    layout.split_column(
-        Layout(header_line(scene, snap, width), name="header", size=1),
-        Layout(request_lines(snap.requests, width, rows), name="requests", size=rows),
+    return column(
+        Layout(panels.header_line(scene, snap, width), size=1),
+        Layout(panels.request_lines(snap.requests, width, rows), size=rows),
         _upper(scene, snap, width, height=upper, trace=trace if trace >= 4 else 0),
         _lower(snap, width, max(free - upper, 3), tall),
         _foot(snap, width, foot, tall),
-        Layout(figures_line(snap, width), name="figures", size=1),
+        Layout(panels.figures_line(snap, width), size=1),
     )
+
+
+def column(*parts: Layout) -> Layout:
+    layout = Layout()
+    layout.split_column(*parts)
     return layout
 
 
 def with_bar(body: RenderableType, bar: Text, height: int) -> Layout:
-    """A picture with a line below it."""
-    layout = Layout()
-    layout.split_column(Layout(body, size=max(height - 1, 1)), Layout(bar, size=1))
-    return layout
+    return column(Layout(body, size=max(height - 1, 1)), Layout(bar, size=1))
 
 
 def _upper(scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int) -> Layout:
@@ -170,21 +148,21 @@ def _upper(scene: Scene, snap: Snapshot, width: int, *, height: int, trace: int)
     wide = width >= WIDE
     side = 46 if width >= VAST else 38 if wide else 28
     inner = width - side - 4
-    states = states_text(scene, snap, times=wide)
+    states = panels.states_text(scene, snap, times=wide)
     title = f"states · visits{' · ms each' if wide else ''} ◦ open"
     if scene.drafter == "none":  # nothing is drafted
-        drafts = _panel(trace_text(snap.moves, inner, height - 2), TRACE)
+        drafts = panel(panels.trace_text(snap.moves, inner, height - 2), TRACE)
     else:
         trees = drafts_text(snap.trees, snap.branches, inner, height - 2)
-        drafts = _panel(trees, "drafts", drafts_legend(inner - 2))
+        drafts = panel(trees, "drafts", drafts_legend(inner - 2))
     left = Layout(size=side)
     if trace and scene.drafter != "none":
         left.split_column(
-            Layout(_panel(states, title), size=height - trace),
-            Layout(_panel(trace_text(snap.moves, side - 4, trace - 2), TRACE), size=trace),
+            Layout(panel(states, title), size=height - trace),
+            Layout(panel(panels.trace_text(snap.moves, side - 4, trace - 2), TRACE), size=trace),
         )
     else:
-        left.update(_panel(states, title, last_move(snap, side - 6)))
+        left.update(panel(states, title, panels.last_move(snap, side - 6)))
     return _row(height, left, Layout(drafts, size=width - side))
 
 
@@ -192,19 +170,19 @@ def _lower(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
     """The texts of the branches; to the right several requests, if they fit."""
     many = len(snap.requests) > 1
     if not tall:  # a line instead of a frame: one more branch fits
-        texts = branches_text(snap.branches, many, width - 4, height - 1)
+        texts = panels.branches_text(snap.branches, many, width - 4, height - 1)
         start = "── branches "
-        end = f" {BRANCH_MARKS} ──"
+        end = f" {panels.BRANCH_MARKS} ──"
         rule = "─" * (width - cell_len(start) - cell_len(end))
         head = Text.assemble((start + rule, "grey50"), (end, "grey62"), no_wrap=True)
         return Layout(Group(head, Padding(texts, (0, 0, 0, 2))), size=height)
     side = width * 2 // 5 if many and width >= VAST else 0
-    texts = branches_text(snap.branches, many, width - side - 4, height - 2)
-    branches = _panel(texts, "branches", BRANCH_MARKS)
+    texts = panels.branches_text(snap.branches, many, width - side - 4, height - 2)
+    branches = panel(texts, "branches", panels.BRANCH_MARKS)
     if not side:
         return Layout(branches, size=height)
-    lines = requests_text(snap.requests, side - 4, height - 2)
-    requests = Layout(_panel(lines, "requests · parts · tokens"), size=side)
+    lines = panels.requests_text(snap.requests, side - 4, height - 2)
+    requests = Layout(panel(lines, "requests · parts · tokens"), size=side)
     return _row(height, Layout(branches, size=width - side), requests)
 
 
@@ -212,19 +190,19 @@ def _foot(snap: Snapshot, width: int, height: int, tall: bool) -> Layout:
     """The slots of the pool, the layers of a blended forward, and the accepted lengths."""
     meter = snap.meter
     inner = width - HISTOGRAM_WIDTH - 8 if tall else width
-    layers = [] if snap.blend is None else [layers_line(snap.blend, inner)]
+    layers = [] if snap.blend is None else [panels.layers_line(snap.blend, inner)]
     rows = height - 3 - len(layers) if tall else 1
-    strip, step = strip_text(snap.pool, inner, rows)
-    key = legend(snap.pool.codes)
+    strip, step = panels.strip_text(snap.pool, inner, rows)
+    key = panels.legend(snap.pool.codes)
     key.append(f" {step} slot{'s' if step > 1 else ''} per cell", style="dim")
     if not tall:
-        lengths = histogram_line(meter.lengths, meter.tau_step)
-        return Layout(Group(strip, *(layers or [key]), lengths), size=height)
-    sequence = _panel(Group(strip, *layers, key), "sequence")
-    bars = histogram_bars(meter.lengths, height - 3, HISTOGRAM_WIDTH)
-    lengths_panel = _panel(bars, f"accepted · τ {meter.tau_step:.2f}")
+        line = panels.histogram_line(meter.lengths, meter.tau_step)
+        return Layout(Group(strip, *(layers or [key]), line), size=height)
+    sequence = panel(Group(strip, *layers, key), "sequence")
+    bars = panels.histogram_bars(meter.lengths, height - 3, HISTOGRAM_WIDTH)
+    lengths = panel(bars, f"accepted · τ {meter.tau_step:.2f}")
     side = HISTOGRAM_WIDTH + 4
-    return _row(height, Layout(sequence, size=width - side), Layout(lengths_panel, size=side))
+    return _row(height, Layout(sequence, size=width - side), Layout(lengths, size=side))
 
 
 def _row(height: int, *cells: Layout) -> Layout:
@@ -235,12 +213,12 @@ def _row(height: int, *cells: Layout) -> Layout:
     return row
 
 
-def _panel(body: RenderableType, title: str, legend: str = "") -> Panel:
+def panel(body: RenderableType, title: str, key: str = "") -> Panel:
     return Panel(
         body,
         title=title,
         title_align="left",
-        subtitle=Text(legend, style="grey62") if legend else None,
+        subtitle=Text(key, style="grey62") if key else None,
         subtitle_align="right",
         border_style="grey50",
         padding=(0, 1),
@@ -251,12 +229,9 @@ def _panel(body: RenderableType, title: str, legend: str = "") -> Panel:
 
 
 class Keys:
-    """Reads single keys, without Enter, while the context is open; the terminal is restored
-    afterwards.
+    """Reads single keys, without Enter, while the context is open; then restores the terminal.
 
-    Attributes:
-        available: whether the stream is a terminal.
-    """
+    available: whether the stream is a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdin
@@ -285,15 +260,10 @@ class Keys:
         """The next key, by name or as a character; empty after `seconds` without a key."""
         if not self._typed and not self._receive(seconds):
             return ""
-        for sent, name in KEY_NAMES.items():
-            if self._typed.startswith(sent):
-                self._typed = self._typed[len(sent) :]
-                return name
-        key = self._typed[0]
-        self._typed = self._typed[1:]
-        if key == "\x1b":  # an unknown sequence
-            self._typed = ""
-        return key
+        sent = next(filter(self._typed.startswith, KEY_NAMES), self._typed[0])
+        rest = self._typed[len(sent) :]
+        self._typed = "" if sent == "\x1b" else rest  # an unknown sequence
+        return KEY_NAMES.get(sent, sent)
 
     def _receive(self, seconds: float) -> bool:
         if not self.available:
@@ -302,3 +272,117 @@ class Keys:
             piece = os.read(self._number, 64)
             self._typed += piece.decode("utf-8", "replace") or "q"  # the terminal is closed
         return bool(self._typed)
+
+
+# -- the player ----------------------------------------------------------------------------------
+
+MAX_SPEED = 1024.0
+MIN_SPEED = 1 / 1024
+HELP = ("space pause", "←→ step", "PgUp/PgDn round", "↑↓ speed", "Home/End", "q quit")
+KEY_ALIASES = {  # for keyboards and terminals that lack a key
+    **{"l": "right", "h": "left", "k": "up", "j": "down", "+": "up", "-": "down"},
+    **{"]": "page down", "[": "page up", "n": "page down", "p": "page up", "g": "home", "G": "end"},
+}
+
+
+class Player:
+    """Position and speed of a replay, without a terminal.
+
+    frame: the shown frame. at: nanoseconds of the run. speed: 1 is the speed of the run."""
+
+    def __init__(self, replay: Replay, speed: float = 1.0) -> None:
+        self.replay = replay
+        self.speed = speed
+        self.frame = 0
+        self.at = float(replay.times[0])
+        self.playing = True
+        frames = (replay.records_of(at) for at in range(len(replay)))
+        kinds = [{record["kind"] for record in records} for records in frames]
+        self._rounds = [at for at, found in enumerate(kinds) if "round" in found]
+
+    def pass_time(self, seconds: float) -> None:
+        """Advance by seconds of the viewer's time."""
+        if self.playing:
+            self.at += seconds * 1e9 * self.speed
+            self.frame = self.replay.frame_at(self.at)
+            self.playing = self.frame < len(self.replay) - 1
+
+    def press(self, key: str) -> bool:
+        """Handle a key; False for quit."""
+        key = KEY_ALIASES.get(key, key)
+        last = len(self.replay) - 1
+        frames = {
+            "right": self.frame + 1,
+            "left": self.frame - 1,
+            "home": 0,
+            "end": last,
+            "page down": next((at for at in self._rounds if at > self.frame), last),
+            "page up": next((at for at in reversed(self._rounds) if at < self.frame), 0),
+        }
+        if key in frames:
+            self._go(frames[key])
+        elif key == " ":
+            if self.frame == last:
+                self._go(0)
+            self.playing = not self.playing
+        elif key in ("up", "down"):
+            self.speed *= 2 if key == "up" else 0.5
+            self.speed = min(max(self.speed, MIN_SPEED), MAX_SPEED)
+        return key != "q"
+
+    def _go(self, frame: int) -> None:
+        self.frame = min(max(frame, 0), len(self.replay) - 1)
+        self.at = float(self.replay.times[self.frame])
+        self.playing = False
+
+    def bar(self, width: int) -> Text:
+        count = len(self.replay)
+        mark = "▶" if self.playing else "‖"
+        end = self.replay.times[-1] / 1e9
+        text = Text.assemble(
+            (f" {mark} ", panels.LIT),
+            (f" {self.speed:g}x", "bold"),
+            f"  step {self.frame + 1}/{count}",
+            f"  {self.replay.times[self.frame] / 1e9:.2f}/{end:.2f} s ",
+            no_wrap=True,
+        )
+        for words in HELP:
+            if text.cell_len + len(words) + 12 > width:
+                break
+            text.append(f" · {words}", style="dim")
+        bar_width = width - text.cell_len - 2
+        filled = round(bar_width * self.frame / max(count - 1, 1))
+        text.append(" " + "━" * filled, style="green")
+        text.append("─" * (bar_width - filled), style="grey37")
+        text.truncate(width)
+        return text
+
+
+def play(player: Player, console: Console, keys: Keys) -> None:
+    """Play until the quit key, or to the end without a keyboard."""
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        last = monotonic()
+        painted = None
+        while player.playing or keys.available:
+            width, height = console.size
+            position = (player.frame, player.playing, player.speed, console.size)
+            if position != painted:
+                snap = player.replay.snapshot(player.frame)
+                body = frame(player.replay.scene, snap, width, height - 1)
+                live.update(with_bar(body, player.bar(width), height), refresh=True)
+                painted = position
+            key = keys.read(1 / FRAMES)
+            if key and not player.press(key):
+                break
+            now = monotonic()
+            player.pass_time(now - last if not key else 0.0)
+            last = now
+
+
+def still(replay: Replay, number: int, width: int, height: int) -> Console:
+    """A console with the picture after one frame, for export as text or SVG."""
+    settings: Any = {"color_system": "truecolor", "legacy_windows": False, "_environ": {}}
+    settings |= {"record": True, "force_terminal": True, "file": io.StringIO()}
+    console = Console(width=width, height=height, **settings)
+    console.print(frame(replay.scene, replay.snapshot(number), width, height), height=height)
+    return console

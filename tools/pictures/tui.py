@@ -16,7 +16,7 @@ from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
-from specsot.engine.view.player import still
+from specsot.engine.view.tui import still
 
 ROOT = Path(__file__).parents[2]
 RUN = Path(__file__).parent / "run"

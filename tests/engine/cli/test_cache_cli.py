@@ -33,15 +33,9 @@ class Cache(CommandLine):
 
 
 @pytest.fixture
-def cache(
-    tiny: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Cache:
-    monkeypatch.chdir(tmp_path)
+def cache(tiny: tuple[Path, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> Cache:
     for name, text in TEXTS.items():
-        (tmp_path / name).write_text(text)
+        (here / name).write_text(text)
     made = Cache(capsys, "cache")
     made.models = ["--model", str(tiny[0]), "--drafter-model", str(tiny[1]), "--threads", "1"]
     return made

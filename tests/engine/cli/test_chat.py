@@ -33,9 +33,8 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> int:
 
 
 def test_every_line_is_a_turn_and_quit_ends(
-    monkeypatch: pytest.MonkeyPatch, capsys: Printed, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     text = "How do I make tea?\n\nWhat is rain?\n/quit\nnever asked\n"
     assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 0
     out = capsys.readouterr().out
@@ -43,9 +42,8 @@ def test_every_line_is_a_turn_and_quit_ends(
 
 
 def test_a_turn_that_cannot_be_asked_is_told_and_the_rest_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: Printed, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, capsys: Printed, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     text = f"a\0b\n{'far too long ' * 3000}\nHow do I make tea?\n"
     assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 1
     shown = capsys.readouterr()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.commands import call
+from helpers.commands import CommandLine
 
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.errors import Code
@@ -14,9 +14,9 @@ from specsot.engine.prepare.options import OPTIONS, SESSION, flag_of
 from specsot.engine.shell import DEBUG
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--version") == 0
-    assert capsys.readouterr().out.startswith("specsot 0.")
+def test_version(cli: CommandLine) -> None:
+    assert cli("--version") == 0
+    assert cli.out.startswith("specsot 0.")
 
 
 def test_it_is_a_module_too() -> None:
@@ -25,17 +25,17 @@ def test_it_is_a_module_too() -> None:
     assert done.stdout.startswith("specsot 0.")
 
 
-def test_help_lists_every_command_and_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("--help") == 0
-    text = capsys.readouterr().out
+def test_help_lists_every_command_and_every_exit_code(cli: CommandLine) -> None:
+    assert cli("--help") == 0
+    text = cli.out
     assert all(f"\n  {command.name} " in text for command in COMMANDS)
     assert "130 interrupted" in text
 
 
 @pytest.mark.parametrize("command", [c.name for c in COMMANDS])
-def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(command, "--help") == 0
-    assert capsys.readouterr().out.startswith(f"Usage: specsot {command}")
+def test_every_command_has_help(command: str, cli: CommandLine) -> None:
+    assert cli(command, "--help") == 0
+    assert cli.out.startswith(f"Usage: specsot {command}")
 
 
 @pytest.mark.parametrize(
@@ -48,21 +48,18 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         (["show"], "Missing argument"),
     ],
 )
-def test_wrong_usage_is_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(*words) == Code.USAGE
-    captured = capsys.readouterr()
-    assert says in captured.err and "Traceback" not in captured.err
+def test_wrong_usage_is_2(words: list[str], says: str, cli: CommandLine) -> None:
+    assert cli(*words) == Code.USAGE
+    assert says in cli.err and "Traceback" not in cli.err
 
 
-def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
-    assert call(command, "--help") == 0
-    return " ".join(capsys.readouterr().out.split())
+def help_of(command: str, cli: CommandLine) -> str:
+    assert cli(command, "--help") == 0
+    return " ".join(cli.out.split())
 
 
-def test_run_offers_every_option_with_its_help_and_its_variable(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    page = help_of("run", capsys)
+def test_run_offers_every_option_with_its_help_and_its_variable(cli: CommandLine) -> None:
+    page = help_of("run", cli)
     for name, text in OPTIONS.items():
         assert text.help in page
         assert text.argument or f" {flag_of(name)} " in page
@@ -74,36 +71,33 @@ def test_run_offers_every_option_with_its_help_and_its_variable(
     ("command", "more"), [("compare", set()), ("certify", {"workers", "cluster"})]
 )
 def test_commands_with_sessions_offer_their_options_alone(
-    command: str, more: set[str], capsys: pytest.CaptureFixture[str]
+    command: str, more: set[str], cli: CommandLine
 ) -> None:
-    page = help_of(command, capsys)
+    page = help_of(command, cli)
     offered = {*SESSION, "prompts", "as_json", *more}
     assert {name for name in OPTIONS if f" {flag_of(name)} " in page} == offered
     assert OPTIONS["prompts"].help not in page and "[ten packaged ones]" in page
 
 
 def test_options_mirror_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, cli: CommandLine
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECSOT_GRAPH", "eagel")
-    assert call("run", "-q") == Code.GRAPH
-    assert "did you mean 'eagle'?" in capsys.readouterr().err
+    assert cli("run", "-q") == Code.GRAPH
+    assert "did you mean 'eagle'?" in cli.err
     monkeypatch.setenv("SPECSOT_GRAPH", "eagle")
     monkeypatch.setenv("SPECSOT_EXPECT_DIGEST", "?")
-    assert call("run", "-q") == Code.USAGE
-    assert "--expect-digest" in capsys.readouterr().err
+    assert cli("run", "-q") == Code.USAGE
+    assert "--expect-digest" in cli.err
 
 
-def test_a_fault_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_is_one_line(monkeypatch: pytest.MonkeyPatch, cli: CommandLine) -> None:
     def breaks(table: object = None) -> None:
         raise KeyError("oh")
 
     monkeypatch.setattr("specsot.engine.cli.graphs.op_table", breaks)
-    assert call("list") == Code.FAILED
-    assert capsys.readouterr().err == (
+    assert cli("list") == Code.FAILED
+    assert cli.err == (
         f"specsot: KeyError: 'oh'\nspecsot: this is a fault of specsot; {DEBUG}=1 shows where\n"
     )
 
@@ -111,10 +105,7 @@ def test_a_fault_is_one_line(
 def python(code: str) -> tuple[str, float]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     found = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

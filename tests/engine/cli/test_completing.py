@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specsot.engine.cli.completing import BEFORE, join_words
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.prepare.files import graph_names
-from specsot.states.graph.graph import KINDS
 from specsot.states.yaml.source import ProblemCode
 
 ASK = """
@@ -24,15 +22,14 @@ finally:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.yaml").write_text("{version: 1, name: mine, extends: bim_dflash}")
-    (tmp_path / "notes.txt").write_text("")
-    (tmp_path / "sub").mkdir()
+def folder(here: Path) -> Path:
+    (here / "mine.yaml").write_text("{version: 1, name: mine, extends: bim_dflash}")
+    (here / "notes.txt").write_text("")
+    (here / "sub").mkdir()
     for name in ("20260101T000000Z-eagle-00000a", "20260102T000000Z-ngram-00000b"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "manifest.json").write_text("{}")
-    return tmp_path
+        (here / "runs" / name).mkdir(parents=True)
+        (here / "runs" / name / "manifest.json").write_text("{}")
+    return here
 
 
 def ask(**variables: str) -> list[str]:
@@ -80,38 +77,20 @@ def test_settings_of_the_graph_that_is_named() -> None:
     assert "drafter.gamma=5" in other
 
 
-def test_values_of_a_setting_in_the_words_that_bash_makes_of_it() -> None:
-    kinds = [*KINDS["drafter"]]
-    assert bash("run", "eagle", "--set", "drafter.kind", "=") == kinds
-    assert bash("run", "eagle", "--set", "drafter.kind", "=", "") == kinds
-    assert bash("run", "eagle", "--set", "drafter.kind", "=", "ng") == ["ngram"]
-    assert bash("run", "eagle", "--set", "layout.kind") == [
-        "layout.kind=bim",
-        "layout.kind=batching",
-        "layout.kind=paged",
-    ]
-    assert bash("run", "bim_plain", "--set", "skeleton.grammar", "=") == ["true", "false"]
-    assert bash("compare", "eagle", "@", "layout.kind", "=", "ba") == ["batching"]
-    assert bash("compare", "eagle", "@", "drafter.num_draft_tokens", "=", "8,sampling.acc") == [
-        "8,sampling.accept=match",
-        "8,sampling.accept=rejection",
-    ]
-    assert bash("sweep", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
-
-
 def test_experiments_peers_and_what_they_are_against() -> None:
     offered = bash("bench", "")
     assert {"drafters", "hf-assisted", "eagle", "mine.yaml"} <= set(offered)
     assert bash("bench", "eagle", "--against", "hf,hf-a") == ["hf,hf-assisted"]
-    assert bash("bench", "eagle", "--vary", "layout.kind", "=", "bim,ba") == ["bim,batching"]
+    assert bash("bench", "eagle", "--vary", "layout.ki") == ["layout.kind=bim"]
 
 
-def test_other_shells_give_whole_words() -> None:
-    words = "specsot run eagle --set drafter.kind=ng"
+def test_other_shells_complete_settings_after_a_graph() -> None:
+    words = "specsot compare eagle@layout.kind=paged,drafter.top"
     zsh = "\n".join(ask(_SPECSOT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words))
-    assert "drafter.kind=ngram" in zsh
+    assert "eagle@layout.kind=paged,drafter.top_k=" in zsh
     fish = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": words}
-    assert ask(_SPECSOT_COMPLETE="complete_fish", **fish) == ["drafter.kind=ngram"]
+    offered = ask(_SPECSOT_COMPLETE="complete_fish", **fish)
+    assert offered[0].startswith("eagle@layout.kind=paged,drafter.top_k=")
 
 
 def test_runs_profiles_models_and_codes() -> None:
@@ -133,11 +112,3 @@ def test_what_is_broken_offers_nothing() -> None:
     assert bash("run", "--set", "dr") == [] and bash("run", "--profile", "") == []
     assert bash("run", "broken.yaml", "--set", "dr") == []
     assert bash("run", "no/such/folder/") == []
-
-
-def test_words_are_joined_and_the_last_is_cut() -> None:
-    words = "specsot\nrun\n--set\na.b\n=\nc"
-    environ = {"_SPECSOT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "5"}
-    join_words(environ)
-    assert environ["COMP_WORDS"] == "specsot\nrun\n--set\nc" and environ["COMP_CWORD"] == "3"
-    assert environ[BEFORE] == "a.b="

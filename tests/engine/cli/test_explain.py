@@ -5,12 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from helpers.commands import call
+from helpers.commands import CommandLine
 
 from specsot.engine.bench.experiment import read_experiment
+from specsot.engine.cli.explained import Explanation, explanations
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.errors import Code
-from specsot.engine.prepare.explained import ExplainedProblem, explanations
 from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
@@ -25,21 +25,23 @@ TABLE = op_table()
 
 
 def test_every_code_is_explained_and_no_other() -> None:
-    assert set(KNOWN.problems) == set(ProblemCode)
-    assert set(KNOWN.exits) == {int(code) for code in Code}
-    assert len({one.title for one in KNOWN.problems.values()}) == len(ProblemCode)
+    assert list(KNOWN) == [*ProblemCode, *(str(int(code)) for code in Code)]
+    assert len({KNOWN[code].title for code in ProblemCode}) == len(ProblemCode)
+    kinds = {"block", "machine", "file", "own", "name", "set", "template", "experiment"}
+    assert {KNOWN[code].kind for code in ProblemCode} == kinds
+    assert all(KNOWN[code].wrong and KNOWN[code].right for code in ProblemCode)
 
 
 def test_codes_have_a_form_that_can_be_looked_for() -> None:
     assert all(len(code) == 4 and code[0] == "G" and code[1:].isdigit() for code in ProblemCode)
 
 
-def replaced(text: str, one: ExplainedProblem, piece: str) -> str:
+def replaced(text: str, one: Explanation, piece: str) -> str:
     assert one.right in text
     return text.replace(one.right, piece, 1)
 
 
-def given(one: ExplainedProblem, wrong: bool) -> list[ProblemCode]:
+def given(one: Explanation, wrong: bool) -> list[ProblemCode]:
     piece, module = (one.wrong, one.module) if wrong else (one.right, one.module_right)
     text, sets, mine = piece, [], Path("mine.yaml")
     if one.kind == "block":
@@ -78,11 +80,10 @@ def given(one: ExplainedProblem, wrong: bool) -> list[ProblemCode]:
 
 @pytest.mark.parametrize("code", ProblemCode)
 def test_an_example_gives_exactly_its_code_until_it_is_mended(
-    code: ProblemCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: ProblemCode, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    one = KNOWN.problems[code]
+    monkeypatch.syspath_prepend(here)
+    one = KNOWN[code]
     assert set(given(one, wrong=True)) == {code}
     if one.when == "run" and one.kind != "template":
         open_graph("mine.yaml", (), TABLE)  # which `check` accepts
@@ -90,42 +91,31 @@ def test_an_example_gives_exactly_its_code_until_it_is_mended(
 
 
 @pytest.mark.parametrize("name", [*ProblemCode, *map(int, Code)])
-def test_each_can_be_asked_for(name: object, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("explain", str(name)) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"{name}: ")
-    assert max(map(len, out.splitlines())) <= 160
+def test_each_can_be_asked_for(name: object, cli: CommandLine) -> None:
+    assert cli("explain", str(name)) == 0 and cli.out.startswith(f"{name}: ")
+    assert max(map(len, cli.out.splitlines())) <= 160
 
 
-def test_the_list_the_document_and_a_code_that_there_is_not(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    call("explain")
-    lines = capsys.readouterr().out.splitlines()
+def test_the_list_the_document_and_a_code_that_there_is_not(cli: CommandLine) -> None:
+    cli("explain")
+    lines = cli.out.splitlines()
     assert len(lines) == len(ProblemCode) + len(Code) and lines[0].startswith("G001  ")
-    call("explain", "[g202]", "--json")
-    made = json.loads(capsys.readouterr().out)
+    made = cli.json("explain", "[g202]")
     assert made["code"] == "G202" and made["wrong"] == "ops: [draft.grow_tree]"
-    assert call("explain", "G20") == Code.USAGE
-    assert "no code 'G20'; did you mean 'G2" in capsys.readouterr().err
+    assert cli("explain", "G20") == Code.USAGE
+    assert "no code 'G20'; did you mean 'G2" in cli.err
 
 
-def test_a_message_and_its_document_show_the_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    call("check", "eagle", "--set", "drafter.num_draft_token=3")
-    assert capsys.readouterr().err.endswith("did you mean 'num_draft_tokens'? [G101]\n")
-    call("check", "eagle", "--set", "drafter.num_draft_token=3", "--json")
-    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+def test_a_message_and_its_document_show_the_code(here: Path, cli: CommandLine) -> None:
+    cli("check", "eagle", "--set", "drafter.num_draft_token=3")
+    assert cli.err.endswith("did you mean 'num_draft_tokens'? [G101]\n")
+    cli("check", "eagle", "--set", "drafter.num_draft_token=3", "--json")
+    (problem,) = json.loads(cli.out)["problems"]
     assert problem["code"] == "G101" and "[G101]" not in problem["message"]
 
 
 @pytest.mark.parametrize("code", [0, 2, 3, 4, 5])
-def test_an_exit_codes_command_ends_with_it(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(KNOWN.exits[code].command)
+def test_an_exit_codes_command_ends_with_it(code: int, cli: CommandLine, here: Path) -> None:
+    words = shlex.split(KNOWN[str(code)].command or "")
     assert words[0] == "specsot" and words[1] in {command.name for command in COMMANDS}
-    assert call(*words[1:]) == code
+    assert cli(*words[1:]) == code

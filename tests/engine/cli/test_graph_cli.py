@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.commands import call
+from helpers.commands import CommandLine
 
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.engine.view.diagram import mermaid
@@ -14,102 +14,83 @@ from specsot.states.graph.graph import Graph
 from specsot.states.yaml.source import Source
 
 ROOT = Path(__file__).parents[3]
-Printed = pytest.CaptureFixture[str]
 
 
-def test_check_without_arguments_checks_what_ships(capsys: Printed) -> None:
-    assert call("check") == 0
-    lines = capsys.readouterr().out.split("\n")
+def test_check_without_arguments_checks_what_ships(cli: CommandLine) -> None:
+    assert cli("check") == 0
+    lines = cli.out.split("\n")
     assert [line.split(":")[0] for line in lines[:-1]] == [
         f"graphs/{name}.yaml" for name in graph_names()
     ]
     assert all(": good (" in line for line in lines[:-1])
 
 
-def test_check_tells_good_and_bad_apart(capsys: Printed, tmp_path: Path) -> None:
+def test_check_tells_good_and_bad_apart(cli: CommandLine, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text("version: 1\n")
-    assert call("check", "eagle", str(bad), "nothing") == 3
-    out, err = capsys.readouterr()
+    assert cli("check", "eagle", str(bad), "nothing") == 3
+    out, err = cli.out, cli.err
     assert re.fullmatch(r"graphs/eagle.yaml: good \(\d+ states, \d+ transitions\)\n", out)
     assert f"{bad}:1:1: graph: the key 'name' is missing" in err
     assert "nothing: file: no such file or shipped graph" in err
 
 
-def test_check_takes_changes(capsys: Printed) -> None:
-    assert call("check", "eagle", "--set", "drafter.kind=none") == 0
-    assert call("check", "eagle", "--set", "drafter.kin=none") == 3
-    assert "--set drafter.kin=none: drafter.kin: unknown key 'kin'" in capsys.readouterr().err
+def test_check_takes_changes(cli: CommandLine) -> None:
+    assert cli("check", "eagle", "--set", "drafter.kind=none") == 0
+    assert cli("check", "eagle", "--set", "drafter.kin=none") == 3
+    assert "--set drafter.kin=none: drafter.kin: unknown key 'kin'" in cli.err
 
 
-def test_check_as_json(capsys: Printed) -> None:
-    assert call("check", "eagle", "nothing", "--json") == 3
-    document = json.loads(capsys.readouterr().out)
+def test_check_as_json(cli: CommandLine) -> None:
+    assert cli("check", "eagle", "nothing", "--json") == 3
+    document = json.loads(cli.out)
     assert document["schema_version"] == 1 and document["graphs"] == ["graphs/eagle.yaml"]
     assert [p["file"] for p in document["problems"]] == ["nothing"]
 
 
-def test_show_prints_the_file_as_it_is(capsys: Printed) -> None:
-    assert call("show", "bim_eagle") == 0
-    text = capsys.readouterr().out
-    assert text == (ROOT / "graphs/bim_eagle.yaml").read_text(encoding="utf-8")
-    assert "extends: machines/skeleton.yaml" in text and "\nstates:" not in text
+def test_show_prints_the_file_as_it_is(cli: CommandLine) -> None:
+    assert cli("show", "bim_eagle") == 0
+    assert cli.out == (ROOT / "graphs/bim_eagle.yaml").read_text(encoding="utf-8")
+    assert "extends: machines/skeleton.yaml" in cli.out and "\nstates:" not in cli.out
 
 
 @pytest.mark.parametrize("sets", [(), ("--set", "drafter.kind=none", "--set", "layout.order=fcfs")])
 def test_show_full_prints_a_graph_of_one_file(
-    sets: tuple[str, ...], capsys: Printed, tmp_path: Path
+    sets: tuple[str, ...], cli: CommandLine, tmp_path: Path
 ) -> None:
-    assert call("show", "bim_blend_merge", "--full", *sets) == 0
+    assert cli("show", "bim_blend_merge", "--full", *sets) == 0
     file = tmp_path / "whole.yaml"
-    file.write_text(capsys.readouterr().out)
-    assert call("check", str(file)) == 0
+    file.write_text(cli.out)
+    assert cli("check", str(file)) == 0
     assert open_graph(str(file)).graph == open_graph("bim_blend_merge", sets[1::2]).graph
     text = file.read_text()
     assert "extends" not in text and "    ops: [draft.grow_tree_, outline.force]\n" in text
     assert "- {from: schedule, to: parse, when: outlines_finished}\n" in text
 
 
-def test_show_resolved_names_states_and_ways(capsys: Printed) -> None:
-    assert call("show", "bim_eagle", "--resolved") == 0
-    text = capsys.readouterr().out
-    graph = open_graph("bim_eagle").graph
-    assert all(f"\n  {name}" in text for name in graph.states)
+def test_show_resolved_names_states_ways_and_functions(cli: CommandLine) -> None:
+    assert cli("show", "bim_eagle", "--resolved") == 0
+    text = cli.out
+    assert all(f"\n  {name}" in text for name in open_graph("bim_eagle").graph.states)
     assert "num_draft_tokens=4" in text and re.search(r"^attention +auto$", text, re.MULTILINE)
     assert re.search(r"^  schedule +> parse +when outlines_finished$", text, re.MULTILINE)
-
-
-def test_show_resolved_names_the_functions(capsys: Printed) -> None:
-    assert call("show", "bim_eagle", "--resolved", "--set", "drafter.kind=eagle3") == 0
-    text = capsys.readouterr().out
     assert "states.phases.grow_tree.grow_tree_()" in text
     assert "states.phases.expand_root.intake_(attention=auto)" in text
 
 
-def test_show_resolved_tells_a_long_setting_once_and_folded(capsys: Printed) -> None:
-    change = "drafter.kind=eagle1"
-    assert call("show", "eagle", "--resolved", "--set", change) == 0
-    text = capsys.readouterr().out
-    tree = open_graph("eagle", [change]).graph.model_dump()["drafter"]["tree"]
-    assert len(tree) == 25 and text.count("[0,0,0,0,1]") == 1
-    (shown,) = re.findall(r"^ +tree=(.*?)^\w", text, re.MULTILINE | re.DOTALL)
+def test_show_resolved_tells_a_long_setting_once_and_folded(cli: CommandLine) -> None:
+    tools = [f"Tool{number}" for number in range(25)]
+    change = f"skeleton.tools=[{', '.join(tools)}]"
+    assert cli("show", "bim_plain", "--resolved", "--set", change) == 0
+    assert cli.out.count("Tool24") == 1 and "tools=[25 of them]" in cli.out
+    (shown,) = re.findall(r"^ +tools=(.*?)^\w", cli.out, re.MULTILINE | re.DOTALL)
     assert 2 <= len(shown.strip().split("\n")) <= 4
-    written = Source(f"tree: {shown}", "shown").data["tree"]  # YAML as it stands
-    assert written == [list(path) for path in tree]
-    tools = ", ".join(f"Tool{number}" for number in range(25))
-    assert call("show", "bim_plain", "--resolved", "--set", f"skeleton.tools=[{tools}]") == 0
-    text = capsys.readouterr().out
-    assert text.count("Tool24") == 1 and "tools=[25 of them]" in text
+    assert Source(f"tools: {shown}", "shown").data["tools"] == tools, "YAML as it stands"
 
 
-def test_show_a_bad_graph(capsys: Printed) -> None:
-    assert call("show", "egle") == 3
-    assert "did you mean 'eagle'?" in capsys.readouterr().err
-
-
-def test_mermaid(capsys: Printed) -> None:
-    assert call("show", "eagle", "--mermaid") == 0
-    lines = capsys.readouterr().out.split("\n")
+def test_mermaid(cli: CommandLine) -> None:
+    assert cli("show", "eagle", "--mermaid") == 0
+    lines = cli.out.split("\n")
     assert lines[0] == "stateDiagram-v2" and lines[1] == "  [*] --> schedule"
     assert "  schedule --> merge: answers_ready" in lines and "  done --> [*]" in lines
     edges = len(open_graph("eagle").graph.transitions)
@@ -129,40 +110,32 @@ def test_mermaid_keeps_its_own_words_apart() -> None:
     ]
 
 
-def test_list(capsys: Printed) -> None:
-    assert call("list") == 0
-    lines = capsys.readouterr().out.strip().split("\n")
+def test_list(cli: CommandLine) -> None:
+    assert cli("list") == 0
+    lines = cli.out.strip().split("\n")
     docs = {name: open_graph(name).graph.doc for name in graph_names()}
     assert [tuple(line.split(maxsplit=1)) for line in lines] == list(docs.items())
     assert max(map(len, lines)) <= 100
-    assert call("list", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["graphs"] == docs
+    assert cli.json("list")["graphs"] == docs
 
 
-def test_list_ops_is_the_vocabulary_for_writers(capsys: Printed) -> None:
-    assert call("list", "--ops") == 0
-    text = capsys.readouterr().out
-    for word in (
-        "branch.commit_",
-        "newcomers_fit",
-        "kv_draft",
-        "drops attention plan",
-        "max_branches",
-    ):
-        assert word in text
+def test_list_ops_is_the_vocabulary_for_writers(cli: CommandLine) -> None:
+    assert cli("list", "--ops") == 0
+    words = ("branch.commit_", "newcomers_fit", "kv_draft", "drops attention plan", "max_branches")
+    assert all(word in cli.out for word in words)
 
 
-def validator(capsys: Printed) -> Any:
+def validator(cli: CommandLine) -> Any:
     """A validator of what `specsot schema` prints."""
     kind = pytest.importorskip("jsonschema").Draft202012Validator
-    assert call("schema") == 0
-    schema = json.loads(capsys.readouterr().out)
+    assert cli("schema") == 0
+    schema = json.loads(cli.out)
     kind.check_schema(schema)
     return kind(schema)
 
 
-def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
-    editor = validator(capsys)
+def test_the_schema_accepts_what_ships(cli: CommandLine) -> None:
+    editor = validator(cli)
     for name in (*graph_names(), "machines/skeleton"):
         whole = open_source(name)
         for source in (whole, Source(whole.text, name)):
@@ -192,47 +165,48 @@ def test_the_schema_accepts_what_ships(capsys: Printed) -> None:
         ("transitions", [{"from": ["merge", 3], "to": "done"}]),
     ],
 )
-def test_the_schema_refuses_what_check_refuses(block: str, value: Any, capsys: Printed) -> None:
+def test_the_schema_refuses_what_check_refuses(block: str, value: Any, cli: CommandLine) -> None:
     data = {**open_source("bim_eagle").data, block: value}
-    assert list(validator(capsys).iter_errors(json.loads(json.dumps(data))))
+    assert list(validator(cli).iter_errors(json.loads(json.dumps(data))))
 
 
 @pytest.mark.parametrize("key", ["extends", "layout", "states", "name"])
-def test_the_schema_misses_what_check_misses(key: str, capsys: Printed) -> None:
+def test_the_schema_misses_what_check_misses(key: str, cli: CommandLine) -> None:
     data = dict(open_source("bim_eagle").data) if key != "extends" else {"name": "a"}
     data.pop(key, None)
-    assert list(validator(capsys).iter_errors(json.loads(json.dumps(data))))
+    assert list(validator(cli).iter_errors(json.loads(json.dumps(data))))
 
 
-def test_wrong_usage_is_exit_code_2(capsys: Printed) -> None:
-    assert call("show") == 2
-    assert call("show", "eagle", "--full", "--mermaid") == 2
-    assert call("show", "eagle", "--set", "drafter.kind=none") == 2
-    assert "--set changes no file" in capsys.readouterr().err
-    assert call("check", "--nonsense") == 2
+def test_wrong_words_have_their_exit_code(cli: CommandLine) -> None:
+    assert cli("show", "egle") == 3 and "did you mean 'eagle'?" in cli.err
+    assert cli("show") == 2
+    assert cli("show", "eagle", "--full", "--mermaid") == 2
+    assert cli("show", "eagle", "--set", "drafter.kind=none") == 2
+    assert "--set changes no file" in cli.err
+    assert cli("check", "--nonsense") == 2
 
 
 def test_on_a_terminal_the_place_is_shown(
-    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "g.yaml"
     file.write_text("extends: bim_eagle\nversion: 1\nname: g\ndoc: d\nlayout: {kind: bimm}\n")
-    assert call("check", str(file)) == 3
-    plain = capsys.readouterr().err
+    assert cli("check", str(file)) == 3
+    plain = cli.err
     assert plain.count("\n") == 1
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     for command in ("check", "show", "run"):
-        assert call(command, str(file), *(["--full"] if command == "show" else [])) == 3
-        said = capsys.readouterr().err
+        assert cli(command, str(file), *(["--full"] if command == "show" else [])) == 3
+        said = cli.err
         *_, line, mark, _ = said.split("\n")
         assert plain.strip() in said
         assert line == "    layout: {kind: bimm}" and mark.index("^") == line.index("bimm")
 
 
 def test_graphs_of_ones_own_to_begin_with(
-    tmp_path: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert call("init", str(tmp_path / "mine")) == 0
+    assert cli("init", str(tmp_path / "mine")) == 0
     monkeypatch.chdir(tmp_path / "mine")
     for file in (p for p in Path("graphs").rglob("*.yaml") if p.parent.name != "experiments"):
         first = file.read_text().split("\n", 1)[0]
@@ -240,18 +214,17 @@ def test_graphs_of_ones_own_to_begin_with(
         assert "properties" in json.loads(schema.read_text())
     graph = Path("graphs/bim_eagle.yaml")
     graph.write_text(graph.read_text().replace("num_draft_tokens: 4", "num_draft_tokens: 7"))
-    capsys.readouterr()
-    assert call("check", *(str(p) for p in sorted(Path("graphs").glob("*.yaml")))) == 0
+    assert cli("check", *(str(p) for p in sorted(Path("graphs").glob("*.yaml")))) == 0
     assert open_graph("graphs/bim_eagle.yaml").graph.drafter.offered == 7
     assert Path("specsot.yaml").is_file() and Path("graphs/prompts/documents.jsonl").is_file()
-    assert call("init") == 2
-    assert "is there already" in capsys.readouterr().err
+    assert cli("init") == 2
+    assert "is there already" in cli.err
     assert "num_draft_tokens: 7" in graph.read_text()
 
 
 def test_on_a_terminal_an_option_has_no_line(
-    capsys: Printed, monkeypatch: pytest.MonkeyPatch
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    assert call("run", "bim_eagle", "--set", f"drafter.num_draft_tokens={'x' * 400}") == 3
-    assert "drafter.num_draft_tokens: must be" in capsys.readouterr().err
+    assert cli("run", "bim_eagle", "--set", f"drafter.num_draft_tokens={'x' * 400}") == 3
+    assert "drafter.num_draft_tokens: must be" in cli.err

@@ -38,10 +38,9 @@ class Models(CommandLine):
 
 @pytest.fixture
 def models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Models:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECSOT_CACHE", str(tmp_path / "kept"))
+    monkeypatch.setenv("SPECSOT_CACHE", str(here / "kept"))
 
     def unreachable(*args: Any, **rest: Any) -> Any:
         raise ConnectionError("no network\nat all")
@@ -49,7 +48,7 @@ def models(
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
     made = Models(capsys, "models")
-    made.folder = tmp_path
+    made.folder = here
     return made
 
 

@@ -1,6 +1,8 @@
 """`specsot run` on tiny models: what it prints, keeps, repeats, and how it fails."""
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +13,7 @@ from specsot.engine.prepare.environment import redact
 from specsot.engine.run.runner import STATUS_CODES, Status
 from specsot.states.machine import Run
 
-FILES = {
-    "manifest.json",
-    "run.yaml",
-    "trace.jsonl",
-    "outputs.jsonl",
-    "metrics.json",
-    "summary.md",
-}
+FILES = {"manifest.json", "run.yaml", "trace.jsonl", "outputs.jsonl", "metrics.json", "summary.md"}
 
 
 def test_the_answer_is_all_of_stdout(shell: Any) -> None:
@@ -107,15 +102,6 @@ def test_metrics_are_consistent(shell: Any) -> None:
     assert found["states"]["verify"]["visits"] > 0
 
 
-def test_drafters_share_the_digest(shell: Any) -> None:
-    assert shell.run() == Code.OK
-    digest = shell.digest
-    assert shell.run(graph="bim_plain", drafter_model=None) == Code.OK
-    assert shell.digest == digest
-    assert shell.run(sets=("drafter.num_draft_tokens=4", "layout.max_num_branches=2")) == Code.OK
-    assert shell.digest == digest
-
-
 # -- repeating ------------------------------------------------------------------------------------
 
 
@@ -129,10 +115,8 @@ def repeat(shell: Any, **options: Any) -> int:
 
 
 def test_a_run_repeats_itself(shell: Any) -> None:
-    assert (
-        shell.run(sets=("drafter.num_draft_tokens=5",), prompt='1e-3 "x": on | 0o14\n  é 👨‍👩‍👧')
-        == Code.OK
-    )
+    text = '1e-3 "x": on | 0o14\n  é 👨‍👩‍👧'
+    assert shell.run(sets=("drafter.num_draft_tokens=5",), prompt=text) == Code.OK
     first, before = shell.digest, shell.latest.resolve()
     assert repeat(shell) == Code.OK
     assert shell.latest.resolve() != before
@@ -260,20 +244,27 @@ def test_the_round_limit_ends_a_run(shell: Any) -> None:
     assert shell.read("metrics.json")["rounds"] == 2
 
 
-def test_a_fault_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def at_a_move(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Act before the twelfth move of a run."""
     advance, count = Run.advance, []
 
-    def fails(run: Run) -> None:
+    def acts(run: Run) -> None:
         count.append(1)
         if len(count) == 12:
-            raise RuntimeError("boom\nsecond line")
+            action()
         advance(run)
 
-    monkeypatch.setattr(Run, "advance", fails)
+    monkeypatch.setattr(Run, "advance", acts)
+
+
+def test_a_fault_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("boom\nsecond line")
+
+    at_a_move(monkeypatch, fails)
     assert shell.run(quiet=True) == Code.FAILED
     first, second = shell.err.strip().split("\n")
-    assert first == "specsot: RuntimeError: boom"
-    assert "traceback.txt" in second
+    assert first == "specsot: RuntimeError: boom" and "traceback.txt" in second
     assert "boom" in (shell.latest / "traceback.txt").read_text()
     assert shell.read("manifest.json")["status"] == "failed"
     assert shell.lines("outputs.jsonl")[0]["parts"][0]["token_ids"]
@@ -281,17 +272,7 @@ def test_a_fault_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch
 
 
 def test_ctrl_c_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    import signal
-
-    advance, count = Run.advance, []
-
-    def interrupted(run: Run) -> None:
-        count.append(1)
-        if len(count) == 12:
-            signal.raise_signal(signal.SIGINT)
-        advance(run)
-
-    monkeypatch.setattr(Run, "advance", interrupted)
+    at_a_move(monkeypatch, lambda: signal.raise_signal(signal.SIGINT))
     assert shell.run() == Code.INTERRUPTED
     assert shell.read("manifest.json")["status"] == Status.INTERRUPTED
     parts = shell.lines("outputs.jsonl")[0]["parts"]

@@ -1,18 +1,20 @@
-"""`specsot runs` and `specsot trace`: what is kept, how runs differ, what goes, other formats."""
+"""`specsot runs`, `trace` and `replay`: what is kept, how runs differ, what goes, other formats,
+and runs that are made to wait."""
 
 import csv
 import io
 import json
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
-from helpers.commands import call
+from helpers.commands import CommandLine
 
+from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.record.run_folder import find_run, saved_runs
-
-Captured = pytest.CaptureFixture[str]
+from specsot.engine.run import runner
 
 
 @pytest.fixture
@@ -23,21 +25,20 @@ def two(shell: Any) -> Any:
     return shell
 
 
-def test_a_list_of_runs(two: Any, capsys: Captured) -> None:
+def test_a_list_of_runs(two: Any, cli: CommandLine) -> None:
     Path("runs/notes").mkdir()
-    assert call("runs", "list") == Code.OK
-    *lines, last = capsys.readouterr().out.splitlines()
+    assert cli("runs", "list") == Code.OK
+    *lines, last = cli.out.splitlines()
     assert last == "2 runs in runs" and "-bim_eagle-" in lines[0] and "-bim_plain-" in lines[1]
     assert all("  ok  " in line and two.digest[:12] in line for line in lines)
-    assert call("runs", "list", "--json") == Code.OK
-    rows = json.loads(capsys.readouterr().out)["runs"]
+    rows = cli.json("runs", "list")["runs"]
     assert [row["graph"] for row in rows] == ["bim_eagle", "bim_plain"]
     assert all(row["digest"] == two.digest and row["tokens"] > 0 for row in rows)
 
 
-def test_no_runs_at_all(tmp_path: Path, capsys: Captured) -> None:
-    assert call("runs", "list", "--runs-dir", str(tmp_path / "none")) == Code.OK
-    assert capsys.readouterr().out.startswith("0 runs")
+def test_no_runs_at_all(tmp_path: Path, cli: CommandLine) -> None:
+    assert cli("runs", "list", "--runs-dir", str(tmp_path / "none")) == Code.OK
+    assert cli.out.startswith("0 runs")
 
 
 def test_a_run_by_any_of_its_names(two: Any) -> None:
@@ -62,19 +63,19 @@ def test_runs_of_one_second_are_in_the_order_in_which_they_began(tmp_path: Path)
     assert find_run("fast", tmp_path).path.name.endswith("000000")
 
 
-def test_the_summary_of_a_run(two: Any, capsys: Captured) -> None:
-    assert call("runs", "show", "bim_eagle") == Code.OK
-    assert capsys.readouterr().out.startswith("# Run bim_eagle\n")
+def test_the_summary_of_a_run(two: Any, cli: CommandLine) -> None:
+    assert cli("runs", "show", "bim_eagle") == Code.OK
+    assert cli.out.startswith("# Run bim_eagle\n")
 
 
-def test_equal_tokens_and_what_differs_beside_them(two: Any, capsys: Captured) -> None:
-    assert call("runs", "diff", "bim_eagle", "bim_plain") == Code.OK
-    out = capsys.readouterr().out
+def test_equal_tokens_and_what_differs_beside_them(two: Any, cli: CommandLine) -> None:
+    assert cli("runs", "diff", "bim_eagle", "bim_plain") == Code.OK
+    out = cli.out
     assert "drafter.kind: eagle3 | none\n" in out and "tokens: all equal\n" in out
     assert "tau_step: " in out and "layout.kind" not in out
 
 
-def test_the_first_token_that_differs(two: Any, capsys: Captured) -> None:
+def test_the_first_token_that_differs(two: Any, cli: CommandLine) -> None:
     file = two.latest / "outputs.jsonl"
     (line,) = (json.loads(one) for one in file.read_text().splitlines())
     part = line["parts"][1]
@@ -82,41 +83,40 @@ def test_the_first_token_that_differs(two: Any, capsys: Captured) -> None:
     other = part["token_ids"][2] + 1
     part["token_ids"][2], part["text"] = other, part["text"][:4] + "@" + part["text"][5:]
     file.write_text(json.dumps(line) + "\n")
-    assert call("runs", "diff", "bim_eagle", "--json") == Code.UNEQUAL
-    first = json.loads(capsys.readouterr().out)["first"]
+    assert cli("runs", "diff", "bim_eagle", "--json") == Code.UNEQUAL
+    first = json.loads(cli.out)["first"]
     assert (first["where"], first["token"]) == ("part 2", 3) and first["ids"][1] == other
     assert first["before"] == part["text"][:4] and first["texts"][1].startswith("@")
-    assert call("runs", "diff", "bim_eagle") == Code.UNEQUAL
-    assert f"part 2, token 3: {first['ids'][0]} | {other}" in capsys.readouterr().out
+    assert cli("runs", "diff", "bim_eagle") == Code.UNEQUAL
+    assert f"part 2, token 3: {first['ids'][0]} | {other}" in cli.out
 
 
-def test_only_old_runs_go(two: Any, capsys: Captured) -> None:
+def test_only_old_runs_go(two: Any, cli: CommandLine) -> None:
     Path("runs/notes").mkdir()
-    assert call("runs", "clean") == Code.USAGE
-    assert call("runs", "clean", "--older-than", "1") == Code.OK
-    assert call("runs", "clean", "--keep", "1", "--dry-run") == Code.OK
+    assert cli("runs", "clean") == Code.USAGE
+    assert cli("runs", "clean", "--older-than", "1") == Code.OK
+    assert cli("runs", "clean", "--keep", "1", "--dry-run") == Code.OK
     assert len(saved_runs(Path("runs"))) == 2
-    capsys.readouterr()
-    assert call("runs", "clean", "--keep", "1") == Code.OK
-    assert "-bim_eagle-" in capsys.readouterr().out
+    assert cli("runs", "clean", "--keep", "1") == Code.OK
+    assert "-bim_eagle-" in cli.out
     assert [one.manifest["graph"]["name"] for one in saved_runs(Path("runs"))] == ["bim_plain"]
     manifest = two.latest / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"status": "ok"', '"status": "running"'))
-    assert call("runs", "clean", "--keep", "0") == Code.OK
+    assert cli("runs", "clean", "--keep", "0") == Code.OK
     assert len(saved_runs(Path("runs"))) == 1 and Path("runs/notes").is_dir()
 
 
-def test_a_trace_as_a_table(two: Any, capsys: Captured) -> None:
-    assert call("trace", "export", "bim_eagle", "--format", "csv") == Code.OK
-    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+def test_a_trace_as_a_table(two: Any, cli: CommandLine) -> None:
+    assert cli("trace", "export", "bim_eagle", "--format", "csv") == Code.OK
+    rows = list(csv.DictReader(io.StringIO(cli.out)))
     records = (find_run("bim_eagle", Path("runs")).path / "trace.jsonl").read_text().splitlines()
     assert len(rows) == len(records)
     rounds = [row for row in rows if row["kind"] == "round"]
     assert rounds[0]["round"] == "1" and all(row["branches"] for row in rounds)
 
 
-def test_a_trace_for_perfetto(two: Any) -> None:
-    assert call("trace", "export", "bim_eagle", "--out", "t.json") == Code.OK
+def test_a_trace_for_perfetto(two: Any, cli: CommandLine) -> None:
+    assert cli("trace", "export", "bim_eagle", "--out", "t.json") == Code.OK
     events = json.loads(Path("t.json").read_text())["traceEvents"]
     run = find_run("bim_eagle", Path("runs"))
     records = [json.loads(line) for line in run.text("trace.jsonl").splitlines()]
@@ -141,8 +141,112 @@ def test_a_trace_for_perfetto(two: Any) -> None:
     ],
 )
 def test_a_damaged_folder_is_named(
-    file: str, text: str, words: list[str], two: Any, capsys: Captured
+    file: str, text: str, words: list[str], two: Any, cli: CommandLine
 ) -> None:
     (two.latest / file).write_text(text)
-    assert call(*words) == Code.USAGE
-    assert file in capsys.readouterr().err
+    assert cli(*words) == Code.USAGE
+    assert file in cli.err
+
+
+# -- replay ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(shell: Any) -> Any:
+    shell.defaults["max_new_tokens"] = 8
+    assert shell.run() == Code.OK
+    return shell
+
+
+def test_lines_where_nobody_has_a_terminal(kept: Any, cli: CommandLine) -> None:
+    assert cli("replay") == Code.OK
+    assert "? [1] How do bees make honey?" in cli.out and "◆" in cli.out
+    assert cli.err == ""
+
+
+def test_one_picture(kept: Any, cli: CommandLine) -> None:
+    assert cli("replay", "latest", "--step", "9", "--size", "80x24") == Code.OK
+    lines = cli.out.splitlines()
+    assert len(lines) == 24 and max(map(len, lines)) <= 80
+    assert "drafts" in lines[2] and any("▶ grow_tree" in line for line in lines)
+    assert cli("replay", "--svg", "a.svg") == Code.OK
+    assert cli("replay", "--step", "-1", "--size", "100x30", "--svg", "b.svg") == Code.OK
+    pictures = [Path(name).read_text(encoding="utf-8") for name in ("a.svg", "b.svg")]
+    assert pictures[0] == pictures[1] and pictures[0].startswith("<svg") and "drafts" in pictures[0]
+
+
+BAD = [
+    (["nothing"], "no such run"),
+    (["--speed", "0"], "--speed takes"),
+    (["--speed", "nan"], "--speed takes"),
+    (["--step", "0"], "the run has transitions 1 to"),
+    (["--step", "9999"], "the run has transitions 1 to"),
+    (["--step", "1", "--size", "wide"], "--size wide"),
+    (["--step", "1", "--size", "9x9"], "--size 9x9"),
+]
+
+
+def test_bad_words_give_one_line(kept: Any, cli: CommandLine) -> None:
+    for words, told in BAD:
+        assert cli("replay", *words) == Code.USAGE
+        err = cli.err
+        assert told in err and err.count("\n") == 1
+
+
+def test_what_an_old_run_lacks_is_said(kept: Any, cli: CommandLine) -> None:
+    path = kept.latest / "trace.jsonl"
+    lines = [line for line in kept.lines("trace.jsonl") if line["kind"] != "texts"]
+    for line in lines:
+        line.pop("trees", None)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert cli("replay", "--step", "-1") == Code.OK
+    assert "no drafts so far" in cli.out
+    assert cli.err.count("note: ") == 2 and "drafts are not in this run folder" in cli.err
+
+
+# -- --slow ---------------------------------------------------------------------------------------
+
+
+def test_a_slow_run_has_the_figures_of_a_fast_one(
+    kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, drive, took = kept.digest, live_run.drive, []
+
+    def timed(*args: Any, **more: Any) -> Any:
+        began = monotonic()
+        status = drive(*args, **more)
+        took.append(monotonic() - began)
+        return status
+
+    monkeypatch.setattr(live_run, "drive", timed)
+    assert kept.run(slow=0.05) == Code.OK
+    metrics, records = kept.read("metrics.json"), kept.lines("trace.jsonl")
+    waited = 0.05 * sum(one["kind"] == "move" for one in records)
+    limit = took[0] - waited / 2  # the run itself takes less than what is left
+    assert kept.digest == digest and took[0] > waited > 0.5
+    assert metrics["seconds"]["total"] < limit and records[-1]["t"] / 1e9 < limit
+    assert sum(state["milliseconds"] for state in metrics["states"].values()) / 1e3 < limit
+    times = [one["t"] for one in records]
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("slow", [-1.0, float("nan"), 3601.0])
+def test_slow_takes_seconds(shell: Any, slow: float) -> None:
+    assert shell.run(slow=slow) == Code.USAGE
+    assert "--slow takes seconds, 0 to 3600" in shell.err
+
+
+def test_a_halt_ends_the_wait() -> None:
+    class Asked:
+        snapshot_requested = False
+        looks = 0
+
+        def serve_snapshot(self) -> None:
+            self.looks += 1
+            if self.looks == 2:
+                halt.status = runner.Status.INTERRUPTED
+
+    halt, recorder = runner.StopSignal(), Asked()
+    began = monotonic()
+    assert runner.delay(60.0, recorder, halt)(None)  # type: ignore[arg-type]
+    assert monotonic() - began < 5 and recorder.looks == 2 and recorder.snapshot_requested

@@ -13,7 +13,7 @@ from specsot.engine.errors import Code
 from specsot.engine.record.run_view import Mark, scene_of
 from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
 from specsot.engine.run.runner import Status, StopSignal, drive
-from specsot.engine.view.step import Halts, Inspector, LiveStepper, Stepper, open_ways, picture
+from specsot.engine.view.step import Inspector, LiveStepper, PlainStepper, open_ways, picture
 
 
 @pytest.fixture
@@ -54,10 +54,6 @@ def test_the_end_of_the_answers_goes_on(shell: Any, monkeypatch: pytest.MonkeyPa
     assert shell.run(step=True, max_new_tokens=2) == Code.OK
 
 
-def test_step_and_piped_prompt_exclude_each_other(shell: Any) -> None:
-    assert shell.run(step=True, prompt="-") == Code.USAGE
-
-
 def test_by_hand_from_python(session: Any) -> None:
     digests = []
     for _ in range(2):
@@ -93,7 +89,12 @@ def test_a_pause_can_stop_a_run(session: Any) -> None:
     recorder = Recorder(session.prompts.decode)
     run = session.start([Prompt("1", "How do bees make honey?")], recorder)
     recorder.attach(run)
-    stepper = Stepper(session.program, io.StringIO("\nq\n"), lambda text: None)
+    stepper = PlainStepper(
+        program=session.program,
+        inspector=Inspector(recorder, run),
+        source=io.StringIO("\nq\n"),
+        out=lambda text: None,
+    )
     assert drive(run, recorder, max_rounds=9, pause=stepper) is Status.INTERRUPTED
     assert run.steps == 1
     assert drive(run, recorder, max_rounds=1) is Status.LIMIT
@@ -133,8 +134,9 @@ def test_a_single_step_from_a_breakpoint(shell: Any, monkeypatch: pytest.MonkeyP
 def test_a_state_that_is_none(shell: Any) -> None:
     assert shell.run(breaks=("verfy",)) == Code.USAGE
     assert "--break verfy: graph 'bim_eagle' has the states schedule, skeleton" in shell.err
-    assert shell.run(breaks=("verify",), prompt="-") == Code.USAGE
-    assert "--break reads the keyboard" in shell.err
+    for flag, options in (("--break", {"breaks": ("verify",)}), ("--step", {"step": True})):
+        assert shell.run(prompt="-", **options) == Code.USAGE
+        assert f"{flag} reads the keyboard" in shell.err
 
 
 def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,11 +218,22 @@ class Typed:
         return self.keys.pop(0)
 
 
+def live(
+    session: Any, inspector: Inspector, screen: Any, keys: Any, stopped: bool = False
+) -> LiveStepper:
+    return LiveStepper(
+        program=session.program,
+        inspector=inspector,
+        view=screen,
+        keys=keys,
+        stopped=lambda: stopped,
+    )
+
+
 def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "verify")
     screen, keys = Screen(session, recorder), Typed("1", "4", "down", "tab", "3", "enter")
-    parts: Any = {"halts": Halts(()), "inspector": inspector, "stopped": lambda: False}
-    stepper = LiveStepper(session.program, screen, keys, **parts)
+    stepper = live(session, inspector, screen, keys)
     assert stepper(run) and not keys.keys
     picture, board, rows, lower, again, tree = screen.shown
     assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
@@ -231,11 +244,10 @@ def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     keys.keys = ["q"]
     assert not stepper(run)
     keys.keys = ["c"]
-    assert stepper(run) and stepper.halts.free and stepper(run)
+    assert stepper(run) and stepper.free and stepper(run)
 
 
 def test_who_stops_a_run_need_not_press_a_key(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "skeleton", 1)
     screen = Screen(session, recorder)
-    parts: Any = {"halts": Halts(()), "inspector": inspector, "stopped": lambda: True}
-    assert LiveStepper(session.program, screen, Typed(), **parts)(run)
+    assert live(session, inspector, screen, Typed(), stopped=True)(run)

@@ -12,7 +12,7 @@ import termios
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import pyte
 import pytest
@@ -20,16 +20,7 @@ import pytest
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
 
-STATES = (
-    "schedule",
-    "skeleton",
-    "expand_root",
-    "grow_tree",
-    "verify",
-    "parallel_prefill",
-    "merge",
-    "done",
-)
+STATES = ("schedule", "skeleton", "expand_root", "grow_tree", "verify", "parallel_prefill")
 PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
 PATIENCE = 120.0
 
@@ -96,32 +87,31 @@ class Terminal:
             pass
         return self.process.wait(PATIENCE)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
         os.close(self.end)
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
+def place(here: Path) -> Path:
     points = "".join(f"{i}|60|-|-|Part {i}\n" for i in range(1, 6))
-    (tmp_path / "outline.txt").write_text(f"PLAN\n{points}END\n")
-    return tmp_path
+    (here / "outline.txt").write_text(f"PLAN\n{points}END\n")
+    return here
 
 
 @pytest.mark.parametrize("width, height", [(80, 24), (100, 30)])
 def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> None:
-    terminal = Terminal(command(endless, "--max-new-tokens", "500"), width, height)
     seen: list[str] = []
-    try:
+    with Terminal(command(endless, "--max-new-tokens", "500"), width, height) as terminal:
         seen += [s for s in terminal.screens() if "tok/forward" in s and "Part 5" in s]
         assert terminal.process.wait(PATIENCE) == 0
-    finally:
-        terminal.close()
     picture = seen[len(seen) // 2]
     facts = ("bim_eagle", "Part 1", "/500", "KV ", "tok/s", "prefix", "τ", "drafts", "bees")
-    for wanted in (*STATES, *facts, "✓ accepted ✗ rejected ★ bonus"):
+    for wanted in (*STATES, "merge", "done", *facts, "✓ accepted ✗ rejected ★ bonus"):
         assert wanted in picture, f"{wanted!r} is not on the screen:\n{picture}"
     assert any("╭" in s and "▶" in s and "╴" in s for s in seen)
     # A slow machine shows few pictures, and not every move.
@@ -134,15 +124,12 @@ def test_the_live_view(endless: Any, place: Path, width: int, height: int) -> No
 
 
 def test_ctrl_c_on_a_terminal(endless: Any, place: Path) -> None:
-    terminal = Terminal(command(endless, "--max-new-tokens", "700"), 80, 24)
-    try:
+    with Terminal(command(endless, "--max-new-tokens", "700"), 80, 24) as terminal:
         for screen in terminal.screens():
             if "tok/forward" in screen and "Part 5" in screen:
                 terminal.type("\x03")
                 break
         assert terminal.finish() == 130
-    finally:
-        terminal.close()
     assert b"interrupted:" in terminal.raw and b"Traceback" not in terminal.raw
     outputs = (place / "runs" / "latest" / "outputs.jsonl").read_text()
     assert '"finish_reason":"cancelled"' in outputs
@@ -152,11 +139,8 @@ def test_ctrl_c_on_a_terminal(endless: Any, place: Path) -> None:
 def test_plain_lines_where_a_live_view_is_not_wanted(
     tiny: Any, place: Path, changes: dict[str, str]
 ) -> None:
-    terminal = Terminal(command(tiny, "--max-new-tokens", "4"), 80, 24, **changes)
-    try:
+    with Terminal(command(tiny, "--max-new-tokens", "4"), 80, 24, **changes) as terminal:
         assert terminal.finish() == 0
-    finally:
-        terminal.close()
     assert b"\x1b" not in terminal.raw
     assert b"outline: 5 parts" in terminal.raw and b"digest" in terminal.raw
 
@@ -172,49 +156,23 @@ def answered(terminal: Terminal, answers: list[tuple[str, str]]) -> list[str]:
 
 def test_stepping_inside_the_live_view(tiny: Any, place: Path) -> None:
     words = command(tiny, "--max-new-tokens", "6", "--break", "verify")
-    terminal = Terminal(words, 100, 30)
-    try:
+    with Terminal(words, 100, 30) as terminal:
         answers = [("verify → schedule ·", "4"), ("[4 rows]", "\n")]
         seen = answered(terminal, [*answers, ("schedule → expand_root ·", "q")])
         assert terminal.process.wait(PATIENCE) == 130
-    finally:
-        terminal.close()
     assert len(seen) == 3 and "rows see" in seen[1] and "slots per cell" in seen[1]
     assert b"interrupted:" in terminal.raw and b"\x1b[?1049l" in terminal.raw
 
 
 def test_a_replay_on_a_terminal(place: Path) -> None:
     run = Path(__file__).parents[3] / "tools" / "pictures" / "run"
-    terminal = Terminal([*PROGRAM, "replay", str(run), "--speed", "4"], 80, 24)
     steps = len(Replay(SavedRun(run)))
     ends = [("step 1", " "), ("‖", "\x1b[F"), (f"{steps}/{steps}", "\x1b[H")]
-    try:
+    with Terminal([*PROGRAM, "replay", str(run), "--speed", "4"], 80, 24) as terminal:
         rounds = [("step 1/", "\x1b[6~"), ("step 2/", "\x1b[6~"), ("round 1 ", "q")]
         seen = answered(terminal, [*ends, *rounds])
         assert terminal.process.wait(PATIENCE) == 0
-    finally:
-        terminal.close()
     assert len(seen) == 6 and "drafts" in seen[-1] and "Plan a weekend camping" in seen[-1]
-
-
-def test_stepping_in_plain_lines(tiny: Any, place: Path) -> None:
-    words = command(tiny, "--max-new-tokens", "4", "--step", "--no-tui")
-    terminal = Terminal(words, 100, 50)
-    answers = ["\n", "\n", "c\n"]
-    try:
-        asked = 0
-        for _ in terminal.screens():
-            if terminal.raw.count(b"[q] quit >") > asked and answers:
-                asked = terminal.raw.count(b"[q] quit >")
-                terminal.type(answers.pop(0))
-        assert terminal.process.wait(PATIENCE) == 0
-    finally:
-        terminal.close()
-    text = terminal.raw.decode()
-    assert "step 0  state start" in text and "=> schedule" in text
-    assert "step 1  state schedule" in text and "when " in text
-    assert "StepPlan" in text
-    assert "step 3" not in text
 
 
 def test_a_broken_pipe_ends_quietly(tiny: Any, place: Path) -> None:
@@ -244,8 +202,7 @@ def test_sigterm_keeps_what_was_made(endless: Any, place: Path) -> None:
 
 def test_in_a_chat_ctrl_c_stops_the_answer_and_ctrl_d_ends(place: Path) -> None:
     words = ["chat", "autoregressive", "--max-new-tokens", "800", "--set"]
-    terminal = Terminal([*PROGRAM, *words, "sampling.temperature=5.0"], 80, 24, TERM="dumb")
-    try:
+    with Terminal([*PROGRAM, *words, "sampling.temperature=5.0"], 80, 24, TERM="dumb") as terminal:
         at = terminal.wait_for(b"> ")
         terminal.type("How do bees make honey?\n")
         at = terminal.wait_for(b"\n", at)
@@ -260,5 +217,3 @@ def test_in_a_chat_ctrl_c_stops_the_answer_and_ctrl_d_ends(place: Path) -> None:
         terminal.wait_for(b"> ", terminal.raw.rindex(b" ends"))  # what is typed before is dropped
         terminal.type("\x04")
         assert end > 0 and terminal.process.wait(60) == 0
-    finally:
-        terminal.close()

@@ -1,4 +1,5 @@
-"""Prompts and documents from everywhere, and what is wrong with them, with file and line."""
+"""Prompts and documents from everywhere, and what is wrong with them, with file and line; run.yaml:
+any text survives it, and it is not mistaken for a graph."""
 
 import io
 import json
@@ -7,20 +8,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsot.engine.errors import Code, UsageError, code_of
-from specsot.engine.prepare.files import is_run_file
+from specsot.engine.prepare import repeat
+from specsot.engine.prepare.files import is_run_file, open_graph
 from specsot.engine.prepare.inputs import Prompt, Prompts, read_documents, read_file, read_prompts
-from specsot.engine.prepare.job import prepare
+from specsot.engine.prepare.job import prepare, read_config
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.prepare.repeat import (
-    prompts_of,
-    read_run,
-    run_document,
-    to_yaml,
-    too_long,
-)
+from specsot.states.graph.load import load_program, op_table
 from specsot.states.text.documents import Document
+from specsot.states.text.outline import Outline, parse_outline, render_outline
 from specsot.states.yaml.source import Source
 
 
@@ -35,7 +34,7 @@ def test_jsonl_objects(tmp_path: Path) -> None:
     file.write_text(
         '{"id": "a", "prompt": "One?", "seed": 7, "max_new_tokens": 9, "category": "x"}\n'
         '{"question_id": 5, "turns": ["Two?", "And then?"]}\n'
-        '{"task_id": 0, "task": "Three?"}\n'
+        '{"task_id": 0, "task": "Three?", "source": null}\n'
         '{"question": "line\\u2028sep"}\n'
     )
     found = read_file(file)
@@ -47,7 +46,7 @@ def test_jsonl_objects(tmp_path: Path) -> None:
     )
     assert found.notes == (
         f"{file}:2: only the first of 2 turns is asked",
-        f"{file}: not used: category",
+        f"{file}: not used: category, source",
     )
 
 
@@ -102,14 +101,6 @@ def test_what_cannot_be_set_for_one_prompt_is_refused(key: str, tmp_path: Path) 
     (tmp_path / "q.jsonl").write_text("\n".join(lines))
     with pytest.raises(UsageError, match=f"q.jsonl:2: '{key}' cannot be set for one prompt: "):
         read_file(tmp_path / "q.jsonl")
-
-
-def test_keys_that_are_not_used_are_named(tmp_path: Path) -> None:
-    lines = '{"prompt": "a", "category": "x", "seed": 1}\n{"task": "b", "source": null}\n'
-    (tmp_path / "q.jsonl").write_text(lines)
-    assert read_file(tmp_path / "q.jsonl").notes == (
-        f"{tmp_path / 'q.jsonl'}: not used: category, source",
-    )
 
 
 def test_where_a_single_prompt_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,18 +210,94 @@ def test_documents_of_the_command_line_stand_before_each_prompts_own(tmp_path: P
 def test_a_run_file_keeps_documents(tmp_path: Path) -> None:
     job = prepare(RunOptions(graph="bim_plain", prompt="Why?"), tmp_path)
     prompts = (Prompt("a", "Why?", 5, documents=(BEES, RAIN)), Prompt("b", "Who?"))
-    document = run_document(job.options, job.program.graph, prompts, None)
-    source = Source(to_yaml(document), "run.yaml")
-    assert is_run_file(source) and prompts_of(read_run(source), source) == prompts
-    assert "documents" not in yaml.safe_load(to_yaml(document))["prompts"][1]
-    assert not too_long(document)
+    document = repeat.run_document(job.options, job.program.graph, prompts, None)
+    source = Source(repeat.to_yaml(document), "run.yaml")
+    assert is_run_file(source) and repeat.prompts_of(repeat.read_run(source), source) == prompts
+    assert "documents" not in yaml.safe_load(repeat.to_yaml(document))["prompts"][1]
+    assert not repeat.too_long(document)
 
 
 def test_many_characters_of_documents_need_a_file_of_their_own(tmp_path: Path) -> None:
     job = prepare(RunOptions(graph="bim_plain", prompt="Why?"), tmp_path)
     long = (Prompt("a", "Why?", documents=(Document("x", "y" * 70_000),)),)
-    document = run_document(job.options, job.program.graph, long, None)
-    assert too_long(document)
+    document = repeat.run_document(job.options, job.program.graph, long, None)
+    assert repeat.too_long(document)
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps(document["prompts"][0]))
     assert read_file(file).items == long
+
+
+# -- run.yaml -------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1)
+PROGRAM = open_graph("bim_eagle")
+OPTIONS, _ = read_config(Path("nowhere"), RunOptions())
+
+
+def written(prompts: tuple[Prompt, ...], outline: Outline | None = None) -> Source:
+    document = repeat.run_document(OPTIONS, PROGRAM.graph, prompts, outline)
+    return Source(repeat.to_yaml(document), "run.yaml")
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(TEXT, min_size=1, max_size=4), st.integers(0, 2**63 - 1))
+def test_any_prompt_survives(texts: list[str], seed: int) -> None:
+    prompts = tuple(Prompt(str(i), text, seed, None) for i, text in enumerate(texts))
+    source = written(prompts)
+    assert repeat.prompts_of(repeat.read_run(source), source) == prompts
+
+
+def test_texts_that_yaml_likes_to_misread() -> None:
+    for text in ("1e-3", "0o14", "012", "on", "null", "~", "- x", "a: b", "#c", "|\n x\n", "\x85"):
+        source = written((Prompt("1", text),))
+        assert repeat.prompts_of(repeat.read_run(source), source)[0].text == text
+
+
+def test_the_graph_survives_and_keeps_its_positions() -> None:
+    source = written((Prompt("1", "?"),))
+    assert is_run_file(source)
+    inner = repeat.graph_source(source)
+    program = load_program(inner, op_table())
+    assert repeat.graph_hash(program.graph) == repeat.graph_hash(PROGRAM.graph)
+    line = int(program.steps["verify"][0].at.split(":")[1])
+    text = repeat.to_yaml(repeat.run_document(OPTIONS, PROGRAM.graph, (Prompt("1", "?"),), None))
+    assert "branch.tree_" in text.split("\n")[line - 1]
+
+
+def test_a_run_holds_the_whole_graph_and_needs_no_base(tmp_path: Path) -> None:
+    base, own = tmp_path / "base.yaml", tmp_path / "own.yaml"
+    base.write_text("extends: bim_eagle\nlimits: {max_new_tokens: 9}\n")
+    own.write_text("extends: base.yaml\nattention: dense\n")
+    graph = open_graph(str(own)).graph
+    text = repeat.to_yaml(repeat.run_document(OPTIONS, graph, (Prompt("1", "?"),), None))
+    base.unlink()
+    own.unlink()
+    again = load_program(repeat.graph_source(Source(text, "run.yaml")), op_table()).graph
+    assert again == graph and repeat.graph_hash(again) == repeat.graph_hash(graph)
+    assert (again.limits.max_new_tokens, again.attention) == (9, "dense")
+
+
+def test_the_outline_survives() -> None:
+    outline = parse_outline('PLAN\n1|60|-|-|A: "b" #c\n2|70|Search|1|é\nEND', max_branches=8)
+    run = repeat.read_run(written((Prompt("1", "?"),), outline))
+    assert run.outline == render_outline(outline.points) + "\n"
+
+
+def test_a_graph_is_no_run() -> None:
+    assert not is_run_file(PROGRAM.source)
+    assert not is_run_file(Source("[]", "x.yaml"))
+
+
+def test_differences_are_named() -> None:
+    then = repeat.Provenance(
+        model_hash="a" * 64, versions={"torch": "2.0"}, dtype="float32", threads=2
+    )
+    now = repeat.Provenance(
+        model_hash="b" * 64, versions={"torch": "2.1"}, dtype="float64", threads=2
+    )
+    assert list(repeat.differences(then, then)) == []
+    assert list(repeat.differences(then, now)) == [
+        "model weights changed: aaaaaaaaaaaa... then, bbbbbbbbbbbb... now",
+        "dtype changed: float32 then, float64 now",
+        "version of torch changed: 2.0 then, 2.1 now",
+    ]

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -19,7 +18,7 @@ from specsot.engine.record.replay import Replay, ReplayedBranch
 from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.record.run_view import BRANCH, FREE, PREFIX, Mark, Snapshot
 from specsot.engine.record.trace import trace_record, trees_of
-from specsot.engine.view.player import still
+from specsot.engine.view.tui import still
 from specsot.states.round import RoundSummary, VerifiedTree
 
 TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1), 77, 2)
@@ -37,8 +36,7 @@ def watched(
     many rounds."""
     seen: list[Snapshot] = []
 
-    @contextmanager
-    def look(job: Any, run: Any, recorder: Any, *more: Any) -> Iterator[Any]:
+    def look(job: Any, run: Any, recorder: Any, **more: Any) -> Iterator[Any]:
         before(run)
 
         def pause(run: Any) -> bool:
@@ -48,7 +46,7 @@ def watched(
 
         yield pause
 
-    monkeypatch.setattr(live_run, "_pause", look)
+    monkeypatch.setattr(live_run, "_pauses", look)
     assert shell.run(**options) == (Code.OK if most is None else Code.INTERRUPTED)
     return seen[1:]
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from specsot.engine.errors import Code
 from specsot.engine.record.replay import Replay
 from specsot.engine.record.run_folder import SavedRun
-from specsot.engine.view.player import Player, play, replay_lines
-from specsot.engine.view.tui import Keys
+from specsot.engine.view.lines import replay_lines
+from specsot.engine.view.tui import Keys, Player, play
 
 
 @pytest.fixture

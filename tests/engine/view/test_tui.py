@@ -1,4 +1,4 @@
-"""The live view: made-up pictures at both sizes, every panel's promises, and cached documents."""
+"""The live view: made-up pictures at both sizes, each panel, cached documents, drafts."""
 
 import io
 from dataclasses import replace
@@ -21,6 +21,8 @@ from specsot.engine.record.run_view import (
     REUSED,
     TREE,
     BranchView,
+    DraftTree,
+    Mark,
     Move,
     PoolView,
     RequestView,
@@ -30,18 +32,8 @@ from specsot.engine.record.run_view import (
     slot_codes,
 )
 from specsot.engine.terminal import usable
-from specsot.engine.view.panels import (
-    LIT,
-    STATUS_STYLES,
-    branches_text,
-    cell_of,
-    downsample,
-    histogram_bars,
-    layers_line,
-    states_text,
-    strip_text,
-    trace_text,
-)
+from specsot.engine.view import panels
+from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
 from specsot.engine.view.tui import FRAMES, LiveView
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
@@ -49,17 +41,8 @@ from specsot.states.blend import Reused
 from specsot.states.request import Branch, Request
 from specsot.states.round import BlendSummary, VerifiedTree
 
-STATES = [
-    "skeleton",
-    "expand_root",
-    "grow_tree",
-    "verify",
-    "parse",
-    "parallel_prefill",
-    "continuous_decode",
-    "merge",
-    "done",
-]
+STATES = ["skeleton", "expand_root", "grow_tree", "verify", "parse", "parallel_prefill"]
+STATES += ["continuous_decode", "merge", "done"]
 
 
 # the root 9; 11 and 12 below it, 13 and 14 below 11, 15 below 12: 11 and 14 are accepted
@@ -120,27 +103,18 @@ def test_fits_its_terminal(width: int, height: int) -> None:
 @pytest.mark.parametrize("width, height", [(80, 24), (100, 30)])
 def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
     text = "\n".join(screen(width, height, picture()))
-    for name in STATES:
-        assert name in text
-    for wanted in (
+    head = (
         "bim_eagle",
         "eagle3",
         "round 34",
-        "8.1 ms +9",
         "How do bees make honey?",
-        "✓ accepted ✗ rejected ★ bonus ◆ own ! forced",
-        "✗ refused ■ halted",
         "◦ open",
-        "★77",
         "Title 4",
-        "12/256",
-        "KV 180/4096 4 %",
-        "127 tok/s",
-        "9.81 tok/forward",
-        "2.90",
-        "prefix",
-        "tree",
-    ):
+        "★77",
+    )
+    marks = ("✓ accepted ✗ rejected ★ bonus ◆ own ! forced", "✗ refused ■ halted", "prefix", "tree")
+    figures = ("KV 180/4096 4 %", "127 tok/s", "9.81 tok/forward", "2.90", "12/256", "8.1 ms +9")
+    for wanted in (*STATES, "◦ open", *head, *marks, *figures):
         assert wanted in text, wanted
 
 
@@ -153,25 +127,24 @@ def test_a_small_terminal_shows_five_branches_side_by_side() -> None:
 
 
 def test_the_current_state_is_lit_and_the_last_move_is_an_arrow() -> None:
-    text = states_text(scene(), picture(), times=False)
+    text = panels.states_text(scene(), picture(), times=False)
     lines = [line.plain for line in text.split("\n")]
     assert lines[1].startswith("╭▶ expand_root")
     assert lines[2].startswith("│ ◦grow_tree")
     assert lines[3].startswith("╰╴ verify")
-    lit = [s for s in text.spans if s.style == LIT]
+    lit = [s for s in text.spans if s.style == panels.LIT]
     assert [text.plain[s.start : s.end].strip() for s in lit] == ["expand_root"]
 
 
 def test_a_trace_line_holds_guard_milliseconds_and_tokens() -> None:
-    text = trace_text(picture().moves, 60, 3).plain
-    assert "parse → parallel_prefill branches_ready" in text
+    text = panels.trace_text(picture().moves, 60, 3).plain
+    assert "parse → parallel_prefill branches_ready" in text and len(text.split("\n")) == 3
     assert "none_running  12.3  +14" in text
-    assert len(text.split("\n")) == 3
 
 
 def test_many_branches_show_those_that_run() -> None:
     views = [branch(i, "done") for i in range(6)] + [branch(6), branch(7), branch(8, "waiting")]
-    lines = branches_text(views, False, 80, 4).plain.split("\n")
+    lines = panels.branches_text(views, False, 80, 4).plain.split("\n")
     assert [line[3:5].strip() for line in lines[:3]] == ["7", "8", "9"]
     assert lines[3].strip() == "… and 6 more"
 
@@ -179,7 +152,7 @@ def test_many_branches_show_those_that_run() -> None:
 def test_text_of_a_model_cannot_touch_the_terminal() -> None:
     view = branch(0, text="ok \x1b[2J[bold]x[/bold] \u202e\x07 end")
     console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    console.print(branches_text([view], False, 100, 1))
+    console.print(panels.branches_text([view], False, 100, 1))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[2J" not in shown and "\x07" not in shown and "\u202e" not in shown
     assert "[bold]x[/bold]" in shown
@@ -187,11 +160,11 @@ def test_text_of_a_model_cannot_touch_the_terminal() -> None:
 
 def test_the_end_of_a_long_text_fills_its_lines() -> None:
     text = " ".join(f"word{i}" for i in range(60))
-    (line,) = branches_text([branch(0, text=text)], False, 80, 1).plain.split("\n")
+    (line,) = panels.branches_text([branch(0, text=text)], False, 80, 1).plain.split("\n")
     assert line.endswith("word58 word59") and len(line) > 72
-    lines = branches_text([branch(0, text=text)], False, 80, 3).plain.split("\n")
+    lines = panels.branches_text([branch(0, text=text)], False, 80, 3).plain.split("\n")
     assert len(lines) == 3 and lines[-1].endswith("word59")
-    short = branches_text([branch(0, text="just this")], False, 80, 3).plain
+    short = panels.branches_text([branch(0, text="just this")], False, 80, 3).plain
     assert short.endswith("just this")
 
 
@@ -205,7 +178,7 @@ def test_wide_characters_keep_the_columns() -> None:
 
 
 def test_strip_covers_what_is_used() -> None:
-    text, step = strip_text(picture().pool, 40, 2)
+    text, step = panels.strip_text(picture().pool, 40, 2)
     assert step == 3
     assert [len(row) for row in text.plain.split("\n")] == [40, 40]
     assert text.plain.count("█") == 20 and "1" in text.plain and "5" in text.plain
@@ -213,8 +186,8 @@ def test_strip_covers_what_is_used() -> None:
 
 def test_downsampling_prefers_what_is_used() -> None:
     codes = np.array([FREE, FREE, PREFIX, TREE, TREE, PREFIX, FREE, FREE, FREE, 7], np.int16)
-    assert downsample(codes, 3).tolist() == [PREFIX, TREE, FREE, 7]
-    assert downsample(np.zeros(4, np.int16), 2).tolist() == [FREE, FREE]
+    assert panels.downsample(codes, 3).tolist() == [PREFIX, TREE, FREE, 7]
+    assert panels.downsample(np.zeros(4, np.int16), 2).tolist() == [FREE, FREE]
 
 
 def test_codes_follow_the_slot_table() -> None:
@@ -230,7 +203,7 @@ def test_codes_follow_the_slot_table() -> None:
 
 
 def test_histogram_has_a_column_per_length() -> None:
-    lines = histogram_bars({1: 4, 3: 2}, 4, 18).plain.split("\n")
+    lines = panels.histogram_bars({1: 4, 3: 2}, 4, 18).plain.split("\n")
     assert lines[-1] == "  1  2  3  4"
     assert [line[1:3] for line in lines[:4]] == ["██"] * 4
     assert [line[7:9] for line in lines[:4]] == ["  ", "  ", "██", "██"]
@@ -272,18 +245,18 @@ BLENDED = BlendSummary((0, 1, 2, 2), (370, 370, 97, 97), (47,), 320, 0, 50, ((32
 
 
 def test_every_layer_has_a_cell_with_its_rows() -> None:
-    line = layers_line(BLENDED, 100)
+    line = panels.layers_line(BLENDED, 100)
     assert line.plain == "layers F370 C370 A97 A97  cached 320 · picked 47 · fresh 50"
     styles = [str(span.style) for span in line.spans]
-    wanted = [STATUS_STYLES[LayerStatus(status)] for status in BLENDED.plan]
+    wanted = [panels.STATUS_STYLES[LayerStatus(status)] for status in BLENDED.plan]
     assert [style for style in styles if style in wanted] == wanted
 
 
 def test_a_deep_model_shows_letters_alone() -> None:
     deep = replace(BLENDED, plan=(0, 1, *[2] * 38), live=(370, 370, *[97] * 38))
-    line = layers_line(deep, 60)
+    line = panels.layers_line(deep, 60)
     assert line.plain == "layers FC" + "A" * 38 and line.cell_len <= 60
-    assert layers_line(deep, 20).cell_len == 20
+    assert panels.layers_line(deep, 20).cell_len == 20
 
 
 @pytest.mark.parametrize(("width", "height"), [(110, 34), (80, 24)])
@@ -304,4 +277,135 @@ def test_cached_rows_are_told_from_recomputed_ones() -> None:
     wanted = [BRANCH, REUSED, PICKED, REUSED, REUSED, BRANCH]
     assert codes[:6].tolist() == wanted and not codes[6:].any()
     assert slot_codes(pool, [request], {9: Reused({1}, {1})})[:6].tolist() == [BRANCH] * 6
-    assert np.unique([cell_of(code)[0] for code in (BRANCH, REUSED, PICKED)]).size == 3
+    assert np.unique([panels.cell_of(code)[0] for code in (BRANCH, REUSED, PICKED)]).size == 3
+
+
+# -- drafts ---------------------------------------------------------------------------------------
+
+
+def tree(verified: VerifiedTree = TREE_OF_ONE) -> DraftTree:
+    return draft_tree(7, verified, str)
+
+
+def plain(one: DraftTree, width: int = 60, rows: int = 9) -> list[str]:
+    return [line.plain.rstrip() for line in tree_lines(one, width, rows)]
+
+
+def test_a_tree_lies_on_its_side_the_path_in_its_first_line() -> None:
+    assert plain(tree()) == ["9┬✓11┬✓14─★77", " │   └✗13", " └✗12─·15"]
+
+
+def test_what_has_no_room_is_counted_and_the_path_stays() -> None:
+    assert plain(tree(), rows=2) == ["9─✓11┬✓14─★77", "     └✗13  +1 more"]
+    assert plain(tree(), rows=1) == ["9─✓11─✓14─★77  +2 more"]
+
+
+def test_a_chain_is_one_line_with_what_was_drafted_in_vain_behind_it() -> None:
+    assert plain(tree(CHAIN_OF_TWO)) == ["8─✓21─◆66  ✗22 ·23"]
+    assert plain(tree(CHAIN_OF_TWO), width=12, rows=2) == ["8─✓21─◆66", "    ✗22 ·23"]
+    assert plain(tree(CHAIN_OF_TWO), width=12, rows=1) == ["8─✓21─◆66…"]
+
+
+@pytest.mark.parametrize(
+    "changes, marks",
+    [
+        ({}, "✓✓★✗✗·"),
+        ({"forced": True}, "!!★✗✗·"),
+        ({"path": (0, 1)}, "✓◆✗✗✗·"),
+        ({"path": (0,)}, "◆✗✗···"),
+        ({"num_committed": 1}, "✓✓·✗✗·"),  # the second is a stop token
+        ({"num_committed": 0}, "✓··✗✗·"),
+        ({"tokens": (-1,), "parents": (0,), "path": (0,)}, "◆"),
+    ],
+)
+def test_every_token_has_its_mark(changes: dict[str, object], marks: str) -> None:
+    one = tree(replace(TREE_OF_ONE, **changes))  # type: ignore[arg-type]
+    assert "".join(DRAFT_MARKS[node.mark][0] for node in one.nodes) == marks
+
+
+def test_marks_differ_without_colours() -> None:
+    marks = [mark for mark, _, _ in DRAFT_MARKS.values()]
+    assert len(set(marks)) == len(marks) == len(Mark)
+    assert all(
+        f"{mark} {name}" in drafts_legend(99) for mark, _, name in DRAFT_MARKS.values() if name
+    )
+    assert drafts_legend(24) == "✓ accepted ✗ rejected"
+
+
+def test_text_of_tokens_is_shown_as_it_is_and_safe() -> None:
+    texts = {9: " the", 11: "\n", 12: "\x1b[2J", 13: "", 14: "漢字", 15: " x" * 30}
+    lines = [
+        line.plain
+        for line in tree_lines(draft_tree(1, TREE_OF_ONE, lambda n: texts.get(n, "?")), 60, 9)
+    ]
+    assert lines[0].startswith(" the┬✓␊") and "✓漢字" in lines[0] and "✗<13>" in lines[1]
+    assert "\x1b" not in "".join(lines) and max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("width", [14, 30, 60, 130])
+def test_trees_keep_to_their_room(width: int) -> None:
+    wide = [replace(tree(), name=str(i + 1)) for i in range(9)]
+    for height in (1, 4, 9, 30):
+        text = drafts_text(wide, [branch(i) for i in range(9)], width, height)
+        lines = text.plain.split("\n")
+        assert len(lines) <= height and "✓" in text.plain
+    assert "1 2/5" in drafts_text(wide, [branch(0)], width, 9).plain
+
+
+def test_running_branches_come_first_and_an_outline_goes_with_its_parts() -> None:
+    trees = [replace(tree(), name=name) for name in ("outline", "1", "2", "3")]
+    views = [branch(0, "done"), branch(1), branch(2)]
+    heads = [line[:1] for line in drafts_text(trees, views, 40, 3).plain.split("\n")]
+    assert heads == ["2", "3", "1"]
+    assert drafts_text(trees[:1], [branch(-1)], 40, 3).plain.startswith("O 2/5")
+
+
+def test_without_a_drafter_the_trace_takes_the_place() -> None:
+    plain = screenshot(replace(scene(), drafter="none"), picture(), 100, 30).export_text()
+    assert "drafts" not in plain and "parse → parallel_prefill branches_ready" in plain
+
+
+# -- requests -------------------------------------------------------------------------------------
+
+
+def requests(count: int) -> list[RequestView]:
+    stages = ["done", "running", "outlining", "waiting"]
+    return [
+        RequestView(f"r{i}", f"Question {i}?", stages[min(i * 4 // count, 3)], 4, i % 5, 9 * i)
+        for i in range(count)
+    ]
+
+
+def test_many_requests_have_a_mark_each() -> None:
+    line = panels.request_lines(requests(8), 80, 1).plain
+    assert line == " 2/8 requests done ✓✓▶▶OO··  ▶ 2 in parts  O 2 in outlines  · 2 waiting"
+    crowd = panels.request_lines(requests(400), 80, 1).plain
+    assert len(crowd) <= 80 and "100/400" in crowd and "✓▶" in crowd
+
+
+def test_a_line_for_each_request_with_those_that_run_before_the_others() -> None:
+    lines = panels.requests_text(requests(8), 60, 4).plain.split("\n")
+    assert [line.split()[1] for line in lines[:3]] == ["r2", "r3", "r4"]
+    assert lines[3] == "  … and 5 more"
+    assert lines[1] == "▶ r3     ━━━━━━──   3/4    27 Question 3?"
+
+
+def test_a_refused_request_is_told_from_one_that_is_done() -> None:
+    one, two = requests(2)
+    line = panels.request_lines([replace(one, refused=True), two], 60, 1).plain
+    assert line.startswith(" 0/2 requests done ✗O") and "✗ 1 refused" in line
+
+
+def test_a_long_question_is_cut_at_a_word() -> None:
+    question = "Why " + "is the sky so very blue " * 9 + "?"
+    one = [RequestView("1", question, "running", 0, 0, 0)]
+    for rows in (1, 2, 3):
+        lines = panels.request_lines(one, 60, rows).plain.split("\n")
+        assert len(lines) == rows and max(map(len, lines)) <= 60 and lines[-1].endswith("…")
+
+
+def test_a_large_terminal_has_drafts_trace_and_requests_at_once() -> None:
+    snap = replace(picture(), requests=tuple(requests(5)))
+    shown = screenshot(scene(5), snap, 160, 50).export_text()
+    for wanted in ("drafts", "trace · ms", "requests · parts", "sequence", "Question 4?"):
+        assert wanted in shown, wanted
