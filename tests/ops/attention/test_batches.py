@@ -83,7 +83,6 @@ def test_equal_requests_at_equal_distances_are_computed_side_by_side() -> None:
 
 
 def test_a_group_never_reaches_behind_the_pool() -> None:
-    """The last request's run cannot be as long as its neighbour's."""
     kv = KVCache(1, 1, 2, 40)
     for root, (region, size) in enumerate(((30, 25), (10, 5))):
         kv.open_(root, region)

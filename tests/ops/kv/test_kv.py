@@ -215,7 +215,6 @@ def test_the_lowest_free_slots_from_its_first_on_are_taken() -> None:
 
 
 def take(kv: KVCache, root: int, count: int) -> list[int]:
-    """Committed slots of a root."""
     return written(kv, root, count, int(np.count_nonzero(kv.owner == root)), root)
 
 

@@ -71,7 +71,6 @@ def rows_of(proposal: Proposal, tips: int = 0, bound: tuple[int, ...] = ()) -> R
 
 
 def logits_of(trees: list[Tree]) -> Tensor:
-    """[R, V], highest at what the target says after each node."""
     says = torch.tensor([token for tree in trees for token in tree.says])
     return torch.nn.functional.one_hot(says, VOCAB).float() + torch.rand(len(says), VOCAB) * 0.5
 
