@@ -39,7 +39,7 @@ from specsot.ops.verify import rejection as accept_rejection
 from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states import commit as committer
-from specsot.states.drafters.eagle import PairingDrafter
+from specsot.states.drafters.eagle import EagleDrafter
 from specsot.states.request import Branch, Finish
 from specsot.states.round import CommittedRows
 
@@ -213,9 +213,9 @@ def test_a_stale_drafter_row_is_caught(
     layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
-    good = PairingDrafter.observe
+    good = EagleDrafter.observe
 
-    def stale(self: PairingDrafter, part: CommittedRows) -> None:
+    def stale(self: EagleDrafter, part: CommittedRows) -> None:
         good(self, part)
         last = self.inbox[-1] if self.inbox else None
         if part.is_path and last is not None and len(last.tokens) > 1:
@@ -223,7 +223,7 @@ def test_a_stale_drafter_row_is_caught(
             kept = torch.cat([last.features[:1], last.features[:-1]])
             self.inbox[-1] = replace(last, features=kept)
 
-    monkeypatch.setattr(PairingDrafter, "observe", stale)
+    monkeypatch.setattr(EagleDrafter, "observe", stale)
     rig = Rig(bench(f"{layout}_eagle"))
     assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
     assert failed(list(memory_checks(rig))) == {"memory/the drafter's rows"}
@@ -232,15 +232,15 @@ def test_a_stale_drafter_row_is_caught(
 def test_a_drafter_row_that_is_missing_is_caught(
     bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    good = PairingDrafter.observe
+    good = EagleDrafter.observe
 
-    def missing(self: PairingDrafter, part: CommittedRows) -> None:
+    def missing(self: EagleDrafter, part: CommittedRows) -> None:
         good(self, part)
         last = self.inbox[-1] if self.inbox else None
         if part.is_path and last is not None:
             self.inbox[-1] = replace(last, position=last.position + 1)
 
-    monkeypatch.setattr(PairingDrafter, "observe", missing)
+    monkeypatch.setattr(EagleDrafter, "observe", missing)
     rig = Rig(bench())
     GATES["budgets"](rig)
     checks = {check.name: check for check in memory_checks(rig)}
