@@ -10,7 +10,7 @@ import torch
 from ..models.decoder import Decoder
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.layers import DecoderLayer
+from ..models.layers import settle_
 from ..models.linear import (
     FULL,
     Weights,
@@ -20,7 +20,6 @@ from ..models.linear import (
     multiply_,
     pack_,
     quantise_,
-    settle_,
 )
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
@@ -88,9 +87,6 @@ def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: boo
         if codes and target.dtype == torch.bfloat16:
             multiply_(target, codes, weights.rows)
     settle_(target)
-    for layer in target.layers:
-        assert isinstance(layer, DecoderLayer)
-        layer.settle_()
 
 
 def with_drafter(models: Models, folder: Path, kind: str) -> Models:

@@ -40,36 +40,29 @@ class LiveRows:
     whole: bool
 
 
+@dataclass(eq=False)
 class Blender(LayerHook):
     """One blended forward; its arguments are those of `Target.forward`, checked by `check_blend`;
     live_L and picked are those of `BlendReport` for the layers so far."""
 
-    def __init__(
-        self,
-        model: PoolModel,
-        *,
-        plan: LayerPlan,
-        positions_BQ: Tensor,
-        slots_BQ: Tensor,
-        attention: AttentionPlan,
-        kv: KVCache,
-        blend: Blend,
-    ) -> None:
-        self.model = model
-        self.plan = plan
-        self.positions_BQ = positions_BQ
-        self.positions_N = positions_BQ.flatten()
-        self.slots_N = slots_BQ.flatten()
-        self.attention = attention
-        self.kv = kv
-        self.blend = blend
-        self.angles_R = model.angles(self.positions_N[blend.index_R])
-        self.slots_R = self.slots_N[blend.index_R]
-        self.inputs = model.attention_inputs(positions_BQ, slots_BQ, attention)
-        row_M = torch.arange(slots_BQ.numel(), device=slots_BQ.device)
-        shapes = [group.mask_GqK.shape[:2] for group in attention.groups]
+    model: PoolModel
+    plan: LayerPlan
+    positions_BQ: Tensor
+    slots_BQ: Tensor
+    attention: AttentionPlan
+    kv: KVCache
+    blend: Blend
+
+    def __post_init__(self) -> None:
+        self.positions_N = self.positions_BQ.flatten()
+        self.slots_N = self.slots_BQ.flatten()
+        self.angles_R = self.model.angles(self.positions_N[self.blend.index_R])
+        self.slots_R = self.slots_N[self.blend.index_R]
+        self.inputs = self.model.attention_inputs(self.positions_BQ, self.slots_BQ, self.attention)
+        row_M = torch.arange(len(self.slots_N), device=self.slots_N.device)
+        shapes = [group.mask_GqK.shape[:2] for group in self.attention.groups]
         queries = tuple(torch.arange(q, device=row_M.device).expand(g, q) for g, q in shapes)
-        count = len(row_M) - blend.count(RowRole.PADDING)
+        count = len(row_M) - self.blend.count(RowRole.PADDING)
         self.live = LiveRows(row_M, queries, row_M, count, True)
         self.live_L: list[int] = []
         self.picked: dict[int, Tensor] = {}
@@ -137,7 +130,6 @@ class Blender(LayerHook):
         return at_R.clamp(max=rows - 1), (at_R == rows)[:, None]
 
     def report(self) -> BlendReport:
-        """What the forward did."""
         count = self.blend.count
         return BlendReport(
             self.plan,
@@ -175,7 +167,6 @@ class Blender(LayerHook):
     def _inputs(
         self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
     ) -> dict[bool, AttentionInputs]:
-        """What these rows see: their part of the forward's masks."""
         groups: list[AttentionGroup] = []
         first = 0
         for group, query_GW in zip(self.attention.groups, queries, strict=True):
@@ -211,10 +202,9 @@ def check_blend(
     if plan != compiled:
         actual, expected = (list(map(int, statuses)) for statuses in (plan, compiled))
         raise ValueError(f"the layer plan {actual} is not the blend's {expected}")
-    if blend.rows.role_BQ.shape != tokens_BQ.shape:
-        raise ValueError(
-            f"the blend is for {blend.rows.role_BQ.shape} rows, not for {tuple(tokens_BQ.shape)}"
-        )
+    rows = tuple(tokens_BQ.shape)
+    if blend.rows.role_BQ.shape != rows:
+        raise ValueError(f"the blend is for {blend.rows.role_BQ.shape} rows, not for {rows}")
     shape = (model.num_layers, cached.rows, model.kv_heads, model.head_dim)
     device = model.frequencies.device
     for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):

@@ -24,8 +24,7 @@ THETA = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How positions become angles; `settings` are named as in transformers' `rope_parameters`,
-    `trained` is the file's `max_position_embeddings`."""
+    """How positions become angles; `trained` is the file's `max_position_embeddings`."""
 
     kind: str
     theta: float
@@ -41,8 +40,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of the layers of a target or a drafter; which projections have a bias, and whether
-    queries and keys have norms."""
+    """Sizes of the layers of a target or a drafter, their biases and norms."""
 
     path: Path
     vocab_size: int
@@ -122,7 +120,7 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.wrong(
-            f"`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}",
+            f"`num_attention_heads` {heads} is not a multiple of `num_key_value_heads` {kv_heads}"
         )
     if fields.get("head_dim") is None and not head_dim and hidden % heads:
         raise fields.wrong(
@@ -166,9 +164,7 @@ def layer_types(fields: Fields, layers: int) -> tuple[bool, ...]:
         return tuple(i >= first for i in range(layers))
     named = isinstance(types, list) and len(types) == layers
     if not named or not all(t in LAYER_TYPES for t in types):
-        raise fields.wrong(
-            f"`layer_types` must name {layers} layers, each one of {', '.join(LAYER_TYPES)}"
-        )
+        raise fields.wrong(f"`layer_types` must name {layers} layers, of {', '.join(LAYER_TYPES)}")
     return tuple(t == "sliding_attention" for t in types)
 
 
@@ -202,8 +198,7 @@ def _inner(fields: Fields) -> Fields:
 
 
 def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
-    """What is assumed of the angles where the file is silent, for the positions `trained`, or gives
-    two bases."""
+    """What is assumed of the angles where the file is silent or gives two bases."""
     outer = fields.get("rope_theta")
     inner = _inner(fields).get("rope_theta")
     notes = []

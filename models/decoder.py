@@ -20,8 +20,11 @@ from .layers import (
     AttentionInputs,
     DecoderLayer,
     LayerHook,
+    Of,
     PoolModel,
     RMSNorm,
+    itself,
+    rms_norm,
     rotate_back,
     wide_logits,
 )
@@ -161,11 +164,14 @@ class Decoder(PoolModel):
         layer, before the norm. A hook may drop rows between the layers."""
         states: list[Tensor] = []
         for index, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
             if index in taps:
                 states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
             if hook is not None:
                 inputs = hook.inputs
-            x_NH = layer.forward(x_NH, index, inputs[self.kinds[index]], kv, hook)
+            normed_NH = rms_norm(x_NH, layer.input_layernorm.weight, layer.eps)
+            own_inputs = inputs[self.kinds[index]]
+            x_NH = layer.forward(normed_NH, x_NH, index, own_inputs, kv, hook)
         if self.num_layers in taps:
             normed_NH = self.norm.forward(x_NH)
             states.append(normed_NH if hook is None else hook.tap(normed_NH, len(states)))
@@ -183,9 +189,7 @@ class Decoder(PoolModel):
                 )
         if blend is not None and blend.settings.mask == "bottom_right" and any(self.kinds):
             window = self.config.window
-            raise ValueError(
-                f"`mask: bottom_right` cannot have the model's sliding window {window}"
-            )
+            raise ValueError(f"`mask: bottom_right` excludes the model's sliding window {window}")
         if taps and not 0 <= min(taps) <= max(taps) <= self.num_layers:
             raise ValueError(f"taps {taps} must be in 0..{self.num_layers}")
 
@@ -232,22 +236,20 @@ class Decoder(PoolModel):
         cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)
 
-    def published(self) -> dict[str, Tensor]:
-        """Views of all parameters under the names of a Hugging Face checkpoint."""
+    def published(self, of: Of = itself) -> dict[str, Tensor]:
         views: dict[str, Tensor] = {
-            "model.embed_tokens.weight": self.embed,
-            "model.norm.weight": self.norm.weight,
-            "lm_head.weight": self.lm_head.weight,
+            "model.embed_tokens.weight": of(self.embed),
+            "model.norm.weight": of(self.norm.weight),
+            "lm_head.weight": of(self.lm_head.weight),
         }
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
-            views |= {f"model.layers.{index}.{k}": v for k, v in layer.published().items()}
+            views |= {f"model.layers.{index}.{k}": v for k, v in layer.published(of).items()}
         return views
 
 
 class KeyRecorder(LayerHook):
-    """Collects the keys of all layers before RoPE, [R, kv_heads, head_dim], without the first
-    `drop` rows."""
+    """Collects all layers' keys before RoPE, [R, kv_heads, head_dim], but the first `drop`."""
 
     def __init__(self, inputs: Mapping[bool, AttentionInputs], drop: int) -> None:
         self.inputs = inputs

@@ -73,7 +73,6 @@ class Fields:
         return value
 
     def section(self, key: str) -> "Fields":
-        """A nested object; empty where the key is absent or null."""
         value = self.get(key)
         if value is not None and not isinstance(value, dict):
             raise self.wrong(f"`{key}` must be an object, not {value!r}")
@@ -120,7 +119,6 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_fields(folder: Path) -> Fields:
-    """config.json of a checkpoint folder."""
     if not folder.is_dir():
         raise ModelError(folder, "is not a folder")
     if not (folder / "config.json").is_file():

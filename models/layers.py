@@ -1,6 +1,6 @@
 """What the layers of all models are made of, on flat rows [N, ...] with N = B * Q."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -11,11 +11,19 @@ from torch import Tensor, nn
 
 from ..ops.attention.backends import AttentionPlan, LayerAttention, Narrow
 from ..ops.kv.pool import KVCache
-from .config import DecoderConfig, DecoderShape, RopeConfig
-from .linear import Fused, Linear, linear
+from .config import DecoderShape, RopeConfig
+from .linear import Linear, linear
 
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
+
+
+Of = Callable[[Tensor], Tensor]
+
+
+def itself(parameter: Tensor) -> Tensor:
+    """A parameter as it is."""
+    return parameter
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,8 +50,6 @@ def _constant(value: float) -> Tensor:
 
 
 class RMSNorm(nn.RMSNorm):
-    """`rms_norm` with a weight."""
-
     eps: float
 
     def forward(self, x: Tensor) -> Tensor:
@@ -107,8 +113,7 @@ class LayerHook:
     def before_attention(
         self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs
     ) -> tuple[Tensor, Tensor, Tensor, AttentionInputs]:
-        """The arguments as the layer shall use them: its input, queries and keys before RoPE
-        [N, heads + kv_heads, d], values [N, kv_heads, d]."""
+        """Its arguments as the layer shall use them; qk_Nhd: queries and keys before RoPE."""
         raise NotImplementedError
 
     def tap(self, x_NH: Tensor, number: int) -> Tensor:
@@ -117,54 +122,57 @@ class LayerHook:
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and a gated MLP, the projections fused: fewer kernels, which is what
-    counts for small models on a CPU."""
+    """Attention and a gated MLP behind a norm each, the projections fused: fewer kernels, which is
+    what counts for small models on a CPU. What comes before attention is the caller's.
+
+    wide: width of attention's input; 0 for that of the residual. norms: names of the layer's norms.
+    """
 
     kind_h: Tensor
+    input_layernorm: RMSNorm
+    hidden_norm: RMSNorm
+    post_attention_layernorm: RMSNorm
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(
+        self, shape: DecoderShape, wide: int = 0, norms: tuple[str, ...] = ("input_layernorm",)
+    ) -> None:
         super().__init__()
-        self.heads = config.heads
-        self.kv_heads = config.kv_heads
-        self.head_dim = config.head_dim
-        self.eps = config.eps
-        self.activation = getattr(F, config.activation)
-        hidden = config.hidden_size
-        self.inner = inner = config.intermediate_size
+        self.heads = shape.heads
+        self.kv_heads = shape.kv_heads
+        self.head_dim = shape.head_dim
+        self.eps = shape.eps
+        self.activation = getattr(F, getattr(shape, "activation", "silu"))
+        hidden = shape.hidden_size
+        self.inner = inner = shape.intermediate_size
         width = self.heads * self.head_dim
         kv_width = self.kv_heads * self.head_dim
-        self.input_norm = RMSNorm(hidden, config.eps)
-        self.qkv = Linear(hidden, width + 2 * kv_width, bias=config.qkv_bias)
-        self.o = Linear(width, hidden, bias=config.o_bias)
-        self.post_norm = RMSNorm(hidden, config.eps)
-        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias)
-        self.down = Linear(inner, hidden, bias=config.mlp_bias)
-        self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if config.qk_norm else None
+        for name in (*norms, "post_attention_layernorm"):
+            self.add_module(name, RMSNorm(hidden, shape.eps))
+        self.qkv = Linear(wide or hidden, width + 2 * kv_width, bias=shape.qkv_bias)
+        self.o = Linear(width, hidden, bias=shape.o_bias)
+        self.gate_up = Linear(hidden, 2 * inner, bias=shape.mlp_bias)
+        self.down = Linear(inner, hidden, bias=shape.mlp_bias)
+        self.qk_norm = nn.Parameter(torch.empty(2, self.head_dim)) if shape.qk_norm else None
         with torch.device("cpu"):  # which of the two norms each head has
             kind_h = torch.tensor([0] * self.heads + [1] * self.kv_heads)
         self.register_buffer("kind_h", kind_h, persistent=False)
         self.norm_hd: Tensor | None = None  # of each head, once the weights no longer change
 
-    def settle_(self) -> None:
-        """The weights no longer change."""
-        if self.qk_norm is not None:
-            self.norm_hd = self.qk_norm.detach().index_select(0, self.kind_h)
-
     def forward(
         self,
-        x_NH: Tensor,
+        x_NW: Tensor,
+        residual_NH: Tensor,
         index: int,
         inputs: AttentionInputs,
         kv: KVCache,
         hook: LayerHook | None = None,
     ) -> Tensor:
         """Write the rows' keys and values into layer `index` of the pool, then attend and transform
-        -> [N, H], of the rows that the hook leaves."""
+        -> [N, H], of the rows that the hook leaves. x_NW: attention's input."""
         if not self.kv_heads:  # a rank of more ranks than there are heads
-            attended_NI = x_NH[:, :0]
+            attended_NI = x_NW[:, :0]
         else:
-            all_ND = self.qkv.forward(rms_norm(x_NH, self.input_norm.weight, self.eps))
-            all_Nhd = all_ND.view(x_NH.shape[0], -1, self.head_dim)
+            all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
             sizes = (self.heads + self.kv_heads, self.kv_heads)
             qk_Nhd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
             if self.qk_norm is not None:
@@ -173,8 +181,8 @@ class DecoderLayer(nn.Module):
                     norm_hd = self.qk_norm.index_select(0, self.kind_h)
                 qk_Nhd = rms_norm(qk_Nhd, norm_hd, self.eps)
             if hook is not None:
-                x_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
-                    index, x_NH, qk_Nhd, v_Ngd, inputs
+                residual_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
+                    index, residual_NH, qk_Nhd, v_Ngd, inputs
                 )
             turned_Nhd = torch.roll(qk_Nhd, self.head_dim // 2, -1)  # `rotate`, without the call
             qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
@@ -182,17 +190,36 @@ class DecoderLayer(nn.Module):
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
             attention = inputs.attention
             attended_NI = attention.backend.run(q_Nhd, *kv.layers[index], attention)
-        x_NH = self.o.forward(attended_NI, x_NH)
-        both_NI = self.gate_up.forward(rms_norm(x_NH, self.post_norm.weight, self.eps))
+        x_NH = self.o.forward(attended_NI, residual_NH)
+        weight_H = self.post_attention_layernorm.weight
+        both_NI = self.gate_up.forward(rms_norm(x_NH, weight_H, self.eps))
         gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
         return self.down.forward(self.activation(gate_NI).mul_(up_NI), x_NH)
 
-    def published(self) -> dict[str, Tensor]:
-        """Views of the parameters under Hugging Face's names, without the layer's prefix."""
-        views: dict[str, Tensor] = {
-            "input_layernorm.weight": self.input_norm.weight,
-            "post_attention_layernorm.weight": self.post_norm.weight,
-        }
+    def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, W] -> rotated queries [N, heads, d] and keys, and values, [N, kv_heads, d]: the first
+        part of `forward`, which saves the calls."""
+        all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
+        sizes = (self.heads, self.kv_heads, self.kv_heads)
+        q_Nhd, k_Ngd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
+        if self.qk_norm is not None:
+            q_Nhd = rms_norm(q_Nhd, self.qk_norm[0], self.eps)
+            k_Ngd = rms_norm(k_Ngd, self.qk_norm[1], self.eps)
+        return rotate(q_Nhd, *angles), rotate(k_Ngd, *angles), v_Ngd
+
+    def finish(self, residual_NH: Tensor, attended_NI: Tensor) -> Tensor:
+        """The last part of `forward`: output projection, residual, gated MLP."""
+        x_NH = self.o.forward(attended_NI, residual_NH)
+        norm = self.post_attention_layernorm
+        gate_NI, up_NI = self.gate_up.forward(norm.forward(x_NH)).chunk(2, -1)
+        return self.down.forward(self.activation(gate_NI) * up_NI, x_NH)
+
+    def published(self, of: Of = itself) -> dict[str, Tensor]:
+        """Views of (`of`) the parameters under Hugging Face's names, without the layer's prefix."""
+        views: dict[str, Tensor] = {}
+        for name, child in self.named_children():
+            if isinstance(child, RMSNorm):
+                views[f"{name}.weight"] = of(child.weight)
         kv_width = self.kv_heads * self.head_dim
         parts: tuple[tuple[Linear, dict[str, int]], ...] = (
             (self.qkv, {"q": self.heads * self.head_dim, "k": kv_width, "v": kv_width}),
@@ -204,101 +231,10 @@ class DecoderLayer(nn.Module):
             module = "self_attn" if layer is self.qkv or layer is self.o else "mlp"
             for kind, value in layer.named_parameters():
                 names = [f"{module}.{name}_proj.{kind}" for name in sizes]
-                views |= zip(names, torch.split(value, list(sizes.values())), strict=True)
+                views |= zip(names, torch.split(of(value), list(sizes.values())), strict=True)
         if self.qk_norm is not None:
-            views["self_attn.q_norm.weight"] = self.qk_norm[0]
-            views["self_attn.k_norm.weight"] = self.qk_norm[1]
+            views["self_attn.q_norm.weight"], views["self_attn.k_norm.weight"] = of(self.qk_norm)
         return views
-
-
-class DrafterAttention(nn.Module):
-    """Projections of self-attention whose input is `wide` wide: in EAGLE-3 twice its output."""
-
-    def __init__(self, shape: DecoderShape, wide: int) -> None:
-        super().__init__()
-        bias = shape.qkv_bias
-        dim = shape.head_dim
-        self.head_dim = dim
-        self.q_proj = Linear(wide, shape.heads * dim, bias=bias)
-        self.k_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
-        self.v_proj = Linear(wide, shape.kv_heads * dim, bias=bias)
-        self.qkv = Fused(self.q_proj, self.k_proj, self.v_proj)
-        self.o_proj = Linear(shape.heads * dim, shape.hidden_size, bias=shape.o_bias)
-        self.q_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
-        self.k_norm = RMSNorm(dim, shape.eps) if shape.qk_norm else None
-
-    def keys_values(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
-        """[N, W] -> rotated keys and values, each [N, kv_heads, d]."""
-        if self.qkv.joint is not None:
-            return self.project(x_NW, angles)[1:]
-        rows = x_NW.shape[0]
-        k_Ngd = self.k_proj.forward(x_NW).view(rows, -1, self.head_dim)
-        v_Ngd = self.v_proj.forward(x_NW).view(rows, -1, self.head_dim)
-        if self.k_norm is not None:
-            k_Ngd = self.k_norm.forward(k_Ngd)
-        return rotate(k_Ngd, *angles), v_Ngd
-
-    def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, W] -> rotated queries [N, heads, d], and keys and values [N, kv_heads, d]."""
-        rows = x_NW.shape[0]
-        q_ND, k_ND, v_ND = self.qkv(x_NW)
-        q_Nhd = q_ND.view(rows, -1, self.head_dim)
-        k_Ngd = k_ND.view(rows, -1, self.head_dim)
-        if self.q_norm is not None and self.k_norm is not None:
-            q_Nhd = self.q_norm.forward(q_Nhd)
-            k_Ngd = self.k_norm.forward(k_Ngd)
-        cos_N1d, sin_N1d = angles
-        half = self.head_dim // 2  # what follows is `rotate`, without the calls
-        q_Nhd = torch.addcmul(q_Nhd * cos_N1d, torch.roll(q_Nhd, half, -1), sin_N1d)
-        k_Ngd = torch.addcmul(k_Ngd * cos_N1d, torch.roll(k_Ngd, half, -1), sin_N1d)
-        return q_Nhd, k_Ngd, v_ND.view(rows, -1, self.head_dim)
-
-
-class DrafterMLP(nn.Module):
-    """The parameters of a gated MLP under their published names."""
-
-    def __init__(self, shape: DecoderShape) -> None:
-        super().__init__()
-        hidden = shape.hidden_size
-        inner = shape.intermediate_size
-        self.gate_proj = Linear(hidden, inner, bias=shape.mlp_bias)
-        self.up_proj = Linear(hidden, inner, bias=shape.mlp_bias)
-        self.gate_up = Fused(self.gate_proj, self.up_proj)
-        self.down_proj = Linear(inner, hidden, bias=shape.mlp_bias)
-
-
-class DrafterLayer(nn.Module):
-    """A decoder layer under its published parameter names, in parts for training; what comes before
-    attention is the drafter's."""
-
-    input_layernorm: RMSNorm
-    hidden_norm: RMSNorm
-    post_attention_layernorm: RMSNorm
-
-    def __init__(self, shape: DecoderShape, wide: int, *norms: str) -> None:
-        super().__init__()
-        self.self_attn = DrafterAttention(shape, wide)
-        self.mlp = DrafterMLP(shape)
-        for name in (*norms, "post_attention_layernorm"):
-            self.add_module(name, RMSNorm(shape.hidden_size, shape.eps))
-
-    def forward(
-        self, x_NW: Tensor, residual_NH: Tensor, index: int, inputs: AttentionInputs, kv: KVCache
-    ) -> Tensor:
-        """Attention's input [N, W] and the residual -> [N, H]; the rows' keys and values are
-        written into layer `index` of the pool."""
-        q, k, v = self.self_attn.project(x_NW, (inputs.cos_N1d, inputs.sin_N1d))
-        kv.write_(index, inputs.slots_N, k.transpose(0, 1), v.transpose(0, 1))
-        attention = inputs.attention
-        attended_ND = attention.backend.run(q, *kv.layers[index], attention)
-        return self.finish(residual_NH, attended_ND)
-
-    def finish(self, residual_NH: Tensor, attended_ND: Tensor) -> Tensor:
-        """Everything after attention: output projection, residual, SwiGLU."""
-        x_NH = self.self_attn.o_proj.forward(attended_ND, residual_NH)
-        norm = self.post_attention_layernorm
-        gate_NI, up_NI = self.mlp.gate_up(rms_norm(x_NH, norm.weight, norm.eps))
-        return self.mlp.down_proj.forward(F.silu(gate_NI) * up_NI, x_NH)
 
 
 class PoolModel(nn.Module):
@@ -349,7 +285,6 @@ class PoolModel(nn.Module):
     def attention_inputs(
         self, positions_BQ: Tensor, slots_BQ: Tensor, attention: AttentionPlan
     ) -> dict[Any, AttentionInputs]:
-        """What the layers see, by their kind."""
         positions_N = positions_BQ.flatten()
         slots_N = slots_BQ.flatten()
         cos_N1d, sin_N1d = self.angles(positions_N)
@@ -358,3 +293,25 @@ class PoolModel(nn.Module):
             plan = attention.for_layers(positions_N, self.groups, cos_N1d.dtype, narrow)
             inputs[kind] = AttentionInputs(plan, cos_N1d, sin_N1d, slots_N)
         return inputs
+
+    def published(self, of: Of = itself) -> dict[str, Tensor]:
+        """Views of (`of`) the parameters under the names of a published file."""
+        layers = {n: part for n, part in self.named_modules() if isinstance(part, DecoderLayer)}
+        views: dict[str, Tensor] = {}
+        for name, parameter in self.named_parameters():
+            prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
+            if prefix is None:
+                views[name] = of(parameter)
+            else:
+                views |= {f"{prefix}.{k}": v for k, v in layers[prefix].published(of).items()}
+        return views
+
+
+def settle_(model: nn.Module) -> None:
+    """The weights no longer change. The parts of every module become plain attributes: torch
+    searches three tables for them, which a model that only runs forwards does not need."""
+    for module in model.modules():
+        if isinstance(module, DecoderLayer) and module.qk_norm is not None:
+            module.norm_hd = module.qk_norm.detach().index_select(0, module.kind_h)
+        for table in (module._modules, module._parameters, module._buffers):
+            vars(module).update(table)

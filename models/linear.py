@@ -104,37 +104,6 @@ class Linear(nn.Linear):
         return out[:count] if extra else out
 
 
-class Fused:
-    """Linear layers of one input: one product, once they are joined for inference."""
-
-    def __init__(self, *layers: Linear) -> None:
-        self.layers = layers
-        self.sizes = [layer.out_features for layer in layers]
-        self.joint: Linear | None = None
-
-    def join_(self) -> Linear:
-        """Make one layer of them, which has all their weights; theirs become empty."""
-        first = self.layers[0]
-        self.joint = Linear(first.in_features, sum(self.sizes), first.bias is not None, "meta")
-        for name, _ in list(self.joint.named_parameters()):
-            parts = [getattr(layer, name).detach() for layer in self.layers]
-            replace_(self.joint, name, torch.cat(parts))
-            for layer, part in zip(self.layers, parts, strict=True):
-                replace_(layer, name, part[:0])
-        return self.joint
-
-    def __call__(self, x_NI: Tensor) -> tuple[Tensor, ...]:
-        if self.joint is None:
-            return tuple(layer.forward(x_NI) for layer in self.layers)
-        return tuple(torch.split_with_sizes(self.joint.forward(x_NI), self.sizes, -1))
-
-
-def fused(model: nn.Module) -> list[Fused]:
-    """The layers of a model that may become one product."""
-    parts = [part for module in model.modules() for part in vars(module).values()]
-    return [part for part in parts if isinstance(part, Fused)]
-
-
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether packed weights are supported here, and faster."""
     if device.type != "cpu" or not hasattr(ONEDNN, "_linear_pointwise"):
@@ -143,8 +112,7 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def has_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies in this dtype: a processor that does not takes many times as
-    long as in float32."""
+    """Whether the device multiplies in this dtype, and not many times as slowly as in float32."""
     if device.type != "cpu" or dtype not in SUPPORT_CHECKS:
         return True
     supported = getattr(ONEDNN, SUPPORT_CHECKS[dtype], None)
@@ -157,9 +125,7 @@ def pack_(model: nn.Module, borrowed: Iterable[Tensor] = ()) -> None:
     elsewhere; of small models in float32 a copy stays for single rows, for which oneDNN takes
     longer to start than to multiply."""
     unpacked = {weight.data_ptr() for weight in borrowed if not weight.is_mkldnn}
-    joints = [part.join_() for part in fused(model)]
-    layers = [part for part in model.modules() if isinstance(part, Linear) and part.weight.numel()]
-    layers += joints
+    layers = [part for part in model.modules() if isinstance(part, Linear)]
     small = sum(layer.weight.numel() for layer in layers) <= SMALL_MODEL
     for layer in layers:
         weight = layer.weight.detach()
@@ -169,15 +135,6 @@ def pack_(model: nn.Module, borrowed: Iterable[Tensor] = ()) -> None:
             layer.few = OneRow(weight.t().contiguous())
             layer.few_rows = 1
         replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
-
-
-def settle_(model: nn.Module) -> None:
-    """Make the parts of every module plain attributes: torch searches three tables for them, which
-    a model that only runs forwards does not need."""
-    joints = [part.joint for part in fused(model) if part.joint is not None]
-    for module in (*model.modules(), *joints):
-        for table in (module._modules, module._parameters, module._buffers):
-            vars(module).update(table)
 
 
 def replace_(module: nn.Module, name: str, weight: Tensor) -> None:
@@ -224,7 +181,6 @@ class Int8:
         return cls(codes_OI.to(torch.int8), scale_O)
 
     def plain(self) -> Tensor:
-        """The values of the codes, float32 [O, I]."""
         return self.codes_OI.float() * self.scale_O[:, None]
 
     def product(self) -> "Product | None":
@@ -253,7 +209,6 @@ class Int4:
         return cls(codes_OI, scale_OG, offset_OG)
 
     def plain(self) -> Tensor:
-        """The values of the codes, float32 [O, I]."""
         codes_OGg = (self.codes_OI - 8).float().view(*self.scale_OG.shape, GROUP_SIZE)
         return (codes_OGg * self.scale_OG[..., None] + self.offset_OG[..., None]).flatten(1)
 
@@ -339,7 +294,6 @@ def faster_rows(layers: Sequence[Linear]) -> int:
 
 
 def _seconds(layers: Sequence[Linear], x_NI: Tensor, few_rows: int) -> float:
-    """The shortest of three times for all of them."""
     for layer in layers:
         layer.few_rows = few_rows
     times = []

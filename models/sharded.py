@@ -191,7 +191,7 @@ def _share_(
     keys = rows(layer.heads * dim, dim)
     values = rows((layer.heads + layer.kv_heads) * dim, dim)
     up = range(layer.inner + columns.start, layer.inner + columns.stop)
-    for name in ("input_norm", "post_norm", "qk_norm"):
+    for name in ("input_layernorm", "post_attention_layernorm", "qk_norm"):
         setattr(rank_layer, name, getattr(layer, name))
     rank_layer.qkv = _rows(layer.qkv, (queries, keys, values))
     rank_layer.gate_up = _rows(layer.gate_up, (columns, up))
@@ -252,7 +252,6 @@ class _Gathered(_PartLinear):
 
 
 def _rows(whole: Linear, ranges: Iterable[range]) -> Linear:
-    """These ranges of a matrix's rows; neighbours become one."""
     merged: list[range] = []
     for span in ranges:
         if merged and merged[-1].stop == span.start:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ...states.request import Branch, Finish, Request
 from ...states.text.tokens import PromptTokens
@@ -23,8 +22,7 @@ from .dataset import ChatCoder, Conversation, Piece, Turn, Written, read_convers
 
 
 def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, length: int) -> int:
-    """Answer a file's conversations through a graph; returns how many lines `out` has. Raises
-    GraphError, ModelError, UsageError."""
+    """Answer a file's conversations through a graph; returns how many lines `out` has."""
     conversations = read_conversations(prompts, questions=True)
     options = replace(options, graph=options.graph or "autoregressive")
     kind = prepare(options).program.graph.layout.kind
@@ -35,8 +33,7 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
 
 
 class Answering:
-    """Answers conversations, many at once; each finished one is a line of `out`, whose lines stay,
-    so an interrupted run continues."""
+    """Answers conversations, many at once; lines of `out` stay, so an interrupted run continues."""
 
     def __init__(self, session: Session, out: Path, length: int) -> None:
         models = session.models
@@ -51,8 +48,7 @@ class Answering:
         self._open: dict[str, tuple[Conversation, int, list[Written]]] = {}
 
     def write(self, conversations: Sequence[Conversation]) -> int:
-        """Answer them all; returns how many lines the file has. UsageError if it holds answers to
-        other questions."""
+        """Answer them all; UsageError if the file holds answers to other questions."""
         done: dict[int, str] = {}
         text = self.out.read_text(encoding="utf-8") if self.out.exists() else ""
         for earlier in text.split("\n")[:-1]:  # an incomplete last line is dropped
@@ -67,17 +63,18 @@ class Answering:
         count = len(done)
         run = self.session.start([], lambda event: None)
         manager = run.manager
+        self._submitted = manager.lifecycle.submit
         limit = 2 * self.session.program.graph.layout.max_num_branches
         title = f"{self.out.name}: {{}} of {len(conversations)} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:
                 for number in islice(waiting, limit - len(manager.unfinished)):
-                    self._submit(manager, number, conversations[number], 0, [])
+                    self._submit(number, conversations[number], 0, [])
                 if not manager.unfinished:
                     break
                 run.step()
                 for request in manager.table.forget_finished():
-                    if line := self._finished(manager, request):
+                    if line := self._finished(request):
                         file.write(line)
                         file.flush()
                         count += 1
@@ -85,9 +82,7 @@ class Answering:
         run.close()
         return len(read_lines(self.out))
 
-    def _submit(
-        self, manager: Any, number: int, talk: Conversation, turn: int, samples: list[Written]
-    ) -> None:
+    def _submit(self, number: int, talk: Conversation, turn: int, samples: list[Written]) -> None:
         """Submit a user's turn, the first one being 0; with an outline that alone, as in a run."""
         place = talk.user_turns[turn]
         request = self.session.request(Prompt(str(number), talk.turns[place].text))
@@ -96,9 +91,9 @@ class Answering:
             request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(ids)))
             request.budget = min(request.budget, max(self.length - len(ids), 1))
         self._open[request.key] = talk, turn, samples
-        manager.lifecycle.submit(request)
+        self._submitted(request)
 
-    def _finished(self, manager: Any, request: Request) -> str | None:
+    def _finished(self, request: Request) -> str | None:
         """After a finished request: submit the next turn, or return the conversation's line."""
         talk, turn, samples = self._open.pop(request.key)
         number = int(request.key)
@@ -112,7 +107,7 @@ class Answering:
         elif branches[0].finish is not Finish.REFUSED and len(branches[0].prompt) < self.length:
             talk = self._answered(talk, turn, branches[0], samples)
             if turn + 1 < len(talk.user_turns):
-                self._submit(manager, number, talk, turn + 1, samples)
+                self._submit(number, talk, turn + 1, samples)
                 return None
         written = [asdict(sample) for sample in samples]
         line = {"number": number, "question": talk.text, "samples": written}
@@ -121,8 +116,7 @@ class Answering:
     def _answered(
         self, talk: Conversation, turn: int, branch: Branch, samples: list[Written]
     ) -> Conversation:
-        """The conversation with this turn's answer; `samples` gets it too, one sample of all turns
-        while each prompt goes on from the last."""
+        """The conversation with this turn's answer, added to one sample while prompts go on."""
         (prompt, _), answer = self._pieces(branch)
         earlier = samples.pop().branches[0] if samples else []
         before = [token for part, _ in earlier for token in part]

@@ -22,7 +22,6 @@ class Tokens:
 
     @classmethod
     def linear(cls, ids: list[int], weights: list[float]) -> Tokens:
-        """One text without branches."""
         return cls(ids, weights, [0] * len(ids), list(range(len(ids))))
 
 
@@ -32,8 +31,7 @@ Source = Callable[[int], Tokens]
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """Rows of packed `samples`: ids, positions, labels (the ids to predict) and weights are
-    [rows, length], the mask is [rows, 1, length, length], True where a query sees a key."""
+    """Packed `samples`: [rows, length] each; mask [rows, 1, length, length]: a query sees a key."""
 
     ids: Tensor
     positions: Tensor
@@ -58,7 +56,6 @@ def trimmed(tokens: Tokens, length: int) -> Tokens:
 
 
 def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
-    """Rows of samples as tensors."""
     shape = (len(rows), length)
     ids, positions, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
     samples, segments = (torch.full(shape, -1, dtype=torch.long) for _ in range(2))
@@ -106,8 +103,3 @@ class Packer:
                 else:
                     misses += 1
             yield pack(rows, self.length)
-
-
-def by_head(x_Nhd: Tensor, batch: int) -> Tensor:
-    """[B * rows, heads, d] -> [B, heads, rows, d]."""
-    return torch.unflatten(x_Nhd, 0, (batch, -1)).transpose(1, 2)

@@ -25,13 +25,8 @@ from .settings import ConversationFile, DrafterTraining
 from .teacher import Teacher
 
 KEYS = ("prompt", "messages", "conversations")
-ROLES = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-}
+ROLES = {role: role for role in ("system", "user", "assistant")}
+ROLES |= {"human": "user", "gpt": "assistant"}
 MARK = re.compile(r"Turn(\d+)Mark")
 MAX_COUNTED_SAMPLES = 4000  # samples in which frequent ids are counted
 
@@ -60,7 +55,6 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """The texts of all user turns."""
         return "\n".join(turn.text for turn in self.turns if turn.role == "user")
 
     def head(self, count: int) -> Conversation:
@@ -68,8 +62,7 @@ class Conversation:
 
 
 def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
-    """One conversation per line; of `questions` the answers may be missing. UsageError names the
-    file and the line."""
+    """One per line; of `questions` the answers may be missing. UsageError names the line."""
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
@@ -170,7 +163,6 @@ class ChatCoder:
             yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
 
     def _until(self, conversation: Conversation, last: int) -> list[Part]:
-        """All parts up to the end of turn ``last``."""
         turns = conversation.turns[: last + 1]
         parts: list[Part] = []
         for turn, ids in self._cut(conversation.head(last + 1), generation=False):
@@ -182,9 +174,7 @@ class ChatCoder:
                 parts += [(parts[-1][0], ids[:end], before.ended), (-1, ids[end:], False)]
         return parts
 
-    def _cut(
-        self, conversation: Conversation, *, generation: bool
-    ) -> Iterator[tuple[int, list[int]]]:
+    def _cut(self, conversation: Conversation, generation: bool) -> Iterator[tuple[int, list[int]]]:
         """(turn, ids) of the turns, (-1, ids) of the format's text."""
         turns = conversation.turns
         marked = [{"role": turn.role, "content": f"Turn{i}Mark"} for i, turn in enumerate(turns)]
@@ -241,8 +231,7 @@ class Written:
 
 
 def read_lines(file: Path) -> list[list[Written]]:
-    """The samples of every conversation in a file of answers, in the order of their numbers;
-    raises UsageError."""
+    """The samples of every conversation in a file of answers, by number; raises UsageError."""
     samples: dict[int, list[Written]] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -255,8 +244,7 @@ def read_lines(file: Path) -> list[list[Written]]:
 
 @dataclass(frozen=True, slots=True)
 class HeldOutPrompt:
-    """A prompt with the target's greedy answer, which begins at index `first` of the ids; the kind
-    is its group in the log."""
+    """A prompt with the target's greedy answer from index `first` on; `kind`: for the log."""
 
     kind: str
     ids: tuple[int, ...]
@@ -284,8 +272,7 @@ DatasetBuilder = Callable[[DrafterTraining, Teacher], Dataset]
 def conversation_dataset(
     file: ConversationFile, settings: DrafterTraining, teacher: Teacher
 ) -> Dataset:
-    """Conversations, shuffled in every epoch; some of each file are held out. Raises UsageError for
-    a file that cannot be used, ModelError for a target without a chat format."""
+    """Conversations, shuffled in every epoch; some of each file are held out."""
     samples: list[Tokens] = []
     held_out: list[HeldOutPrompt] = []
     for path in file.prompts:

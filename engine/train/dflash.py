@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...models.drafters.config import DFlashConfig, Reach, default_layer_ids
 from ...models.drafters.dflash import DFlashDraftModel, TargetEnds
 from ...models.layers import wide_logits
 from ..errors import UsageError
-from .data import TrainingBatch, by_head
+from .data import TrainingBatch
 from .dataset import HeldOutPrompt
 from .loop import LossReport, Trainer
 from .settings import DFlashTraining
-from .teacher import Teacher, copy_equal_
+from .teacher import Teacher, attend, copy_equal_, draw_
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,6 @@ class Blocks:
 
     @property
     def positions_BMP(self) -> Tensor:
-        """int64, positions of the blocks' rows."""
         return self.positions_BS.gather(1, self.anchors_BM)[:, :, None] + self._rows_P
 
     @property
@@ -82,15 +81,13 @@ class Blocks:
         return (self.at(loss_mask_BS) > 0.5) & inside_BMP & drafted_BMP
 
 
-def sample_anchors(
-    loss_mask_BS: Tensor, num_anchors: int, coins_BC: Tensor
-) -> tuple[Tensor, Tensor]:
+def sample_anchors(loss_mask_BS: Tensor, count: int, coins_BC: Tensor) -> tuple[Tensor, Tensor]:
     """`Blocks.anchors_BM` and `Blocks.valid_BM`: assistant tokens that an assistant token follows,
     those with the lowest coins (uniform, for each token but the last). ValueError without any."""
     assistant_BS = loss_mask_BS > 0.5
     candidates_BC = assistant_BS[:, :-1] & assistant_BS[:, 1:]
     count_B1 = candidates_BC.sum(1, keepdim=True)
-    width = min(num_anchors, int(count_B1.max()))
+    width = min(count, int(count_B1.max()))
     if width == 0:
         raise ValueError("no sequence of the batch has two consecutive supervised tokens")
     order_BC = coins_BC.masked_fill(~candidates_BC, 2.0).argsort(1)
@@ -125,8 +122,7 @@ GAMMAS = {16: 7.0, 10: 5.0, 8: 4.0}  # block size -> decay, from the paper
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """loss: the weighted mean, to be differentiated; loss_sum, weight: its numerator and
-    denominator. accuracy: share of counted rows whose best id is right."""
+    """loss: loss_sum / weight. accuracy: share of counted rows whose best id is right."""
 
     loss: Tensor
     accuracy: Tensor
@@ -210,25 +206,17 @@ class OnlineDFlashModel:
     def hidden(self, input_ids_BS: Tensor, hidden_states_BSF: Tensor, blocks: Blocks) -> Tensor:
         """The drafter's output [B, M * P, H] of all blocks."""
         draft = self.draft_model
-        batch = len(input_ids_BS)
         masks = {reach: block_mask(blocks, reach) for reach in set(draft.config.reaches)}
         context_RH = draft.fuse(hidden_states_BSF.flatten(0, 1))
         context_angles = draft.angles(blocks.positions_BS.flatten())
         block_angles = draft.angles(blocks.positions_BMP.flatten())
         x_NH = draft.embed(blocks.noise(input_ids_BS, draft.mask_token_id).flatten())
         for layer, reach in zip(draft.stack, draft.config.reaches, strict=True):
-            context_kv = layer.self_attn.keys_values(context_RH, context_angles)
-            q, *block_kv = layer.self_attn.project(layer.input_layernorm(x_NH), block_angles)
-            keys, values = (
-                torch.cat((by_head(c, batch), by_head(m, batch)), 2)
-                for c, m in zip(context_kv, block_kv, strict=True)
-            )
-            # Rows that see nothing give zeros.
-            attended = F.scaled_dot_product_attention(
-                by_head(q, batch), keys, values, masks[reach], enable_gqa=True
-            )
-            x_NH = layer.finish(x_NH, attended.transpose(1, 2).flatten(2).flatten(0, 1))
-        return torch.unflatten(draft.norm(x_NH), 0, (batch, -1))
+            _, *context_kv = layer.project(context_RH, context_angles)
+            q, *block_kv = layer.project(layer.input_layernorm(x_NH), block_angles)
+            keys, values = zip(context_kv, block_kv, strict=True)
+            x_NH = layer.finish(x_NH, attend(q, keys, values, masks[reach][:, 0]))
+        return torch.unflatten(draft.norm(x_NH), 0, (len(input_ids_BS), -1))
 
 
 def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
@@ -259,26 +247,19 @@ def drafter_config(settings: DFlashTraining, teacher: Teacher) -> DFlashConfig:
 @torch.no_grad()
 def new_drafter(settings: DFlashTraining, teacher: Teacher) -> DFlashDraftModel:
     """An untrained drafter; what has the shape of the target's last layers starts as a copy."""
-    torch.manual_seed(settings.seed)
     ends = TargetEnds(teacher.embedding, teacher.head)
     drafter = DFlashDraftModel(drafter_config(settings, teacher), ends)
-    for parameter in drafter.parameters():
-        if parameter.ndim == 1:
-            nn.init.ones_(parameter)
-        else:
-            nn.init.normal_(parameter, std=0.02)
+    draw_(drafter.published(), settings.seed)
     target = teacher.model.base_model
     drafter.norm.weight.copy_(target.norm.weight)
     drafter.hidden_norm.weight.copy_(target.layers[-1].input_layernorm.weight)
     drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
     for layer, target_layer in zip(reversed(drafter.stack), reversed(target.layers), strict=False):
-        copy_equal_(layer, dict(target_layer.named_parameters()))
+        copy_equal_(layer.published(), dict(target_layer.named_parameters()))
     return drafter.to(teacher.device)
 
 
 class DFlashTrainer(Trainer):
-    """Trains a DFlash drafter."""
-
     name = "dflash"
     model: DFlashDraftModel
 
@@ -290,15 +271,13 @@ class DFlashTrainer(Trainer):
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         output = self.teacher.read(batch, self.model.tap_ids)
-        supervised_BS = batch.written()
-        blocks = self.online.sample_blocks(
-            supervised_BS, batch.positions, batch.mask[:, 0], generator
-        )
+        written_BS = batch.written()
+        blocks = self.online.sample_blocks(written_BS, batch.positions, batch.mask[:, 0], generator)
         with self.teacher.low_precision():
             step = self.online(
                 batch.ids,
                 output.features_BSF,
-                supervised_BS,
+                written_BS,
                 blocks,
                 teacher_BSH=output.hidden_BSH if self.online.distillation else None,
             )

@@ -22,11 +22,11 @@ from ...models.config import RopeConfig
 from ...models.drafters.config import Eagle3Config, EagleConfig, default_taps
 from ...models.drafters.eagle import Eagle, Eagle3
 from ..errors import UsageError
-from .data import GOLD, TrainingBatch, by_head
+from .data import GOLD, TrainingBatch
 from .dataset import Dataset, HeldOutPrompt, frequent_ids
 from .loop import LossReport, Trainer, load_checkpoint
 from .settings import Eagle2Training, Eagle3Training, EagleTraining
-from .teacher import Teacher, TeacherOutput, copy_equal_
+from .teacher import Teacher, TeacherOutput, attend, copy_equal_, draw_
 
 AnyEagle = Eagle | Eagle3
 
@@ -66,8 +66,7 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
 def unrolled_scores(
     drafter: AnyEagle, inputs: EagleInputs, steps: int, score: Score
 ) -> tuple[Tensor, Tensor]:
-    """The losses and the accuracies of drafted steps, [K] both; gradients flow through the fed-back
-    features."""
+    """The losses and the accuracies of drafted steps, [K] both."""
     unrolled = enumerate(unroll(drafter, inputs, steps))
     losses, accuracies = zip(*(score(inputs, x_BSH, k) for k, x_BSH in unrolled), strict=True)
     return torch.stack(losses), torch.stack(accuracies)
@@ -78,47 +77,28 @@ def decayed_sum(losses_K: Tensor, decay: float) -> Tensor:
     return (losses_K * decay ** torch.arange(len(losses_K), device=losses_K.device)).sum()
 
 
-def chain_tau(accuracies_K: Tensor) -> Tensor:
-    """Tokens per verification of a chain of drafts, from the accuracy of each step."""
-    return 1.0 + accuracies_K.cumprod(0).sum()
-
-
 def unroll(drafter: AnyEagle, inputs: EagleInputs, steps: int) -> Iterator[Tensor]:
     """The hidden states of all rows after each step, [B, S, H]."""
-    keys: list[Tensor] = []  # one [B, heads, S, d] per step
+    keys: list[Tensor] = []  # one [B * S, kv_heads, d] per step
     values: list[Tensor] = []
-    visible = inputs.visible_BSS
     layer = drafter.layer
-    zeros_BSS = torch.zeros(visible.shape, device=visible.device)
-    bias_B1SS = zeros_BSS.masked_fill(~visible, float("-inf"))[:, None]
     hidden_BSH = drafter.fuse(inputs.taps_BSF)
     shape = hidden_BSH.shape
+    visible_BSS = inputs.visible_BSS
+    same_BSS = torch.eye(shape[1], device=visible_BSS.device).bool().expand_as(visible_BSS)
+    # Of step 0 the visible rows and, of later steps, the row itself.
+    masks = [visible_BSS] + [same_BSS] * (steps - 1)
     for step in range(steps):
         tokens_BS = shift(inputs.tokens_BS, step)
         angles = drafter.angles((inputs.positions_BS + step).flatten())
         embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
         mixed_NW, residual_NH = drafter.mix(embedded_NH, hidden_BSH.flatten(0, 1))
-        q, k, v = layer.self_attn.project(mixed_NW, angles)
-        groups = q.shape[1] // k.shape[1]
-        keys.append(by_head(k.repeat_interleave(groups, 1), shape[0]))
-        values.append(by_head(v.repeat_interleave(groups, 1), shape[0]))
-        attended_BhSd = _attend(by_head(q, shape[0]), keys, values, bias_B1SS)
-        attended_NW = attended_BhSd.transpose(1, 2).flatten(2).flatten(0, 1)
+        q, k, v = layer.project(mixed_NW, angles)
+        keys.append(k)
+        values.append(v)
+        attended_NW = attend(q, keys, values, torch.cat(masks[: step + 1], -1))
         hidden_BSH = drafter.to_features(layer.finish(residual_NH, attended_NW)).view(shape)
         yield hidden_BSH
-
-
-def _attend(q_BhSd: Tensor, keys: list[Tensor], values: list[Tensor], bias_B1SS: Tensor) -> Tensor:
-    """One softmax over the visible rows of step 0 and, of later steps, the row itself."""
-    scale = q_BhSd.shape[-1] ** -0.5
-    scores = [(q_BhSd @ keys[0].transpose(-1, -2)).float() * scale + bias_B1SS]
-    scores += [(q_BhSd * k).sum(-1, keepdim=True).float() * scale for k in keys[1:]]
-    weights = torch.cat(scores, -1).softmax(-1).to(values[0].dtype)
-    length = q_BhSd.shape[2]
-    out = weights[..., :length] @ values[0]
-    for i, value in enumerate(values[1:]):
-        out = out + weights[..., length + i, None] * value
-    return out
 
 
 class EagleTrainer(Trainer):
@@ -166,7 +146,8 @@ class EagleTrainer(Trainer):
         losses_K, accuracies_K = scores
         loss = decayed_sum(losses_K, self.settings.decay)
         steps = {f"acc{i}": accuracy for i, accuracy in enumerate(accuracies_K)}
-        figures = {"accuracy": accuracies_K[0], **steps, "tau": chain_tau(accuracies_K)}
+        tau = 1.0 + accuracies_K.cumprod(0).sum()  # of a chain with these drafts
+        figures = {"accuracy": accuracies_K[0], **steps, "tau": tau}
         return loss / inputs.counted_BS.mean().clamp_min(1e-3), figures
 
     def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
@@ -191,21 +172,13 @@ def drafter_sizes(settings: Eagle2Training | Eagle3Training, teacher: Teacher) -
 
 @torch.no_grad()
 def initialise_(drafter: AnyEagle, teacher: Teacher, seed: int) -> None:
-    """Random initial weights; the embedding is the target's, the layer a copy of its last one
-    where shapes are equal."""
-    torch.manual_seed(seed)
-    for name, parameter in drafter.named_parameters():
-        if name.endswith(".bias"):
-            nn.init.zeros_(parameter)
-        elif parameter.ndim == 1:
-            nn.init.ones_(parameter)
-        elif name not in drafter.ends:
-            nn.init.normal_(parameter, std=0.02)
+    """Random weights; the layer a copy of the target's last one where shapes are equal."""
+    draw_(drafter.published(), seed)
     drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
     source = dict(teacher.model.base_model.layers[-1].named_parameters())
     source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
     wide = drafter.config.hidden_size if isinstance(drafter, Eagle3) else 0
-    copy_equal_(drafter.layer, source, skipped=wide)
+    copy_equal_(drafter.layer.published(), source, skip=wide)
     drafter.to(teacher.device)
     drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
 
@@ -281,8 +254,6 @@ def new_eagle3(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle
 
 
 class Eagle3Trainer(EagleTrainer):
-    """Trains an EAGLE-3 drafter."""
-
     name = "eagle3"
     settings: Eagle3Training
     model: Eagle3
@@ -293,7 +264,6 @@ class Eagle3Trainer(EagleTrainer):
 
     @classmethod
     def create(cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset) -> Eagle3Trainer:
-        """Its draft vocabulary is the checkpoint's, else the most frequent ids of the answers."""
         size = settings.draft_vocabulary
         whole = teacher.config.vocab_size
         if size > whole:
@@ -303,9 +273,8 @@ class Eagle3Trainer(EagleTrainer):
         state = load_checkpoint(settings.checkpoint)
         ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
         if len(ids) != size:
-            raise UsageError(
-                f"{settings.checkpoint}: of a training that drafts {len(ids)} different ids"
-            )
+            reason = f"of a training that drafts {len(ids)} different ids"
+            raise UsageError(f"{settings.checkpoint}: {reason}")
         return cls(settings, teacher, ids)
 
     def goals(self, output: TeacherOutput) -> Tensor:

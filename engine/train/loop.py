@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from abc import ABC, abstractmethod
@@ -28,12 +29,16 @@ from transformers import PreTrainedModel
 
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.eagle import Eagle, Eagle3
+from ...models.layers import PoolModel
+from ...models.load.tokenizer import SETTINGS, TEMPLATE, VOCABULARIES
 from ..errors import UsageError
 from ..terminal import measuring
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining
 from .teacher import Teacher, load_teacher
+
+UNLIKE_LAYERS = re.compile("embed|lm_head")
 
 
 def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float = 0.05) -> float:
@@ -45,32 +50,36 @@ def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float =
 
 
 class MuonAdamW:
-    """Muon for the matrices of the layers and AdamW for everything else."""
+    """Muon for the matrices of the layers and AdamW for everything else; what a drafter fuses is
+    trained in its published parts."""
 
-    def __init__(self, model: nn.Module, lr: float, embedding_lr: float) -> None:
+    def __init__(self, model: nn.Module, lr: float, head_lr: float) -> None:
+        self.model = model
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        matrices = {
-            name: p
-            for name, p in named
-            if p.ndim == 2 and "embed" not in name and "lm_head" not in name
-        }
-        others = [p for name, p in named if name not in matrices]
-        muon = torch.optim.Muon(
-            matrices.values(), lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw"
-        )
-        adam = torch.optim.AdamW(
-            others, embedding_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
-        )
+        self.parts: dict[str, nn.Parameter] = {}
+        if isinstance(model, PoolModel):
+            views = model.published(lambda p: p.detach())
+            named = [(n, nn.Parameter(v)) for n, v in views.items() if v.is_floating_point()]
+            self.parts = dict(named)
+        matrices = [p for name, p in named if p.ndim == 2 and not UNLIKE_LAYERS.search(name)]
+        others = [p for name, p in named if p.ndim != 2 or UNLIKE_LAYERS.search(name)]
+        muon = torch.optim.Muon(matrices, lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
+        adam = torch.optim.AdamW(others, head_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.optimizers: dict[str, torch.optim.Optimizer] = {"layers": muon, "others": adam}
-        self.peaks = {"layers": lr, "others": embedding_lr}
+        self.peaks = {"layers": lr, "others": head_lr}
 
     def step(self, done: float) -> None:
         """One update at the learning rates for this share of the training."""
+        if isinstance(self.model, PoolModel):
+            gradients = self.model.published(_gradient)
+            for name, part in self.parts.items():
+                part.grad = gradients[name]
         for name, optimizer in self.optimizers.items():
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(done, self.peaks[name])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, object]:
         return {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
@@ -80,21 +89,15 @@ class MuonAdamW:
             optimizer.load_state_dict(state[name])
 
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-)
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+TOKENIZER_FILES = [*VOCABULARIES, SETTINGS, TEMPLATE, "merges.txt", "added_tokens.json"]
+TOKENIZER_FILES += ["generation_config.json", "special_tokens_map.json"]
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint written by ``save_atomically``."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
@@ -116,7 +119,6 @@ def replace_files(out: Path) -> Iterator[Path]:
 
 
 def save_atomically(state: dict[str, object], path: Path) -> None:
-    """Write a checkpoint, which replaces the last one whole."""
     with replace_files(path.parent) as folder:
         torch.save(state, folder / path.name)
 
@@ -164,7 +166,6 @@ class Progress:
     index: int = 0
 
     def done(self, settings: DrafterTraining) -> float:
-        """The share of the training that is over."""
         limits = {"minutes": settings.minutes, "tokens": settings.tokens, "steps": settings.steps}
         spent = {"minutes": self.seconds / 60.0, "tokens": self.tokens, "steps": self.step}
         shares = [spent[name] / limit for name, limit in limits.items() if limit is not None]
@@ -202,7 +203,6 @@ class Trainer(ABC):
         """bool [S, K]: with token t as the root, whether draft k equals token t + 1 + k."""
 
     def export(self, out: Path) -> None:
-        """Write the folder of the drafter; each file is replaced whole."""
         assert isinstance(self.model, Eagle | Eagle3 | DFlashDraftModel)
         export_drafter(self.model, out)
 
@@ -243,7 +243,6 @@ def train_drafter(kind: type[Trainer], settings: DrafterTraining, source: Datase
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
-    """The random generator of one step, independent of earlier steps."""
     return torch.Generator().manual_seed(Random(f"{seed}:{step}").getrandbits(63))
 
 
@@ -267,7 +266,6 @@ def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[st
 
 
 def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
-    """The settings and samples that a resumed training must share with its checkpoint."""
     identity = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
     samples = [dataset.source(index).ids for index in range(IDENTITY_SAMPLES)]
     texts = hashlib.sha256(repr((dataset.distinct, samples)).encode()).hexdigest()
@@ -291,9 +289,7 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
     if not file.exists():
         return Progress()
     if not settings.resume:
-        raise UsageError(
-            f"{settings.run_folder} holds a training: --resume goes on with it, or another --run"
-        )
+        raise UsageError(f"{settings.run_folder} holds a training: --resume it, or another --run")
     state = load_checkpoint(file)
     before = state.get("identity", {})
     now = _identity(settings, dataset)

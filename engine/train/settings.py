@@ -26,12 +26,7 @@ class DrafterTraining:
     run: Annotated[Path | None, Option(help="Checkpoints and the log; default OUT.run.")] = None
     held_out: Annotated[int, Option(min=0, help="Prompts that acceptance is measured with.")] = 8
     minutes: Annotated[
-        float | None,
-        Option(
-            min=0.001,
-            help="Stop after this much training; the learning rate then follows the clock, so two"
-            f" runs differ. Default {MINUTES:g}, unless --tokens or --steps is given.",
-        ),
+        float | None, Option(min=0.001, help=f"Time limit; default {MINUTES:g}, without another.")
     ] = None
     tokens: Annotated[int | None, Option(min=1, help="Stop after this many tokens.")] = None
     steps: Annotated[int | None, Option(min=1, help="Stop after this many updates.")] = None
@@ -40,18 +35,11 @@ class DrafterTraining:
     batch_tokens: Annotated[int, Option(min=16, help="Tokens of an update.")] = 3072
     length: Annotated[int, Option(min=16, help="Tokens of a row; longer samples are cut.")] = 768
     keep_features: Annotated[
-        bool,
-        Option(
-            "--keep-features",
-            help="Read every text once and keep what the target says of it in memory (some KB per"
-            " token), instead of reading it again in every epoch.",
-        ),
+        bool, Option("--keep-features", help="Read every text once: some KB of memory per token.")
     ] = False
     seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 5
     resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
-    force: Annotated[bool, Option("--force", help="Even if that had other settings or texts.")] = (
-        False
-    )
+    force: Annotated[bool, Option("--force", help="Even with other settings or texts.")] = False
     save_minutes: Annotated[float, Option(min=0.0, help="Of training, between checkpoints.")] = 3.0
     measure_minutes: Annotated[float, Option(min=0.0, help="Of training, between looks.")] = 3.0
     device: Annotated[str, Option(help="cpu, cuda, cuda:1 ...")] = "cpu"
@@ -68,29 +56,20 @@ class DrafterTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class EagleTraining(DrafterTraining):
-    """What the trainings of all EAGLE drafters have in common."""
-
     unroll: Annotated[int, Option(min=1, help="Drafted steps per token.")] = 4
     decay: Annotated[float, Option(min=0.0, help="Weight of a step over the one before.")] = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle2Training(EagleTraining):
-    """The shape of a head for EAGLE-1 and EAGLE-2, and its loss."""
-
     intermediate: Intermediate = 1536
     classification: Annotated[
-        float,
-        Option(
-            min=0.0, help="Weight of what the target makes of a feature, beside the feature itself."
-        ),
+        float, Option(min=0.0, help="Weight of what the target makes of a feature.")
     ] = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Training(EagleTraining):
-    """An EAGLE-3 drafter's shape and how it is trained."""
-
     intermediate: Intermediate = 2048
     draft_vocabulary: Annotated[
         int, Option(min=1, help="How many of the most frequent ids it can draft.")
@@ -99,45 +78,27 @@ class Eagle3Training(EagleTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashTraining(DrafterTraining):
-    """A DFlash drafter's shape and how it is trained."""
-
     layers: Annotated[int, Option(min=1, help="Published drafters have 5.")] = 2
     intermediate: Intermediate = 1536
-    block_size: Annotated[
-        int, Option(min=2, help="Rows of a block, the anchor included; published: 16.")
-    ] = 8
+    block_size: Annotated[int, Option(min=2, help="Rows with the anchor; published: 16.")] = 8
     num_anchors: Annotated[int, Option(min=1, help="Blocks per row, drawn anew for a step.")] = 128
     distillation: Annotated[
-        float,
-        Option(
-            min=0,
-            max=1,
-            help="Share of the loss that is divergence from what the target says at each place;"
-            " published trainings have none, with few texts it helps.",
-        ),
+        float, Option(min=0, max=1, help="Share of divergence in the loss, for few texts.")
     ] = 0.0
     target_layer_ids: Annotated[
-        str | None,
-        Option(
-            help="Layers of the target (from 0) that it reads, e.g. 1,5. Default: evenly from 1 to"
-            " the last but two, one per layer of the drafter."
-        ),
+        str | None, Option(help="Layers of the target, from 0, e.g. 1,5; default: evenly spread.")
     ] = None
     mask_token_id: Annotated[
-        int | None,
-        Option(min=0, help="Default: the tokenizer's mask, else an unused row of the embedding."),
+        int | None, Option(min=0, help="Default: the tokenizer's mask, else an unused row.")
     ] = None
 
     @property
     def layer_ids(self) -> tuple[int, ...] | None:
-        """The target's layers as numbers; raises UsageError."""
         if self.target_layer_ids is None:
             return None
         parts = [part.strip() for part in self.target_layer_ids.split(",")]
         if not all(part.isdecimal() for part in parts):
-            raise UsageError(
-                f"--target-layer-ids {self.target_layer_ids}: numbers with commas between them"
-            )
+            raise UsageError(f"--target-layer-ids {self.target_layer_ids}: numbers with commas")
         return tuple(int(part) for part in parts)
 
 
@@ -157,8 +118,6 @@ class VanillaTraining(DrafterTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationFile:
-    """Where a training's texts come from."""
-
     prompts: Annotated[
         list[Path],
         Option(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils.logging import disable_progress_bar
 
@@ -23,8 +23,7 @@ from .settings import DrafterTraining
 
 
 class TeacherOutput(NamedTuple):
-    """The target's outputs for packed rows: the tapped hidden states, joined, the input of its head
-    and int64 its most likely next token, zeros if not requested."""
+    """Of packed rows: tapped hidden states, the head's input, the likeliest next token or zeros."""
 
     features_BSF: Tensor
     hidden_BSH: Tensor
@@ -32,8 +31,7 @@ class TeacherOutput(NamedTuple):
 
 
 class Teacher:
-    """A frozen target with its tokenizer. keep: read every sample once, and keep its outputs in
-    memory. Raises ModelError for a folder without a usable target and tokenizer."""
+    """A frozen target with its tokenizer; `keep`: outputs stay in memory. Raises ModelError."""
 
     def __init__(self, folder: Path, device: str = "cpu", *, keep: bool = False) -> None:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # ours is the only one
@@ -51,7 +49,6 @@ class Teacher:
         self._cache: dict[int, tuple[Tokens, TeacherOutput]] | None = {} if keep else None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text whose special tokens are meant as such."""
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     @torch.no_grad()
@@ -89,13 +86,7 @@ class Teacher:
         self, batch: TrainingBatch, taps: tuple[int, ...], best: bool, exact: bool
     ) -> TeacherOutput:
         with self.low_precision(not exact):
-            out = self.model.base_model(
-                input_ids=batch.ids,
-                attention_mask=batch.mask,
-                position_ids=batch.positions,
-                use_cache=False,
-                output_hidden_states=bool(taps),
-            )
+            out = run_rows(self.model.base_model, batch, taps=bool(taps))
         last: Tensor = out.last_hidden_state
         features = [out.hidden_states[tap] for tap in taps] or [last[..., :0]]
         likeliest = self.logits(last).argmax(-1) if best else torch.zeros_like(batch.ids)
@@ -130,13 +121,46 @@ class Teacher:
         return answers
 
 
+def run_rows(model: Any, batch: TrainingBatch, taps: bool = False) -> Any:
+    """A model of transformers, without its head, over packed rows; taps: all hidden states too."""
+    places = {"attention_mask": batch.mask, "position_ids": batch.positions}
+    return model(input_ids=batch.ids, use_cache=False, output_hidden_states=taps, **places)
+
+
+def attend(
+    q_Nhd: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], mask_BQK: Tensor
+) -> Tensor:
+    """Attention of B sequences to parts of keys and values, each [B * rows, kv_heads, d] ->
+    [N, heads * d]; rows that see nothing give zeros."""
+
+    def by_head(parts: Sequence[Tensor]) -> Tensor:
+        sequences = [torch.unflatten(part, 0, (len(mask_BQK), -1)) for part in parts]
+        return torch.cat(sequences, 1).transpose(1, 2)
+
+    out_BhQd = F.scaled_dot_product_attention(
+        by_head([q_Nhd]), by_head(keys), by_head(values), mask_BQK[:, None], enable_gqa=True
+    )
+    return out_BhQd.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
 @torch.no_grad()
-def copy_equal_(module: nn.Module, source: Mapping[str, Tensor], skipped: int = 0) -> None:
-    """Copy the parameters of `source` that a module has in the same shape, behind `skipped` columns
-    of the projections' inputs."""
-    for name, parameter in module.named_parameters():
+def draw_(views: Mapping[str, Tensor], seed: int) -> None:
+    """Random initial weights."""
+    torch.manual_seed(seed)
+    for name, view in views.items():
+        if view.is_floating_point():
+            if view.ndim == 1:
+                view.fill_(0.0 if name.endswith(".bias") else 1.0)
+            else:
+                view.normal_(std=0.02)
+
+
+@torch.no_grad()
+def copy_equal_(views: Mapping[str, Tensor], source: Mapping[str, Tensor], skip: int = 0) -> None:
+    """Copy tensors into views of the same shape, behind `skip` columns of projections' inputs."""
+    for name, parameter in views.items():
         projects = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-        part = parameter[:, skipped:] if skipped and projects else parameter
+        part = parameter[:, skip:] if skip and projects else parameter
         if name in source and source[name].shape == part.shape:
             part.copy_(source[name])
 

@@ -14,11 +14,10 @@ from .data import GOLD, TrainingBatch
 from .dataset import HeldOutPrompt
 from .loop import LossReport, Trainer, export_beside
 from .settings import VanillaTraining
-from .teacher import Teacher
+from .teacher import Teacher, run_rows
 
 
 def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
-    """The shape of the small model: the target's vocabulary, special ids and positions."""
     target = teacher.config
     rope: dict[str, Any] = {"rope_type": target.rope.kind, "rope_theta": target.rope.theta}
     return Qwen3Config(
@@ -40,8 +39,6 @@ def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
 
 
 class VanillaTrainer(Trainer):
-    """Trains a small language model."""
-
     name = "vanilla"
     settings: VanillaTraining
     model: Qwen3ForCausalLM
@@ -53,12 +50,7 @@ class VanillaTrainer(Trainer):
 
     def _hidden(self, batch: TrainingBatch) -> Tensor:
         """[B, S, H] the inputs of the head."""
-        hidden: Tensor = self.model.model(
-            input_ids=batch.ids,
-            attention_mask=batch.mask,
-            position_ids=batch.positions,
-            use_cache=False,
-        ).last_hidden_state
+        hidden: Tensor = run_rows(self.model.model, batch).last_hidden_state
         return hidden
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:

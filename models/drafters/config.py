@@ -65,7 +65,6 @@ class EagleConfig(DrafterConfig):
     fc_bias: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """config.json in the published layout."""
         return {**self.layer_json(), "bias": self.fc_bias, "qkv_bias": self.qkv_bias}
 
 
@@ -173,7 +172,6 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
 
 
 def _layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
-    """The fields of a drafter's layers, and whether the file has speculators' layout."""
     published = fields.get("speculators_model_type")
     if published is None:
         return fields, False
@@ -194,8 +192,7 @@ def _layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tupl
 def _check_target(
     config: DecoderShape, target: DecoderConfig, features: tuple[str, int], layers: int = 0
 ) -> None:
-    """Raise ModelError for a drafter of another target, as far as the sizes show it: the width of
-    its features, and the number of its layers where the drafter's file gives it."""
+    """Raise ModelError for a drafter of another target, as far as the sizes show it."""
     pairs = [
         ("a vocabulary of", config.vocab_size, target.vocab_size),
         (*features, target.hidden_size),
@@ -238,7 +235,6 @@ class DFlashConfig(DrafterConfig):
         return tuple(sorted({layer + 1 for layer in self.layer_ids}))
 
     def to_json(self) -> dict[str, Any]:
-        """config.json in z-lab's layout, as published for Qwen3 targets."""
         windows = {reach.window for reach in self.reaches} - {None}
         causal = {reach.causal for reach in self.reaches}
         ruled = all(reach.causal == (reach.window is not None) for reach in self.reaches)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan, window_mask
 from ...ops.kv.pool import KVCache
-from ..layers import DrafterLayer, PoolModel, RMSNorm, wide_logits
+from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
 from .config import DFlashConfig, Reach
 
@@ -44,9 +44,7 @@ class DFlashDraftModel(PoolModel):
         hidden = config.hidden_size
         self.fc = Linear(len(config.layer_ids) * hidden, hidden, bias=False)
         self.hidden_norm = RMSNorm(hidden, config.eps)
-        self.layers = nn.ModuleList(
-            DrafterLayer(config, hidden, "input_layernorm") for _ in config.reaches
-        )
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in config.reaches)
         self.norm = RMSNorm(hidden, config.eps)
 
     @property
@@ -54,16 +52,14 @@ class DFlashDraftModel(PoolModel):
         return self.fc.weight.dtype
 
     @property
-    def stack(self) -> tuple[DrafterLayer, ...]:
-        """The layers, under their type."""
-        return cast(tuple[DrafterLayer, ...], tuple(self.layers))
+    def stack(self) -> tuple[DecoderLayer, ...]:
+        return cast(tuple[DecoderLayer, ...], tuple(self.layers))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """int64 [...] -> [..., H], the target's embedding in the drafter's dtype."""
         return F.embedding(tokens, self.ends.embed_VH).to(self.dtype)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
-        """See `BlockDrafter.fuse`."""
         taps_RF = taps_RF.to(self.dtype)
         order = tuple(self.tap_ids.index(layer + 1) for layer in self.config.layer_ids)
         if order != tuple(range(len(self.tap_ids))):
@@ -74,10 +70,9 @@ class DFlashDraftModel(PoolModel):
     def write_context_(
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
     ) -> None:
-        """See `BlockDrafter.write_context_`. No layer's input norm touches the context."""
         angles = self.angles(positions_R)
         for index, layer in enumerate(self.stack):
-            k, v = layer.self_attn.keys_values(context_RH, angles)
+            _, k, v = layer.project(context_RH, angles)
             kv.write_(index, slots_R, k.transpose(0, 1), v.transpose(0, 1))
 
     def forward(
@@ -88,7 +83,6 @@ class DFlashDraftModel(PoolModel):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
-        """See `BlockDrafter.forward`."""
         inputs_of = self.attention_inputs(positions_BQ, slots_BQ, attention)
         x_NH = self.embed(tokens_BQ.flatten())
         for index, layer in enumerate(self.stack):
@@ -97,21 +91,14 @@ class DFlashDraftModel(PoolModel):
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """See `BlockDrafter.logits`."""
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
 
-    def published(self) -> dict[str, Tensor]:
-        """The parameters under their published names."""
-        return dict(self.named_parameters())
 
-
-def within(
-    mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, reach: Reach
-) -> Tensor:
+def within(mask_BQK: Tensor, positions_BQ: Tensor, keys_BK: Tensor, reach: Reach) -> Tensor:
     """bool [B, Q, K]: what a layer of this reach sees of what a row may see at all."""
     if reach.window is not None:
-        mask_BQK = window_mask(mask_BQK, positions_BQ, key_positions_BK, reach.window)
-    ahead_BQK = key_positions_BK[:, None, :] - positions_BQ[:, :, None]
+        mask_BQK = window_mask(mask_BQK, positions_BQ, keys_BK, reach.window)
+    ahead_BQK = keys_BK[:, None, :] - positions_BQ[:, :, None]
     if reach.causal:
         return mask_BQK & (ahead_BQK <= 0)
     return mask_BQK if reach.window is None else mask_BQK & (ahead_BQK < reach.window)

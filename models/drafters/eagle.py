@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
-from ..layers import DrafterLayer, PoolModel, RMSNorm, rms_norm, wide_logits
+from ..layers import DecoderLayer, Of, PoolModel, RMSNorm, itself, rms_norm, wide_logits
 from ..linear import Linear
 from .config import Eagle3Config, EagleConfig
 
@@ -28,7 +28,7 @@ class EagleHead(PoolModel):
 
     ends: ClassVar[frozenset[str]]
     fc: Linear
-    layer: DrafterLayer
+    layer: DecoderLayer
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
         super().__init__(config, (False,), {False: None})
@@ -53,7 +53,6 @@ class EagleHead(PoolModel):
         attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
-        """See `HiddenDrafter.forward`."""
         inputs = self.attention_inputs(positions_BQ, slots_BQ, attention)[False]
         embedding_NH = F.embedding(tokens_BQ.flatten(), self.embed_tokens.weight)
         embedding_NH = embedding_NH.to(inputs.cos_N1d.dtype)
@@ -70,13 +69,11 @@ class EagleHead(PoolModel):
         return out_NH
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `HiddenDrafter.to_target`."""
         return draft_ids
 
-    def published(self) -> dict[str, Tensor]:
-        """Parameters under published names; of `ends` only those it owns."""
+    def published(self, of: Of = itself) -> dict[str, Tensor]:
         borrowed = self.ends - self.owned
-        return {name: p for name, p in self.named_parameters() if name not in borrowed}
+        return {n: view for n, view in super().published(of).items() if n not in borrowed}
 
 
 class Eagle(EagleHead):
@@ -89,22 +86,19 @@ class Eagle(EagleHead):
         self.config = config
         hidden = config.hidden_size
         self.fc = Linear(2 * hidden, hidden, bias=config.fc_bias)
-        layer = DrafterLayer(config, hidden)
+        layer = DecoderLayer(config, norms=())
         self.layers = nn.ModuleList([layer])
         vars(self)["layer"] = layer  # not a second parameter
         self.lm_head = Linear(hidden, config.vocab_size, bias=False)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
-        """See `HiddenDrafter.fuse`: the one tap is the feature."""
         return taps_RF.to(self.dtype)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """See `EagleHead.mix`; true and predicted features alike go through `fc`."""
         x_NH = self.fc.forward(torch.cat((embedding_NH, hidden_NH), -1))
         return x_NH, x_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """See `HiddenDrafter.logits`: no norm before the head."""
         return wide_logits(hidden_RH, self.lm_head)
 
 
@@ -125,7 +119,7 @@ class Eagle3(EagleHead):
         hidden = config.hidden_size
         features = len(config.taps) * config.target_hidden_size
         self.fc = Linear(features, hidden, bias=False)
-        self.midlayer = DrafterLayer(config, 2 * hidden, "input_layernorm", "hidden_norm")
+        self.midlayer = DecoderLayer(config, 2 * hidden, ("input_layernorm", "hidden_norm"))
         vars(self)["layer"] = self.midlayer  # not a second parameter
         self.norm = RMSNorm(hidden, config.eps)
         self.lm_head = Linear(hidden, config.draft_vocab_size, bias=False)
@@ -139,7 +133,6 @@ class Eagle3(EagleHead):
         self.register_buffer("t2d", t2d)
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
-        """See `HiddenDrafter.fuse`."""
         taps_RF = taps_RF.to(self.dtype)
         if self.input_norm is not None:
             taps_RF = self.input_norm.forward(taps_RF)
@@ -149,7 +142,6 @@ class Eagle3(EagleHead):
         return self.fc.forward(taps_RF)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
-        """See `EagleHead.mix`: attention reads embeddings next to features."""
         layer = self.midlayer
         eps = self.config.eps
         normed_NH = rms_norm(hidden_NH, layer.hidden_norm.weight, eps)
@@ -158,21 +150,17 @@ class Eagle3(EagleHead):
         return mixed_NW, normed_NH if self.config.norm_before_residual else hidden_NH
 
     def to_features(self, out_NH: Tensor) -> Tensor:
-        """See `EagleHead.to_features`. Nothing is normalised, unless `norm_output`."""
         return self.norm(out_NH) if self.config.norm_output else out_NH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """See `HiddenDrafter.logits`."""
         normed_RH = hidden_RH if self.config.norm_output else self.norm(hidden_RH)
         return wide_logits(normed_RH, self.lm_head)
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
-        """See `HiddenDrafter.to_target`."""
         return draft_ids + self.d2t[draft_ids]
 
-    def published(self) -> dict[str, Tensor]:
-        """Parameters and maps under published names; the embedding only where it is its own."""
-        tensors = {**super().published(), "d2t": self.d2t, "t2d": self.t2d}
+    def published(self, of: Of = itself) -> dict[str, Tensor]:
+        tensors = {**super().published(of), "d2t": self.d2t, "t2d": self.t2d}
         if self.config.speculators:
             tensors = {k.replace("midlayer.", "layers.0."): v for k, v in tensors.items()}
         return tensors

@@ -52,7 +52,7 @@ LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
 NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 UNSUPPORTED = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
 OTHER_FILES = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
-ARCHITECTURES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
 MAX_ARRAY = 1 << 22
 ENDS = {
@@ -102,9 +102,7 @@ def convert_pickles(folder: Path, out: Path) -> None:
     save_file(tensors, out / SINGLE, metadata={"format": "pt"})
 
 
-def convert_layout(
-    folder: Path, target_folder: Path, layout: str, out: Path, verifier: str
-) -> None:
+def convert_layout(folder: Path, target_path: Path, layout: str, out: Path, verifier: str) -> None:
     """Write a drafter, checked with its target, into the folder ``out``, in ``speculators``'
     layout, where the target is the `verifier`, or its authors'; ModelError if it has that layout
     already or cannot be written in it."""
@@ -113,7 +111,7 @@ def convert_layout(
     if kind not in AUTHORS_LAYOUT or layout not in (SPECULATORS, AUTHORS_LAYOUT[kind]):
         what = KINDS.get(kind, "unknown by its tensors")
         raise ModelError(folder, f"is {what}, which has no layout {layout!r}")
-    target = load_target(target_folder, device="meta")
+    target = load_target(target_path, device="meta")
     drafter = LOADERS[kind](folder, target, device="meta")
     config = drafter.config
     wrap = layout == SPECULATORS
@@ -135,7 +133,7 @@ def convert_layout(
         old, new = LAYER[::-1] if wrap else LAYER
         tensors = {name.replace(old, new): value for name, value in tensors.items()}
     elif wrap:  # with copies of the target's embedding and head
-        ends = entries(target_folder)
+        ends = entries(target_path)
         table = f"model.{EMBEDDING}"
         for copy, name in ((EMBEDDING, table), (LM_HEAD, LM_HEAD if LM_HEAD in ends else table)):
             tensors[copy] = read_tensor(ends[name].path, name)
@@ -147,12 +145,13 @@ def convert_layout(
 def _speculators_json(
     config: Eagle3Config | DFlashConfig, target: Decoder, verifier: str
 ) -> dict[str, Any]:
-    """config.json of a drafter for a target in speculators' layout."""
     more: dict[str, Any]
+    kind = "eagle3"
+    name = "Eagle3Speculator"
+    drafts = DRAFTS
+    vocabulary = config.vocab_size
+    width = config.hidden_size
     if isinstance(config, Eagle3Config):
-        kind = "eagle3"
-        name = "Eagle3Speculator"
-        drafts = DRAFTS
         layer = {"model_type": "llama", "num_hidden_layers": 1, **config.shape_json()}
         more = dict.fromkeys(SWITCHES, False) | {TAPS_KEY: config.taps}
         vocabulary = config.draft_vocab_size
@@ -169,8 +168,6 @@ def _speculators_json(
             MASK_KEY: config.mask_token_id,
             "sliding_window_non_causal": bool(sliding) and not sliding[0].causal,
         }
-        vocabulary = config.vocab_size
-        width = config.hidden_size
     proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
     family = target.config.family.capitalize()
     return {
@@ -221,15 +218,12 @@ def convert_gguf(
     except FAULTS as error:
         raise ModelError(file, f"is not a valid GGUF file: {error}") from None
     config = _config(file, reader, plain)
-    names = {}  # published ones
+    names = dict(ENDS)  # published ones
     for tensor in reader.tensors:
         match = PART.fullmatch(tensor.name)
         if match is not None and match[2] in PARTS:
             names[tensor.name] = f"model.layers.{int(match[1])}.{PARTS[match[2]]}.{match[3]}"
-        elif tensor.name in ENDS:
-            names[tensor.name] = ENDS[tensor.name]
-    strange = [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]
-    if strange:
+    if strange := [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]:
         raise ModelError(file, f"unexpected tensors: {listed(strange)}")
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     decoder_config(out)
@@ -247,15 +241,14 @@ def convert_gguf(
             if shards[-1] and size > SHARD_BYTES:
                 shards.append([])
             shards[-1].append(tensor)
-    files = [f"model-{i:05}.safetensors" for i in range(len(shards))]
-    files = [SINGLE] if len(shards) == 1 else files
-    for shard, name in zip(shards, files, strict=True):
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards):
+        name = f"model-{number:05}.safetensors" if len(shards) > 1 else SINGLE
         report(f"dequantising {name} ({len(shard)} tensors)")
         tensors = {names[t.name]: _tensor(file, t, config).to(dtype) for t in shard}
         save_file(tensors, out / name, metadata={"format": "pt"})
-    if len(files) > 1:
-        pairs = zip(shards, files, strict=True)
-        places = {names[t.name]: name for shard, name in pairs for t in shard}
+        places |= dict.fromkeys(tensors, name)
+    if len(shards) > 1:
         (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2))
 
 
@@ -281,8 +274,8 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
     """config.json of the model in a file; plain: the fields that are not lists."""
     arch = plain.get("general.architecture")
     name = str(plain.get("general.name", ""))
-    if arch not in ARCHITECTURES:
-        raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(ARCHITECTURES)}")
+    if arch not in FAMILIES:
+        raise ModelError(file, f"is of the family {arch!r}, not one of: {', '.join(FAMILIES)}")
     prefix = f"{arch}."
     arch_fields = {k.removeprefix(prefix): v for k, v in plain.items() if k.startswith(prefix)}
     fields = Fields(file, arch_fields)
@@ -309,7 +302,7 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
     biased = "blk.0.attn_q.bias" in shapes
     ends = {i for kind in ("eos", "eot") for i in tokens.ids(f"tokenizer.ggml.{kind}_token_id")}
     return {
-        "architectures": [f"{ARCHITECTURES[family]}ForCausalLM"],
+        "architectures": [f"{family.capitalize()}ForCausalLM"],
         "model_type": family,
         "vocab_size": shapes["token_embd.weight"][-1],
         "hidden_size": hidden,

@@ -132,9 +132,8 @@ class Inspection:
             where = ", ".join(map(str, drafter.tap_ids)) if named else "the last, behind its norm"
             self.facts["reads hidden states"] = where
         else:
-            self.assumed += (
-                "which states of the target it reads is not given: by its kind's rule",
-            )
+            note = "which states of the target it reads is not given: by its kind's rule"
+            self.assumed += (note,)
 
 
 def inspect_model(path: Path) -> Inspection:

@@ -27,7 +27,6 @@ TURNS = [
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether the folder has one of the files that make a tokenizer."""
     return any((folder / name).exists() for name in VOCABULARIES)
 
 
@@ -60,7 +59,9 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
         max_id = max(*tokenizer.get_vocab().values(), tokenizer.eos_token_id or 0)
     except Exception as error:  # transformers and tokenizers raise many kinds
         raise ModelError(folder, f"no usable tokenizer: {cause_of(error)}") from None
-    check_tokenizer(config, max_id)
+    if max_id >= config.vocab_size:
+        reason = f"the tokenizer's highest id is {max_id}"
+        raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
     check_chat_template(folder, tokenizer)
     return tokenizer
 
@@ -68,13 +69,6 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
 def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:
     """The ids that end an answer: those that the model's files name, and the tokenizer's own."""
     return tuple(sorted({*config.eos_ids, tokenizer.eos_token_id} - {None}))
-
-
-def check_tokenizer(config: DecoderConfig, max_id: int) -> None:
-    """Raise ModelError if the tokenizer has an id that has no embedding row."""
-    if max_id >= config.vocab_size:
-        reason = f"the tokenizer's highest id is {max_id}"
-        raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
 
 
 def check_chat_template(folder: Path, tokenizer: Any) -> None:
@@ -113,13 +107,11 @@ def _time_limit(seconds: float) -> Iterator[None]:
         sys.settrace(before)
 
 
-def check_same_tokens(
-    drafter: DecoderShape, target: DecoderShape, extra_tokens: bool = False
-) -> None:
+def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool = False) -> None:
     """Raise ModelError unless the vocabularies have one size and ids mean the same in both
     tokenizers, special tokens included, where both folders have one (a drafter may come without).
 
-    extra_tokens: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
+    extra: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
     """
     problems: list[str] = []
     same_size = drafter.vocab_size == target.vocab_size
@@ -132,7 +124,7 @@ def check_same_tokens(
         ids = _ids(file)
         target_ids = _ids(target_file)
         compared = ids.keys() | target_ids.keys()
-        if extra_tokens and len(ids.keys() ^ target_ids.keys()) <= MAX_EXTRA:
+        if extra and len(ids.keys() ^ target_ids.keys()) <= MAX_EXTRA:
             compared = ids.keys() & target_ids.keys()
         unlike = [token for token in compared if ids.get(token) != target_ids.get(token)]
         if unlike:  # the token with the lowest id is named

@@ -79,9 +79,7 @@ def resolve(model: str | Path, patterns: Sequence[str] = MODEL_FILES) -> Path:
 
         return Path(snapshot_download(str(model), allow_patterns=list(patterns)))
     except Exception as error:  # the Hub client raises a dozen unrelated kinds
-        reason = (
-            f"is not a folder, and the model cannot be fetched from the Hub ({cause_of(error)})"
-        )
+        reason = f"is not a folder, and it cannot be fetched from the Hub ({cause_of(error)})"
         raise ModelError(str(model), reason) from None
 
 
@@ -100,7 +98,6 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """Tensor name -> file name."""
     path = inside(folder, INDEX)
     weight_map = Fields(path, read_json(path)).section("weight_map").values
     if not weight_map or not all(isinstance(name, str) for name in weight_map.values()):
@@ -175,13 +172,14 @@ def kind_of(stored: Stored) -> str:
 def window(name: str, config: DecoderConfig, share: Share) -> Window:
     """The part of a tensor, by its name in a Hugging Face checkpoint, that a share holds."""
     layer, kind = name.split(".")[-2:]
-    heads = share.kv_heads
-    dim = config.head_dim
-    width = dim * (config.heads // config.kv_heads)
-    keys = slice(heads.start * dim, heads.stop * dim)
-    queries = slice(heads.start * width, heads.stop * width)
-    inner = slice(share.columns.start, share.columns.stop)
-    head = slice(share.vocabulary.start, share.vocabulary.stop)
+
+    def cut(part: range, width: int = 1) -> slice:
+        return slice(part.start * width, part.stop * width)
+
+    keys = cut(share.kv_heads, config.head_dim)
+    queries = cut(share.kv_heads, config.head_dim * (config.heads // config.kv_heads))
+    inner = cut(share.columns)
+    head = cut(share.vocabulary)
     rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": head}
     rows |= {"gate_proj": inner, "up_proj": inner}
     columns = {"o_proj": queries, "down_proj": inner}
@@ -265,7 +263,6 @@ def _copy(part: Any, view: Tensor, scan: bool, window: Window = ()) -> int:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
     every = list(names)
     rest = len(every) - MAX_NAMES
     return ", ".join(every[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "")
@@ -319,7 +316,7 @@ def load_eagle3(
     unless the file has its own; raises ModelError."""
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
-    check_same_tokens(config, target.config, extra_tokens=True)
+    check_same_tokens(config, target.config, extra=True)
     _check_width(stored, config.taps, config.target_hidden_size)
     drafter = on_meta(config.path, lambda: Eagle3(config))
     _borrow_(drafter, config.path, stored, target)
@@ -348,7 +345,7 @@ def load_eagle(
     head it uses unless the file has its own; raises ModelError."""
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
-    check_same_tokens(config, target.config, extra_tokens=True)
+    check_same_tokens(config, target.config, extra=True)
     drafter = on_meta(config.path, lambda: Eagle(config))
     _borrow_(drafter, config.path, stored, target)
     return _complete_(drafter, folder, stored, (dtype, device))
@@ -370,7 +367,7 @@ def load_dflash(
     it uses; copies of them in the file must be equal to them. Raises ModelError."""
     stored = dict(_read(folder, "dflash"))
     config = dflash_config(folder, target.config)
-    check_same_tokens(config, target.config, extra_tokens=True)
+    check_same_tokens(config, target.config, extra=True)
     if config.speculators:
         for name, original in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
             entry = stored.pop(name, None)
@@ -393,15 +390,10 @@ def load_dflash(
     return _complete_(drafter, folder, stored, (dtype, device))
 
 
-LOADERS: Mapping[str, Callable[..., Any]] = {
-    "eagle": load_eagle,
-    "eagle3": load_eagle3,
-    "dflash": load_dflash,
-}
+LOADERS: dict[str, Any] = {"eagle": load_eagle, "eagle3": load_eagle3, "dflash": load_dflash}
 
 
 def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tensor]:
-    """The published tensors of a module that a file must have."""
     return {name: view for name, view in module.published().items() if name not in absent}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helpers.decoders import CASES, LAYERS, SHAPE, save
 from helpers.sequences import pool
-from specsot.models import layers
+from specsot.models import decoder, layers
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.backends import AttentionPlan
@@ -97,7 +97,8 @@ def wide_norm(patch: pytest.MonkeyPatch) -> None:
     def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    patch.setattr(layers, "rms_norm", norm)
+    for module in (decoder, layers):
+        patch.setattr(module, "rms_norm", norm)
 
 
 def one_prompt(

@@ -16,6 +16,7 @@ follows it at that distance. A block's row so sees its anchor, and more faintly 
 """
 
 import json
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from specsot.models.drafters.config import (
 from specsot.models.drafters.dflash import DFlashDraftModel, TargetEnds
 from specsot.models.drafters.eagle import EMBEDDING, Eagle, Eagle3
 from specsot.models.families import decoder_config
-from specsot.models.layers import DrafterAttention, DrafterLayer
+from specsot.models.layers import DecoderLayer, PoolModel
 from specsot.models.load.weights import SINGLE, load_target
 
 BOS, EOS, PAD = 1, 2, 3  # id 0 is an ordinary token here, and a likely one
@@ -178,9 +179,9 @@ def _shape(folder: Path, target: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def make_noise_(drafter: torch.nn.Module, scale: float, draw: torch.Generator) -> None:
-    for parameter in drafter.parameters():
-        parameter.copy_(torch.randn(parameter.shape, generator=draw) * scale)
+def make_noise_(drafter: PoolModel, scale: float, draw: torch.Generator) -> None:
+    for view in drawn(drafter):
+        view.copy_(torch.randn(view.shape, generator=draw) * scale)
 
 
 def _publish(folder: Path, drafter: Any) -> Path:
@@ -198,7 +199,7 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
         norm.weight.add_(1.0)
     drafter.midlayer.post_attention_layernorm.weight.add_(1.0)
     drafter.norm.weight.add_(target.norm.weight)
-    attend_to_itself_(drafter.midlayer.self_attn, hidden, draw)
+    attend_to_itself_(drafter.midlayer, hidden, draw)
     likely = likely_ids(target.lm_head.weight)
     rest = torch.tensor([i for i in range(target.vocab_size) if i not in likely.tolist()])
     known = torch.cat((likely, rest))[: drafter.config.draft_vocab_size].sort().values
@@ -207,14 +208,36 @@ def _aim_(drafter: Eagle3, target: Decoder, feature: float, draw: torch.Generato
     drafter.t2d.zero_()[known] = True
 
 
-def attend_to_itself_(attention: DrafterAttention, hidden: int, draw: torch.Generator) -> None:
+# Within a layer, in the order in which their numbers are drawn.
+PARTS = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj"))
+PARTS += ("self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+PARTS += ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+
+
+def drawn(drafter: PoolModel) -> list[Tensor]:
+    """Views of all parameters of a drafter, borrowed ones too, in an order of their own."""
+    if isinstance(drafter, Eagle | Eagle3):
+        views = PoolModel.published(drafter)
+    else:
+        views = drafter.published()
+    ranks: dict[str, tuple[int, int]] = {}
+    for at, name in enumerate(views):
+        part = next((i for i, part in enumerate(PARTS) if f".{part}." in name), None)
+        prefix = name if part is None else name.partition(f".{PARTS[part]}.")[0]
+        first = next(i for i, other in enumerate(views) if other.startswith(prefix))
+        ranks[name] = (first if part is not None else at, -1 if part is None else part)
+    return [views[name] for name in sorted(views, key=ranks.__getitem__)]
+
+
+def attend_to_itself_(layer: DecoderLayer, hidden: int, draw: torch.Generator) -> None:
     """Each row sees mostly itself, and passes on the first `hidden` numbers of its input."""
     one = torch.eye(hidden)
     focus, _ = torch.linalg.qr(torch.randn(hidden, hidden, generator=draw))
-    for projection in (attention.q_proj, attention.k_proj):
-        projection.weight[:, :hidden] += 3.0 * focus
-    attention.v_proj.weight[:, :hidden] += one
-    attention.o_proj.weight.add_(one)
+    views = layer.published()
+    for name in "qk":
+        views[f"self_attn.{name}_proj.weight"][:, :hidden] += 3.0 * focus
+    views["self_attn.v_proj.weight"][:, :hidden] += one
+    views["self_attn.o_proj.weight"].add_(one)
 
 
 def write_tiny_tokenizer(folder: Path, vocab: int = 130) -> Path:
@@ -265,14 +288,14 @@ def write_tiny_eagle(
     drafter.owned = frozenset({EMBEDDING})  # published files hold a copy of the target's
     draw, hidden = torch.Generator().manual_seed(seed), target.hidden_size
     (layer,) = drafter.layers
-    assert isinstance(layer, DrafterLayer)
+    assert isinstance(layer, DecoderLayer)
     with torch.no_grad():
         make_noise_(drafter, noise, draw)
         drafter.embed_tokens.weight.copy_(target.embed)
         drafter.fc.weight[:, :hidden] += torch.eye(hidden)
         drafter.fc.weight[:, hidden:] += feature * torch.eye(hidden)
         layer.post_attention_layernorm.weight.add_(1.0)
-        attend_to_itself_(layer.self_attn, hidden, draw)
+        attend_to_itself_(layer, hidden, draw)
     return _publish(folder, drafter)
 
 
@@ -308,8 +331,8 @@ def write_tiny_dflash(
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         make_noise_(drafter, noise, draw)
-        for parameter in drafter.parameters():
-            parameter.add_(1.0 if parameter.ndim == 1 else 0.0)
+        for view in drawn(drafter):
+            view.add_(1.0 if view.ndim == 1 else 0.0)
         _aim_dflash_(drafter, target)
     return _publish(folder, drafter)
 
@@ -319,22 +342,22 @@ def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
     drafter.fc.weight[:, :hidden] += torch.eye(hidden)
     drafter.hidden_norm.weight.mul_(FAINT)
     drafter.norm.weight.copy_(target.norm.weight)
-    attention, maps_dHH = drafter.stack[0].self_attn, _maps(drafter, target)
-    _look_back_(attention, drafter.frequencies, len(maps_dHH))
-    attention.v_proj.weight.add_(maps_dHH.flatten(0, 1))
-    attention.o_proj.weight.add_(LOUD * torch.eye(hidden).repeat(1, len(maps_dHH)))
+    views, maps_dHH = drafter.stack[0].published(), _maps(drafter, target)
+    _look_back_(views, drafter.frequencies, len(maps_dHH))
+    views["self_attn.v_proj.weight"].add_(maps_dHH.flatten(0, 1))
+    views["self_attn.o_proj.weight"].add_(LOUD * torch.eye(hidden).repeat(1, len(maps_dHH)))
 
 
-def _look_back_(attention: DrafterAttention, frequencies: Tensor, heads: int) -> None:
+def _look_back_(views: Mapping[str, Tensor], frequencies: Tensor, heads: int) -> None:
     """Head d - 1 attends to the position d back. Its queries and keys are constant, read from the
     residual stream's constant first dimension; the queries are turned back by d positions."""
     angles_dF = torch.arange(1, heads + 1)[:, None] * frequencies
     query_dD = torch.cat((angles_dF.cos(), -angles_dF.sin()), -1)
     key_dD = torch.cat((torch.ones_like(angles_dF), torch.zeros_like(angles_dF)), -1)
-    attention.q_proj.weight[:, 0] += query_dD.flatten()
-    attention.k_proj.weight[:, 0] += key_dD.flatten()
-    attention.q_norm.weight.mul_(SHARP)
-    attention.k_norm.weight.mul_(SHARP)
+    views["self_attn.q_proj.weight"][:, 0] += query_dD.flatten()
+    views["self_attn.k_proj.weight"][:, 0] += key_dD.flatten()
+    views["self_attn.q_norm.weight"].mul_(SHARP)
+    views["self_attn.k_norm.weight"].mul_(SHARP)
 
 
 def _maps(drafter: DFlashDraftModel, target: Decoder) -> Tensor:
@@ -358,11 +381,43 @@ WEIGHTS = "model.safetensors"
 Spoil = Callable[[Path], object]
 
 
-def edit(folder: Path, **changes: object) -> None:
-    """Other values in config.json; None drops a key."""
+def edit(folder: Path, inner: dict[str, object] | None = None, **changes: object) -> None:
+    """Other values in config.json, and of `dflash_config` inside it; None drops a key."""
     path = folder / "config.json"
     raw = json.loads(path.read_text()) | changes
+    if inner is not None:
+        merged = raw["dflash_config"] | inner
+        raw["dflash_config"] = {k: v for k, v in merged.items() if v is not None}
     path.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+
+
+def config(**changes: Any) -> Spoil:
+    """`edit` with these changes."""
+    return lambda folder: edit(folder, **changes)
+
+
+def one(value: float) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: tensor.index_put((torch.tensor(3), torch.tensor(2)), torch.tensor(value))
+
+
+class Evil:
+    """Would write a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.write_text, (self.path, "run")
+
+
+def pickled(name: str) -> Spoil:
+    """Weights in a file of that name, which would leave a file `executed`."""
+
+    def build(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / name).write_bytes(pickle.dumps(Evil(folder.parent / "executed")))
+
+    return build
 
 
 def change(folder: Path, update: Callable[[dict[str, Tensor]], object]) -> None:
@@ -383,3 +438,25 @@ def put(name: str, value: Tensor | Callable[[Tensor], Tensor]) -> Spoil:
 
 def drop(*names: str) -> Spoil:
     return lambda folder: change(folder, lambda tensors: [tensors.pop(name) for name in names])
+
+
+def as_speculators(folder: Path, target: Decoder) -> Path:
+    """A DFlash drafter of z-lab's layout in that of speculators."""
+    raw = json.loads((folder / "config.json").read_text())
+    inner = raw.pop("dflash_config")
+    layer = {k: v for k, v in raw.items() if k not in ("block_size", "num_target_layers")}
+    outer = {
+        "architectures": ["DFlashSpeculator"],
+        "speculators_model_type": "dflash",
+        "transformer_layer_config": layer,
+        "draft_vocab_size": 128,
+        "block_size": 8,
+        "mask_token_id": inner["mask_token_id"],
+        "aux_hidden_state_layer_ids": [i + 1 for i in inner["target_layer_ids"]],
+        "sample_from_anchor": False,
+    }
+    (folder / "config.json").write_text(json.dumps(outer))
+    head = target.lm_head.weight.data.bfloat16()
+    copies = {"embed_tokens.weight": target.embed.data.bfloat16(), "lm_head.weight": head}
+    change(folder, lambda tensors: tensors.update(copies))
+    return folder

@@ -53,10 +53,8 @@ def test_everything_picked_is_a_full_prefill(every: Case) -> None:
 def test_everything_picked_by_any_rule(
     plain: Case, metric: Any, update: Any, mask: Any, checks: tuple[int, ...]
 ) -> None:
-    ones = (1.0,) * len(checks)
-    settings = blend(
-        check_layers=checks, ratios=ones, metric=metric, check_update=update, mask=mask
-    )
+    one = (1.0,) * len(checks)
+    settings = blend(check_layers=checks, ratios=one, metric=metric, check_update=update, mask=mask)
     full, ran = plain.full(), plain.blended(settings)
     near(ran.kv, full.kv)
     near(ran.out.logits_RV, full.out.logits_RV)
@@ -131,9 +129,7 @@ def test_the_same_chunk_twice(case: Case, settings: BlendSettings) -> None:
 
 
 @pytest.mark.parametrize("settings", [REUSE, blend(check_layers=DEEP, ratios=(0.5, 0.2))])
-def test_taps_are_fresh_where_rows_live_and_cached_elsewhere(
-    case: Case, settings: BlendSettings
-) -> None:
+def test_taps_are_fresh_where_rows_live(case: Case, settings: BlendSettings) -> None:
     ran, full = case.blended(settings, TAPS), case.full(TAPS)
     assert ran.out.taps_QF is not None and full.out.taps_QF is not None
     assert case.cached.features_RF is not None and ran.out.blend is not None
@@ -219,9 +215,7 @@ def test_nothing_is_read_back(case: Case, settings: BlendSettings) -> None:
 # -- what does not fit together is refused before anything is computed
 
 
-def refused(
-    case: Case, message: str, given: Blend, settings: BlendSettings, **changes: Any
-) -> None:
+def refuse(case: Case, message: str, given: Blend, settings: BlendSettings, **changes: Any) -> None:
     prompt = case.prompt()
     plan = changes.pop("plan", None) or compile_layer_plan(settings, LAYERS)
     before = prompt.kv.data.clone()
@@ -234,12 +228,12 @@ def test_cached_rows_that_do_not_fit(case: Case) -> None:
     settings = blend(ratios=(0.2,))
     good = Blend.of(case.rows, case.cached, settings)
     deeper = compile_layer_plan(blend(check_layers=(2,)), LAYERS)
-    refused(case, r"plan \[0, 0, 1\] is not the blend's \[0, 1, 2\]", good, settings, plan=deeper)
+    refuse(case, r"plan \[0, 0, 1\] is not the blend's \[0, 1, 2\]", good, settings, plan=deeper)
     full = (LayerStatus.FULL,) * LAYERS
-    refused(case, r"plan \[0, 0, 0\] is not the blend's", good, settings, plan=full)
-    refused(case, r"blend is for \(1, 31\) rows, not for \(1, 30\)", good, settings, part=slice(30))
+    refuse(case, r"plan \[0, 0, 0\] is not the blend's", good, settings, plan=full)
+    refuse(case, r"blend is for \(1, 31\) rows, not for \(1, 30\)", good, settings, part=slice(30))
     bare = dataclasses.replace(case.cached, features_RF=None)
-    refused(
+    refuse(
         case,
         r"features are None, the drafter needs \(26, 64\)",
         Blend.of(case.rows, bare, settings),
@@ -247,13 +241,13 @@ def test_cached_rows_that_do_not_fit(case: Case) -> None:
         taps=(0, 2),
     )
     wide = r"features are \(26, 128\), the drafter needs \(26, 32\)"
-    refused(case, wide, good, settings, taps=(1,))
+    refuse(case, wide, good, settings, taps=(1,))
     short = ChunkKV(case.cached.keys_LRgd[:2], case.cached.values_LRgd[:2])
-    refused(case, r"keys are \(2, 26, 2, 8\)", Blend.of(case.rows, short, settings), settings)
+    refuse(case, r"keys are \(2, 26, 2, 8\)", Blend.of(case.rows, short, settings), settings)
     half = ChunkKV(case.cached.keys_LRgd, case.cached.values_LRgd.half())
-    refused(case, r"values are .* in torch.float16", Blend.of(case.rows, half, settings), settings)
+    refuse(case, r"values are .* in torch.float16", Blend.of(case.rows, half, settings), settings)
     corner = blend(ratios=(0.2,), mask="bottom_right")
-    refused(case, "sliding window 7", Blend.of(case.rows, case.cached, corner), corner)
+    refuse(case, "sliding window 7", Blend.of(case.rows, case.cached, corner), corner)
 
 
 def test_statuses_of_cached_rows_need_some(case: Case) -> None:

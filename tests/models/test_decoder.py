@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.decoders import CASES, LAYERS, LLAMA3, LONG, SHAPE, save
+from helpers.decoders import CASES, LAYERS, LLAMA3, LONG, SHAPE, YARN, save
 from helpers.sequences import Pooled, causal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from specsot.models.config import ModelError
-from specsot.models.families import families
+from specsot.models.config import ROPE_KINDS, ModelError
+from specsot.models.decoder import Decoder, KeyRecorder
+from specsot.models.families import decoder_config, families
+from specsot.models.layers import rotate, rotate_back
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.backends import AttentionBackend, AttentionPlan
 from specsot.ops.attention.metadata import AttentionGroup, SlotRun
+from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus, decode_plan
 
 LENGTH = 24
@@ -154,21 +157,6 @@ def test_a_window_counts_true_positions_not_slots(small: Pooled) -> None:
     close(late.logits_RV, before, 1e-4)
 
 
-def test_two_branches_in_one_forward_do_not_see_each_other(small: Pooled) -> None:
-    apart = [ask(small, tokens_BQ=IDS[None]).logits_RV, ask(small, tokens_BQ=IDS.flip(0)[None])]
-    both = torch.block_diag(*[torch.ones(8, 8).tril()] * 2).bool()[None]
-    positions = torch.arange(8).repeat(2)[None]
-    out = ask(
-        small,
-        tokens_BQ=torch.cat((IDS, IDS.flip(0)))[None],
-        positions_BQ=positions,
-        slots_BQ=torch.arange(16)[None],
-        attention=AttentionPlan.dense(both, positions),
-        logit_rows_R=torch.tensor([7, 2, 15, 10]),
-    )
-    close(out.logits_RV, torch.cat((apart[0], apart[1].logits_RV)), 1e-4)
-
-
 def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> AttentionPlan:
     """Causal groups: slots, a run for each sequence or a list, and the rows of the sequences."""
     groups = []
@@ -180,24 +168,30 @@ def groups_of(positions_Q: Tensor, *parts: tuple[Any, list[list[int]]]) -> Atten
     return AttentionPlan(AttentionBackend(), tuple(groups))
 
 
-@pytest.mark.parametrize("kind", ["side by side", "two groups", "lists of slots", "unequal"])
-def test_groups_of_rows_see_what_one_mask_says(small: Pooled, kind: str) -> None:
+KINDS = ["one mask", "side by side", "two groups", "lists of slots", "unequal"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_branches_do_not_see_each_other(small: Pooled, kind: str) -> None:
     first, second, positions = list(range(8)), list(range(8, 16)), torch.arange(8).repeat(2)
+    parts: list[tuple[Any, list[list[int]]]] = []
     if kind == "side by side":
         parts = [(SlotRun(0, 8, 8, 2), [first, second])]
     elif kind == "two groups":
         parts = [(SlotRun(8, 8), [second]), (SlotRun(0, 8), [first])]
     elif kind == "lists of slots":
         parts = [(torch.tensor([first]), [first]), (torch.tensor([second[::-1]]), [second])]
-    else:
+    elif kind == "unequal":
         parts = [(SlotRun(0, 8, 8, 2), [first[:5] + [4] * 3, second])]
+    both = torch.block_diag(*[torch.ones(8, 8).tril()] * 2).bool()[None]
+    dense = AttentionPlan.dense(both, positions[None])
     ids = torch.cat((IDS, IDS.flip(0)))
     out = ask(
         small,
         tokens_BQ=ids[None],
         positions_BQ=positions[None],
         slots_BQ=torch.arange(16)[None],
-        attention=groups_of(positions, *parts),
+        attention=groups_of(positions, *parts) if parts else dense,
         logit_rows_R=torch.tensor([4, 2, 15, 10]),
     )
     one = ask(small, logit_rows_R=torch.tensor([4, 2])).logits_RV
@@ -260,7 +254,64 @@ def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> N
     model = load_target(tmp_path)
     assert model.max_positions == 32
     model.config.check_length(32)
-    with pytest.raises(
-        ModelError, match="33 positions requested, 32 possible; `rope_type: longrope`"
-    ):
+    with pytest.raises(ModelError, match="33 positions requested, 32 possible; `rope_type: long"):
         model.config.check_length(33)
+
+
+# -- keys before RoPE
+
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": LLAMA3,
+    "yarn": YARN | {"attention_factor": 1.7},
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": LONG | {"attention_factor": 1.3},
+}
+
+
+def decoder(folder: Path, kind: str, dtype: torch.dtype) -> Decoder:
+    raw = SHAPE | {"model_type": "llama", "rope_parameters": KINDS[kind] | {"rope_theta": 500.0}}
+    (folder / "config.json").write_text(json.dumps(raw))
+    torch.manual_seed(0)
+    found = Decoder(decoder_config(folder)).to(dtype)
+    for parameter in found.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return found
+
+
+def test_every_kind_is_tried() -> None:
+    assert set(KINDS) == set(ROPE_KINDS)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 0.03)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_keys_come_back(kind: str, dtype: torch.dtype, limit: float, tmp_path: Path) -> None:
+    model = decoder(tmp_path, kind, dtype)
+    positions_R = torch.tensor([0, 1, 2, 7, 30, 31])
+    x_RH = torch.randn(6, model.hidden_size, dtype=dtype)
+    kv = KVCache(model.num_layers, model.kv_heads, model.head_dim, 6, dtype=dtype)
+    visible = AttentionPlan.causal(6)
+    inputs = model.attention_inputs(positions_R, torch.arange(6), visible)
+    recorder = KeyRecorder(inputs, 0)
+    model.run_layers(x_RH, inputs, kv, (), recorder)
+    before = torch.stack(recorder.keys)
+    after = kv.data[:, 0, :, :6].transpose(1, 2)
+    found = model.before_rope(after, positions_R)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, before, rtol=limit, atol=limit)
+    moved = after[:, 1:]
+    assert (moved - before[:, 1:]).abs().max() > 0.1, "or nothing was tested"
+
+
+def test_a_factor_on_cos_and_sin_is_divided_out(tmp_path: Path) -> None:
+    """The angles negated and the factor kept would leave its square."""
+    model = decoder(tmp_path, "default", torch.float64)
+    x = torch.randn(4, 2, model.head_dim, dtype=torch.float64)
+    for factor in (1.0, 0.3, 2.0):
+        model.rope_scaling = factor
+        angles = model.angles(torch.arange(4))
+        torch.testing.assert_close(rotate_back(rotate(x, *angles), *angles), x)

@@ -25,14 +25,7 @@ from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 from specsot.models.linear import pack_
 from specsot.models.load.weights import load_target, window
-from specsot.models.sharded import (
-    Ranks,
-    ShardedDecoder,
-    peer_heads,
-    peers,
-    place,
-    sharded,
-)
+from specsot.models.sharded import Ranks, ShardedDecoder, peer_heads, peers, place, sharded
 
 ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
 SOME = {
@@ -53,9 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def found(
-    folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[str, Any]]:
+def found(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder, every = tmp_path_factory.mktemp("ranks"), list(folders.values())
     both = run_ranks(2, forwards, folder, every, IDS)
     return [dict(zip(folders, one, strict=True)) for one in both]
@@ -83,9 +74,7 @@ def test_views_and_two_sums_a_layer(name: str, found: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["uneven", "qwen2-tied-theta"])
-def test_a_rank_loads_its_share_and_nothing_else(
-    name: str, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_rank_loads_only_its_share(name: str, folders: dict[str, Path], tmp_path: Path) -> None:
     """Everything outside a share is NaN in the file: a scan would find it."""
     config = decoder_config(folders[name])
     for index in range(2):

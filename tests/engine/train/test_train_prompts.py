@@ -15,18 +15,9 @@ from typer.testing import CliRunner
 from specsot.engine.cli.train import train
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.train import dataset
 from specsot.engine.train.answers import answer_file
 from specsot.engine.train.data import GOLD, Tokens, pack
-from specsot.engine.train.dataset import (
-    ChatCoder,
-    Conversation,
-    HeldOutPrompt,
-    Turn,
-    Written,
-    conversation_dataset,
-    read_conversations,
-    read_lines,
-)
 from specsot.engine.train.settings import ConversationFile, DrafterTraining
 from specsot.engine.train.teacher import Teacher
 from specsot.models.files import ModelError
@@ -41,7 +32,7 @@ def lines(folder: Path, *values: Any) -> Path:
     return file
 
 
-def shapes(found: list[Conversation]) -> list[str]:
+def shapes(found: list[dataset.Conversation]) -> list[str]:
     return ["".join(turn.role[0] for turn in conversation.turns) for conversation in found]
 
 
@@ -54,7 +45,7 @@ def test_three_spellings_are_read(tmp_path: Path) -> None:
         {"messages": [USER, MODEL, USER]},
         {"conversations": [*said, {"from": "gpt", "value": "A"}]},
     )
-    found = read_conversations(file, questions=True)
+    found = dataset.read_conversations(file, questions=True)
     assert shapes(found) == ["u", "uau", "sua"]
     assert [c.place.rsplit(":")[-1] for c in found] == ["1", "3", "4"]
     questions = [c.head(c.user_turns[-1] + 1) for c in found]
@@ -76,27 +67,24 @@ def test_three_spellings_are_read(tmp_path: Path) -> None:
         ({"messages": [MODEL]}, "2: message 1 is from 'assistant'; it is the turn of 'user'"),
         ({"messages": [USER, USER]}, "2: message 2 is from 'user'"),
         ({"messages": [{"role": "system", "content": "a"}]}, "2: no user turn"),
-        (
-            {"messages": [USER, {"role": "assistant", "content": ""}]},
-            "message 2: the text is empty",
-        ),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "2: the text is empty"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
     file = lines(tmp_path, {"prompt": "fine"}, line)
     with pytest.raises(UsageError) as caught:
-        read_conversations(file, questions=True)
+        dataset.read_conversations(file, questions=True)
     assert str(caught.value).startswith(f"{file}:2") and said in str(caught.value)
 
 
 def test_a_file_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        read_conversations(tmp_path / "none.jsonl", questions=True)
+        dataset.read_conversations(tmp_path / "none.jsonl", questions=True)
     with pytest.raises(UsageError, match="no prompts in it"):
-        read_conversations(lines(tmp_path, ""), questions=True)
+        dataset.read_conversations(lines(tmp_path, ""), questions=True)
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
     with pytest.raises(UsageError, match=r"latin.jsonl:1: not UTF-8"):
-        read_conversations(tmp_path / "latin.jsonl", questions=True)
+        dataset.read_conversations(tmp_path / "latin.jsonl", questions=True)
 
 
 def test_an_unanswered_prompt_cannot_be_trained_on(tmp_path: Path) -> None:
@@ -104,9 +92,7 @@ def test_an_unanswered_prompt_cannot_be_trained_on(tmp_path: Path) -> None:
     words = ["vanilla", "--prompts", str(file), "--out", str(tmp_path / "o"), "--steps", "1"]
     result = CliRunner().invoke(train, words)
     assert result.exit_code == 2
-    assert (
-        f"{file}:2: the last user turn has no answer; with `specsot train answers`" in result.output
-    )
+    assert f"{file}:2: the last user turn has no answer; with `specsot train" in result.output
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +100,8 @@ def teacher() -> Teacher:
     return Teacher(EMBEDDED)
 
 
-def coder(teacher: Teacher) -> ChatCoder:
-    return ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
+def coder(teacher: Teacher) -> dataset.ChatCoder:
+    return dataset.ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
 
 
 def written(tokens: Tokens) -> list[int]:
@@ -124,12 +110,12 @@ def written(tokens: Tokens) -> list[int]:
 
 def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
     turns = (
-        Turn("user", "Who is <|im_end|> Ada?"),
-        Turn("assistant", "A poet."),
-        Turn("user", "More"),
-        Turn("assistant", "No <|im_end|> more."),
+        dataset.Turn("user", "Who is <|im_end|> Ada?"),
+        dataset.Turn("assistant", "A poet."),
+        dataset.Turn("user", "More"),
+        dataset.Turn("assistant", "No <|im_end|> more."),
     )
-    (tokens,) = coder(teacher).samples(Conversation("f:1", turns))
+    (tokens,) = coder(teacher).samples(dataset.Conversation("f:1", turns))
     ids, text = tokens.ids, teacher.tokenizer.decode(tokens.ids)
     assert text.strip() == (
         "<|im_start|>user\nWho is <|im_end|> Ada?<|im_end|>\n<|im_start|>assistant\nA poet."
@@ -140,7 +126,7 @@ def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
     answers = teacher.tokenizer.decode(written(tokens))
     assert answers == "A poet.<|im_end|>No <|im_end|> more.<|im_end|>"
     assert tokens.positions == list(range(len(ids))) and set(tokens.segments) == {0}
-    prompt = coder(teacher).prompt(Conversation("f:1", turns[:3]))
+    prompt = coder(teacher).prompt(dataset.Conversation("f:1", turns[:3]))
     assert ids[: len(prompt)] == prompt and prompt[-1] != 2
 
 
@@ -162,10 +148,10 @@ def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher:
             ]
             return "\n".join(said) + ("\nthink:" if options["add_generation_prompt"] else "")
 
-    rewriting = ChatCoder(teacher.folder, Rewriting(), teacher.stops)
+    rewriting = dataset.ChatCoder(teacher.folder, Rewriting(), teacher.stops)
     texts = ("Q one", "A one", "Q two", "A two")
-    turns = tuple(Turn(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
-    found = list(rewriting.samples(Conversation("f:1", turns)))
+    turns = tuple(dataset.Turn(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
+    found = list(rewriting.samples(dataset.Conversation("f:1", turns)))
     assert [teacher.tokenizer.decode(tokens.ids) for tokens in found] == [
         "Q one<|im_end|>\nthink:A one<|im_end|>",
         "Q one<|im_end|>\n[A one]\nQ two<|im_end|>\nthink:A two<|im_end|>",
@@ -181,8 +167,8 @@ def test_what_does_not_fit_is_left_out(tmp_path: Path, teacher: Teacher) -> None
     file = ConversationFile(prompts=[lines(tmp_path, {"messages": [long, MODEL]})])
     settings = DrafterTraining(target=str(EMBEDDED), out=tmp_path, length=50)
     with pytest.raises(UsageError, match="no answer of two tokens or more within 50 tokens"):
-        conversation_dataset(file, settings, teacher)
-    assert conversation_dataset(file, replace(settings, length=500), teacher).distinct == 1
+        dataset.conversation_dataset(file, settings, teacher)
+    assert dataset.conversation_dataset(file, replace(settings, length=500), teacher).distinct == 1
 
 
 def test_a_model_without_a_chat_format_is_refused(tmp_path: Path, teacher: Teacher) -> None:
@@ -190,14 +176,14 @@ def test_a_model_without_a_chat_format_is_refused(tmp_path: Path, teacher: Teach
 
     plain = AutoTokenizer.from_pretrained(write_tiny_tokenizer(tmp_path))
     with pytest.raises(ModelError, match="no chat template"):
-        ChatCoder(tmp_path, plain, ())
+        dataset.ChatCoder(tmp_path, plain, ())
 
 
 def asked(graph: str = "autoregressive") -> RunOptions:
     return RunOptions(graph=graph, model=str(EMBEDDED), max_new_tokens=40, dtype="float32")
 
 
-def pieces(sample: Written) -> list[Any]:
+def pieces(sample: dataset.Written) -> list[Any]:
     (branch,) = sample.branches
     return [[list(ids), written] for ids, written in branch]
 
@@ -211,7 +197,7 @@ def test_the_target_writes_the_answers_and_they_are_kept(tmp_path: Path, teacher
     )
     out = tmp_path / "answers.jsonl"
     assert answer_file(asked(), file, out, 3, 160) == 8
-    (talk,), *others, nothing = read_lines(out)
+    (talk,), *others, nothing = dataset.read_lines(out)
     assert nothing == [] and all(len(samples) == 1 for samples in others)
     made, told = coder(teacher), pieces(talk)
     assert [written for _, written in told] == [False, True, False, True]
@@ -219,7 +205,9 @@ def test_the_target_writes_the_answers_and_they_are_kept(tmp_path: Path, teacher
         parts = pieces(sample)
         before = [i for ids, _ in parts[: prompt + 1] for i in ids]
         assert parts[prompt + 1][0] == teacher.answer([before], 40)[0], "greedily its own"
-    assert pieces(others[2][0])[0][0] == made.prompt(read_conversations(file, questions=True)[3])
+    assert pieces(others[2][0])[0][0] == made.prompt(
+        dataset.read_conversations(file, questions=True)[3]
+    )
     kept = out.read_text().splitlines(keepends=True)
     out.write_text("".join(kept[2:5]) + kept[5][:20])  # a process that died while it wrote
     assert answer_file(asked(), file, out, 3, 160) == 8
@@ -235,7 +223,7 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
     file, out = lines(tmp_path, {"prompt": "Plan a weekend camping trip."}), tmp_path / "a.jsonl"
     options = replace(asked("bim_plain"), sets=(f"skeleton.share={share}",))
     answer_file(options, file, out, 8, 768)
-    ((outline, parts),) = read_lines(out)
+    ((outline, parts),) = dataset.read_lines(out)
     assert (outline.kind, parts.kind) == ("outline", "parts") and len(parts.branches) > 2
     tokens = parts.tokens()
     assert tokens.positions[: len(parts.trunk)] == list(range(len(parts.trunk)))
@@ -270,20 +258,18 @@ def test_what_is_kept_of_a_text_is_what_the_target_says_of_it(teacher: Teacher) 
     assert torch.equal(again, first), "in whatever batch it stands"
 
 
-def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
-    tmp_path: Path, teacher: Teacher
-) -> None:
+def test_a_held_out_line_is_drafted_branch_by_branch(tmp_path: Path, teacher: Teacher) -> None:
     file = tmp_path / "answers.jsonl"
     pieces = [[[[5, 6], False], [[7, 8, 2], True]], [[[9], False], [[10, 2], True]]]
     sample = {"kind": "parts", "trunk": [3, 4], "branches": pieces}
     made = [{"number": n, "question": "Q", "samples": [sample]} for n in range(20)]
     file.write_text("".join(json.dumps(line) + "\n" for line in reversed(made)))
     settings = DrafterTraining(target=str(EMBEDDED), out=tmp_path, length=100, held_out=5)
-    found = conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
+    found = dataset.conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
     assert found.distinct == 18 and len(found.held_out) == 4  # a tenth of twenty, of two parts
     assert found.held_out[:2] == [
-        HeldOutPrompt("parts", (3, 4, 5, 6, 7, 8, 2), 4),
-        HeldOutPrompt("parts", (3, 4, 9, 10, 2), 3),
+        dataset.HeldOutPrompt("parts", (3, 4, 5, 6, 7, 8, 2), 4),
+        dataset.HeldOutPrompt("parts", (3, 4, 9, 10, 2), 3),
     ]
     tokens = found.source(0)
     assert tokens.ids == [3, 4, 5, 6, 7, 8, 2, 9, 10, 2]
@@ -292,12 +278,12 @@ def test_a_held_out_line_of_answers_is_drafted_branch_by_branch(
     assert written(tokens) == [7, 8, 2, 10, 2]
     file.write_text('{"number": 0, "samples": [{"kind": "parts"}]}\n')
     with pytest.raises(UsageError, match=r"answers.jsonl:1: not a line of answers"):
-        conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
+        dataset.conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
 
 
 def test_an_answer_that_was_cut_does_not_teach_its_end(teacher: Teacher) -> None:
-    turns = (Turn("user", "Q"), Turn("assistant", "", (300, 301, 302), ended=False))
-    (tokens,) = coder(teacher).samples(Conversation("f:1", turns))
+    turns = (dataset.Turn("user", "Q"), dataset.Turn("assistant", "", (300, 301, 302), ended=False))
+    (tokens,) = coder(teacher).samples(dataset.Conversation("f:1", turns))
     assert written(tokens) == [300, 301, 302] and tokens.ids[-2] == 2
 
 
@@ -307,7 +293,7 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:
     words = write_inputs(folder)
     teacher, file = Teacher(Path(words[1])), Path(words[3])
     settings = DrafterTraining(target=words[1], out=tmp_path, length=100, held_out=5)
-    found = conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
+    found = dataset.conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
     assert found.distinct == 27 and len(found.held_out) == 3  # a tenth of thirty
     epoch = [found.source(i).ids for i in range(27)]
     assert sorted(epoch) == sorted(found.source(i).ids for i in range(27, 54))

@@ -1,30 +1,36 @@
 """The DFlash drafter against vectors of the reference code, and against itself in other layouts."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair
+from helpers.sequences import DFLASH_GOLDEN, Pair, Pooled, cut, golden_pair
+from helpers.tiny import as_speculators, edit
 from safetensors.torch import load_file
 from torch import Tensor
 
 from specsot.models.decoder import Decoder
-from specsot.models.drafters.config import Reach, default_layer_ids
+from specsot.models.drafters.config import Reach, default_layer_ids, dflash_config
 from specsot.models.drafters.dflash import DFlashDraftModel, within
-from specsot.models.load.weights import load_dflash
+from specsot.models.load.weights import load_dflash, load_target
 from specsot.ops.attention.backends import AttentionPlan
-from specsot.ops.forward import BlockDrafter
+from specsot.ops.draft.dflash import tree
 from specsot.ops.kv.pool import KVCache
+from specsot.ops.layer_plan import decode_plan
+from specsot.ops.types import Proposal, ancestors
 
 LIMIT = 1e-4
 RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "generate.json").read_text())
 WEIGHTS = "model.safetensors"
+Both = tuple[Decoder, DFlashDraftModel]
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[Decoder, DFlashDraftModel]:
+def models() -> Both:
     return golden_pair()
 
 
@@ -38,20 +44,13 @@ def near(ours: Tensor, theirs: Tensor) -> None:
     assert (ours - theirs).abs().max() <= LIMIT
 
 
-def test_it_fulfils_its_protocol(models: tuple[Decoder, DFlashDraftModel]) -> None:
-    drafter: BlockDrafter = models[1]
-    assert (drafter.block_size, drafter.mask_token_id, drafter.tap_ids) == (8, 127, (1, 3))
-
-
-def test_its_parameters_are_the_published_tensors(models: tuple[Decoder, DFlashDraftModel]) -> None:
+def test_its_parameters_are_the_published_tensors(models: Both) -> None:
     published, stored = models[1].published(), load_file(DFLASH_GOLDEN / "draft" / WEIGHTS)
     assert published.keys() == stored.keys()
     assert all(torch.equal(published[name], stored[name]) for name in stored)
 
 
-def test_features_and_context(
-    models: tuple[Decoder, DFlashDraftModel], at: dict[str, Tensor]
-) -> None:
+def test_features_and_context(models: Both, at: dict[str, Tensor]) -> None:
     pair = Pair(*models)
     out = pair.run.forward(at["input_ids"][0], 0, pair.drafter.tap_ids)
     near(out.logits_RV, at["target_logits"][0])
@@ -62,7 +61,7 @@ def test_features_and_context(
 
 @pytest.mark.parametrize("pieces", [[11], [4, 1, 6], [1] * 11])
 def test_a_block_after_a_context_that_came_in_pieces(
-    models: tuple[Decoder, DFlashDraftModel], at: dict[str, Tensor], pieces: list[int]
+    models: Both, at: dict[str, Tensor], pieces: list[int]
 ) -> None:
     pair, start = Pair(*models), 0
     for piece in at["target_hidden"][0].split(pieces):
@@ -80,7 +79,7 @@ def test_a_block_after_a_context_that_came_in_pieces(
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_whole_runs(models: tuple[Decoder, DFlashDraftModel], name: str) -> None:
+def test_whole_runs(models: Both, name: str) -> None:
     """Sampled runs replay the recorded answers; drafts are argmax at every temperature.
 
     Where a stop id is the mask id, the reference ends at its own padding: only its steps are used.
@@ -101,70 +100,12 @@ def test_whole_runs(models: tuple[Decoder, DFlashDraftModel], name: str) -> None
         assert list(ours) == [theirs[key] for key in keys]
 
 
-def test_rounds_of_a_run(models: tuple[Decoder, DFlashDraftModel]) -> None:
+def test_rounds_of_a_run(models: Both) -> None:
     at = load_file(DFLASH_GOLDEN / "rounds.safetensors")
     run = Pair(*models, seed=3).generate(RUNS["greedy"]["prompt"], 30, [], 8)
     for step in range(4):
         near(run.taps[step], at[f"step{step}.target_hidden"][0])
         near(run.hidden[step], at[f"step{step}.hidden"][0])
-
-
-def varied(drafter: DFlashDraftModel, reaches: tuple[Reach, ...]) -> DFlashDraftModel:
-    other = DFlashDraftModel(replace(drafter.config, reaches=reaches), drafter.ends)
-    other.load_state_dict(drafter.state_dict())
-    return other.eval()
-
-
-REACHES = {
-    "full": (Reach(), Reach()),
-    "sliding": (Reach(9, causal=True), Reach()),
-    "sliding, both ways": (Reach(9), Reach(12)),
-    "causal": (Reach(None, causal=True), Reach(None, causal=True)),
-}
-
-
-def by_hand(drafter: DFlashDraftModel, context_KH: Tensor, anchor: int) -> Tensor:
-    """One block with every score written out, no pool and no folding of heads: [Q, H]."""
-    size, length = drafter.block_size, len(context_KH)
-    ids = torch.full((size,), drafter.mask_token_id).index_fill(0, torch.tensor([0]), anchor)
-    before, own = torch.arange(length), torch.arange(length, length + size)
-    ahead = torch.cat((before, own))[None] - own[:, None]
-    x = drafter.embed(ids)
-    for layer, reach in zip(drafter.stack, drafter.config.reaches, strict=True):
-        q, k, v = layer.self_attn.project(layer.input_layernorm(x), drafter.angles(own))
-        k0, v0 = layer.self_attn.keys_values(context_KH, drafter.angles(before))
-        keys, values = torch.cat((k0, k)), torch.cat((v0, v))
-        hidden = torch.zeros_like(ahead, dtype=torch.bool)
-        if reach.causal:
-            hidden |= ahead > 0
-        if reach.window:
-            hidden |= ahead.abs() >= reach.window
-        heads = []
-        for head in range(q.shape[1]):
-            group = head // (q.shape[1] // k.shape[1])
-            scores = q[:, head] @ keys[:, group].T / drafter.head_dim**0.5
-            weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-            heads.append(weights @ values[:, group])
-        x = layer.finish(x, torch.cat(heads, -1))
-    return drafter.norm(x)
-
-
-@pytest.mark.parametrize("name", REACHES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_kind_of_layer_against_scores_written_out(
-    models: tuple[Decoder, DFlashDraftModel],
-    at: dict[str, Tensor],
-    name: str,
-    dtype: torch.dtype,
-) -> None:
-    drafter = varied(models[1], REACHES[name]).to(dtype)
-    pair = Pair(models[0], drafter)
-    pair.take_in(at["target_hidden"][0], 0)
-    hidden = pair.draft(5, 11, 8)
-    assert hidden.dtype == drafter.logits(hidden).dtype == dtype
-    with torch.inference_mode():
-        expected = by_hand(drafter, drafter.fuse(at["target_hidden"][0]), 5)
-    assert (hidden - expected).abs().max() < (1e-5 if dtype == torch.float32 else 1e-12)
 
 
 def test_the_reach_of_a_layer_drawn_as_matrices() -> None:
@@ -180,9 +121,7 @@ def test_the_reach_of_a_layer_drawn_as_matrices() -> None:
     assert draw(Reach(2)) == [".###.", "..###", "...##"]
 
 
-def test_branches_side_by_side_do_not_see_each_other(
-    models: tuple[Decoder, DFlashDraftModel], at: dict[str, Tensor]
-) -> None:
+def test_branches_side_by_side_do_not_see_each_other(models: Both, at: dict[str, Tensor]) -> None:
     """Two branches behind one prefix of 4: as one sequence, and as two rows of a pool."""
     drafter, taps = models[1], at["target_hidden"][0]
     lengths, anchors = (9, 6), (5, 70)
@@ -234,7 +173,7 @@ def _two_branches(
     return drafter(*flat, seen, kv).view(2, 8, -1)
 
 
-def test_taps_in_another_order_and_taken_twice(models: tuple[Decoder, DFlashDraftModel]) -> None:
+def test_taps_in_another_order_and_taken_twice(models: Both) -> None:
     target, drafter = models
     config = replace(drafter.config, layer_ids=(2, 0, 2))
     assert config.tap_ids == (1, 3)
@@ -247,7 +186,7 @@ def test_taps_in_another_order_and_taken_twice(models: tuple[Decoder, DFlashDraf
         near(other.fuse(features), drafter.fuse(features))
 
 
-def test_bfloat16_and_the_ends_of_the_target(models: tuple[Decoder, DFlashDraftModel]) -> None:
+def test_bfloat16_and_the_ends_of_the_target(models: Both) -> None:
     target, drafter = models
     narrow = load_dflash(DFLASH_GOLDEN / "draft", target, torch.bfloat16)
     assert narrow.ends.embed_VH is target.embed and narrow.ends.head_VH is target.lm_head.weight
@@ -261,3 +200,169 @@ def test_the_rule_for_taps() -> None:
     facts = json.loads((DFLASH_GOLDEN / "training.json").read_text())["build_target_layer_ids"]
     for sizes, expected in facts.items():
         assert default_layer_ids(*map(int, sizes.split(","))) == tuple(expected), sizes
+
+
+# -- files: what is read in which spelling; those that are refused: test_bad_drafters.py
+
+SLIDING = ["sliding_attention", "full_attention"]
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return load_target(DFLASH_GOLDEN / "target")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DFLASH_GOLDEN / "draft", tmp_path / "draft"))
+
+
+def test_the_architecture_of_the_config_is_no_matter(draft: Path, target: Decoder) -> None:
+    edit(draft, architectures=["LlamaForCausalLM"])
+    (note,) = load_dflash(draft, target).notes
+    assert "['LlamaForCausalLM']: read as DFlashDraftModel" in note
+
+
+def test_spellings_of_later_files(draft: Path, target: Decoder) -> None:
+    first = load_dflash(draft, target)
+    edit(
+        draft,
+        block_size=None,
+        rope_theta=None,
+        rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
+        inner={"block_size": 8},
+    )
+    second = load_dflash(draft, target)
+    assert second.config == first.config
+    assert second.config.block_size == 8 and second.config.rope.theta == 1e6
+
+
+def test_the_layout_of_speculators(draft: Path, target: Decoder) -> None:
+    first = load_dflash(draft, target)
+    second = load_dflash(as_speculators(draft, target), target)
+    assert second.config == replace(first.config, speculators=True)
+    assert all(torch.equal(v, second.published()[k]) for k, v in first.published().items())
+
+
+def test_sliding_layers_of_speculators(draft: Path, target: Decoder) -> None:
+    edit(draft, layer_types=SLIDING, sliding_window=16)
+    as_speculators(draft, target)
+    assert dflash_config(draft, target.config).reaches == (Reach(16, causal=True), Reach())
+    raw = json.loads((draft / "config.json").read_text())
+    (draft / "config.json").write_text(json.dumps(raw | {"sliding_window_non_causal": True}))
+    assert dflash_config(draft, target.config).reaches == (Reach(16), Reach())
+
+
+CAUSAL = {"layer_types": SLIDING, "sliding_window": 16, "use_sliding_window": True}
+KINDS: dict[str, tuple[dict[str, object], tuple[Reach, Reach]]] = {
+    "named": (CAUSAL, (Reach(16, causal=True), Reach())),
+    "named, not causal": (CAUSAL | {"is_causal": False}, (Reach(16), Reach())),
+    "all causal": ({"is_causal": True}, (Reach(None, causal=True), Reach(None, causal=True))),
+    "section": (CAUSAL | {"is_causal": True, "inner": {"causal": False}}, (Reach(16), Reach())),
+    "from a layer on": (
+        CAUSAL | {"layer_types": None, "max_window_layers": 1},
+        (Reach(), Reach(16, causal=True)),
+    ),
+    "off": (CAUSAL | {"layer_types": None, "use_sliding_window": False}, (Reach(), Reach())),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_layers_are_read_and_written(name: str, draft: Path, target: Decoder) -> None:
+    changes, expected = KINDS[name]
+    edit(draft, **changes)
+    config = dflash_config(draft, target.config)
+    assert config.reaches == expected
+    assert bool(config.notes) == any(reach.window for reach in expected)
+    (draft / "config.json").write_text(json.dumps(config.to_json()))
+    assert dflash_config(draft, target.config) == config
+
+
+def test_without_taps_the_rule_holds(draft: Path, target: Decoder) -> None:
+    edit(draft, inner={"target_layer_ids": None})
+    assert dflash_config(draft, target.config).layer_ids == (1, 1)
+
+
+def test_scaled_angles_survive(draft: Path, target: Decoder) -> None:
+    edit(draft, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    config = dflash_config(draft, target.config)
+    assert (config.rope.kind, config.rope.settings) == ("linear", {"factor": 2.0})
+    (draft / "config.json").write_text(json.dumps(config.to_json()))
+    assert dflash_config(draft, target.config) == config
+    plain, scaled = load_dflash(DFLASH_GOLDEN / "draft", target), load_dflash(draft, target)
+    assert torch.equal(scaled.frequencies * 2, plain.frequencies)
+
+
+# -- trees
+
+TREE_RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "ddtree.json").read_text())["runs"]
+GREEDY = [name for name, case in TREE_RUNS.items() if not case["temperature"]]
+
+
+def answers(run: Pooled, root: int, start: int, drafted: Proposal) -> list[int]:
+    """The target's choice after every node of a tree whose root stands at `start`."""
+    tokens = torch.tensor([root, *drafted.tokens_SN[0].tolist()])
+    positions = torch.tensor([0, *drafted.depths_SN[0].tolist()]) + start
+    slots, extent = run.slots[start : start + len(tokens)], len(run.slots)
+    mask = torch.zeros(1, len(tokens), extent, dtype=torch.bool)
+    mask[:, :, run.slots[:start]] = True
+    mask[:, :, slots] = ancestors(drafted.parents_SN, drafted.levels)
+    with torch.inference_mode():
+        out = run.model(
+            tokens[None],
+            positions[None],
+            slots[None],
+            AttentionPlan.dense(mask, torch.zeros(1, extent, dtype=torch.int64)),
+            run.kv,
+            decode_plan(run.model.num_layers),
+            torch.arange(len(tokens)),
+            (),
+        )
+    return out.logits_RV.argmax(-1).tolist()
+
+
+def walk(drafted: Proposal, said: list[int]) -> list[int]:
+    links = zip(drafted.parents_SN[0].tolist(), drafted.tokens_SN[0].tolist(), strict=True)
+    places = {(parent + 1, token): i for i, (parent, token) in enumerate(links, 1)}
+    found = [0]
+    while (found[-1], said[found[-1]]) in places:
+        found.append(places[found[-1], said[found[-1]]])
+    return found
+
+
+def generate(pair: Pair, prompt: list[int], new: int, nodes: int) -> tuple[list[int], list[Any]]:
+    taps, start, rounds = pair.drafter.tap_ids, len(prompt), []
+    out = pair.run.forward(torch.tensor(prompt), 0, taps)
+    ids, fresh = [*prompt, int(out.logits_RV[-1].argmax())], out.taps_QF
+    while start < len(prompt) + new:
+        assert fresh is not None
+        pair.take_in(fresh, start - len(fresh))
+        logits = pair.drafter.logits(pair.draft(ids[-1], start, 8)[1:])
+        drafted = tree(logits.log_softmax(-1)[None], nodes)
+        said = answers(pair.run, ids[-1], start, drafted)
+        path = walk(drafted, said)
+        rounds.append((path, drafted))
+        accepted = [ids[-1], *(int(drafted.tokens_SN[0, i - 1]) for i in path[1:])]
+        fresh = pair.run.forward(torch.tensor(accepted), start, taps).taps_QF
+        ids, start = [*ids, *accepted[1:], said[path[-1]]], start + len(path)
+    return cut(ids[: len(prompt) + new], len(prompt), []), rounds
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_whole_runs_with_trees(models: Both, name: str) -> None:
+    case = TREE_RUNS[name]
+    ids, rounds = generate(
+        Pair(*models, capacity=160), case["prompt"], case["max_new_tokens"], case["budget"]
+    )
+    assert ids == case["output_ids"]
+    assert [len(path) for path, _ in rounds] == case["acceptance_lengths"]
+    for (path, drafted), recorded in zip(rounds, case["rounds"], strict=False):
+        assert path == recorded["accepted_indices"]
+        assert nodes_of(drafted.tokens_SN) == recorded["tree"]["node_token_ids"]
+        assert nodes_of(drafted.depths_SN) == recorded["tree"]["node_depths"]
+        assert [-1, *nodes_of(drafted.parents_SN + 1)] == recorded["tree"]["parents"]
+
+
+def nodes_of(value_SN: Tensor) -> list[int]:
+    found: list[int] = value_SN[0].tolist()
+    return found

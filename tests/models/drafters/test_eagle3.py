@@ -16,7 +16,6 @@ from specsot.models.drafters.eagle import Eagle3
 from specsot.models.files import ModelError
 from specsot.models.load.weights import load_eagle3, load_target
 from specsot.ops.attention.backends import AttentionPlan
-from specsot.ops.forward import HiddenDrafter, Target
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import decode_plan
 
@@ -47,12 +46,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 def draft(
-    drafter: Eagle3,
-    kv: KVCache,
-    ids: Tensor,
-    hidden: Tensor,
-    start: int,
-    visible: AttentionPlan,
+    drafter: Eagle3, kv: KVCache, ids: Tensor, hidden: Tensor, start: int, visible: AttentionPlan
 ) -> Tensor:
     """Rows at consecutive slots from `start`, at the positions of those slots."""
     slots = torch.arange(start, start + len(ids))[None]
@@ -67,12 +61,6 @@ def prefill(golden: Golden, kv: KVCache) -> Tensor:
 
 def log_probabilities(golden: Golden, hidden: Tensor) -> Tensor:
     return golden.drafter.logits(hidden).log_softmax(-1)
-
-
-def test_both_fulfil_their_protocols(golden: Golden) -> None:
-    target: Target = golden.target
-    drafter: HiddenDrafter = golden.drafter
-    assert (target.num_layers, drafter.num_layers) == (golden.target.config.num_layers, 1)
 
 
 def test_prefill_of_the_target(golden: Golden) -> None:
@@ -295,9 +283,3 @@ def test_the_embedding_is_the_targets_own_memory(tmp_path: Path) -> None:
     drafter = load_eagle3(folder, golden.target)
     assert torch.equal(drafter.embed_tokens.weight, 2 * golden.target.embed)
     assert "embed_tokens.weight" in drafter.published()
-
-
-def test_no_parameter_stays_unfilled() -> None:
-    golden = Golden("e3_qwen3")
-    for name, value in golden.drafter.named_parameters():
-        assert value.isfinite().all() and not value.requires_grad, name

@@ -49,9 +49,7 @@ def test_a_head_is_the_same_afterwards(head: Path, tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     again = write_tiny_eagle3(tmp_path / "again", tmp_path / "target")
     pairs = zip(
-        load_eagle3(out, target).parameters(),
-        load_eagle3(again, target).parameters(),
-        strict=True,
+        load_eagle3(out, target).parameters(), load_eagle3(again, target).parameters(), strict=True
     )
     assert all(torch.equal(a, b) for a, b in pairs)
     assert json.loads((out / "config.json").read_text()) == (
@@ -330,7 +328,7 @@ EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_nothing_is_made_of_is_named(
+def test_unknown_parts_are_named(
     edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, says = EDITS[edit]

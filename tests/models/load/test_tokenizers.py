@@ -1,7 +1,6 @@
 """Tokenizers: those that are refused, and that a drafter's tokens are the target's."""
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -58,30 +57,39 @@ def refusal(drafter: Path, target: Path) -> str:
     return str(caught.value)
 
 
-def swap(one: str, two: str) -> Callable[[dict[str, Any]], None]:
-    def change(document: dict[str, Any]) -> None:
-        words = document["model"]["vocab"]
-        words[one], words[two] = words[two], words[one]
-
-    return change
+Document = dict[str, Any]
 
 
-def test_the_same_tokens_are_accepted(drafter: Path, made: Path) -> None:
+def swapped(document: Document) -> None:
+    words = document["model"]["vocab"]
+    words["w20"], words["w30"] = words["w30"], words["w20"]
+
+
+def renamed(document: Document) -> None:
+    words = document["model"]["vocab"]
+    words["new"] = words.pop("w77")
+
+
+def special(document: Document) -> None:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    document["added_tokens"].append({"id": 129, "content": "<tool>", "special": True} | flags)
+
+
+@pytest.mark.parametrize(
+    "change", [None, lambda document: document.update(truncation=None)], ids=["same", "bytes"]
+)
+def test_the_same_tokens_are_accepted(drafter: Path, made: Path, change: Any) -> None:
+    if change:  # other bytes, the same ids
+        rewrite(drafter, TOKENIZER, change)
     assert load_vanilla(drafter, load_target(made)).vocab_size == 130
-    rewrite(drafter, TOKENIZER, lambda document: document.update(truncation=None))
-    load_vanilla(drafter, load_target(made))  # other bytes, the same ids
 
 
-def test_a_drafter_without_a_tokenizer_needs_the_size_alone(drafter: Path, made: Path) -> None:
-    (drafter / TOKENIZER).unlink()
-    load_vanilla(drafter, load_target(made))
-
-
-def test_a_target_without_a_tokenizer_has_nothing_to_compare(drafter: Path, made: Path) -> None:
-    bare = Path(shutil.copytree(made, drafter.parent / "bare"))
-    (bare / TOKENIZER).unlink()
-    rewrite(drafter, TOKENIZER, swap("w20", "w30"))
-    load_vanilla(drafter, load_target(bare))
+@pytest.mark.parametrize("bare", ["drafter", "target"])
+def test_without_both_tokenizers_the_size_is_enough(bare: str, drafter: Path, made: Path) -> None:
+    target = Path(shutil.copytree(made, drafter.parent / "target"))
+    rewrite(drafter, TOKENIZER, swapped)
+    ({"drafter": drafter, "target": target}[bare] / TOKENIZER).unlink()
+    load_vanilla(drafter, load_target(target))
 
 
 def test_the_embedded_drafter_is_accepted() -> None:
@@ -89,57 +97,37 @@ def test_the_embedded_drafter_is_accepted() -> None:
     load_vanilla(EMBEDDED / "vanilla", load_target(EMBEDDED / "target"))
 
 
-def test_other_ids_are_refused_by_the_first_token(drafter: Path, made: Path) -> None:
-    rewrite(drafter, TOKENIZER, swap("w20", "w30"))
-    assert refusal(drafter, made) == (
-        f"{drafter / TOKENIZER}: token 'w30' has id 20, in the target's tokenizer it has id 30"
-        " (2 tokens differ)"
-    )
-
-
-def test_a_token_that_one_side_lacks_is_refused(drafter: Path, made: Path) -> None:
-    def rename(document: dict[str, Any]) -> None:
-        words = document["model"]["vocab"]
-        words["new"] = words.pop("w77")
-
-    rewrite(drafter, TOKENIZER, rename)
-    assert refusal(drafter, made).endswith(
-        "token 'new' has id 77, in the target's tokenizer it does not exist (2 tokens differ)"
-    )
-
-
-def test_special_tokens_are_compared_too(drafter: Path, made: Path) -> None:
-    def rename(document: dict[str, Any]) -> None:
-        document["added_tokens"].append(
-            {"id": 129, "content": "<tool>", "special": True}
-            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-        )
-
-    rewrite(drafter, TOKENIZER, rename)
-    assert "token '<tool>' has id" in refusal(drafter, made)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swapped, "token 'w30' has id 20, in the target's tokenizer it has id 30"),
+        (renamed, "token 'new' has id 77, in the target's tokenizer it does not exist"),
+        (special, "token '<tool>' has id"),
+    ],
+)
+def test_other_ids_are_refused_by_the_first_token(
+    drafter: Path, made: Path, change: Callable[[Document], None], message: str
+) -> None:
+    rewrite(drafter, TOKENIZER, change)
+    (drafter / "model.safetensors").unlink()  # before the weights are read
+    error = refusal(drafter, made)
+    assert error.startswith(f"{drafter / TOKENIZER}: {message}")
+    assert change is special or error.endswith(" (2 tokens differ)")
 
 
 def test_another_size_is_told_with_the_first_token(made: Path, tmp_path: Path) -> None:
     other = write_tiny_tokenizer(write_tiny_target(tmp_path, vocab=90), vocab=90)
     message = refusal(other, made)
-    assert message.startswith(f"{other / 'config.json'}: `vocab_size` is 90, the target has 130; ")
-    assert re.search(r"token 'w90' does not exist, in the target's tokenizer it has id 90", message)
-
-
-def test_a_size_alone_is_told_where_there_is_no_tokenizer(made: Path, tmp_path: Path) -> None:
-    message = refusal(write_tiny_target(tmp_path, vocab=90), made)
-    assert message.endswith("`vocab_size` is 90, the target has 130")
+    size = f"{other / 'config.json'}: `vocab_size` is 90, the target has 130"
+    token = "token 'w90' does not exist, in the target's tokenizer it has id 90"
+    assert message.startswith(f"{size}; ") and token in message
+    (other / TOKENIZER).unlink()
+    assert refusal(other, made) == size
 
 
 def test_a_broken_tokenizer_is_refused(drafter: Path, made: Path) -> None:
     (drafter / TOKENIZER).write_text("{}")
     assert refusal(drafter, made).startswith(f"{drafter / TOKENIZER}: no usable tokenizer: ")
-
-
-def test_it_is_refused_before_the_weights_are_read(drafter: Path, made: Path) -> None:
-    rewrite(drafter, TOKENIZER, swap("w20", "w30"))
-    (drafter / "model.safetensors").unlink()
-    assert "token 'w30'" in refusal(drafter, made)
 
 
 # -- tokenizers and chat templates that are refused, and named for what they are
@@ -204,14 +192,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "template unfinished": (template("{% if %}"), "fails on a plain .* TemplateSyntaxError"),
     "template of other keys": (template("{{ a.b.c }}"), "UndefinedError: 'a' is undefined"),
     "template a number": (template(5), r"tokenizer_config\.json: the chat template fails"),
-    "template of the first turn": (
-        template("{{ messages[0].content }}"),
-        "drops the text of a user's turn",
-    ),
-    "template in its own file": (
-        write(TEMPLATE, "{{ 1 / 0 }}"),
-        r"chat_template\.jinja: .*ZeroDivisionError",
-    ),
+    "first turn alone": (template("{{ messages[0].content }}"), "drops the text of a user's turn"),
+    "own file": (write(TEMPLATE, "{{ 1 / 0 }}"), r"chat_template\.jinja: .*ZeroDivisionError"),
     "no default template": (
         template([{"name": "tool", "template": "{{ messages[0].content }}"}]),
         "multiple chat templates with no default",
