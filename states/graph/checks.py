@@ -1,5 +1,4 @@
-"""Checks of a graph as a whole. A later stage runs only if the earlier ones found no problem, so
-that one typo is one message."""
+"""Checks of a graph as a whole, in stages: one typo is one message."""
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
@@ -38,8 +37,7 @@ Keys = frozenset[str]  # of the blackboard
 def checked_program(
     graph: Graph, source: Source, table: OpTable, given: Keys | None = None
 ) -> Program:
-    """The program of a graph that passes every check; raises GraphError with every problem of the
-    first stage that found any. given: as for `load_program`."""
+    """The program of a graph; raises GraphError with the problems of the first stage with any."""
     checks = _Checks(graph, source, table)
     checks.schedule()
     checks.names()
@@ -62,8 +60,7 @@ def checked_program(
 
 
 class _Checks:
-    """The checks of one graph. table: with the functions that it names as
-    `package.module:function`. problems: those of the present stage."""
+    """table: with the functions that the graph names. problems: those of the present stage."""
 
     def __init__(self, graph: Graph, source: Source, table: OpTable) -> None:
         self.graph = graph

@@ -1,5 +1,4 @@
-"""From a parsed file to a `Program`: `extends: NAME`, `--set path=value`, the new names of renamed
-keys, schema, checks stage by stage, resolved ops."""
+"""From a parsed file to a `Program`: `extends`, `--set`, renamed keys, schema, checks."""
 
 import copy
 import warnings
@@ -75,8 +74,7 @@ def op_table() -> OpTable:
 
 
 def base_of(source: Source) -> str | None:
-    """The name under `extends`; None without one. Raises GraphError: `extends` is not a name, or
-    the file has states of its own."""
+    """The name under `extends`, if any; raises GraphError: no name, or states of the file's own."""
     if not isinstance(source.data, dict) or EXTENDS not in source.data:
         return None
     name = source.data[EXTENDS]
@@ -133,8 +131,8 @@ def _check_version(source: Source) -> None:
 
 
 def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
-    """A graph's data with an edge for each state under `from`, sorted by that state and then as in
-    the file, and the file's path of each edge."""
+    """The data with an edge for each state under `from`, sorted by it, and the edges' paths in the
+    file."""
     edges = data.get("transitions")
     if not isinstance(edges, list):
         return dict(data), {}
@@ -284,8 +282,7 @@ class _Renamer:
                         self._rename(settings, at, new_key)
 
     def new_path(self, path: KeyPath, place: str | KeyPath) -> KeyPath:
-        """The path with the new name of its key, if the block has the new key and not the old one.
-        place: of the old name, an option or a path of the file."""
+        """The path with its key's new name, if the block has that. place: of the old name."""
         block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
         new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
         if new_key is None:

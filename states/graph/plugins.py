@@ -74,8 +74,7 @@ def _source(module: str) -> Path:
 
 
 def named_function(kind: str, reference: str) -> OpEntry:
-    """The op or guard `package.module:function`; raises RegistryError for a missing module or
-    function, or a wrong declaration."""
+    """The op or guard `package.module:function`; raises RegistryError."""
     module, _, function = reference.partition(":")
     file = _source(module)
     declared = {e.function: e for k, e in declarations(module, file) if k == kind}
@@ -107,8 +106,7 @@ def title_of(point: EntryPoint) -> str:
 
 
 def installed(group: str, name: str) -> Iterator[tuple[EntryPoint, Any]]:
-    """The entry point of this name in a group, imported, if a package has it; raises RegistryError
-    for a failed import, or two packages."""
+    """The entry point of this name, imported, if a package has it; raises RegistryError."""
     points = [*entry_points(group=group, name=name)]
     if len(points) > 1:
         raise RegistryError(f"more than one package has it: {', '.join(map(title_of, points))}")
@@ -137,8 +135,7 @@ def installed_kinds() -> list[str]:
 
 
 def drafter_class(kind: str) -> Any:
-    """The `Drafter` class of this kind; None if unknown. Raises RegistryError for the unusable
-    class of an installed package, named with its entry point and distribution."""
+    """The `Drafter` class of this kind; None if unknown. Raises RegistryError: it is unusable."""
     if kind in _CLASSES:
         return _CLASSES[kind]
     for point, drafter in installed(DRAFTERS_GROUP, kind):

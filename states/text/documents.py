@@ -23,8 +23,7 @@ class Document:
 
 
 def check_document(document: Document) -> None:
-    """Raise PromptError as `check_question`, or for a title that is blank, longer than MAX_TITLE or
-    not printable."""
+    """Raise PromptError as `check_question`, or for a blank, long or unprintable title."""
     check_question(document.text, "document")
     title = document.title
     if not title.strip() or len(title) > MAX_TITLE or not title.isprintable():
@@ -57,8 +56,8 @@ class DocumentSearch:
             self._index.index(words, show_progress=False)
 
     def find(self, query: str, limit: int) -> dict[int, float]:
-        """The scores of at most ``limit`` documents that share a word with the query, by their
-        index, best first; equal scores keep the order of the documents."""
+        """By index the scores of documents that share a word with the query; equal ones keep their
+        order."""
         words = words_of(query)
         if self._index is None or not words:
             return {}

@@ -62,8 +62,7 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
 
 
 def list_grammar(max_branches: int) -> str:
-    """The format `list`: at least two lines, if max_branches allows it; the matcher prevents
-    repeated titles."""
+    """The format `list`, of two lines at least; the matcher prevents repeated titles."""
     rules = [f'start: "1. " TITLE{" line_2" if _positive(max_branches) > 1 else ""}']
     for number in range(2, max_branches + 1):
         more = "" if number == max_branches else f" line_{number + 1}?"
@@ -239,8 +238,8 @@ class SchemaGrammar(_TokenGrammar):
     """Makes matchers of schemas for one tokenizer, whose tokens are read once."""
 
     def matchers(self, schema: str) -> Callable[[], OutlineMatcher]:
-        """A function that makes matchers at the beginning of an answer under this schema. Raises
-        GrammarError: it is too large, or llguidance does not support it."""
+        """Makes matchers of an answer under this schema; raises GrammarError: too large, not
+        supported."""
         from llguidance import LLMatcher
 
         check_schema(schema)

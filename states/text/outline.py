@@ -249,8 +249,7 @@ def render_outline(points: Sequence[Point]) -> str:
 
 
 def repeats(title: str, earlier: Sequence[str], question: str) -> bool:
-    """Whether a title repeats an earlier one, the question, or more than half of its beginning;
-    letters and digits count, not their case."""
+    """Whether the letters and digits of a title repeat an earlier one, or most of the question."""
     title_key, question_key, *earlier_keys = (
         "".join(c for c in text.casefold() if c.isalnum()) for text in (title, question, *earlier)
     )

@@ -139,8 +139,7 @@ def pieces(text: str) -> list[Piece]:
 
 
 def load_template(name: str | Path) -> Template:
-    """Read a shipped template by its name, or a file by its path. Raises TemplateError: no such
-    file, or not a template, with the place of every problem."""
+    """A shipped template by its name, or a file by its path; raises TemplateError."""
     path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
     try:
         with path.open("rb") as file:
@@ -192,8 +191,7 @@ def _wrong_slots(template: Template, source: Source) -> Iterator[Problem]:
 
 
 def _wrong_texts(template: Template, source: Source) -> Iterator[Problem]:
-    """A part shows its number or title, and under `fields` its dependencies; prompts of outline and
-    parts begin alike; conversations have a format."""
+    """A part shows number or title, and dependencies; prompts begin alike; turns have a format."""
     for name in ("outline", "prompt"):
         slots = _slots(getattr(template, name).branch)
         absent = ["{deps}"] if template.format == "fields" and "deps" not in slots else []
@@ -476,8 +474,7 @@ class PromptBook:
         return common, self._fill(turn[first:], plan=plan_ids, deps=deps, **filled)
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
-        """The turn of a part after another part's answer, cut as by `branch`; without documents and
-        results of other parts."""
+        """The turn of a part after another part, as by `branch`, without documents and results."""
         return self._part(self._turns["outline.branch"], point, outline)
 
     def combine(self) -> PromptTokens:

@@ -17,8 +17,8 @@ Piece = tuple[str, bool]  # of a template: a literal text, or (True) the name of
 
 
 def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
-    """The beginning-of-text token that this tokenizer puts before every text, if it does: the
-    attention sink behind which a chunk is prefilled."""
+    """The beginning-of-text token, if this tokenizer puts it before texts: a chunk's attention
+    sink."""
     first = tokenizer.encode("a")[:1]
     bos = tokenizer.bos_token
     return first[0] if bos and first == tokenizer.encode(str(bos))[:1] else None
@@ -75,8 +75,7 @@ class PromptError(ValueError):
 
 
 def check_question(text: str, what: str = "prompt") -> None:
-    """Raise PromptError for a text that is longer than MAX_CHARACTERS, blank, or has a NUL or a
-    lone surrogate; `what` is its name in messages."""
+    """Raise PromptError for a text that is too long, blank, or has a NUL or a lone surrogate."""
     if len(text) > MAX_CHARACTERS:
         raise PromptError(f"the {what} has {len(text)} characters, at most {MAX_CHARACTERS} fit")
     if not text.strip():
