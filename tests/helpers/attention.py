@@ -1,5 +1,4 @@
-"""Forwards put together by hand or drawn at random, what their rows may see, and attention with its
-scores written out."""
+"""Forwards made by hand or at random, what their rows may see, and attention written out."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -449,8 +449,7 @@ def check_request(request: Request, session: Session, reference: Reference) -> N
 def check_drawn(
     branch: Branch, context: Sequence[int], rules: SamplingRules, reference: Reference
 ) -> None:
-    """Every token is the best of the target's processed scores plus its coins' noise; tests/ops
-    holds the processors to transformers' own."""
+    """Every token is the best of the target's processed scores plus its coins' noise."""
     logits_QV = reference.logits([*context, *branch.tokens], reference.dtype)[len(context) - 1 :]
     stops = branch.request.stop_ids
     for place, logits_V in enumerate(logits_QV):

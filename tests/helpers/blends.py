@@ -1,5 +1,4 @@
-"""Prompts with cached chunks, driven through a decoder: models of every kind, and the vectors of
-golden/cacheblend."""
+"""Prompts with cached chunks through a decoder, and the vectors of golden/cacheblend."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""Runs alone and on workers in threads of this process, with the same messages by sockets; workers
-are lost or hang on request, or get orders by hand."""
+"""Runs alone and on workers in threads, which are lost, hang, or get orders by hand."""
 
 import asyncio
 import socket
@@ -150,8 +149,7 @@ def session_of(
     packed: bool = True,
     part: tuple[int, int] = (0, 1),
 ) -> Session:
-    """A shipped graph over the embedded models; packed: not if workers compute together; part: what
-    of the target there is."""
+    """A shipped graph over the embedded models; part: of the target. packed: not in groups."""
     program = open_graph(graph, sets=sets)
     models = models_for(program.graph.drafter.kind, packed, part)
     return Session(program, models, max_new_tokens=budget, outline=outline)
@@ -172,8 +170,8 @@ class Ran:
 
 @dataclass
 class Chaos:
-    """Loses the worker that `whom` names, once, as soon as `when` holds before a transition;
-    `watch` sees every transition after it."""
+    """Loses the worker `whom` once, as soon as `when` holds; `watch` sees every later
+    transition."""
 
     when: Callable[[Director, Run], bool]
     whom: Callable[[Director], RunWorker]

@@ -41,8 +41,8 @@ class CommandLine:
 def ended(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], code: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process and a folder; it must end with this code. environment: besides
-    that of this process."""
+    """Run a command in a process and a folder, with more environment; it must end with this
+    code."""
     done = subprocess.run(
         [sys.executable, "-m", "specsot", *words],
         cwd=folder,

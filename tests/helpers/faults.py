@@ -39,8 +39,7 @@ FOLLOWING = Case(max_num_branches=1, requests=4)
 
 
 class Fault(NamedTuple):
-    """A function of an owner, the wrong one, which is called with the good one, and a case that
-    shows it with one of several models."""
+    """A function of an owner, the wrong one, called with the good one, and a case that shows it."""
 
     name: str
     owner: Any

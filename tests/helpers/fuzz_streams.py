@@ -1,5 +1,4 @@
-"""Commands whose streams, disk or life are taken away. One process imports everything, then forks a
-child for each case: real processes, without seconds of imports before each of them."""
+"""Commands whose streams, disk or life are taken away, each in a forked child of one process."""
 
 import json
 import subprocess

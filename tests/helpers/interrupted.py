@@ -1,5 +1,4 @@
-"""A training killed at random moments and resumed, beside one that was left alone. One process
-imports everything, then forks a child for each attempt, which is really killed."""
+"""A training that is killed at random moments and resumed, and one that is not."""
 
 import json
 import shutil
@@ -76,8 +75,8 @@ def write_inputs(folder: Path) -> list[str]:
 
 
 def train_twice(kind: str, folder: Path, steps: int = 60, kills: int = 5, seed: int = 1) -> str:
-    """Train in ``folder``/whole and, killed again and again, in ``folder``/broken. Returns one line
-    per kill: lines of the log at that moment, and how the child ended."""
+    """Train in ``folder``/whole and, killed again and again, in ``folder``/broken; a line per
+    kill."""
     options = [*write_inputs(folder), *SMALL.split(), *KINDS[kind].split()]
     words = [kind, str(folder), str(steps), str(kills), str(seed), *options]
     done = subprocess.run(

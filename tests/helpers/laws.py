@@ -1,5 +1,4 @@
-"""Toy models with known laws, every list of drafts that they offer, and rounds of drafting and
-accepting on them with the coins of a run."""
+"""Toy models with known laws, their drafts, and rounds on them with the coins of a run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

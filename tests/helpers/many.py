@@ -71,8 +71,7 @@ class Calls:
 
 @dataclass
 class Served:
-    """What was held after each block, once its requests were forgotten, and what each one cost.
-    calls: calls of functions in states/ in some blocks, by number."""
+    """What was held after each block, and the calls of functions in states/ in some blocks."""
 
     requests: int = 0
     tokens: int = 0

@@ -262,8 +262,7 @@ class Graphs:
 
 
 def start(session: Session, texts: Sequence[str | Prompt], sink: Any = None) -> EngineCore:
-    """A run whose pools hold a large number wherever nothing was written yet, so that whoever reads
-    such a slot is caught."""
+    """A run whose pools hold a large number wherever nothing was written yet."""
     prompts = [t if isinstance(t, Prompt) else Prompt(str(i), t) for i, t in enumerate(texts)]
     run = session.start(prompts, sink or (lambda event: None))
     for pool in run.manager.pools:
@@ -446,8 +445,7 @@ def check_lossless(run: EngineCore, book: Any, reference: Reference, plain: bool
 def outlined(
     graphs: Graphs, made: Tiny, graph: str, stop_ids: Sequence[int] = (), **more: Any
 ) -> EngineCore:
-    """A run over one question with `parts` branches (or one plain answer), held to the reference.
-    more: `share`, `parts`, and those of Graphs.session."""
+    """A run over one question, held to the reference. more: `share`, `parts`, Graphs.session's."""
     book = made.book(more.pop("share", "outline"), stop_ids)
     outline = outline_of(more.pop("parts", 4))
     run = run_all(graphs.session(graph, made.models, book, outline=outline, **more), ["hello"])

@@ -241,8 +241,7 @@ def attend_to_itself_(layer: DecoderLayer, hidden: int, draw: torch.Generator) -
 
 
 def write_tiny_tokenizer(folder: Path, vocab: int = 130) -> Path:
-    """A word-level tokenizer beside a tiny model: id i is the word `wi`, split at spaces; the
-    special ids are `<bos>`, `<eos>` and `<pad>`."""
+    """A word-level tokenizer beside a tiny model: id i is the word `wi`, split at spaces."""
     special = dict(zip((BOS, EOS, PAD), SPECIAL.values(), strict=True))
     words = {special.get(i, f"w{i}"): i for i in range(vocab)}
     added = [
