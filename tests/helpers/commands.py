@@ -1,5 +1,6 @@
-"""Command lines of specsot, in this process and in a process of its own."""
+"""Command lines of specsot, in this process or another, and pictures of the live view."""
 
+import io
 import json
 import os
 import subprocess
@@ -9,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from specsot.engine.cli.main import main
+from specsot.engine.record.run_view import Scene, Snapshot
+from specsot.engine.view.tui import frame
 
 
 def call(*words: str) -> int:
@@ -54,3 +58,12 @@ def ended(
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+def screenshot(scene: Scene, snap: Snapshot, width: int, height: int) -> Console:
+    """A console that has recorded one frame, for `export_text`."""
+    console = Console(
+        record=True, width=width, height=height, force_terminal=True, file=io.StringIO()
+    )
+    console.print(frame(scene, snap, width, height), height=height)
+    return console

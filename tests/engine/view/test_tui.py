@@ -6,7 +6,7 @@ from time import sleep
 
 import numpy as np
 import pytest
-from helpers.screens import screenshot
+from helpers.commands import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
