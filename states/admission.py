@@ -1,15 +1,10 @@
-"""Admission: whether a request or a branch fits into the KV pool, as arithmetic over slots.
+"""Admission: whether a request or a branch fits into the KV pool, as arithmetic over slots."""
 
-A branch reserves its prompt and its whole budget, and every round needs slots for all trees, so an
-admitted branch can always run to its end. Under `admission: optimistic` it reserves an estimate.
-"""
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from .graph.drafter_settings import nodes_for
-from .graph.graph import Order
 from .prefix_cache import PrefixCache
 from .request import COMPLETE, Branch, Request, Stage
 from .request_table import RunLimits
@@ -19,17 +14,12 @@ FIRST_ESTIMATE = 2  # 1/2 of the budget is expected before any text has ended
 MEAN_WINDOW = 8  # texts in the moving mean
 REGION_STEP = 64  # larger regions are rounded up to a multiple of it
 
+# Cached rows that a waiting request would start after, and that other requests hold anyway.
 RowsHeldByOthers = Callable[[Request], int]
-"""Cached rows that a waiting request would start after, and that other requests hold anyway."""
 
 
 class LengthEstimator:
-    """The number of tokens that admission reserves for a text.
-
-    Reserved admission reserves the whole budget. Optimistic admission expects a part to be as long
-    as its outline says; other texts, and prompts of parts before the outline, as long as the mean
-    of those before. Preempted branches reserve their whole budget, to avoid thrashing.
-    """
+    """The number of tokens that admission reserves for a text: an estimate if optimistic."""
 
     def __init__(self, *, optimistic: bool) -> None:
         self.optimistic = optimistic
@@ -37,11 +27,12 @@ class LengthEstimator:
 
     def of(self, branch: Branch) -> int:
         """Tokens reserved for a branch, at least those it has decoded."""
-        if not self.optimistic or branch.preempted:
+        if not self.optimistic or branch.preempted:  # a second preemption would thrash
             return branch.budget
         if branch.point is not None:
-            return min(branch.budget, max(branch.point.length, len(branch.tokens)))
-        estimate = self._estimate(branch.budget, _kind(branch))
+            estimate = branch.point.length
+        else:
+            estimate = self._estimate(branch.budget, _kind(branch))
         return min(branch.budget, max(estimate, len(branch.tokens)))
 
     def of_new(self, request: Request) -> tuple[int, int]:
@@ -61,15 +52,14 @@ class LengthEstimator:
         return min(budget, -(-budget // FIRST_ESTIMATE) if mean is None else round(mean) + 1)
 
     def learn(self, branch: Branch) -> None:
-        """Update the means with a branch that ended; other branches are ignored."""
-        if branch.finish in COMPLETE:
-            self._update(_kind(branch), len(branch.tokens))
-            if branch.point is not None:
-                self._update("prompt", len(branch.prompt))
-
-    def _update(self, kind: str, length: int) -> None:
-        before = self._mean.get(kind, length)
-        self._mean[kind] = before + (length - before) / MEAN_WINDOW
+        if branch.finish not in COMPLETE:
+            return
+        lengths = {_kind(branch): len(branch.tokens)}
+        if branch.point is not None:
+            lengths["prompt"] = len(branch.prompt)
+        for kind, length in lengths.items():
+            before = self._mean.get(kind, length)
+            self._mean[kind] = before + (length - before) / MEAN_WINDOW
 
 
 def _kind(branch: Branch) -> str:
@@ -81,9 +71,8 @@ RESERVED = LengthEstimator(optimistic=False)
 
 @dataclass(frozen=True)
 class CapacityModel:
-    """The capacity of the target's pool and the slots that the trees of a round need.
+    """The slots of a row of the target's pool (`capacity`), and those that trees need.
 
-    capacity: slots of a row of the pool.
     nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
     rows: rows of the pool if every branch has a row of its own (``batching``), else 0.
     shared: drafted tokens of all branches together (`rows_per_round`), if they share them.
@@ -117,44 +106,33 @@ class CapacityModel:
         return [self._drafted(1, 1) + 1]
 
     def round_rows(self, active: int) -> int:
-        """Rows of a forward for the trees of `active` branches."""
         return active + self._drafted(active, active) if active else 0
 
     def _drafted(self, active: int, trees: int) -> int:
-        """Upper bound of drafted tokens in `trees` trees while `active` branches run."""
         drafted = trees * nodes_for(self.nodes, active)
         return drafted if self.shared is None else min(drafted, self.shared)
 
     @property
     def max_request_slots(self) -> int:
-        """Slots of one request besides its trees."""
         return self.capacity - self.tree_slots(1)
 
     def slots_alone(self, prefix: int, prompt: int, budget: int) -> int:
-        """Slots that one branch needs while nothing else runs."""
         return prefix + prompt + budget + self.tree_slots(1)
-
-
-# -- slots of a request ---------------------------------------------------------------------------
 
 
 def reserved_slots(request: Request, beams: int, lengths: LengthEstimator) -> int:
     """Slots that an open request holds or has reserved, trees excluded."""
     if request.stage is Stage.PREFILL:
         return request_slots(request, beams, lengths) - request.shared
-    live = 0
-    waits = False
-    for branch in request.all_branches():
-        if branch.stage is Stage.RUNNING:
-            cached = max(branch.first_own_row - branch.start, 0)
-            live += len(branch.prompt) + beams * lengths.of(branch) - cached
-        elif branch.waits:
-            waits = True
+    slots = request.prefix_length - request.shared + len(request.common_prompt)
+    running = running_branches(request)
+    for branch in running:
+        cached = max(branch.first_own_row - branch.start, 0)
+        slots += len(branch.prompt) + beams * lengths.of(branch) - cached
     outlines = request.root is not None and request.stage is Stage.OUTLINE
-    first = 0
-    if outlines or (waits and not live):
-        first = lengths.of_first(request)
-    return request.prefix_length - request.shared + len(request.common_prompt) + live + first
+    if outlines or (not running and any(branch.waits for branch in request.all_branches())):
+        slots += lengths.of_first(request)
+    return slots
 
 
 def request_slots(request: Request, beams: int = 1, lengths: LengthEstimator = RESERVED) -> int:
@@ -170,11 +148,7 @@ def request_slots(request: Request, beams: int = 1, lengths: LengthEstimator = R
 
 
 def attended_slots(request: Request, prompt_estimate: int = PROMPT_ESTIMATE) -> int:
-    """Slots of a request whose parts stay until one more branch has combined them.
-
-    Args:
-        prompt_estimate: slots of a prompt that is not known yet.
-    """
+    """Slots of a request whose parts stay until one more branch has combined them."""
     waiting = [branch for branch in request.branches if branch.stage is Stage.WAITING]
     slots = retained_slots(request)
     slots += sum((len(b.prompt) or prompt_estimate) + b.budget for b in waiting)
@@ -194,67 +168,33 @@ def running_branches(request: Request) -> list[Branch]:
     return [branch for branch in request.all_branches() if branch.stage is Stage.RUNNING]
 
 
-# -- admission ------------------------------------------------------------------------------------
-
-
 class Admission:
-    """Decides what fits; `order` ranks the branches of one request.
+    """Decides what fits; cache: the prefix cache, whose idle rows count as free.
 
-    cache: the prefix cache, whose idle rows count as free.
-
-    Attributes:
-        lengths: the estimated lengths of texts.
-        optimistic: texts may become longer than estimated, and rows may run out. Beam search, a
-            row per branch, and parts that stay until they are combined always reserve their whole
-            budget.
+    A branch reserves its prompt and its whole budget, and every round needs slots for all trees, so
+    an admitted branch can run to its end. If optimistic, it reserves an estimate, and rows may run
+    out; beam search, a row per branch and parts that stay always reserve the whole budget.
     """
 
     def __init__(
-        self,
-        *,
-        capacity: CapacityModel,
-        order: Order,
-        limits: RunLimits,
-        cache: PrefixCache | None = None,
+        self, *, capacity: CapacityModel, limits: RunLimits, cache: PrefixCache | None = None
     ) -> None:
         self.capacity = capacity
-        self.order = order
         self.limits = limits
         self.cache = cache
-        optimistic = limits.scheduler.admission == "optimistic"
         exact = capacity.beams > 1 or capacity.rows > 0 or limits.holds_parts
-        self.optimistic = optimistic and not exact
+        self.optimistic = limits.scheduler.admission == "optimistic" and not exact
         self.lengths = LengthEstimator(optimistic=self.optimistic)
 
     def missing(self, needed: int, active: int) -> int:
-        """Slots that a round of `active` branches lacks; negative: free slots.
-
-        needed: slots of the target's pool that are in use and not idle.
-        """
+        """Slots that a round lacks while `needed` slots are in use and not idle."""
         return needed + self.capacity.tree_slots(active) - self.capacity.capacity
-
-    def intake(
-        self,
-        requests: Iterable[Request],
-        active: int,
-        rows_held_by_others: RowsHeldByOthers | None = None,
-    ) -> "Intake":
-        """What may start next to the open requests and `active` running branches."""
-        return Intake(
-            requests=[*requests],
-            active=active,
-            capacity=self.capacity,
-            pinned=self.pinned,
-            lengths=self.lengths,
-            rows_held_by_others=rows_held_by_others,
-        )
 
     def claimed(
         self, requests: Iterable[Request], active: int, starting: Iterable[Branch | Request]
     ) -> int:
-        """Slots of the only pool row that are held or reserved once `starting` have started, the
-        trees of a round and the pinned rows of the prefix cache included."""
-        intake = self.intake(requests, active)
+        """Slots of the only pool row that are held or reserved once `starting` have started."""
+        intake = Intake(self, requests, active)
         for item in starting:
             intake.start(item if isinstance(item, Request) else item.request, item)
         return intake.used + self.capacity.tree_slots(intake.count)
@@ -270,21 +210,16 @@ class Admission:
         return self._why_never("prompt", prompt, self._needed(request))
 
     def why_never_branch(self, branch: Branch) -> str:
-        """Why a branch with a known prompt can never start; empty if it can."""
         request = branch.request
         prompt = len(branch.prompt)
-        unread = len(request.common_prompt) + request.body_size - request.prefix_length
-        parts = sum(part.num_tokens for part in branch.reads)
-        prefix = request.prefix_length + unread + parts
+        prefix = len(request.common_prompt) + request.body_size
+        tokens = branch.first_position + prefix - request.prefix_length + prompt
+        prefix += sum(part.num_tokens for part in branch.reads)
         needed = self.capacity.slots_alone(prefix, prompt, branch.budget)
-        return self._why_never("context", branch.first_position + unread + prompt, needed)
+        return self._why_never("context", tokens, needed)
 
     def why_isolated(self, request: Request) -> str:
-        """Why parts cannot stay until they are combined, with the numbers; empty if they can.
-
-        The pool needs slots for the next part next to those that have ended, or, with a row per
-        branch, for all parts.
-        """
+        """Why the pool has no slots for the next part next to those that ended; empty if it has."""
         needed = attended_slots(request, prompt_estimate=0)
         if not self.capacity.rows and request.combine is not None:
             waiting = [b for b in request.branches if b.stage is Stage.WAITING]
@@ -310,7 +245,6 @@ class Admission:
         return request_slots(request, self.capacity.beams) + self.capacity.tree_slots(1)
 
     def region(self, request: Request) -> tuple[int, int]:
-        """Preferred and minimal number of contiguous slots for the rows of a request."""
         needed = self._needed(request) - request.shared
         share = self.capacity.capacity // self.capacity.max_active
         least = -(-needed // REGION_STEP) * REGION_STEP
@@ -321,30 +255,28 @@ class Admission:
 class Intake:
     """The items that start in a step, and the slots that remain; `count` branches would run.
 
-    Attributes:
-        full: no other item may start, except in a row of its own.
-        blocked: why the first item that does not fit has to wait.
+    live: prefix owners of open requests with a running branch; retaining: of those with a pool row
+    of retained parts alone. full: no other item may start, except in a row of its own. blocked: why
+    the first item that does not fit has to wait.
     """
 
     def __init__(
         self,
-        *,
-        requests: Sequence[Request],
+        admission: Admission,
+        requests: Iterable[Request],
         active: int,
-        capacity: CapacityModel,
-        pinned: int,
-        lengths: LengthEstimator = RESERVED,
         rows_held_by_others: RowsHeldByOthers | None = None,
     ) -> None:
-        self.capacity = capacity
+        self.capacity = admission.capacity
+        self.lengths = admission.lengths
         self.count = active
-        self.lengths = lengths
         self.rows_held_by_others = rows_held_by_others
-        self.open = requests
-        self._pinned = pinned
+        self.open = [*requests]
+        self._pinned = admission.pinned
         self._used = -1  # computed on demand
         self.live = {r.prefix_owner for r in self.open if running_branches(r)}
-        self.retaining = {r.prefix_owner for r in self.open if capacity.rows and r.row_waits}
+        retaining = self.open if self.capacity.rows else []
+        self.retaining = {r.prefix_owner for r in retaining if _row_waits(r)}
         self.branches: list[Branch] = []
         self.requests: list[Request] = []
         self.full = False
@@ -370,12 +302,12 @@ class Intake:
         return True
 
     def admit(self, request: Request, item: Branch | Request) -> bool:
-        """Start a branch or a request if it fits."""
         slots = self._more(request, item)
         count = self.count + 1
         why = self._why_not(slots, count, request)
         if why and item is request and count <= self.capacity.max_active:
-            slots -= self._held_by_others(request)
+            if self.rows_held_by_others and not request.shared and request.combine is None:
+                slots -= self.rows_held_by_others(request)
             why = self._why_not(slots, count, request)
         if why:
             self.blocked = self.blocked or f"{request.key}: {why}"
@@ -384,7 +316,6 @@ class Intake:
         return True
 
     def start(self, request: Request, item: Branch | Request, slots: int | None = None) -> None:
-        """Start a branch or a request that needs `slots` more slots."""
         if not self.capacity.rows:
             self._used = self.used + (self._more(request, item) if slots is None else slots)
         self.live.add(request.prefix_owner)
@@ -394,11 +325,6 @@ class Intake:
             self.branches.append(item)
         else:
             self.requests.append(item)
-
-    def _held_by_others(self, request: Request) -> int:
-        if self.rows_held_by_others is None or request.shared or request.combine is not None:
-            return 0
-        return self.rows_held_by_others(request)
 
     def _why_not(self, slots: int, count: int, request: Request) -> str:
         capacity = self.capacity
@@ -412,7 +338,6 @@ class Intake:
         return ""
 
     def has_row(self, request: Request) -> bool:
-        """Whether a pool row holds its prefix and nothing else."""
         is_open = self.capacity.rows > 0 and request in self.open
         return is_open and request.prefix_owner not in self.live
 
@@ -443,8 +368,7 @@ class Intake:
         return slots - request.shared
 
     def _with_parts(self, request: Request, slots: int) -> int:
-        """Slots including those of the parts of an outline that is not parsed yet, if all parts
-        stay; at most the slots of a request that runs alone."""
+        """Slots with those of the parts of an outline that is not parsed yet, if all parts stay."""
         if request.branches:
             return slots
         most = self.capacity.max_request_slots - request.shared
@@ -452,15 +376,20 @@ class Intake:
         return max(slots, min(slots + parts, most))
 
     def _rows(self, count: int, starting: Request) -> int:
-        """Pool rows in use: one for each branch, one for each open prefix without a branch, and
-        one for each request whose parts are retained and that has no running branch there."""
+        """Pool rows in use: of branches, of open prefixes without one, and of retained parts."""
         starting_owner = {starting.prefix_owner}
         live = self.live | starting_owner
         empty = sum(request.prefix_owner not in live for request in self.open)
         return count + empty + len((self.retaining & self.live) - starting_owner)
 
 
-def ready_branches(request: Request, order: Order) -> list[Branch]:
+def _row_waits(request: Request) -> bool:
+    """Whether a pool row holds retained parts and no running branch."""
+    running = any(b.in_shared_row and b.stage is Stage.RUNNING for b in request.branches)
+    return not running and any(branch.retained for branch in request.branches)
+
+
+def ready_branches(request: Request, order: str) -> list[Branch]:
     """Its waiting branches with known prompts, sorted by the lengths that the outline expects."""
     branches = [b for b in request.branches if b.waits and b.prompt]
     sign = {"fcfs": 0, "longest_first": -1, "shortest_first": 1}[order]

@@ -1,49 +1,36 @@
 """The batch of the next target forward: token trees of running branches, and prompts that start."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ..ops.kv.pool import KVCache
 from ..ops.types import NO_WORK, Proposal
 from .admission import Admission
-from .beam import BeamState
-from .blend import BlendState
-from .kv_cache import PrefixCacheManager
-from .layout import Layout
+from .kv_cache import KVCacheManager
 from .request import Branch, Finish, Request, Stage, move
-from .request_table import RequestTable
 from .round import Batch, Span, Trees
-from .sampling import Samplers
 from .scheduler import StepPlan
 from .text.tokens import PromptTokens
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
 class BatchBuilder:
-    """Lays out the rows of a forward; `pools` are the target's and then the drafters'.
-
-    beams: the beam searches, if every branch is one. prefixes: the prefix cache, if there is one.
-    """
-
-    table: RequestTable
-    layout: Layout
-    pools: Sequence[KVCache]
-    admission: Admission
-    samplers: Samplers
-    blend: BlendState | None
-    beams: BeamState | None
-    prefixes: PrefixCacheManager | None
+    def __init__(self, kv_cache: KVCacheManager, admission: Admission) -> None:
+        self.admission = admission
+        self.table = kv_cache.table
+        self.layout = kv_cache.layout
+        self.pools = kv_cache.pools
+        self.samplers = kv_cache.samplers
+        self.blend = kv_cache.blend
+        self.beams = kv_cache.beams
+        self.prefixes = kv_cache.prefixes
 
     def build_(self, step: StepPlan | None, proposal: Proposal | None = None) -> Batch:
-        """The batch of the active branches' trees (with a proposal) and of all that starts in a
-        step (with a plan)."""
-        newcomers, requests, spans = ([], [], []) if step is None else self.start_(step)
+        """The batch of the active branches' trees, if any, and of all that starts in the step."""
+        newcomers, spans = ([], []) if step is None else self.start_(step)
         trees = None if proposal is None else self.trees(proposal)
         placed = self.layout.place_(self.pools[0], trees, spans)
         ran = [] if proposal is None else self.table.active
         by_owner = {branch.owner: branch for branch in newcomers}
-        drawing = [by_owner[span.owner] for span in spans if span.draws]
-        drawing = [*ran, *drawing]
+        drawing = [*ran, *[by_owner[span.owner] for span in spans if span.draws]]
         sampled = [branch for branch in drawing if not branch.request.sampling.plain]
         sampler = self.samplers.of(drawing) if sampled else None
         blend = None if self.blend is None else self.blend.rows(spans, placed)
@@ -55,24 +42,21 @@ class BatchBuilder:
             placed=placed,
             ran=tuple(ran),
             newcomers=tuple(newcomers),
-            opened=tuple(requests),
             branches=(*ran, *newcomers),
             spans=tuple(spans),
             forced=() if proposal is None else proposal.forced,
             work=NO_WORK if proposal is None else proposal.work,
         )
 
-    def start_(self, step: StepPlan) -> tuple[list[Branch], list[Request], list[Span]]:
-        """Allocate what starts in a step.
-
-        Returns:
-            The branches that start, those of new requests included; the new requests; the rows of
-            their prompts and of the chunks that are read on.
-        """
+    def start_(self, step: StepPlan) -> tuple[list[Branch], list[Span]]:
+        """Allocate what starts: the branches, and the rows of prompts and of chunks of prompts."""
         branches = [self.table.branch_of(owner) for owner in step.starting]
         requests = [self.table.request_of(owner) for owner in step.requests]
         chunks = [(self.table.request_of(owner), count) for owner, count in step.chunks]
-        self._attach_preempted_(branches, requests)
+        if self.prefixes is not None:  # preempted branches continue after cached rows of their own
+            for branch in (*branches, *[request.first_branch for request in requests]):
+                if branch is not None and branch.tokens:
+                    self.prefixes.resume_(branch)
         self._make_room_(branches, requests, [request for request, _ in chunks])
         spans = [span for branch in branches for span in self._start_branch_(branch)]
         for request in requests:
@@ -81,10 +65,9 @@ class BatchBuilder:
             spans += prompt
         for request, count in chunks:
             spans += self._read_chunk_(request, count)
-        return branches, requests, spans
+        return branches, spans
 
     def trees(self, proposal: Proposal) -> Trees:
-        """The active branches, or their beams, as roots of the proposed trees."""
         if self.beams is not None:
             return self.beams.trees(proposal)
         active = self.table.active
@@ -95,8 +78,6 @@ class BatchBuilder:
             bound=tuple(i for i, branch in enumerate(active) if branch.matcher is not None),
             proposal=proposal,
         )
-
-    # -- allocation -------------------------------------------------------------------------------
 
     def _make_room_(
         self, branches: Sequence[Branch], requests: Sequence[Request], chunked: Sequence[Request]
@@ -112,35 +93,22 @@ class BatchBuilder:
             claimed = self.admission.claimed(self.table.open.values(), running, starting)
             self.prefixes.make_room_(claimed, new)
 
-    def _attach_preempted_(self, branches: Sequence[Branch], requests: Sequence[Request]) -> None:
-        """Let preempted branches continue after those of their rows that are still cached."""
-        if self.prefixes is None:
-            return
-        firsts = [r.first_branch for r in requests if r.first_branch is not None]
-        for branch in (*branches, *firsts):
-            if branch.tokens:
-                self.prefixes.resume_(branch)
-
     def _start_request_(self, request: Request) -> tuple[list[Branch], list[Span]]:
-        """Start a request: its first branch, if one starts, and the rows of its prompt. With a
-        given outline nothing is drawn."""
-        if request.stage is not Stage.PREFILL:
-            self.table.begin(request)
-        spans = [
-            span for part in _unread_parts(request) for span in self._extend_prefix_(request, part)
-        ]
+        """Start a request: its first branch, if one starts, and the rows of its prompt."""
+        self.table.begin(request)
+        spans = []
+        for part in _unread_parts(request):
+            spans += self._extend_prefix_(request, part)
         if (first := request.first_branch) is not None:
             request.first_branch = None
             move(request, "outline" if first.is_root else "merge" if first.combines else "run")
             return [first], [*spans, *self._start_branch_(first)]
         if request.outline_budget == 0:
-            request.branches = [
-                self.table.new_branch(request, number, request.budget)
-                for number in range(request.samples)
-            ]
-            branch = request.branches[0]
-            for sample in request.branches:  # further samples start once the prompt has rows
+            for number in range(request.samples):  # further samples start once the prompt has rows
+                sample = self.table.new_branch(request, number, request.budget)
                 sample.prompt = request.tail
+                request.branches.append(sample)
+            branch = request.branches[0]
             move(request, "run")
         else:
             branch = self.table.new_branch(request, -1, request.outline_budget)
@@ -157,10 +125,9 @@ class BatchBuilder:
         return [branch], [*spans, self._allocate_(branch)]
 
     def _read_chunk_(self, request: Request, count: int) -> list[Span]:
-        """The next `count` tokens of a prompt as rows of the prefix; tokens of the first branch's
-        own prompt join the prefix."""
+        """The next tokens of a prompt, also of the first branch's own, as rows of the prefix."""
+        self.table.begin(request)
         if request.stage is not Stage.PREFILL:
-            self.table.begin(request)
             move(request, "read")
         if (more := count + request.prefix_length - request.body_size) > 0:
             request.borrow_tail(more)
@@ -168,7 +135,6 @@ class BatchBuilder:
         return self._extend_prefix_(request, PromptTokens(rest[:count]))
 
     def _start_branch_(self, branch: Branch) -> list[Span]:
-        """The rows of a waiting branch's prompt, after the common prompt of all branches."""
         request = branch.request
         common = request.common_prompt
         spans = self._extend_prefix_(request, common)
@@ -176,12 +142,9 @@ class BatchBuilder:
             request.prefix_parts.append(common)
         request.common_prompt = PromptTokens()
         # A part that its budget ended may lack the row of its last token.
-        prefix = request.prefix_owner
-        spans += [
-            Span(part.owner, prefix, part.length, part.pending)
-            for part in branch.reads
-            if part.pending
-        ]
+        for part in branch.reads:
+            if part.pending:
+                spans.append(Span(part.owner, request.prefix_owner, part.length, part.pending))
         return [*spans, self._allocate_(branch)]
 
     def _extend_prefix_(self, request: Request, text: PromptTokens) -> list[Span]:
@@ -193,7 +156,6 @@ class BatchBuilder:
         return [Span(owner, owner, position, text.ids, chunks=text.chunks)]
 
     def _allocate_(self, branch: Branch) -> Span:
-        """Allocate a branch after what it attends to; returns the rows of its prompt."""
         request = branch.request
         limit = self.table.limits.max_positions
         move(branch, "run")

@@ -1,12 +1,10 @@
 """Beam search in the request table: hypotheses on the host, and their rows in the pool.
 
-A branch is one search. Beams with a common prefix share its rows, so the rows are a tree of
-segments: rows that all live beams share belong to the branch, every other row is a segment of its
-own, a child of the row before it. Rows that no live beam needs are freed at once. No layout copies
-rows.
+A branch is one search. Rows that all live beams share belong to the branch; every other row is a
+segment, a child of the row before it. Rows that no live beam needs are freed at once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,22 +13,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..ops.beam import Beams, Chosen, Searches, first_beams
-from ..ops.forward import HostReader
+from ..ops.beam import Beams, first_beams
 from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from ..ops.types import Proposal
 from .request import Branch, Finish
 from .request_table import RequestTable
-from .round import Batch, Ids, RoundSummary, Trees
+from .round import Ids, Trees
 
 
 @dataclass(eq=False, slots=True)
 class BeamSearch:
     """The hypotheses of one branch; W beams of n tokens each, best first.
 
-    beams: the scores on the device, of one search.
-    tokens_Wn: int64; the last tokens have no rows yet.
-    owners_Wm: int32, the segment of each token's row; m = n - 1, 0 before the first step.
+    tokens_Wn: int64; the last ones have no rows yet. owners_Wm: int32, the segments of the rows.
     ended: the best ended hypotheses, best first, the stop token included; None for a free place.
     """
 
@@ -49,7 +44,6 @@ class BeamSearch:
         return _agreed(self.owners_Wm)
 
     def tips(self, owner: int) -> list[int]:
-        """For every beam the segment of its last row; `owner` has the shared rows."""
         return self.owners_Wm[:, -1].tolist() if self.owners_Wm.size else [owner] * len(self.ended)
 
     @property
@@ -84,20 +78,9 @@ class BeamStep:
     over_S: Ids
 
 
-def read_step(host: HostReader, chosen: Chosen) -> BeamStep:
-    """All values that the host needs, in one read; scores are read as their bits."""
-    parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC, chosen.token_SC]
-    parts += [chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32), chosen.over_S]
-    return BeamStep(*host.read_all(parts))
-
-
 @dataclass(eq=False, slots=True)
 class BeamState:
-    """The searches of a run's branches, of `width` beams each.
-
-    Attributes:
-        searches: by the branch's owner.
-    """
+    """The searches of a run's branches, of `width` beams each, by the branch's owner."""
 
     width: int
     table: RequestTable
@@ -105,7 +88,6 @@ class BeamState:
     searches: dict[int, BeamSearch] = field(default_factory=dict)
 
     def search(self, branch: Branch) -> BeamSearch:
-        """A branch's search, or a new one."""
         if branch.owner in self.searches:
             return self.searches[branch.owner]
         none_Wn = np.zeros((self.width, 0), np.int64)
@@ -120,22 +102,7 @@ class BeamState:
     def ids(self, values: npt.ArrayLike) -> Tensor:
         return torch.as_tensor(np.asarray(values, np.int64), device=self.kv.data.device)
 
-    def offer(self) -> Proposal:
-        """The last token of every live beam: a tree without levels, its nodes side by side."""
-        tokens = [self.searches[branch.owner].tokens_Wn[1:, -1] for branch in self.table.active]
-        tokens_SN = self.ids(np.array(tokens).reshape(len(tokens), self.width - 1))
-        none_SN = torch.zeros_like(tokens_SN)
-        return Proposal(
-            tokens_SN=tokens_SN,
-            parents_SN=none_SN - 1,
-            depths_SN=none_SN,
-            valid_SN=none_SN == 0,
-            scores_SN=none_SN.float(),
-            levels=0,
-        )
-
     def trees(self, proposal: Proposal) -> Trees:
-        """The live beams of every search as a token tree."""
         pairs = [(branch, self.searches[branch.owner]) for branch in self.table.active]
         return Trees(
             roots=[int(search.tokens_Wn[0, -1]) for _, search in pairs],
@@ -146,53 +113,7 @@ class BeamState:
             segments=[search.tips(branch.owner) for branch, search in pairs],
         )
 
-    def gather(self, batch: Batch) -> Searches:
-        """The searches of all branches of the forward, on the device."""
-        branches = batch.branches
-        searches = [self.search(branch) for branch in branches]
-        none = _part(first_beams(self.width, self.kv.data.device), slice(0, 0))
-        stops = [sorted(branch.request.stop_ids) for branch in branches]
-        most = max(map(len, stops), default=0)
-        return Searches(
-            _joined([none, *(search.beams for search in searches)]),
-            self.ids([search.length + 1 for search in searches])[:, None],
-            self.ids([branch.budget for branch in branches])[:, None],
-            self.ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(branches), most),
-        )
-
-    def commit_(self, batch: Batch, host: HostReader, chosen: Chosen) -> RoundSummary:
-        """Read the step, commit the rows of live beams, and end the searches that are over."""
-        step = read_step(host, chosen)
-        branches = batch.branches
-        placed = batch.placed
-        for span, slots in zip(batch.spans, placed.spans, strict=True):
-            for slots_n in slots.slots_Cn:
-                self.kv.commit_(slots_n, span.positions)
-        for branch in batch.newcomers:
-            branch.length += len(branch.prompt)
-        before = [len(branch.tokens) for branch in branches]
-        for number, branch in enumerate(branches):
-            search = self.searches[branch.owner] = self.search(branch)
-            search.beams = _part(chosen.beams, slice(number, number + 1))
-            extend_(search, step, number)
-            if number < len(batch.ran):
-                self._commit_rows_(
-                    branch, search, placed.tree_slots[number], step.parent_SW[number]
-                )
-            _write_tokens_(branch, search, step, number)
-        return RoundSummary(
-            branches=tuple(branch.name for branch in branches),
-            committed=tuple(len(b.tokens) - n for b, n in zip(branches, before, strict=True)),
-            accepted=(*[0] * len(batch.ran), *[-1] * len(batch.newcomers)),
-            drafted=0,
-            target_length=self.kv.current_length,
-            draft_length=0,
-            rows=placed.rows.tokens_BQ.numel(),
-            padding=placed.padding,
-            alignment=placed.rows.alignment,
-        )
-
-    def _commit_rows_(
+    def commit_rows_(
         self, branch: Branch, search: BeamSearch, slots_W: Ints, parent_W: Ids
     ) -> None:
         """Commit the new rows of live beams as segments; free the rows that no beam needs."""
@@ -225,7 +146,6 @@ def _position(branch: Branch, search: BeamSearch) -> int:
 
 
 def extend_(search: BeamSearch, step: BeamStep, number: int) -> None:
-    """Replace the live beams by their continuations, and keep the best ended hypotheses."""
     old = search.tokens_Wn
     width = len(search.ended)
 
@@ -241,9 +161,8 @@ def extend_(search: BeamSearch, step: BeamStep, number: int) -> None:
     search.tokens_Wn = np.column_stack([old[step.parent_SW[number]], step.token_SW[number]])
 
 
-def _write_tokens_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) -> None:
-    """Give the branch the tokens that no later step can change; at the end, all tokens of the best
-    hypothesis."""
+def write_tokens_(branch: Branch, search: BeamSearch, step: BeamStep, number: int) -> None:
+    """Give the branch the tokens that no later step can change; at the end, the best ones."""
     if not step.over_S[number]:
         branch.tokens = search.common_tokens
         branch.num_cached_tokens = min(len(branch.tokens), search.length - 1)
@@ -255,15 +174,3 @@ def _write_tokens_(branch: Branch, search: BeamSearch, step: BeamStep, number: i
     branch.score = float(step.score_SW[number, :1].astype(np.int32).view(np.float32)[0])
     notes = [note for note in (branch.note, f"score {branch.score:.6g}") if note]
     branch.end(Finish.STOP if stopped else Finish.LENGTH, "; ".join(notes))
-
-
-def _part(beams: Beams, which: slice) -> Beams:
-    return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])
-
-
-def _joined(parts: Sequence[Beams]) -> Beams:
-    return Beams(
-        torch.cat([beams.running_SW for beams in parts]),
-        torch.cat([beams.kept_SW for beams in parts]),
-        torch.cat([beams.ended_SW for beams in parts]),
-    )

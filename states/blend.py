@@ -1,7 +1,7 @@
 """Cached document chunks in the rows of a forward (CacheBlend), and which rows were recomputed.
 
-What is reused depends on a prompt alone, not on the other requests of the forward: `min_tokens` and
-the budget `per_branch` count the rows of one owner, and each copy of a prefix counts by itself.
+What is reused depends on a prompt alone: `min_tokens` and the budget `per_branch` count the rows of
+one owner, and each copy of a prefix counts by itself.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +18,6 @@ from .text.tokens import Chunk
 
 
 class Library(Protocol):
-    """A store of cached chunks."""
-
     def find(self, chunk: Chunk) -> ChunkKV | None:
         """K, V and features of these ids, not to be written to; None if they must be computed."""
 
@@ -33,11 +31,7 @@ class Reused:
 
 
 class BlendState:
-    """How a run's prefills use cached chunks, and which rows did.
-
-    Attributes:
-        reused: by owner, which of its rows came from cached chunks.
-    """
+    """How a run's prefills use cached chunks; reused: by owner, which of its rows did."""
 
     def __init__(self, settings: BlendSettings, library: Library) -> None:
         self.settings = settings
@@ -45,10 +39,7 @@ class BlendState:
         self.reused: dict[int, Reused] = {}
 
     def rows(self, spans: Sequence[Span], placed: PlacedRows) -> Blend | None:
-        """The cached rows of a forward; None if nothing of it is cached.
-
-        Trees belong to no prompt; every span, and every copy of it, counts as a branch.
-        """
+        """The cached rows of a forward, if any; every copy of a span counts as a branch."""
         cached_chunks = [self._cached(span) for span in spans]
         if not any(cached_chunks):
             return None
@@ -94,10 +85,7 @@ class BlendState:
         blend: Blend,
         picked_P: npt.NDArray[np.int64] | None,
     ) -> BlendSummary:
-        """Note for every owner which of its rows were cached and which of these recomputed.
-
-        Of several copies of a prefix the first one is looked at; nothing is read from the device.
-        """
+        """Note for every owner which of its rows were cached and which of these recomputed."""
         is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
         is_picked_M = np.zeros_like(is_cached_M)
         is_picked_M[[] if picked_P is None else picked_P] = True
@@ -121,7 +109,6 @@ class BlendState:
         )
 
     def forget_(self, owners: Iterable[int]) -> None:
-        """Owners whose rows are given back."""
         for owner in owners:
             self.reused.pop(owner, None)
 

@@ -1,8 +1,7 @@
 """Finished parts folded into one context, after which a last branch combines them.
 
-The rows of a part have positions of their own and do not attend to other parts. When the part ends,
-its rows are copied out with the rotation of their keys undone; in the fold they are cached chunks
-like documents. The first part continues the prefix exactly.
+When a part ends, its rows are copied out with the rotation of their keys undone; in the fold they
+are cached chunks like documents. The first part continues the prefix exactly.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,23 +14,18 @@ from torch import Tensor
 from ..ops.blend import ChunkKV
 from ..ops.kv.pool import Ints, KVCache
 from .drafter import committed_features
-from .request import Branch, Finish, Request
+from .request import Branch, Request
 from .round import CommittedRows
 from .text.prompts import PromptBook
 from .text.tokens import Chunk, PromptTokens
 
 BeforeRope = Callable[[Tensor, Tensor], Tensor]  # keys [L, R, g, d] and positions [R]
-FINISHED = (Finish.STOP, Finish.LENGTH)
 NEW = -1  # a row of the fold without a cached row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedPart:
-    """The rows of a finished part.
-
-    ids: the token of each row. prompt: number of rows of the part's prompt; the others are of its
-    answer. lead: number of rows that directly follow the prefix without a gap.
-    """
+    """A part's rows, `prompt` of them of its prompt, `lead` right after the prefix."""
 
     ids: tuple[int, ...]
     prompt: int
@@ -40,52 +34,34 @@ class FinishedPart:
 
 
 class FoldState:
-    """The finished parts of a run's requests until they are combined.
-
-    Args:
-        before_rope: undoes the rotation of keys; None computes every row of the fold.
-
-    Attributes:
-        parts: finished parts by owner.
-    """
+    """Finished parts by owner; before_rope undoes the rotation of keys, None computes all rows."""
 
     def __init__(self, prompts: PromptBook, before_rope: BeforeRope | None = None) -> None:
         self.prompts = prompts
         self.before_rope = before_rope
         self.parts: dict[int, FinishedPart] = {}
-        self._features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
+        self.features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
 
     def remember_(self, branch: Branch, rows: CommittedRows) -> None:
         """Keep the features of committed rows of a part that will be folded."""
         if self.keeps(branch):
             features_RF = committed_features(rows)
             if features_RF is not None:
-                self._features.setdefault(branch.owner, []).append(features_RF)
+                self.features.setdefault(branch.owner, []).append(features_RF)
 
     def forget_(self, request: Request) -> None:
-        """Remove the rows and features of a request's parts."""
         for branch in request.branches:
             self.parts.pop(branch.owner, None)
-            self._features.pop(branch.owner, None)
-
-    def discard_features_(self, branch: Branch) -> None:
-        """Remove the features of a preempted part; they are computed again with its rows."""
-        self._features.pop(branch.owner, None)
+            self.features.pop(branch.owner, None)
 
     def keeps(self, branch: Branch) -> bool:
         """Whether rows of this branch are copied out when it ends."""
         return self.before_rope is not None and branch.point is not None
 
     def keep_(self, branch: Branch, kv: KVCache, slots: Ints) -> None:
-        """Copy out the rows of a part that ended, without documents and quoted parts in its prompt,
-        which the fold does not contain.
-
-        Args:
-            slots: of the branch's own rows, by position.
-        """
-        if not self.keeps(branch) or branch.finish not in FINISHED:
+        """Copy out the rows of a part that ended, without documents and quotes in its prompt."""
+        if self.before_rope is None or not branch.ends_part:
             return
-        assert self.before_rope is not None
         size = len(branch.prompt)
         # Whether the last token has a row depends on its draft, so it is computed anew.
         answer = max(min(branch.num_cached_tokens, len(branch.tokens) - 1), 0)
@@ -94,7 +70,7 @@ class FoldState:
         data = kv.take_out(slots[index], "fold")
         where_R = torch.tensor(index, device=data.device)
         keys_LRgd = data[:, 0].transpose(1, 2)
-        features = self._features.pop(branch.owner, [])
+        features = self.features.pop(branch.owner, [])
         rows = ChunkKV(
             self.before_rope(keys_LRgd, branch.start + where_R),
             data[:, 1].transpose(1, 2),
@@ -106,10 +82,7 @@ class FoldState:
         self.parts[branch.owner] = FinishedPart(part_ids, len(index) - answer, lead, rows)
 
     def prompt(self, request: Request) -> PromptTokens | None:
-        """The prompt after the prefix: the parts in reading order, then the request for one answer.
-
-        None if there are fewer than two parts.
-        """
+        """The parts in reading order, then the request for one answer; None for fewer than two."""
         parts = request.parts
         if len(parts) < 2 or request.outline is None:
             return None
@@ -121,12 +94,10 @@ class FoldState:
         return prompt + self.prompts.combine()
 
     def _own_prompt(self, branch: Branch) -> PromptTokens:
-        """A part's own prompt without documents and quotes."""
         assert branch.point is not None and branch.request.outline is not None
         return self.prompts.branch(branch.point, branch.request.outline, ())[1]
 
     def _part(self, branch: Branch, prompt: PromptTokens, *, is_first: bool) -> PromptTokens:
-        """A part's prompt and answer, with its copied rows as chunks."""
         ids = (*prompt, *branch.tokens)
         part = self.parts.get(branch.owner)
         if part is None:
@@ -138,7 +109,11 @@ class FoldState:
         chunks = []
         for at, first, count in runs(source, part.lead):
             is_exact = is_first and at == first == 0 < part.lead
-            rows = _part_of(part.rows, slice(first, first + count))
+            here = slice(first, first + count)
+            features_RF = None if part.rows.features_RF is None else part.rows.features_RF[here]
+            rows = ChunkKV(
+                part.rows.keys_LRgd[:, here], part.rows.values_LRgd[:, here], features_RF
+            )
             chunks.append(Chunk(at, ids[at : at + count], name, kept=rows, is_exact=is_exact))
         return PromptTokens(ids, tuple(chunks))
 
@@ -153,21 +128,12 @@ def common_ends(first: Sequence[int], second: Sequence[int]) -> tuple[int, int]:
 
 
 def runs(source: Sequence[int], cut: int) -> Iterator[tuple[int, int, int]]:
-    """Index, value and length of each run in which `source` counts up by one. NEW is in none, and a
-    new run starts at the value `cut`."""
-    starts = [i for i, value in enumerate(source) if not i or _breaks(source[i - 1], value, cut)]
+    """Index, value and length of each run of numbers; NEW is in none, `cut` starts a run."""
+    starts = [
+        at
+        for at, value in enumerate(source)
+        if not at or value == cut or NEW in (source[at - 1], value) or value != source[at - 1] + 1
+    ]
     for at, end in pairwise([*starts, len(source)]):
         if source[at] != NEW:
             yield at, source[at], end - at
-
-
-def _breaks(before: int, value: int, cut: int) -> bool:
-    if NEW in (before, value):
-        return before != value
-    return value != before + 1 or value == cut
-
-
-def _part_of(rows: ChunkKV, here: slice) -> ChunkKV:
-    """Some of its rows: views."""
-    features_RF = None if rows.features_RF is None else rows.features_RF[here]
-    return ChunkKV(rows.keys_LRgd[:, here], rows.values_LRgd[:, here], features_RF)

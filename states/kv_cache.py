@@ -1,9 +1,4 @@
-"""The KV rows of requests and branches: when they are freed, and which rows stay cached.
-
-`KVCacheManager` frees, promotes and preempts rows in all pools of a run. `PrefixCacheManager`
-moves rows between requests and the prefix cache: the prompt while a request runs, everything that
-was decoded when it ends. Under ``batching`` the cache has pools of its own, and rows are copied.
-"""
+"""The KV rows of requests and branches: when they are freed, and which rows stay cached."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -24,11 +19,8 @@ from .sampling import Samplers
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class PrefixCacheManager:
-    """Gives rows of requests to the prefix cache, and cached rows to requests.
-
-    Attributes:
-        borrowers: requests that continue after cached rows, by prefix owner.
-    """
+    """Gives rows of requests to the prefix cache: the prompt while a request runs, the rest when it
+    ends; and cached rows to requests (`borrowers`, by prefix owner)."""
 
     table: RequestTable
     cache: PrefixCache
@@ -37,14 +29,9 @@ class PrefixCacheManager:
     _prompts: dict[int, Ints] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)
 
-    # -- requests that start ----------------------------------------------------------------------
-
     def select_(self, requests: Sequence[Request]) -> list[Request]:
-        """Defer requests whose prefix another request computes in this step.
-
-        A deferred request starts in the next step, when the rows are cached. The others continue
-        after the cached rows of their prompt, if there are enough.
-        """
+        """Defer requests whose prefix another request computes in this step; attach the others to
+        the cached rows of their prompt."""
         selected: list[Request] = []
         unread = []
         if self.table.active:  # so the drafter has a forward in this step
@@ -58,26 +45,25 @@ class PrefixCacheManager:
         return selected
 
     def rows_held_by_others(self, request: Request) -> int:
-        """Cached rows that a waiting request would continue after and that others pin anyway, so
-        that it needs no slots for them."""
-        ids = self._prompt(request)
-        salt = request.cache_salt
-        length = self.cache.reusable(ids, self._max_shared(request), salt)
+        """Cached rows that a waiting request would continue after and that others pin anyway."""
+        length = self._reusable(request)
         end = 0
-        for segment in self.cache.match(ids, salt)[0] if length else ():
+        path, _ = self.cache.match(self._prompt(request), request.cache_salt)
+        for segment in path if length else ():
             node = self.cache.nodes[segment]
             end = node.end if node.pins else end
         return min(end, length)
 
     def _gains_by_waiting(self, request: Request, others: Sequence[Request]) -> bool:
-        """Whether more rows are reusable once the others have started."""
         ids = self._prompt(request)
+        alike = [other for other in others if other.cache_salt == request.cache_salt]
+        common = max((shared_length(self._prompt(other), ids) for other in alike), default=0)
+        gained = min(common - self.cache.lookback, self._max_shared(request))
+        return gained >= self._reusable(request) + self.cache.min_match
+
+    def _reusable(self, request: Request) -> int:
         limit = self._max_shared(request)
-        salt = request.cache_salt
-        prompts = [self._prompt(other) for other in others if other.cache_salt == salt]
-        common = max((shared_length(prompt, ids) for prompt in prompts), default=0)
-        reusable = self.cache.reusable(ids, limit, salt)
-        return min(common - self.cache.lookback, limit) >= reusable + self.cache.min_match
+        return self.cache.reusable(self._prompt(request), limit, request.cache_salt)
 
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
@@ -98,11 +84,7 @@ class PrefixCacheManager:
 
     def make_room_(self, claimed: int, starting: Sequence[Request]) -> None:
         """Evict idle rows: those in the regions of the requests that start, and those in excess of
-        the free slots.
-
-        Args:
-            claimed: slots of the target's pool that are held or reserved.
-        """
+        the free slots, of which `claimed` of the target's pool are held or reserved."""
         target = self.cache.pools[0]
         for request in starting:
             region = target.regions[request.prefix_owner]
@@ -126,46 +108,38 @@ class PrefixCacheManager:
         return request.given_outline is None or self.table.limits.share_outline
 
     def _max_shared(self, request: Request) -> int:
-        """Upper bound of the shared rows.
-
-        A drafter may pair the last shared row with the token after it, so a row before a token of
-        the request's own stays its own.
-        """
+        """Most shared rows; a drafter may pair the last row with a token of the request's own."""
         if request.first_branch is not None:
             return request.body_size - 1
         return len(self._prompt(request)) - (not self._reads_whole_prompt(request))
 
     def _publish_prefix_of_(self, ids: Ints, salt: str) -> None:
-        """Publish the rows that running requests have of this prompt."""
         _, cached = self.cache.match(ids, salt)
         for request in self.table.open.values():
-            common = shared_length(self._prompt(request), ids) if request.cache_salt == salt else 0
-            if common < cached + self.cache.min_match or common <= request.shared:
+            if request.cache_salt != salt:
                 continue
             first = self._prompt_branch(request)
             rows = request.prefix_length if first is None else first.length
-            end = min(common, rows)
+            end = min(shared_length(self._prompt(request), ids), rows)
             enough = end >= cached + self.cache.min_match and end > request.shared
             if enough and self._drafter_has_read(request):
                 self._publish_(request, end, [] if first is None else [first.owner])
                 cached = end
 
     def _drafter_has_read(self, request: Request) -> bool:
-        """Whether the drafter has read the request's prompt as far as the target has."""
         owners = {request.prefix_owner, *(b.owner for b in request.all_branches())}
         end = len(self._prompt(request))
         return all(position >= end for position in self.drafter.unread(owners))
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
-        """Give the rows of a request before position `end` to the cache."""
-        tokens = np.array(self._row_ids(request)[request.shared : end], np.int32)
+        start = request.shared
+        tokens = np.array(self._row_ids(request)[start:end], np.int32)
         if len(tokens):
             salt = request.cache_salt
-            self.cache.publish_(request.prefix_owner, more, tokens, request.shared, salt=salt)
+            self.cache.publish_(request.prefix_owner, more, tokens, start, salt=salt)
             request.shared = end
 
     def _row_ids(self, request: Request) -> list[int]:
-        """The ids of its first rows: of the prefix, and of the prompt after it."""
         first = self._prompt_branch(request)
         return [*request.context, *(first.prompt if first is not None else ())]
 
@@ -176,8 +150,6 @@ class PrefixCacheManager:
             first = request.branches[0]
         runs = first is not None and first.stage is not Stage.PREEMPTED and not first.preempted
         return first if runs else None
-
-    # -- preemption -------------------------------------------------------------------------------
 
     def preempt_(self, branch: Branch) -> None:
         """Cache the rows of a preempted branch, or free them."""
@@ -193,7 +165,7 @@ class PrefixCacheManager:
     def resume_(self, branch: Branch) -> None:
         """Let a preempted branch continue after its cached rows, if they reach past its prefix."""
         request = branch.request
-        salt = branch.request.cache_salt
+        salt = request.cache_salt
         if len(request.common_prompt):
             return
         ids = np.array([*request.body, *branch.rows], np.int32)
@@ -201,14 +173,12 @@ class PrefixCacheManager:
             branch.first_own_row = self.cache.attach_(branch.owner, ids, len(ids), salt)
 
     def detach_branch_(self, branch: Branch) -> None:
-        """Unpin the cached rows of its own that a branch continues after."""
         if branch.first_own_row:
             self.cache.detach_(branch.owner)
             branch.first_own_row = 0
 
     def move_to_prefix_(self, root: Branch) -> None:
-        """Let a request's prefix continue after the cached rows of its resumed outline, which
-        joins the prefix."""
+        """Let a prefix continue after the cached rows of its resumed outline, which joins it."""
         request = root.request
         segments = self.cache.segments
         owner = request.prefix_owner
@@ -222,8 +192,7 @@ class PrefixCacheManager:
         root.first_own_row = 0
 
     def return_borrowed_(self) -> bool:
-        """Detach waiting requests from the cached rows that they would continue after; returns
-        whether there were any."""
+        """Detach waiting requests from cached rows; returns whether there were any."""
         waiting = [request for request in self.borrowers.values() if request.waits]
         for request in waiting:
             self.close_(request)
@@ -231,8 +200,6 @@ class PrefixCacheManager:
             request.prefix_length = 0
             self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         return bool(waiting)
-
-    # -- requests that end ------------------------------------------------------------------------
 
     def publish_prompt_(self, request: Request) -> None:
         """Cache the prompt of an outline that ended, if other requests gain by it."""
@@ -244,7 +211,6 @@ class PrefixCacheManager:
             self._publish_(request, len(ids), [root.owner])
 
     def shorten_(self, request: Request, length: int) -> None:
-        """Cut a prefix to `length` positions."""
         if request.shared > length:
             self.cache.shorten_(request.prefix_owner, length)
             request.shared = length
@@ -258,8 +224,7 @@ class PrefixCacheManager:
         return self._insert_as_(branch, branch.owner)
 
     def _insert_as_(self, branch: Branch, segment: int) -> bool:
-        """Cache the branch's rows, which are labelled `segment`. Rows that attend to several
-        branches are not the rows of a plain prompt and are not cached."""
+        """Cache a branch's rows as `segment`, unless they attend to several branches."""
         request = branch.request
         rows = branch.length - branch.start
         if branch.reads or rows <= 0 or len(request.common_prompt):
@@ -278,10 +243,7 @@ class PrefixCacheManager:
         return inserted
 
     def close_(self, request: Request, *, failed: bool = False) -> None:
-        """Cache the prefix of an ended request and unpin what it continued after.
-
-        The idle cached rows of a failed request are evicted, because they may be the cause.
-        """
+        """Cache the prefix of an ended request; evict the idle rows of a failed one."""
         if request.prefix_length and not failed:
             self._publish_(request, request.prefix_length)
         self.cache.detach_(request.prefix_owner, drop=failed)
@@ -292,16 +254,12 @@ class PrefixCacheManager:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class CopyingPrefixCacheManager(PrefixCacheManager):
-    """The prefix cache of the layout ``batching``, in pools of its own.
-
-    A branch sees its own pool row only, so cached rows are copied into the row of a request that
-    starts, and out of it when they are cached.
-
-    layout: the pool row of each owner. rows: the pools of the run, in the order of the cache's.
-    """
+    """The prefix cache of the layout ``batching``, in pools of its own (`cached_pools`): rows are
+    copied into the pool row of a request that starts, and out of it."""
 
     layout: BatchingLayout
     rows: Sequence[KVCache]
+    cached_pools: Sequence[KVCache]
 
     def make_room_(self, claimed: int, starting: Sequence[Request]) -> None:
         """Copy the cached rows of each request that starts into its pool row."""
@@ -323,11 +281,6 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         self.borrowers.pop(request.prefix_owner, None)
         request.shared = 0
 
-    @property
-    def cached_pools(self) -> Sequence[KVCache]:
-        """The pools of the cache, in the order of `rows`."""
-        return [pool for pool in self.cache.pools if isinstance(pool, KVCache)]
-
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
         if request.shared:
             return  # its pool row is not allocated yet, and its rows are cached
@@ -342,10 +295,9 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
             pool.retire_([branch.owner])
 
     def resume_(self, branch: Branch) -> None:
-        """Nothing to do: a resumed branch prefills its rows in its own pool row."""
+        """A resumed branch prefills its rows in its own pool row."""
 
     def return_borrowed_(self) -> bool:
-        """Detach waiting requests from the rows to be copied; returns whether there were any."""
         waiting = [request for request in self.borrowers.values() if request.waits]
         for request in waiting:
             self._detach_(request)
@@ -363,26 +315,19 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         return False
 
     def _copy_out_(self, ids: Sequence[int], owners: Sequence[int], row: int, salt: str) -> None:
-        """Cache copies of the rows of these ids that are not cached yet, from a pool row."""
         ids_T: Ints = np.array(ids, np.int32)
         if self.cache.match(ids_T, salt)[1] == len(ids_T):
             return
-        segment = self.cache.segments.add()
-        start = self.cache.attach_(segment, ids_T, len(ids_T), salt, counted=False)
-        free = self.cache.pools[0].slots - self.cache.pinned - len(ids_T) + start
-        if free < 0:
-            self.cache.detach_(segment)
-            self.cache.segments.remove([segment])
-            return
-        self.cache.evict_to_(free)
-        for cached, pool in zip(self.cached_pools, self.rows, strict=True):
-            slots = np.concatenate([pool.slots_of(owner, row) for owner in owners])
-            positions = pool.position[slots]
-            new = slots[(positions >= start) & (positions < len(ids_T))]
-            cached.copy_from_(pool, new, segment)
-            pool.ledger.add("keep", new.size * pool.slot_bytes)
-        self.cache.detach_(segment)
-        self.cache.insert_(segment, ids_T[start:], start, salt)
+
+        def copy_(segment: int, start: int) -> None:
+            for cached, pool in zip(self.cached_pools, self.rows, strict=True):
+                slots = np.concatenate([pool.slots_of(owner, row) for owner in owners])
+                positions = pool.position[slots]
+                new = slots[(positions >= start) & (positions < len(ids_T))]
+                cached.copy_from_(pool, new, segment)
+                pool.ledger.add("keep", new.size * pool.slot_bytes)
+
+        self.cache.store_(ids_T, salt, copy_)
 
     def close_(self, request: Request, *, failed: bool = False) -> None:
         """Evict the cached copies of a failed request that no other request pins."""
@@ -397,11 +342,8 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class KVCacheManager:
-    """Frees, promotes and preempts the rows of branches and requests in all pools of a run.
-
-    pools: the target's and then the drafters'. prefixes: the prefix cache; None frees all rows of
-    an ended branch.
-    """
+    """Frees, promotes and preempts the rows of branches and requests in all pools of a run, the
+    target's first. prefixes: the prefix cache; None frees all rows of an ended branch."""
 
     table: RequestTable
     layout: Layout
@@ -414,18 +356,11 @@ class KVCacheManager:
     prefixes: PrefixCacheManager | None
 
     @property
-    def needed_slots(self) -> int:
-        """Slots of the target's pool that are in use and not idle."""
-        return self.pools[0].needed_length
-
-    @property
     def num_cached_rows(self) -> int:
-        """Rows of the target's pool that belong to the prefix cache."""
         cache = None if self.prefixes is None else self.prefixes.cache
         return cache.idle + cache.pinned if cache and cache.pools[0] is self.pools[0] else 0
 
     def free_(self, owners: Sequence[int]) -> None:
-        """Free all rows of these owners in all pools."""
         if not owners:
             return
         if self.beams is not None:
@@ -444,7 +379,6 @@ class KVCacheManager:
             self.blend.forget_(owners)
 
     def end_branches_(self, branches: Iterable[Branch]) -> None:
-        """Cache or free the rows of branches that ended."""
         cached = list[int]()
         freed = list[int]()
         for branch in branches:
@@ -457,14 +391,14 @@ class KVCacheManager:
         self.free_(freed)
 
     def end_request_(self, request: Request, *, wipe: bool) -> None:
-        """Cache or free all rows of a request; wipe: overwrite its rows with zeros and free them,
-        because an error may have left NaN in them."""
+        """Cache or free all rows of a request; wipe: zero them, an error may have left NaN."""
         self.drafter.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
         branches = list(request.all_branches())
         if wipe:
-            self._detach_(branches)
+            for branch in branches:
+                self._detach_(branch)
             unreleased = [branch.owner for branch in branches if not branch.rows_released]
             for pool in self.pools:
                 pool.wipe_([request.prefix_owner, *unreleased])
@@ -474,15 +408,13 @@ class KVCacheManager:
             self.prefixes.close_(request, failed=wipe)
         self.free_([request.prefix_owner])
 
-    def _detach_(self, branches: Iterable[Branch]) -> None:
+    def _detach_(self, branch: Branch) -> None:
         if self.prefixes is not None:
-            for branch in branches:
-                self.prefixes.detach_branch_(branch)
+            self.prefixes.detach_branch_(branch)
 
     def drop_root_(self, request: Request) -> None:
-        """Free an outline that the parts do not follow (`share: prompt`), and the end of the prefix
-        that only the outline used. The last shared token is prefilled again, for drafters that pair
-        it with the next one."""
+        """Free an outline that the parts do not follow, and the rows of the prefix that only it has
+        and one more, which a drafter pairs with the next token."""
         root = request.root
         assert root is not None
         end = len(request.prefix) - request.borrowed_rows
@@ -496,7 +428,7 @@ class KVCacheManager:
                 pool.truncate_(request.prefix_owner, length)
             self.drafter.truncate(request.prefix_owner, length)
             request.shrink_prefix(length)
-        self._detach_([root])
+        self._detach_(root)
         self.free_([root.owner])
 
     def promote_root_(self, request: Request) -> None:
@@ -514,24 +446,11 @@ class KVCacheManager:
         request.prefix_parts.append(root.rows)
         request.extend_prefix(root.rows.ids)
 
-    def retain_(self, branch: Branch) -> None:
-        """Let the rows of an ended part stay in place until the parts are combined."""
-        self.layout.hold_(branch.owner, branch.request.prefix_owner, self.pools)
-        branch.retained = True
-
-    def prune_(self, request: Request) -> None:
-        """Free the copies of a prefix that no waiting branch needs."""
-        self.layout.prune_(request.prefix_owner, self.pools)
-
     def discard_uncommitted_(self) -> None:
-        """Free the rows of a step that was not finished."""
         for pool in self.pools:
             pool.release_(np.flatnonzero(~pool.committed))
 
-    # -- preemption -------------------------------------------------------------------------------
-
     def preempt_branch_(self, branch: Branch) -> None:
-        """Cache or free the rows of a branch that is preempted."""
         if self.prefixes is not None:
             self.prefixes.preempt_(branch)
         else:
@@ -540,10 +459,9 @@ class KVCacheManager:
         self.table.segments.set_parent(branch.owner, branch.request.prefix_owner)
         self.forget_([branch.owner])
         if self.fold is not None:
-            self.fold.discard_features_(branch)
+            self.fold.features.pop(branch.owner, None)  # computed again with its rows
 
     def preempt_prefix_(self, request: Request) -> None:
-        """Cache or free the prefix of a request that is preempted."""
         if self.prefixes is not None:
             self.prefixes.close_(request)
         owner = request.prefix_owner
@@ -555,13 +473,8 @@ class KVCacheManager:
         request.prefix_length = 0
 
     def evict_idle_(self, slots: int) -> None:
-        """Evict idle cached rows until `slots` slots of the target's pool are free, or none is
-        idle."""
+        """Evict idle cached rows until `slots` slots are free, or none is idle."""
         if self.prefixes is not None:
             cache = self.prefixes.cache
             free = self.pools[0].slots - self.pools[0].current_length
             cache.evict_to_(cache.idle - max(slots - free, 0))
-
-    def return_borrowed_(self) -> bool:
-        """Detach waiting requests from cached rows; returns whether there were any."""
-        return self.prefixes is not None and self.prefixes.return_borrowed_()

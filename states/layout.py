@@ -1,9 +1,4 @@
-"""Layouts: in which rows of the pools branches are stored, and in which tensor rows they run.
-
-Under ``bim`` both are row 0, and all branches are concatenated. Under ``batching`` a branch has a
-row of the pools with its own copy of the prefix. Under ``paged`` it has a tensor row of its own
-over pools with one row: a fork copies 0 bytes.
-"""
+"""Layouts: in which rows of the pools branches are stored, and in which tensor rows they run."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +30,7 @@ from .round import PendingRows, PlacedRows, Span, SpanSlots, Trees
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """Consecutive rows of one segment; homes: of all segments that they see, its own first."""
+    """Rows of one segment; homes: of all segments that they see, its own first."""
 
     row: int
     owner: int
@@ -45,15 +40,10 @@ class QueryRun:
 
 
 class PackedQueries:
-    """The runs of a forward, concatenated and right-aligned in B tensor rows of Q queries.
+    """The runs of a forward, right-aligned in tensor rows; row b is the pool's `first_row + b`.
 
-    Attributes:
-        first_row, height, queries: of the tensors; tensor row b is the pool's `first_row + b`.
-        sizes: rows of each run.
-        flat, slots: int32, flat row indices and pool slots of each run, in the given order.
-        index, all_slots: the same of all runs, concatenated.
-        tokens, positions: of all runs.
-        paddings: number of padding rows at the start of each tensor row.
+    flat, slots: int32, flat row indices and pool slots of each run; index, all_slots: of all runs.
+    paddings: padding rows at the start of each tensor row.
     """
 
     def __init__(self, kv: KVCache, runs: Sequence[QueryRun]) -> None:
@@ -74,7 +64,10 @@ class PackedQueries:
         rows = range(self.first_row, self.first_row + self.height)
         self.paddings = tuple([self.queries - lengths.get(row, 0) for row in rows])
         self.index = self._index()
-        self.all_slots = self._append_(kv)
+        owners = [(run.owner, run.homes[0], run.row) for run in runs]
+        owner_R, home_R, row_R = np.array(owners, np.int32).reshape(-1, 3).repeat(self.sizes, 0).T
+        row_or_0 = row_R if kv.rows > 1 else 0
+        self.all_slots = kv.append_(owner_R, self.positions, row_or_0, home_R)
         self.flat: list[Ints] = []
         self.slots: list[Ints] = []
         for start, end in pairwise([0, *accumulate(self.sizes)]):
@@ -92,13 +85,6 @@ class PackedQueries:
             flat.append(np.arange(start, start + size, dtype=np.int32))
         return np.concatenate(flat)
 
-    def _append_(self, kv: KVCache) -> Ints:
-        """Allocate slots for all rows."""
-        owners = [(run.owner, run.homes[0], run.row) for run in self.runs]
-        owners_R3 = np.array(owners, np.int32).reshape(-1, 3).repeat(self.sizes, 0)
-        owner_R, home_R, row_R = owners_R3.T
-        return kv.append_(owner_R, self.positions, row_R if kv.rows > 1 else 0, home_R)
-
     def spread(
         self, padding_C: Sequence[int], values_C: Sequence[Sequence[int] | Ints]
     ) -> npt.NDArray[np.int64]:
@@ -114,16 +100,13 @@ class PackedQueries:
 
 
 class Layout:
-    """The layout ``bim``: all branches of all requests in the only row of the pools; nothing is
-    copied."""
+    """The layout ``bim``: all branches, concatenated, in the only row of the pools; no copies."""
 
     packed = True
 
     def __init__(self, device: torch.device, segments: SegmentTree) -> None:
         self.device = device
         self.segments = segments
-
-    # -- where owners are stored ------------------------------------------------------------------
 
     def rows_of(self, owner: int) -> Sequence[int]:
         """The pool rows that hold the rows of this owner."""
@@ -134,20 +117,16 @@ class Layout:
         return self.rows_of(owner)
 
     def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
-        """Allocate a region of `size` slots for a request, or of `least` if the pool is crowded."""
+        """Allocate a region of `size` slots for a request, `least` if the pool is crowded."""
         for pool in pools:
             pool.open_(prefix, size, least)
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
-        """Allocate a branch where it sees its prefix; a fork copies 0 bytes.
-
-        Returns:
-            Whether its pool row holds retained parts of its request.
-        """
+        """Allocate a branch; returns whether its pool row holds retained parts of its request."""
         return False
 
     def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Retain the rows of an ended part in place: 0 bytes."""
+        """Retain the rows of an ended part."""
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Forget owners without rows."""
@@ -158,7 +137,6 @@ class Layout:
     def alignment(
         self, packed: PackedQueries, trees: Trees, spans: Sequence[Span]
     ) -> AlignmentState | ContinuousDecodingState | None:
-        """The padding of a forward with trees; None without padding."""
         return None
 
     def place_(self, kv: KVCache, trees: Trees | None, spans: Sequence[Span]) -> PlacedRows:
@@ -231,7 +209,7 @@ class Layout:
         return runs
 
     def _runs(self, part: Span | PendingRows) -> list[QueryRun]:
-        """A run for each row that holds these tokens: several for the copies of a prefix."""
+        """A run for each copy of these rows."""
         positions = list(range(part.position, part.position + len(part.tokens)))
         homes = self.segments.homes[part.owner]
         return [
@@ -248,12 +226,8 @@ class Layout:
         num_trees: int = 0,
         histories: Sequence[Sequence[int]] | None = None,
     ) -> Rows:
-        """All rows of a forward without tree fields.
-
-        Args:
-            num_trees: number of runs, from the first on, with drafted nodes.
-            histories: for each tree the segments whose history its nodes see; None for its own.
-        """
+        """All rows of a forward without tree fields; the first `num_trees` runs have drafted nodes.
+        histories: for each tree the segments whose history its nodes see; None for its own."""
         segments = {run.owner for run in packed.runs if run.owner >= 0}
         if histories is not None:
             segments = {run.owner for run in packed.runs[num_trees:] if run.owner >= 0}
@@ -287,11 +261,8 @@ class Layout:
         )
 
     def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
-        """The rows of each set of visible homes.
-
-        If the trees share their rows, only the device knows the owner of a row: then the rows of
-        all trees see the homes of all of them.
-        """
+        """The rows of each set of visible homes. If the trees share their rows, only the device
+        knows the owner of a row: then the rows of all trees see the homes of all of them."""
         tree_homes: dict[int, None] = {}
         shared = False
         for run in packed.runs[:num_trees]:
@@ -316,13 +287,7 @@ class Layout:
         shared: int | None,
         is_bare: bool,
     ) -> Rows:
-        """The rows with the trees' nodes, tokens and positions.
-
-        Args:
-            fresh: slots of all rows of trees.
-            shared: rows of the drafted nodes of all trees, if they share them.
-            is_bare: the trees are roots only.
-        """
+        """The rows with the trees' nodes, tokens and positions; fresh: slots of these rows."""
         index = packed.index[: len(fresh)]
         if is_bare:
             nodes_ST = tensor(index[:, None], self.device)
@@ -381,19 +346,10 @@ class Layout:
             rows, nodes_ST=nodes_ST, node_rows_ST=node_rows_ST, node_slots_ST=node_slots_ST
         )
 
-    # -- the drafter's rows -----------------------------------------------------------------------
-
     def place_draft_(
-        self,
-        kv: KVCache,
-        pending: Sequence[PendingRows],
-        active: Sequence[tuple[int, int, int]],
+        self, kv: KVCache, pending: Sequence[PendingRows], active: Sequence[tuple[int, int, int]]
     ) -> DraftRows:
-        """The drafter's new rows, which are committed at once.
-
-        Args:
-            active: (owner, root position, root token) of each active branch.
-        """
+        """The drafter's new rows; active: (owner, root position, root token) of each branch."""
         runs = []
         features = []
         for part in pending:
@@ -430,9 +386,6 @@ class Layout:
         return torch.from_numpy(np.array(values, np.int64)).to(self.device)
 
 
-# -- a tensor row per branch ----------------------------------------------------------------------
-
-
 class RowPerBranch(Layout):
     """A tensor row per branch: queries [B, Q], shorter rows padded on the left."""
 
@@ -445,7 +398,6 @@ class RowPerBranch(Layout):
     def alignment(
         self, packed: PackedQueries, trees: Trees, spans: Sequence[Span]
     ) -> AlignmentState | ContinuousDecodingState | None:
-        """The padding of running branches, with or without rows of prompts."""
         inputs = tuple([packed.queries - padding for padding in packed.paddings])
         if not spans:
             return AlignmentState(packed.paddings, inputs, packed.paddings)
@@ -462,12 +414,8 @@ class RowPerBranch(Layout):
 
 
 class BatchingLayout(RowPerBranch):
-    """A pool row per branch, with its own copy of the prefix.
-
-    The row of an ended branch is free, but its copy of the prefix stays while the request has
-    waiting branches, which start there without a copy. Retained parts are moved into one row of
-    their request, that of the first part that ended.
-    """
+    """A pool row per branch, with its own copy of the prefix, which stays while branches wait.
+    Retained parts are moved into one row, that of the first part that ended."""
 
     def __init__(self, device: torch.device, segments: SegmentTree, rows: int) -> None:
         super().__init__(device, segments)
@@ -481,7 +429,6 @@ class BatchingLayout(RowPerBranch):
         return (self._retained[owner][1] if owner in self._retained else self._row[owner],)
 
     def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
-        """Allocate the first row of a request's prefix."""
         self._copies[prefix] = [self._vacate_(pools)]
 
     def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
@@ -501,7 +448,6 @@ class BatchingLayout(RowPerBranch):
         return ready[0] == parts
 
     def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Retain a part: the first one stays in its row, the others are copied there."""
         row = self._row.pop(owner)
         target = self._row_of_parts(prefix, row)
         self._retained[owner] = prefix, target
@@ -514,7 +460,6 @@ class BatchingLayout(RowPerBranch):
             pool.retire_([owner], row)
 
     def _vacate_(self, pools: Sequence[KVCache]) -> int:
-        """A free row; if there is none, a spare copy of a prefix is freed."""
         busy = self._busy
         used = busy.union(*self._copies.values())
         for row in range(self.rows):
@@ -533,7 +478,6 @@ class BatchingLayout(RowPerBranch):
         return {*self._row.values(), *(row for _, row in self._retained.values())}
 
     def _row_of_parts(self, prefix: int, new: int = -1) -> int:
-        """The row of a request's retained parts, or `new`."""
         return dict(self._retained.values()).get(prefix, new)
 
     def _drop_(self, prefix: int, row: int, pools: Sequence[KVCache]) -> None:
@@ -548,25 +492,19 @@ class BatchingLayout(RowPerBranch):
         return tuple(QuerySequence(row_Q, row, ()) for row, row_Q in rows if row_Q.size)
 
     def leave_(self, owners: Iterable[int]) -> None:
-        """Forget the rows of ended branches and requests."""
         for owner in owners:
             self._row.pop(owner, None)
             self._copies.pop(owner, None)
             self._retained.pop(owner, None)
 
     def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
-        """Free the copies of a prefix that no branch uses or will use."""
         busy = self._busy
         for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
             self._drop_(prefix, row, pools)
 
 
 class PagedLayout(RowPerBranch):
-    """A tensor row per branch over pools with one row, whose slots all branches share.
-
-    A prefix is prefilled in the row of a branch that starts after it. While its prompt is read in
-    chunks and no branch has started, it has a row of its own.
-    """
+    """A tensor row per branch over pools with one row; a prefix is prefilled in one of these."""
 
     def tensor_rows_of(self, owner: int) -> Sequence[int]:
         return (self._row[owner],)
@@ -589,6 +527,5 @@ class PagedLayout(RowPerBranch):
         return next(row for row in range(len(used) + 1) if row not in used)
 
     def leave_(self, owners: Iterable[int]) -> None:
-        """Forget the rows of ended branches and requests."""
         for owner in owners:
             self._row.pop(owner, None)

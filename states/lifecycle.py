@@ -1,66 +1,46 @@
 """Between forwards: release ended requests, prepare branches, preempt, and refuse."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from .admission import Admission
-from .fold import FoldState
 from .kv_cache import KVCacheManager
 from .request import Branch, Finish, Request, Stage, failing, move
-from .request_table import RequestTable
 from .text.tokens import PromptTokens
 
 BuildPrompt = Callable[[Branch], PromptTokens]
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
 class Lifecycle:
-    """Moves requests and branches from submission to their end.
+    """Moves requests and branches from submission to their end."""
 
-    Attributes:
-        build_prompt: the prompt of a branch whose dependencies have ended.
-        preemptions: number of preempted branches and requests.
-    """
-
-    table: RequestTable
-    kv_cache: KVCacheManager
-    admission: Admission
-    fold: FoldState | None
-    build_prompt: BuildPrompt
-    preemptions: int = 0
-
-    # -- submission -------------------------------------------------------------------------------
+    def __init__(
+        self, kv_cache: KVCacheManager, admission: Admission, build_prompt: BuildPrompt
+    ) -> None:
+        self.kv_cache = kv_cache
+        self.table = kv_cache.table
+        self.admission = admission
+        self.build_prompt = build_prompt
+        self.preemptions = 0
 
     def submit(self, request: Request) -> None:
         """Queue a request; it starts at the first admission at which it fits."""
         self.table.add(request)
         if why := self.admission.why_never(request):
             self._refuse(request, why)
-        elif request.root is not None or request.branches:
-            self._continue(request)
-
-    def _continue(self, request: Request) -> None:
-        """Let a request that was started elsewhere continue with the tokens of its branches."""
-        for branch in request.branches:
-            self.check_fit(branch)
-        waiting = (branch for branch in request.all_branches() if branch.waits)
-        request.first_branch = next(waiting, None)
-        if request.first_branch is None:
-            self._refuse(request, request.branches[0].note)
+        elif branches := [*request.all_branches()]:  # it was started elsewhere
+            for branch in request.branches:
+                self.check_fit(branch)
+            request.first_branch = next((branch for branch in branches if branch.waits), None)
+            if request.first_branch is None:
+                self._refuse(request, request.branches[0].note)
 
     def _refuse(self, request: Request, why: str) -> None:
         request.finish = Finish.REFUSED
         request.why = why
         self._cancel_(request)
 
-    # -- after a forward --------------------------------------------------------------------------
-
     def release_and_prepare_(self, ran: Iterable[Branch] = ()) -> None:
-        """Release what ended, prepare prompts that became known, refuse what can never run.
-
-        Args:
-            ran: the branches that got tokens in the last forward.
-        """
+        """Release what ended, prepare prompts that became known, refuse what can never run."""
         ran = list(ran)
         for branch in ran:
             if branch.finish is None:
@@ -68,15 +48,13 @@ class Lifecycle:
             self.admission.lengths.learn(branch)
             if branch.finish is Finish.FAILED:
                 self.table.end(branch.request, Finish.FAILED, branch.note)
-        if self.table.cancelled:
-            for request in self.table.drain_cancelled():
+        cancelled = self.table.cancelled
+        self.table.cancelled = []
+        for request in cancelled:
+            if not request.finished:
                 self._cancel_(request)
-        self._release_(ran)
-
-    def _release_(self, ran: Iterable[Branch] = ()) -> None:
         branches = dict.fromkeys((*self.table.active, *ran))
-        running = [branch for branch in branches if branch.stage is Stage.RUNNING]
-        self.table.active = running
+        self.table.active = [branch for branch in branches if branch.stage is Stage.RUNNING]
         rows = self.admission.capacity.rows
         for request in [*self.table.open.values()]:
             # A request whose branches all run needs nothing, unless its parts or copies are kept.
@@ -93,7 +71,6 @@ class Lifecycle:
         self._close_(request)
 
     def _close_(self, request: Request) -> None:
-        """End a request whose branches have all ended."""
         self.table.close(request)
         self.kv_cache.end_request_(request, wipe=request.finish is Finish.FAILED)
 
@@ -108,11 +85,8 @@ class Lifecycle:
         self.release_and_prepare_()
 
     def finish_(self, request: Request) -> None:
-        """End a request after its outline."""
         move(request, "run")
         self._close_(request)
-
-    # -- branches ---------------------------------------------------------------------------------
 
     def _advance_(self, request: Request) -> None:
         """Prepare waiting branches, release ended ones, and end the request after its last."""
@@ -126,10 +100,9 @@ class Lifecycle:
         if _all_ended(request):
             self._close_(request)
         elif request.branches and not any(b.waits for b in request.branches):
-            self.kv_cache.prune_(request)
+            self.kv_cache.layout.prune_(request.prefix_owner, self.kv_cache.pools)
 
     def _prepare_(self, branch: Branch) -> None:
-        """Build the prompt of a branch once its dependencies have ended."""
         needs = branch.point.deps if branch.point else ()
         others = [b for b in branch.request.branches if b.point and b.point.id in needs]
         if all(b.ended for b in others):
@@ -140,7 +113,6 @@ class Lifecycle:
                 self.table.end(branch.request, Finish.FAILED, branch.note)
 
     def check_fit(self, branch: Branch) -> None:
-        """Refuse a branch whose prompt can never run, with the numbers."""
         if why := self.admission.why_never_branch(branch):
             branch.end(Finish.REFUSED, why)
 
@@ -152,17 +124,18 @@ class Lifecycle:
         request.exclusive = request.exclusive or self.admission.is_tight(request)
         for branch in request.branches:
             if branch.stays and not (branch.retained or branch.rows_released):
-                self.kv_cache.retain_(branch)
+                layout = self.kv_cache.layout
+                layout.hold_(branch.owner, request.prefix_owner, self.kv_cache.pools)
+                branch.retained = True
             branch.retained = branch.retained and not request.isolated
 
     def _fold_(self, request: Request) -> None:
         """Add the branch that combines the parts of a request, if its graph combines them."""
         if request.branches[-1].combines:
             return
-        prompt = request.combine
         parts = request.parts
-        if self.fold is not None:
-            prompt = self.fold.prompt(request)
+        fold = self.kv_cache.fold
+        prompt = request.combine if fold is None else fold.prompt(request)
         if prompt is None or len(parts) < 2:
             return
         branch = self.table.new_branch(request, len(request.branches), request.budget)
@@ -178,14 +151,8 @@ class Lifecycle:
             self.table.segments.set_reads(branch.owner, [part.owner for part in parts])
         self.check_fit(branch)
 
-    # -- capacity ---------------------------------------------------------------------------------
-
     def refuse_stuck_(self) -> bool:
-        """Refuse the first waiting item when nothing runs and nothing fits, so that others can.
-
-        Returns:
-            Whether an item was refused.
-        """
+        """Refuse the first waiting item when nothing fits, so that others can run."""
         why = "no room beside the other requests"
         waiting = (b for r in self.table.open.values() for b in r.branches if b.waits)
         branch = next(waiting, None)
@@ -200,9 +167,8 @@ class Lifecycle:
     def preempt_(self, item: Branch | Request) -> None:
         """Free the rows of a running branch, or of a request with its prefix and branches.
 
-        A preempted branch keeps its tokens and the state of its grammar. When it resumes, its rows
-        are prefilled again in one forward; its next token is known already. Coins are keyed by
-        position, so the text does not change.
+        When a branch resumes, its rows are prefilled again. Its next token is known, and coins are
+        keyed by position, so the text does not change.
         """
         self.preemptions += 1
         if isinstance(item, Branch):
@@ -215,7 +181,9 @@ class Lifecycle:
         self.kv_cache.preempt_prefix_(item)
         item.first_branch = next(iter((*running, *waiting)), None)
         move(item, "preempt")
-        self.table.requeue(item)
+        del self.table.open[item.prefix_owner]
+        self.table.waiting[item.prefix_owner] = item
+        self.table.arrived.append(item)
 
     def _preempt_branch_(self, branch: Branch) -> None:
         self.table.active.remove(branch)

@@ -1,8 +1,4 @@
-"""`BranchStateManager`: the owner of all state of a run that lives between two forwards.
-
-It builds the scheduler, the KV cache manager, the batch builder and the committer of a run. All
-decisions are functions of host integers that are read once per round.
-"""
+"""`BranchStateManager`: the owner of all state of a run that lives between two forwards."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,23 +28,10 @@ from .scheduler import Scheduler
 class BranchStateManager:
     """Requests, branches, KV rows and outputs of a run, for the target and its drafters.
 
-    Args:
-        build_prompt: the prompt of a branch whose dependencies have ended.
-        blend: how cached document chunks are reused; None computes every row.
-        fold: how finished parts are combined; None leaves them as they are.
-        beam: settings of beam search; None decodes branches.
-        kv_outline: pool of the outlines' own drafter. draft_models: the networks of the drafter
-            and of the outlines' own drafter; None for a kind without one.
-        cache_pools: pools of the prefix cache, one row each, in the order of the others (target,
-            drafter, outlines' drafter); without them the cache uses those pools themselves, if
-            branches share their rows.
-
-    Attributes:
-        table: requests and branches. admission: what fits. scheduler: plans each step.
-        kv_cache: rows in the pools. prefixes: the radix tree of cached rows, or None.
-        lifecycle: requests and branches between forwards.
-        batch_builder: builds the next forward. committer: commits its results.
-        drafter: proposes the trees of a round; two drafters as one if outlines have their own.
+    build_prompt: the prompt of a branch whose dependencies have ended. draft_models: the networks
+    of the drafter and of the outlines' own, whose pool is `kv_outline`. cache_pools: pools of the
+    prefix cache in the order of the others; without them the cache uses those pools themselves, if
+    branches share their rows. prefixes: the radix tree of cached rows, or None.
     """
 
     def __init__(
@@ -76,7 +59,6 @@ class BranchStateManager:
         self.layout = _layout(limits, kv, self.table)
         self.capacity = _capacity(limits, kv, beam)
         self.drafter = self._drafter(kv_outline, draft_models)
-        self.beams = None if beam is None else BeamState(beam.num_beams, self.table, kv)
         row_per_branch = isinstance(self.layout, BatchingLayout)
         self.prefixes: PrefixCache | None = None
         pools = cache_pools or (() if row_per_branch else self.pools)
@@ -84,12 +66,8 @@ class BranchStateManager:
         if pools and blend is None and beam is None and limits.scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
         self.admission = Admission(
-            capacity=self.capacity,
-            order=limits.layout.order,
-            limits=limits,
-            cache=None if row_per_branch else self.prefixes,
+            capacity=self.capacity, limits=limits, cache=None if row_per_branch else self.prefixes
         )
-        prefix_manager = self._prefix_manager()
         self.kv_cache = KVCacheManager(
             table=self.table,
             layout=self.layout,
@@ -97,43 +75,15 @@ class BranchStateManager:
             drafter=self.drafter,
             samplers=self.samplers,
             blend=blend,
-            beams=self.beams,
+            beams=None if beam is None else BeamState(beam.num_beams, self.table, kv),
             fold=fold,
-            prefixes=prefix_manager,
+            prefixes=self._prefix_manager(cache_pools),
         )
-        self.lifecycle = Lifecycle(
-            table=self.table,
-            kv_cache=self.kv_cache,
-            admission=self.admission,
-            fold=fold,
-            build_prompt=build_prompt,
-        )
-        self.scheduler = Scheduler(
-            table=self.table,
-            admission=self.admission,
-            block=limits.scheduler,
-            kv_cache=self.kv_cache,
-            lifecycle=self.lifecycle,
-        )
-        self.batch_builder = BatchBuilder(
-            table=self.table,
-            layout=self.layout,
-            pools=self.pools,
-            admission=self.admission,
-            samplers=self.samplers,
-            blend=blend,
-            beams=self.beams,
-            prefixes=prefix_manager,
-        )
-        self.committer = Committer(
-            pools=self.pools,
-            segments=self.table.segments,
-            drafter=self.drafter,
-            layout=self.layout,
-            lifecycle=self.lifecycle,
-            fold=fold,
-            blend=blend,
-        )
+        self.beams = self.kv_cache.beams
+        self.lifecycle = Lifecycle(self.kv_cache, self.admission, build_prompt)
+        self.scheduler = Scheduler(self.lifecycle, limits.scheduler)
+        self.batch_builder = BatchBuilder(self.kv_cache, self.admission)
+        self.committer = Committer(self.lifecycle)
 
     def _drafter(self, kv_outline: KVCache | None, models: Sequence[Any]) -> Drafter:
         limits = self.limits
@@ -156,7 +106,7 @@ class BranchStateManager:
         )
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
-    def _prefix_manager(self) -> PrefixCacheManager | None:
+    def _prefix_manager(self, cache_pools: Sequence[KVCache]) -> PrefixCacheManager | None:
         if self.prefixes is None:
             return None
         if isinstance(self.layout, BatchingLayout):
@@ -166,14 +116,12 @@ class BranchStateManager:
                 drafter=self.drafter,
                 layout=self.layout,
                 rows=self.pools,
+                cached_pools=cache_pools,
             )
         return PrefixCacheManager(table=self.table, cache=self.prefixes, drafter=self.drafter)
 
-    # -- what users of a run read -----------------------------------------------------------------
-
     @property
     def requests(self) -> list[Request]:
-        """All requests in the order of their submission; see `RequestTable.requests`."""
         return self.table.requests
 
     @property

@@ -16,11 +16,8 @@ CAUSE = "regroup"  # in the ledger
 def movable_rows(
     branches: BranchStateManager, ids: Sequence[int], salt: str = ""
 ) -> tuple[int, ...]:
-    """The number of cached rows of a prefix of `ids` that can be moved, for each pool.
-
-    A request that continues after them needs the same rows of the target and of every drafter,
-    except for the last rows that a drafter does not have. Empty if nothing is cached.
-    """
+    """The number of cached rows of a prefix that can be moved, for each pool: the same of all, but
+    for the last rows, which a drafter may lack; () if nothing is cached."""
     cache = branches.prefixes
     if cache is None:
         return ()
@@ -33,7 +30,6 @@ def movable_rows(
 
 
 def bytes_of(branches: BranchStateManager, rows: Sequence[int]) -> int:
-    """Bytes of these rows of each pool."""
     pairs = zip(cached_pools(branches), rows, strict=True)
     return sum(count * pool.slot_bytes for pool, count in pairs)
 
@@ -42,10 +38,7 @@ def take_out(
     branches: BranchStateManager, ids: Sequence[int], rows: Sequence[int], salt: str = ""
 ) -> list[Tensor]:
     """Copies of the first cached rows of `ids`, [layers, 2, kv_heads, R, head_dim] of each pool.
-
-    Raises:
-        LookupError: they are not cached any more.
-    """
+    Raises LookupError if they are not cached any more."""
     cache = _cache(branches)
     path, covered = cache.match(np.asarray(ids, np.int32), salt)
     parts = []
@@ -68,40 +61,22 @@ def put_in_(
     parts: Sequence[Tensor],
     salt: str = "",
 ) -> bool:
-    """Cache rows that were taken out elsewhere; ids: exactly those of the target's rows.
-
-    Args:
-        parts: of each pool, as `take_out` returns them.
-
-    Returns:
-        False if there are too few free slots or the rows are cached already; then nothing changes.
-    """
+    """Cache rows that `take_out` returned elsewhere; False if too few slots are free or they are
+    cached already."""
     cache = _cache(branches)
-    ids_T = np.asarray(ids, np.int32)
     if movable_rows(branches, ids, salt) == tuple(rows):
         return False
-    segment = cache.segments.add()
-    start = cache.attach_(segment, ids_T, len(ids_T), salt, counted=False)
-    free = _unclaimed(branches, cache) - (len(ids_T) - start)
-    if free < 0:
-        cache.detach_(segment)
-        cache.segments.remove([segment])
-        return False
-    cache.evict_to_(free)
-    pools = cached_pools(branches)
-    for pool, count, part in zip(pools, rows, parts, strict=True):
-        pool.put_in_(part[:, :, :, start:], np.arange(min(start, count), count), segment, CAUSE)
-    cache.detach_(segment)
-    return cache.insert_(segment, ids_T[start:], start, salt)
+    claimed = 0
+    if cache.pools[0] is branches.kv:  # otherwise the cache has pools of its own
+        running = branches.table.open.values()
+        claimed = branches.admission.claimed(running, len(branches.active), ()) - cache.pinned
 
+    def write_(segment: int, start: int) -> None:
+        for pool, count, part in zip(cached_pools(branches), rows, parts, strict=True):
+            positions = np.arange(min(start, count), count)
+            pool.put_in_(part[:, :, :, start:], positions, segment, CAUSE)
 
-def _unclaimed(branches: BranchStateManager, cache: PrefixCache) -> int:
-    """Slots that are neither in use nor reserved."""
-    slots = cache.pools[0].slots
-    if cache.pools[0] is not branches.kv:  # the cache has pools of its own
-        return slots - cache.pinned
-    running = branches.table.open.values()
-    return slots - branches.admission.claimed(running, len(branches.active), ())
+    return cache.store_(np.asarray(ids, np.int32), salt, write_, claimed)
 
 
 def _cache(branches: BranchStateManager) -> PrefixCache:

@@ -20,12 +20,10 @@ PREFILL_SPEED = 16  # prompt tokens that are prefilled in the time of one decode
 class Candidate:
     """A waiting branch or request.
 
-    arrival: number of its request in the order of submission; step: the first step that considered
-        it.
-    is_open: its request has started, so this is one of its branches.
-    place: its place among the waiting branches of its request, in the order of `layout.order`.
-    prompt: tokens to prefill; request_tokens: tokens that its whole request may still decode;
-        own_tokens: tokens that it may decode itself.
+    arrival: number of its request in the order of submission. step: the first one that considered
+    it. is_open: its request has started, so this is one of its branches; place: among these, in the
+    order of `layout.order`. prompt: tokens to prefill; request_tokens, own_tokens: tokens that its
+    request, and it alone, may still decode.
     """
 
     arrival: int
@@ -41,8 +39,7 @@ class Candidate:
 class Policy:
     """A rank function and its properties.
 
-    rank: orders the candidates. overtakes: whether later candidates may start when an earlier one
-        does not fit.
+    overtakes: later candidates may start when an earlier one does not fit.
     fair: every candidate starts in the end by its rank alone. Otherwise the oldest waiting request
         starts every `max_wait` steps, whatever its rank.
     """
@@ -58,20 +55,14 @@ def fcfs(candidate: Candidate) -> Rank:
 
 
 def max_throughput(candidate: Candidate) -> Rank:
-    """Shortest remaining work first: tokens to decode and to prefill.
-
-    All candidates age alike, so a later arrival overtakes an earlier one only if it has less work
-    by `AGEING` tokens per step between them. Every candidate starts in the end.
-    """
+    """Shortest remaining work first: tokens to decode and to prefill. A later arrival overtakes an
+    earlier one only if it has less work by `AGEING` tokens per step between them."""
     work = candidate.own_tokens + candidate.prompt // PREFILL_SPEED
     return (work + AGEING * candidate.step, candidate.arrival, candidate.place)
 
 
 def sot_priority(candidate: Candidate) -> Rank:
-    """Branches before new requests, those of the request closest to its end first.
-
-    Open requests are few and finish, so every candidate starts in the end.
-    """
+    """Branches before new requests, those of the request closest to its end first."""
     if not candidate.is_open:
         return (1, candidate.arrival, candidate.place)
     return (0, candidate.request_tokens, candidate.arrival, candidate.place)
@@ -82,11 +73,7 @@ class PolicyError(RuntimeError):
 
 
 def find_policy(name: str) -> Policy:
-    """The policy with this name, built in or from an installed package.
-
-    Raises:
-        PolicyError: no package provides it, or it is not usable; names the package.
-    """
+    """The policy with this name, built in or from an installed package; PolicyError if unusable."""
     if name in POLICIES:
         return POLICIES[name]
     try:

@@ -1,17 +1,13 @@
 """The prefix cache: a radix tree of segments that new requests can continue after.
 
-When a request ends, its rows stay in the pools as segments with their token ids. The prompt of a
-new request is matched against the tree token by token. The request continues after the longest
-match, whose rows it neither computes nor copies. A match that ends inside a segment splits it: rows
-are relabelled, none is moved. Segments that no request continues after are idle; they are evicted
-when their slots are needed, least recently used leaves first.
-
-The rows of a drafter mirror the target's. EAGLE pairs a row with the next token, so its matches end
-one token early (`lookback`), where both texts agree on the pair.
+Rows of ended requests stay in the pools as segments with their token ids. A match that ends inside
+a segment splits it: no row is moved. Segments that no request continues after are idle; they are
+evicted when their slots are needed, least recently used leaves first. EAGLE pairs a row with the
+next token, so its matches end one token early (`lookback`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
@@ -19,15 +15,14 @@ import numpy as np
 from ..ops.kv.pool import NO_SEGMENT, Ints, SlotTable
 from .request_table import SegmentTree
 
-# Minimal tokens of a match. Attention gathers rows that are not contiguous in every forward; fewer
-# rows are recomputed in less time.
+# Minimal tokens of a match: to recompute fewer rows is faster than to gather them in every forward.
 MIN_MATCH = 64
 
 
 @dataclass(slots=True)
 class PrefixFigures:
-    """Counters of a cache: prompt tokens that were looked up (`asked`) and reused, segments that
-    were split, and segments and rows that were evicted."""
+    """Counters: prompt tokens looked up (`asked`) and reused, segments split, segments and rows
+    evicted."""
 
     asked: int = 0
     reused: int = 0
@@ -40,9 +35,8 @@ class PrefixFigures:
 class CachedSegment:
     """A node of the tree: a segment with its token ids, int32, the first at position `start`.
 
-    children: cached segments that continue it, indexed by their first tokens. pins: requests that
-    continue after it or its descendants. used: time of its last use, on the cache's clock.
-    salt: only requests with this salt may continue after it.
+    children: cached segments that continue it. pins: requests that continue after it or its
+    descendants. used: time of its last use. salt: of the requests that may continue after it.
     """
 
     segment: int
@@ -63,39 +57,9 @@ class CachedSegment:
 
 
 @dataclass(slots=True)
-class EvictionHeap:
-    """Evictable segments, least recently used first.
-
-    entries: a heap of (last use, segment); outdated entries are skipped.
-    """
-
-    nodes: dict[int, CachedSegment]
-    entries: list[tuple[int, int]] = field(default_factory=list)
-
-    def push(self, node: CachedSegment) -> None:
-        """Add a segment if it is evictable."""
-        if node.is_evictable:
-            heappush(self.entries, (node.used, node.segment))
-        if len(self.entries) > 4 * len(self.nodes) + 64:
-            evictable = [node for node in self.nodes.values() if node.is_evictable]
-            self.entries = [(node.used, node.segment) for node in evictable]
-            heapify(self.entries)
-
-    def pop(self) -> CachedSegment:
-        """Remove and return the least recently used segment."""
-        while True:
-            used, segment = heappop(self.entries)
-            node = self.nodes.get(segment)
-            if node is not None and node.used == used and node.is_evictable:
-                return node
-
-
-@dataclass(slots=True)
 class ChildIndex:
-    """Sibling segments, indexed by their first `width` tokens.
-
-    Siblings may share their first `lookback` tokens, because their drafter rows differ there.
-    """
+    """Sibling segments, indexed by their first `width` tokens; they may share the first ones,
+    where the rows of a drafter differ."""
 
     width: int
     by_start: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
@@ -113,7 +77,6 @@ class ChildIndex:
             del self.by_start[key]
 
     def candidates(self, tokens: Ints) -> Iterator[int]:
-        """Segments that may start with the same tokens."""
         key = self._key(tokens)
         for width in range(len(key), 0, -1):
             yield from self.by_start.get(key[:width], ())
@@ -123,7 +86,6 @@ class ChildIndex:
 
 
 def shared_length(first: Ints, second: Ints) -> int:
-    """Length of the common prefix of two token sequences."""
     length = min(len(first), len(second))
     if not length or first.item(0) != second.item(0):
         return 0
@@ -133,14 +95,7 @@ def shared_length(first: Ints, second: Ints) -> int:
 class PrefixCache:
     """The cached segments of all pools of a run; pools[0] is the target's.
 
-    Args:
-        lookback: tokens by which a match is shortened, because a drafter pairs rows with tokens.
-        min_match: minimal tokens of a match.
-
-    Attributes:
-        nodes: cached segments by id.
-        idle: rows of the target's pool that no request continues after; pinned: the other cached
-            rows.
+    idle: rows of the target's pool that no request continues after; pinned: the other ones.
     """
 
     def __init__(
@@ -160,12 +115,10 @@ class PrefixCache:
         self.pinned = 0
         self._roots: dict[str, ChildIndex] = {}  # a tree per salt
         self._clock = 0
-        self._evictable = EvictionHeap(self.nodes)
+        self._evictable: list[tuple[int, int]] = []  # a heap of (last use, segment), some outdated
 
     def _new_index(self) -> ChildIndex:
         return ChildIndex(self.lookback + 1)
-
-    # -- matching ---------------------------------------------------------------------------------
 
     def match(self, ids: Ints, salt: str = "") -> tuple[list[int], int]:
         """The cached segments on the path of these ids, and the number of ids that they cover; the
@@ -207,19 +160,11 @@ class PrefixCache:
             covered = last
         return covered
 
-    # -- requests that continue after cached rows -------------------------------------------------
-
     def attach_(
         self, segment: int, ids: Ints, limit: int, salt: str = "", *, counted: bool = True
     ) -> int:
-        """Let a segment without rows continue after the cached rows of these ids, and pin them.
-
-        Args:
-            counted: whether the rows count as reused; False for a segment that will be cached.
-
-        Returns:
-            The number of rows, i.e. the position of the segment's first own row.
-        """
+        """Let a segment without rows continue after the cached rows of these ids, and pin them;
+        counted: they count as reused. Returns the position of the segment's first own row."""
         if length := self.reusable(ids, limit, salt):
             path, _ = self.match(ids, salt)
             self.segments.set_parent(segment, self._pin_end_at_(path, length))
@@ -262,20 +207,13 @@ class PrefixCache:
             else:
                 node.pins += change
             node.used = now
-            self._evictable.push(node)
-
-    # -- insertion --------------------------------------------------------------------------------
+            self._offer_(node)
 
     def publish_(
         self, segment: int, more: Sequence[int], tokens: Ints, start: int, salt: str = ""
     ) -> None:
-        """Cache the first rows of a running request, which continues after them.
-
-        Args:
-            segment: the request's prefix, whose own rows begin at `start`.
-            more: descendants of it that hold some of the rows, if the prefix does not hold all.
-            tokens: int32, the ids of the rows.
-        """
+        """Cache rows of the prefix of a running request, which continues after them; more:
+        descendants that hold some of the rows."""
         above = self.segments.insert_above(segment)
         end = start + len(tokens)
         for pool in self.pools:
@@ -284,11 +222,7 @@ class PrefixCache:
         self._insert(above, start, tokens, salt=salt, pins=1)
 
     def insert_(self, segment: int, tokens: Ints, start: int, salt: str = "") -> bool:
-        """Cache a complete segment, if its parent is cached.
-
-        Returns:
-            False if its tokens are cached already: then the caller frees its rows.
-        """
+        """Cache a segment, if its parent is cached; False if its tokens are cached already."""
         parent = self.segments.parent[segment]
         if not len(tokens) or (parent != NO_SEGMENT and parent not in self.nodes):
             return False
@@ -302,23 +236,33 @@ class PrefixCache:
         self._insert(segment, start, tokens, salt=salt, pins=0)
         return True
 
+    def store_(
+        self, ids: Ints, salt: str, write_: Callable[[int, int], None], claimed: int = 0
+    ) -> bool:
+        """Cache the rows of these ids that are not cached yet: `write_` puts them into the pools as
+        those of a segment from a position on. False if too few slots are free; claimed: slots that
+        are held or reserved besides the pinned rows."""
+        segment = self.segments.add()
+        start = self.attach_(segment, ids, len(ids), salt, counted=False)
+        free = self.pools[0].slots - claimed - self.pinned - (len(ids) - start)
+        if free >= 0:
+            self.evict_to_(free)
+            write_(segment, start)
+        self.detach_(segment)
+        if free < 0:
+            self.segments.remove([segment])
+            return False
+        return self.insert_(segment, ids[start:], start, salt)
+
     def _insert(self, segment: int, start: int, tokens: Ints, *, salt: str, pins: int) -> None:
-        node = CachedSegment(
-            segment,
-            start,
-            tokens,
-            children=self._new_index(),
-            pins=pins,
-            used=self._tick(),
-            salt=salt,
-        )
+        children = self._new_index()
+        node = CachedSegment(segment, start, tokens, children, pins, used=self._tick(), salt=salt)
         self.nodes[segment] = node
         self._siblings(self.segments.parent[segment], salt).add(segment, tokens)
         self._count(node, 1)
-        self._evictable.push(node)
+        self._offer_(node)
 
     def _count(self, node: CachedSegment, sign: int) -> None:
-        """Add its rows to the idle or pinned rows, or with -1 subtract them."""
         rows = sign * len(node.tokens)
         if node.pins:
             self.pinned += rows
@@ -347,15 +291,7 @@ class PrefixCache:
         above = self.segments.insert_above(node.segment)
         for pool in self.pools:
             pool.split_(node.segment, above, position)
-        first = CachedSegment(
-            segment=above,
-            start=node.start,
-            tokens=node.tokens[:cut],
-            children=self._new_index(),
-            pins=node.pins,
-            used=node.used,
-            salt=node.salt,
-        )
+        first = replace(node, segment=above, tokens=node.tokens[:cut], children=self._new_index())
         node.start = position
         node.tokens = node.tokens[cut:]
         self.nodes[above] = first
@@ -365,12 +301,22 @@ class PrefixCache:
         self._count(node, 1)
         return above
 
-    # -- eviction ---------------------------------------------------------------------------------
-
     def evict_to_(self, rows: int) -> None:
         """Evict idle segments until at most `rows` rows are idle."""
         while self.idle > max(rows, 0):
-            self._evict_(self._evictable.pop())
+            used, segment = heappop(self._evictable)
+            node = self.nodes.get(segment)
+            if node is not None and node.used == used and node.is_evictable:
+                self._evict_(node)
+
+    def _offer_(self, node: CachedSegment) -> None:
+        """Let a segment be evicted when it is the least recently used one, if it is evictable."""
+        if node.is_evictable:
+            heappush(self._evictable, (node.used, node.segment))
+        if len(self._evictable) > 4 * len(self.nodes) + 64:
+            evictable = (node for node in self.nodes.values() if node.is_evictable)
+            self._evictable = [(node.used, node.segment) for node in evictable]
+            heapify(self._evictable)
 
     def evict_slots_(self, first: int, last: int) -> None:
         """Evict the idle segments with slots in [first, last) of the target's pool, and their
@@ -381,7 +327,6 @@ class PrefixCache:
                 self._evict_subtree_(segment)
 
     def _evict_subtree_(self, segment: int) -> None:
-        """Evict an idle segment and its descendants."""
         for descendant in reversed(list(self._subtree(segment))):
             self._evict_(self.nodes[descendant])
 
@@ -405,10 +350,9 @@ class PrefixCache:
             pool.retire_([node.segment])
         self.segments.remove([node.segment])
         if parent != NO_SEGMENT:
-            self._evictable.push(self.nodes[parent])
+            self._offer_(self.nodes[parent])
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless tree, labels and counts agree."""
         target = self.pools[0]
         idle = 0
         for node in self.nodes.values():

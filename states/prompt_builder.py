@@ -1,8 +1,5 @@
-"""Builds the prompts of branches, with the documents of their request.
-
-The ids of a document depend on the document alone, so its chunks are the same in every prompt. They
-are joined with the ids around them, never as text.
-"""
+"""Builds the prompts of branches, with the documents of their request. The ids of a document depend
+on the document alone, so its chunks are the same in every prompt."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,14 +40,8 @@ def _one(document: Document, prompts: PromptBook, most: int) -> PromptTokens:
 def search_all(
     points: Sequence[Point], documents: Sequence[Document], limit: int
 ) -> tuple[tuple[Document, ...], list[tuple[Document, ...]]]:
-    """What the parts of an outline are to be answered from.
-
-    A part with the tool `Search` gets the documents that its title finds, at most ``limit``, in the
-    order in which the request has them. What every part of several gets is shared.
-
-    Returns:
-        The shared documents, and for each part its own.
-    """
+    """The documents that every part of several is to be answered from, and for each part its own. A
+    part with the tool `Search` finds at most ``limit`` by its title, in the request's order."""
     search = DocumentSearch(documents)
     hits = [set(search.find(p.title, limit) if p.tool == SEARCH else ()) for p in points]
     shared = set.intersection(*hits) if len(hits) > 1 else set()
@@ -61,17 +52,14 @@ def search_all(
 def search_question(
     question: str, documents: Sequence[Document], limit: int
 ) -> tuple[Document, ...]:
-    """The documents for an answer without an outline, in the request's order."""
     hits = DocumentSearch(documents).find(question, limit)
     return tuple(documents[i] for i in sorted(hits))
 
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Builds prompts from the template, with documents.
-
-    found: maximal number of documents of a search. most: maximal number of tokens of a chunk.
-    """
+    """Builds prompts from the template, with at most `found` documents of a search, in chunks of at
+    most `most` tokens."""
 
     prompts: PromptBook
     found: int = 2
@@ -83,7 +71,6 @@ class PromptBuilder:
             self.prompts.document(document.title, document.text)
 
     def plain(self, question: str, documents: Iterable[Document]) -> PromptTokens:
-        """The whole prompt of a plain answer, documents before the question."""
         return self.prompts.plain(question, in_front(documents, self.prompts, self.most))
 
     def skeleton(
@@ -106,7 +93,6 @@ class PromptBuilder:
         return self.prompts.branch(points[0], request.outline, (), front)[0], own
 
     def branch(self, branch: Branch) -> PromptTokens:
-        """A branch's own prompt; results that it depends on are quoted by their token ids."""
         point = branch.point
         request = branch.request
         assert point is not None and request.outline is not None
@@ -116,6 +102,5 @@ class PromptBuilder:
         return self.prompts.branch(point, request.outline, quoted, own=own)[1]
 
     def direct(self, request: Request) -> PromptTokens:
-        """The prompt of a plain answer after an outline without points."""
         hits = search_question(request.question, request.documents, self.found)
         return self.prompts.direct(documents=behind(hits, self.prompts, self.most))

@@ -1,8 +1,7 @@
 """Requests and their branches: host state between two forwards, and the lifecycle of both.
 
-The lifecycles are two `transitions` machines without models of their own, declared in one table.
-`move` sets the `stage` of a request or a branch; a transition that is not in the table is a defect
-of the engine and raises MachineError. No transition is taken per token or per round.
+`move` sets the `stage` of a request or a branch by one table of transitions. A transition that is
+not in the table is a defect of the engine. None is taken per token or per round.
 """
 
 import logging
@@ -23,12 +22,7 @@ from .text.tokens import PromptTokens
 logging.getLogger("transitions").setLevel(logging.WARNING)
 
 
-# -- lifecycles -----------------------------------------------------------------------------------
-
-
 class Stage(StrEnum):
-    """The stage of a request or a branch."""
-
     WAITING = "waiting"
     PREFILL = "prefilling"  # a request whose prompt is read in chunks
     OUTLINE = "outlining"  # a request whose root branch is writing
@@ -48,8 +42,6 @@ ENDED_STAGES = (Stage.DONE, Stage.REFUSED, Stage.CANCELLED, Stage.FAILED)
 
 
 class Transition(NamedTuple):
-    """A row of the table: from any of the source stages to the target stage."""
-
     name: str
     sources: tuple[Stage, ...]
     target: Stage
@@ -90,8 +82,6 @@ LIFECYCLES = {"request": REQUEST_TRANSITIONS, "branch": BRANCH_TRANSITIONS}
 
 
 class Finish(StrEnum):
-    """Why a branch ended."""
-
     STOP = "stop"
     LENGTH = "length"
     REFUSED = "refused"
@@ -110,15 +100,10 @@ COMPLETE = (Finish.STOP, Finish.LENGTH)  # the branch decoded to its end
 
 
 def _events(transitions: Sequence[Transition]) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = [
-        {"trigger": row.name, "source": list(row.sources), "dest": row.target}
-        for row in transitions
-    ]
-    stages = dict.fromkeys(stage for row in transitions for stage in (*row.sources, row.target))
     machine = Machine(
         model=None,
-        states=list(stages),
-        transitions=rows,
+        states=list(Stage),
+        transitions=[[row.name, list(row.sources), row.target] for row in transitions],
         initial=Stage.WAITING,
         auto_transitions=False,
         model_attribute="stage",
@@ -130,16 +115,9 @@ _EVENTS = {kind: _events(transitions) for kind, transitions in LIFECYCLES.items(
 
 
 def move(item: "Request | Branch", transition: str) -> None:
-    """Take a transition of the item's lifecycle.
-
-    Raises:
-        transitions.MachineError: the table has no such transition from the item's stage.
-    """
+    """Take a transition of the item's lifecycle; MachineError if its stage has no such one."""
     kind = "branch" if isinstance(item, Branch) else "request"
     _EVENTS[kind][transition].trigger(item)
-
-
-# -- branches and requests ------------------------------------------------------------------------
 
 
 class Matcher(Protocol):
@@ -154,22 +132,16 @@ class Matcher(Protocol):
 class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
 
-    Attributes:
-        index: BIM number in the request. owner: segment id of its rows in every pool.
-        prompt: its token ids after the shared prefix; empty until they are known.
-        start: position of its first row; `length`: position of its next row.
-        tokens: its answer so far, the pending root token included, stop tokens excluded.
-        num_cached_tokens: number of `tokens` with rows in the target's pool.
-        accepted: drafted tokens accepted in each round; emitted: tokens appended in each round;
-            forced: whether the drafts of the round were the grammar's only continuation.
-        score: of the hypothesis that a beam search chose. documents: quoted in its prompt.
-        combines: it writes one answer after the folded parts. retained: it ended, and its rows
-            stay for that answer. reads: finished parts that it attends to in place
-            (`merge: attend`).
-        in_shared_row: it runs in the pool row of the retained parts (``batching``).
-        rows_released: it ended, and the prefix cache owns its rows.
-        first_own_row: position of its first own row, if it resumed after cached rows of its own;
-            0 otherwise. preempted: how often it was preempted.
+    owner: segment id of its rows in every pool. prompt: its token ids after the shared prefix;
+    empty until they are known. start, length: positions of its first and of its next row.
+    tokens: its answer so far, the pending root token included, stop tokens excluded; the first
+    `num_cached_tokens` have rows in the target's pool.
+    accepted, emitted: drafted tokens accepted and tokens appended in each round; forced: whether
+    the drafts of the round were the grammar's only continuation.
+    combines: it writes one answer after the finished parts. reads: parts that it attends to in
+    place. retained: it ended, and its rows stay for that answer, whose pool row is shared
+    (`in_shared_row`). rows_released: it ended, and the prefix cache owns its rows.
+    first_own_row: after cached rows of its own, if it resumed; else 0. preempted: how often.
     """
 
     request: "Request"
@@ -223,22 +195,18 @@ class Branch:
 
     @property
     def size(self) -> int:
-        """Number of tokens of its whole context, its own included."""
         return len(self.request.context) + sum(part.num_tokens for part in (*self.reads, self))
 
     @property
     def before(self) -> list[int]:
-        """The token ids before its answer."""
         return self.context()[: self.size - len(self.tokens)]
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of its prompt and its answer."""
         return len(self.prompt) + len(self.tokens)
 
     @property
     def first_position(self) -> int:
-        """Position of its first row: after the prefix, or after the longest part that it reads."""
         ends = (part.start + part.num_tokens for part in self.reads)
         return max(ends, default=self.request.prefix_length)
 
@@ -249,7 +217,7 @@ class Branch:
 
     @property
     def stays(self) -> bool:
-        """Whether it ended and its rows are to be attended to in place."""
+        """Whether its rows are to be attended to in place after its end."""
         return self.request.combine is not None and self.ends_part and not self.request.isolated
 
     def context(self, first: int = 0) -> list[int]:
@@ -263,7 +231,6 @@ class Branch:
 
     @property
     def pending(self) -> list[int]:
-        """Tokens of the answer without a row."""
         return self.tokens[self.num_cached_tokens :]
 
     @property
@@ -273,7 +240,6 @@ class Branch:
 
     @property
     def title(self) -> str:
-        """A few words that say what it writes."""
         if self.point is not None:
             return self.point.title
         if self.request.samples > 1:
@@ -290,28 +256,21 @@ class Branch:
 class Request:
     """One prompt with its settings.
 
-    Attributes:
-        key: stable name (given id or line number); `seed` keys its coins, never arrival order.
-        prefix: token ids shared by all branches at admission; `tail`: prompt of the root branch.
-            `common_prompt`: how all branch prompts begin, until it joins the prefix; `opening`:
-            the part of it that is known before the outline. `borrowed_rows`: ids of the tail that
-            are part of the prefix for now.
-        prefix_length: rows of the shared prefix; `context`: their token ids. The first
-            `shared` rows belong to the prefix cache; `reused` of them were cached on arrival.
-        prefix_parts: texts that joined the prefix later: the outline, the common prompt.
-            first_branch: the branch that resumes first after a preemption. resumed_tokens: by
-            branch index, tokens decoded elsewhere of branches that do not exist yet.
-        requested_tokens: the budget that the user set. given_outline: outline of
-            `--outline FILE`, prefilled as `given_ids`.
-        documents: searched for each branch. cancelled: it ends at the next step with the reason
-            (`finish`, `why`; a budget of 0 ends it after its outline).
-        arrival: number in the order of submission; step: the first step that considered it.
-        deadline: `time.monotonic()` at which it times out. exclusive: it runs alone.
-        cache_salt: only requests with the same salt share cached rows.
-        closing_ids: end a text under a grammar, as `stop_ids` do otherwise. samples: answers to
-            draw.
-        combine: prompt of the answer that combines parts in place (`merge: attend`);
-            most_parts: upper bound of their number; isolated: why they are not combined.
+    key: stable name (given id or line number); `seed` keys its coins, never arrival order.
+    prefix: token ids shared by all branches at admission; `tail`: prompt of the root branch, the
+        first `borrowed_rows` of which are in the prefix for now. `prefix_parts` joined it later.
+        common_prompt: how all branch prompts begin, until it joins the prefix; `opening`: the part
+        of it that is known before the outline.
+    prefix_length: rows of the shared prefix; `context`: their token ids. The first `shared` rows
+        belong to the prefix cache; `reused` of them were cached on arrival.
+    first_branch: resumes first after a preemption. resumed_tokens: decoded elsewhere, by branch.
+    requested_tokens: the budget that the user set; a budget of 0 ends it after its outline.
+    given_outline: of `--outline FILE`, prefilled as `given_ids`. documents: searched for branches.
+    cancelled: it ends at the next step with `finish` and the reason `why`. step: the first one that
+        considered it. deadline: of `time.monotonic()`. exclusive: it runs alone.
+    cache_salt: only requests with the same salt share cached rows. closing_ids: end a text under a
+        grammar, as `stop_ids` do otherwise. combine: prompt of the answer that combines parts in
+        place; most_parts: upper bound of their number; isolated: why they are not combined.
     """
 
     key: str
@@ -359,14 +318,7 @@ class Request:
 
     @property
     def parts(self) -> tuple[Branch, ...]:
-        """The finished parts that can be combined, in reading order."""
         return tuple(branch for branch in self.branches if branch.ends_part)
-
-    @property
-    def row_waits(self) -> bool:
-        """Whether a pool row (``batching``) holds retained parts and no running branch."""
-        running = any(b.in_shared_row and b.stage is Stage.RUNNING for b in self.branches)
-        return not running and any(branch.retained for branch in self.branches)
 
     def all_branches(self) -> Iterator[Branch]:
         if self.root is not None:
@@ -400,7 +352,6 @@ class Request:
 
     @property
     def body(self) -> PromptTokens:
-        """All token ids that its branches share, as far as they are known."""
         return sum(self.prefix_parts, self.prefix)
 
     @property
@@ -432,11 +383,6 @@ class Request:
         del self.context[length:]
 
     @property
-    def num_unread_tokens(self) -> int:
-        """Number of prompt tokens without rows before its first branch starts."""
-        return self.prompt_size - self.prefix_length
-
-    @property
     def remaining_tokens(self) -> int:
         """Number of tokens that it may still decode, as far as known."""
         if not self.branches:
@@ -445,15 +391,10 @@ class Request:
         return sum(b.budget - len(b.tokens) for b in self.branches if not b.ended)
 
 
-# -- errors that end one branch -------------------------------------------------------------------
-
-
 @contextmanager
 def failing(branch: Branch) -> Iterator[None]:
-    """End this branch alone, with the reason, when the block raises.
-
-    The block calls code of a user or a plug-in: a grammar, a template, a tokenizer.
-    """
+    """End this branch alone when the block, which calls a grammar, a template or a tokenizer,
+    raises."""
     try:
         yield
     except Exception as error:
@@ -461,33 +402,39 @@ def failing(branch: Branch) -> Iterator[None]:
 
 
 def reason_of(error: BaseException) -> str:
-    """The kind of an error and the first line of its message."""
     message = str(error).strip().split("\n", 1)[0]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-# -- requests that several engines decode ---------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class MigratedBranch:
-    """A branch to continue: its index, its prompt after the prefix, its tokens so far, and its
-    whole budget."""
+    """A branch to continue: its prompt after the prefix, its tokens so far, its whole budget."""
 
     index: int
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     budget: int
 
+    def of(self, request: Request) -> Branch:
+        """The branch; its last token has no row yet, as in every running branch."""
+        return Branch(
+            request,
+            self.index,
+            owner=-1,
+            budget=self.budget,
+            prompt=PromptTokens(self.prompt),
+            tokens=list(self.tokens),
+            num_cached_tokens=max(len(self.tokens) - 1, 0),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MigratedRequest:
     """The part of a request that one of several engines decodes.
 
-    Attributes:
-        branches: to continue, all after `prefix`; without any the engine writes the outline only.
-        outline: tokens of the outline so far.
-        arrival: number of the request among those of all engines; below 0: the engine numbers it.
+    branches: to continue, all after `prefix`; without any the engine writes the outline only.
+    outline: its tokens so far.
+    arrival: number of the request among those of all engines; below 0: the engine numbers it.
     """
 
     prefix: tuple[int, ...] = ()
@@ -509,15 +456,12 @@ def limit_to_part_(request: Request, part: MigratedRequest) -> None:
     request.opening = PromptTokens()
     request.given_outline = None
     request.given_ids = []
-    request.branches = [_branch_of(request, branch) for branch in part.branches]
+    request.branches = [branch.of(request) for branch in part.branches]
 
 
 def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
-    """Let a request that has not started continue the tokens of another engine.
-
-    Args:
-        tokens: by branch index, the outline's at -1; they may end anywhere.
-    """
+    """Let a request that has not started continue tokens of another engine, by branch index (the
+    outline's at -1); they may end anywhere."""
     request.resumed_tokens = {index: tuple(ids) for index, ids in tokens.items()}
     outlined = request.outline_budget > 0
     index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)
@@ -528,23 +472,9 @@ def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
 
 
 def _first_branch(request: Request, index: int, tokens: tuple[int, ...], budget: int) -> Branch:
-    """The first branch after a request's prompt, with its grammar advanced if there is one."""
-    branch = _branch_of(request, MigratedBranch(index, request.tail.ids, tokens, budget))
+    branch = MigratedBranch(index, request.tail.ids, tokens, budget).of(request)
     if request.new_matcher is not None:
         branch.matcher = request.new_matcher()
         for token in tokens:
             branch.matcher.advance(token)
     return branch
-
-
-def _branch_of(request: Request, part: MigratedBranch) -> Branch:
-    """A branch whose last token has no row yet, as in every running branch."""
-    return Branch(
-        request,
-        part.index,
-        owner=-1,
-        budget=part.budget,
-        prompt=PromptTokens(part.prompt),
-        tokens=list(part.tokens),
-        num_cached_tokens=max(len(part.tokens) - 1, 0),
-    )

@@ -1,9 +1,8 @@
 """The requests of a run, the branches that run, and the segments of their rows.
 
-A segment is a run of rows with consecutive positions. A request's prefix is a segment, each of its
-branches is a child of it; a hypothesis of a beam search is a chain of segments. Cached rows of
-earlier requests are ancestors of a prefix. A row sees the segments on its path to the root. A fork
-is a new child: 0 bytes. A branch that combines others reads them in addition to its path.
+A segment is a run of rows with consecutive positions. A row sees the segments on its path to the
+root: a branch, the prefix of its request, cached rows of earlier requests. A fork is a new child: 0
+bytes. A branch that combines others reads them in addition to its path.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,25 +42,22 @@ class ComputedDict(dict[Key, Value], Generic[Key, Value]):
 class SegmentTree:
     """Parents and homes of segments; ids are never reused.
 
-    Segments with the same home take slots next to each other, so attention can read them as one
-    contiguous run. A root is its own home and the home of its descendants.
-
-    Args:
-        separate_homes: every segment is its own home (the layout ``paged``).
-
-    Attributes:
-        parent: of each segment; NO_SEGMENT for a root. home: of each segment.
-        lineage: all segments whose rows a segment sees: its path, and what it reads in addition.
-        homes: the homes of all segments that a segment sees, its own home first.
-        visibility: the lineages of some segments as arrays for the attention backend.
+    Segments with the same home take slots next to each other. A root is the home of its
+    descendants; with `separate_homes` (the layout ``paged``) every segment is its own.
+    lineage: all segments whose rows a segment sees: its path, and what it reads in addition;
+    homes: of all these, its own first; visibility: the lineages of some segments as arrays.
     """
 
     def __init__(self, *, separate_homes: bool = False) -> None:
         self.separate_homes = separate_homes
         self.parent: dict[int, int] = {}
         self.home: dict[int, int] = {}
-        self.lineage = ComputedDict[int, tuple[int, ...]](self._lineage)
-        self.homes = ComputedDict[int, tuple[int, ...]](self._homes)
+        self.lineage = ComputedDict[int, tuple[int, ...]](
+            lambda segment: (*self.path(segment), *self._reads.get(segment, ()))
+        )
+        self.homes = ComputedDict[int, tuple[int, ...]](
+            lambda segment: tuple(dict.fromkeys(self.home[s] for s in self.lineage[segment]))
+        )
         self.visibility = ComputedDict[tuple[int, ...], Visibility](self._visibility)
         self._ids = count()
         self._reads: dict[int, tuple[int, ...]] = {}
@@ -73,7 +69,6 @@ class SegmentTree:
         return segment in self.parent
 
     def add(self, parent: int = NO_SEGMENT) -> int:
-        """Add a child of `parent`, or a root."""
         segment = next(self._ids)
         self.parent[segment] = parent
         is_home = self.separate_homes or parent == NO_SEGMENT
@@ -81,7 +76,6 @@ class SegmentTree:
         return segment
 
     def set_parent(self, segment: int, parent: int) -> None:
-        """Move a segment below another parent; its home stays."""
         self._invalidate_()
         self.parent[segment] = parent
 
@@ -91,7 +85,6 @@ class SegmentTree:
         self._reads[segment] = tuple(others)
 
     def insert_above(self, segment: int) -> int:
-        """Insert a new segment, its own home, between a segment and its parent."""
         self._invalidate_()
         above = self.add()
         self.parent[above] = self.parent[segment]
@@ -99,7 +92,6 @@ class SegmentTree:
         return above
 
     def make_home(self, segment: int) -> None:
-        """Make a segment its own home."""
         self._invalidate_()
         self.home[segment] = segment
 
@@ -112,24 +104,17 @@ class SegmentTree:
             self._reads.pop(segment, None)
 
     def merge_into_parent(self, segment: int, parent: int) -> None:
-        """Remove a segment whose rows joined its parent; its children become the parent's."""
+        """Remove a segment whose rows joined its parent's."""
         self.remove([segment])
         for child, above in self.parent.items():
             if above == segment:
                 self.parent[child] = parent
 
     def path(self, segment: int) -> list[int]:
-        """The segment, its parent, and so on up to the root."""
         path = [segment]
         while (parent := self.parent[path[-1]]) != NO_SEGMENT:
             path.append(parent)
         return path
-
-    def _lineage(self, segment: int) -> tuple[int, ...]:
-        return (*self.path(segment), *self._reads.get(segment, ()))
-
-    def _homes(self, segment: int) -> tuple[int, ...]:
-        return tuple(dict.fromkeys(self.home[member] for member in self.lineage[segment]))
 
     def _visibility(self, segments: tuple[int, ...]) -> Visibility:
         if len(self.visibility) > MAX_VISIBILITIES:
@@ -155,8 +140,7 @@ class RunLimits:
     """What a graph fixes for all requests of a run.
 
     holds_parts: finished parts stay until one more branch has read them (`merge: attend`).
-    costs, outline_costs: measured costs of a round for the drafters that choose their draft size.
-    accept: the acceptance rule of the target.
+    costs, outline_costs: measured, for the drafters that choose their draft size.
     """
 
     layout: AnyLayout
@@ -173,7 +157,6 @@ class RunLimits:
 
     @property
     def nodes(self) -> int | Mapping[int, int]:
-        """Drafted tokens per tree, or by number of active branches; the larger of both drafters."""
         first = self.drafter.offered
         second = self.outline_drafter
         if second is None:
@@ -185,14 +168,9 @@ class RunLimits:
 class RequestTable:
     """Requests in the order of their submission, and the branches that run.
 
-    Attributes:
-        open: started requests by prefix owner; a step looks at these alone.
-        waiting: requests that have not started, by prefix owner. ended: number of ended requests.
-        active: running branches, in the order of every [S, ...] tensor.
-        arrived: requests added or requeued since the last plan. cancelled: requests to end at this
-            step boundary. deadlines: a heap of (time, id, request).
-        segments: the tree of segments; a branch's `owner` and a request's `prefix_owner` are
-            segments.
+    open: started requests by prefix owner; waiting: those that have not started; ended: how many.
+    active: running branches, in the order of [S, ...] tensors. arrived: requests added or requeued
+    since the last plan. cancelled: requests to end at this step boundary. deadlines: a heap.
     """
 
     def __init__(self, limits: RunLimits) -> None:
@@ -207,12 +185,11 @@ class RequestTable:
         self._branches: dict[int, Branch] = {}
         self.arrived: list[Request] = []
         self.cancelled: list[Request] = []
-        self.deadlines: list[tuple[float, int, Request]] = []  # a heap
+        self.deadlines: list[tuple[float, int, Request]] = []
         self._finished: list[Request] = []
 
     @property
     def requests(self) -> list[Request]:
-        """All requests, finished ones until `forget_finished`."""
         return list(self._requests.values())
 
     @property
@@ -226,15 +203,12 @@ class RequestTable:
         return bool(self.open or self.waiting)
 
     def request_of(self, owner: int) -> Request:
-        """The request with this prefix owner."""
         return self._requests[owner]
 
     def branch_of(self, owner: int) -> Branch:
-        """The branch with this owner, of a request that has not ended."""
         return self._branches[owner]
 
     def add(self, request: Request) -> None:
-        """Queue a request with its branches, if any; budgets are cut to the model's context."""
         request.prefix_owner = self.segments.add()
         for branch in request.all_branches():
             branch.owner = self.segments.add(request.prefix_owner)
@@ -257,7 +231,6 @@ class RequestTable:
                 self.end(request, Finish.CANCELLED)
 
     def end(self, request: Request, finish: Finish, why: str = "") -> None:
-        """End a request at the next step boundary with this reason."""
         if not (request.finished or request.cancelled):
             request.cancelled = True
             request.finish = finish
@@ -271,26 +244,7 @@ class RequestTable:
             request = heappop(deadlines)[2]
             self.end(request, Finish.TIMEOUT, "its time was up")
 
-    def drain_arrived(self) -> list[Request]:
-        """Requests added since the last call."""
-        arrived = self.arrived
-        self.arrived = []
-        return arrived
-
-    def drain_cancelled(self) -> list[Request]:
-        """Requests to end that have not ended by themselves."""
-        cancelled = self.cancelled
-        self.cancelled = []
-        return [request for request in cancelled if not request.finished]
-
-    def requeue(self, request: Request) -> None:
-        """Let a preempted request wait again."""
-        del self.open[request.prefix_owner]
-        self.waiting[request.prefix_owner] = request
-        self.arrived.append(request)
-
     def begin(self, request: Request) -> None:
-        """Mark a request as started; repeated calls (chunks of its prompt) do nothing."""
         if request.prefix_owner in self.waiting:
             self.open[request.prefix_owner] = self.waiting.pop(request.prefix_owner)
 

@@ -1,9 +1,8 @@
 """The records of a round on the host: its rows and their places, its results, and its summary."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from ..ops.types import (
     Rows,
 )
 from ..ops.verify.verify import DraftFigures, TreeFigures, unpacked
-from .request import Branch, Request
+from .request import Branch
 from .text.tokens import Chunk
 
 
@@ -29,9 +28,8 @@ from .text.tokens import Chunk
 class Span:
     """Prefill rows of one segment, in reading order.
 
-    request: prefix owner of the request whose prompt the rows belong to. draws: whether the last
-    row's logits draw a root token; bound: whether a grammar restricts it. chunks: document chunks
-    in `tokens`.
+    request: prefix owner of its request. draws: the last row's logits draw a root token; bound: a
+    grammar restricts it. chunks: document chunks in `tokens`.
     """
 
     owner: int
@@ -49,11 +47,8 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """Committed rows that the drafter has not read yet.
-
-    The row at `position + i` has the token `tokens[i]` and, for drafters that read features,
-    `features[i]` [F]; the drafter defines how they are paired.
-    """
+    """Committed rows that the drafter has not read yet, from `position` on: tokens and, for
+    drafters that read features, `features` [n, F]; the drafter defines how they are paired."""
 
     owner: int
     position: int
@@ -61,7 +56,6 @@ class PendingRows:
     features: Tensor | None
 
     def before(self, position: int) -> "PendingRows":
-        """The rows before a position."""
         count = max(position - self.position, 0)
         features = None if self.features is None else self.features[:count]
         return PendingRows(self.owner, self.position, self.tokens[:count], features)
@@ -69,7 +63,7 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The active branches as roots of token trees: host ints, in the proposal's order.
+    """The active branches as roots of token trees, in the proposal's order.
 
     bound: numbers of the trees under a grammar. segments: for each tree the segments whose history
     its nodes see; None if every tree sees its owner's.
@@ -85,8 +79,7 @@ class Trees:
 
 @dataclass(frozen=True, slots=True)
 class SpanSlots:
-    """The place of a span: flat row indices of one copy, and slots and flat row indices of all
-    copies, each [C, n]."""
+    """The place of a span: flat row indices of one copy, slots and flat indices of all copies."""
 
     rows: Ints
     slots_Cn: Ints
@@ -98,9 +91,8 @@ class PlacedRows:
     """The rows of a forward and their places.
 
     tree_rows, tree_slots: flat indices and slots of the trees' nodes, each [S, T]; [R] while only
-        the device knows their owners (`states.commit.with_host_tokens`).
-    fresh: all slots of trees.
-    paddings: number of padding rows at the start of each tensor row; padding: of all padding rows.
+    the device knows their owners. fresh: all of the slots. paddings: at the start of each tensor
+    row; padding: of all rows.
     """
 
     rows: Rows
@@ -116,18 +108,14 @@ class PlacedRows:
 class Batch:
     """The rows of one target forward and their owners; on the blackboard until it is committed.
 
-    placed: the rows and their slots. rows: the same, with sampling parameters and cached rows.
-    ran: branches with a tree, in the proposal's order. newcomers: branches that start; opened:
-    requests that start; branches: all branches that get tokens, `ran` and then `newcomers`.
-    spans: prefill rows, in the order of `placed.spans`.
-    forced: trees that a grammar forces; work: the cost of the drafts.
+    rows: those of `placed`, with sampling parameters and cached rows. ran: branches with a tree, in
+    the proposal's order; newcomers: branches that start. forced: trees that a grammar forces.
     """
 
     rows: Rows
     placed: PlacedRows
     ran: tuple[Branch, ...]
     newcomers: tuple[Branch, ...]
-    opened: tuple[Request, ...]
     branches: tuple[Branch, ...]
     spans: tuple[Span, ...]
     forced: tuple[int, ...] = ()
@@ -145,13 +133,10 @@ def _no_trees() -> Ids:
 class CommittedRows:
     """Rows of one segment that a forward of the target committed.
 
-    owner: the segment. prefix: the segment that it continues, or itself. position: of the first
-        row. tokens: of the rows; following: known tokens behind them without a row.
-    rows: int32, flat indices in the forward. features_QF: the target's features of the whole
-        forward, None without taps.
-    is_path: the root and the accepted nodes of a tree, not a part of a prompt; its first token was
-        in `following` before.
-    branch: None for the rows of a prefix.
+    owner: the segment. prefix: the segment that it continues, or itself. following: known tokens
+    behind `tokens`, without a row. rows: int32, flat indices in the forward. features_QF: of the
+    whole forward, None without taps. is_path: the root and the accepted nodes of a tree, not a part
+    of a prompt; its first token was in `following` before. branch: None for rows of a prefix.
     """
 
     owner: int
@@ -170,7 +155,7 @@ class RoundResult:
     """One round as host arrays (shapes as in `Accepted` and `FirstTokens`).
 
     best_RC, best_GC: the best ids of prompts' and of trees' rows under a grammar.
-    picked_P: flat indices of the cached rows that were recomputed, None if no row was cached.
+    picked_P: flat indices of the cached rows that were recomputed.
     """
 
     drawn_R: Ids
@@ -185,51 +170,31 @@ class RoundResult:
     picked_P: Ids | None = None
 
     def some(self, trees: list[int]) -> "RoundResult":
-        """The fields that a drafter learns from, of some trees only."""
+        """The same with those fields that a drafter learns from of some trees only."""
         tokens_ST = self.tokens_ST[trees]
         side_outputs_SC = self.side_outputs_SC[trees]
         return replace(self, tokens_ST=tokens_ST, side_outputs_SC=side_outputs_SC)
 
 
-class AcceptedPath(NamedTuple):
-    """The accepted path of a tree.
-
-    root, position: token and position of the root. nodes: from the root on. tokens: those of the
-    accepted nodes and the final token. num_committed: how many of the tokens were appended.
-    """
-
-    root: int
-    position: int
-    nodes: list[int]
-    tokens: list[int]
-    num_committed: int
-
-
-# How drafts are accepted, besides the rules of rejection sampling.
-MATCH = "match"
+MATCH = "match"  # how drafts are accepted, besides the rules of rejection sampling
 GRAMMAR = "grammar"
 
 
 class FinalToken(StrEnum):
-    """The origin of a round's final token.
+    """The origin of a round's final token."""
 
-    BONUS: it follows a path of drafts that was accepted to its leaf. RESIDUAL: it was drawn after
-    a rejection, from the residual of the target's distribution. TARGET: it is the target's token,
-    which no draft proposed.
-    """
-
-    BONUS = "bonus"
-    RESIDUAL = "residual"
-    TARGET = "own"
+    BONUS = "bonus"  # it follows a path of drafts that was accepted to its leaf
+    RESIDUAL = "residual"  # drawn after a rejection, from the residual distribution
+    TARGET = "own"  # the target's token, which no draft proposed
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedDraft:
     """One drafted node.
 
-    node, parent: numbers in the tree, whose root is 0; depth: 1 for children of the root.
-    accepted: whether it is on the accepted path; reached: whether it was tested (its parent is on
-        the path and, under rejection, no earlier sibling was accepted).
+    node, parent: numbers in the tree, whose root is 0, of depth 0.
+    accepted: it is on the accepted path; reached: it was tested (its parent is on the path and,
+        under rejection, no earlier sibling was accepted).
     """
 
     node: int
@@ -246,11 +211,9 @@ class ExplainedRound:
     """One branch in one round.
 
     rule: MATCH, GRAMMAR (the host takes the best legal token at each node) or the `Rule` of
-        rejection sampling.
-    position, root: of the round's root token, which an earlier round committed. The final token's
-        position is `position + accepted + 1`.
-    committed: tokens appended. finish: why the branch ended with this round, if it did; a path may
-        then hold more tokens than were appended.
+        rejection sampling. position, root: of the round's root token.
+    committed: tokens appended. finish: why the branch ended with this round; a path may then hold
+        more tokens than were appended.
     """
 
     branch: str
@@ -269,11 +232,10 @@ class ExplainedRound:
 class VerifiedTree:
     """A verified tree of one branch in one round.
 
-    position, root: of the round's root token, which an earlier round committed.
-    tokens, parents: of each node, the root first; a negative token is padding.
-    path: the accepted nodes, the root first. final: the token after them.
-    num_committed: how many of these tokens were appended; a stop token and the budget end them.
-    forced: whether the tree is the only continuation of a grammar instead of a draft.
+    position, root: of the round's root token. tokens, parents: of each node, the root first; a
+    negative token is padding. path: the accepted nodes, the root first. final: the token after
+    them. num_committed: how many of these tokens were appended. forced: the tree is the only
+    continuation of a grammar instead of a draft.
     """
 
     branch: str
@@ -291,9 +253,8 @@ class VerifiedTree:
 class BlendSummary:
     """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
 
-    plan: one status per layer. live: rows that each layer wrote anew. picked: rows that each check
-    layer went on with, the suffix not counted. reused, protected, suffix: rows of each kind.
-    parts: cached and computed rows of every prompt, or part of one, that had cached rows.
+    picked: rows that each check layer went on with, the suffix not counted. parts: cached and
+    computed rows of every prompt, or part of one, that had cached rows.
     """
 
     plan: tuple[int, ...]
@@ -309,13 +270,10 @@ class BlendSummary:
 class RoundSummary:
     """What one forward committed; the trace and the metrics are made of it.
 
-    branches: names; committed: tokens appended to each; accepted: drafts accepted by each (-1 for
-    a branch that was only prefilled); drafted: proposed tree nodes; target_length and draft_length:
-    slots in use afterwards; rows: query rows of the forward, `padding` of which are padding;
-    alignment: the padding, None under ``bim``; gamma: the decision of a draft-length policy for
-    each drafted branch; explained: figures of each draft, if recorded; blend: reused rows, None if
-    there are none; trees: of the drafted branches; work: the cost of drafting them; choices: the
-    draft sizes of drafters that choose them.
+    committed: tokens appended to each branch; accepted: drafts accepted by each (-1 for a branch
+    that was only prefilled). drafted: proposed tree nodes. target_length, draft_length: slots in
+    use afterwards. rows: query rows, `padding` of which are padding. gamma: the decision of a
+    draft-length policy for each drafted branch. choices: the sizes that drafters chose.
     """
 
     branches: tuple[str, ...]
@@ -335,83 +293,68 @@ class RoundSummary:
     choices: tuple[DraftSize, ...] = ()
 
 
-# -- records of trees -----------------------------------------------------------------------------
-
-
 def explain(
     ran: Sequence[Branch],
-    paths: Sequence[AcceptedPath],
+    trees: Sequence[VerifiedTree],
     result: RoundResult,
     figures: TreeFigures,
     *,
     bound_trees: Sequence[int],
 ) -> tuple[ExplainedRound, ...]:
-    """A record per tree of the figures of its drafts.
-
-    Args:
-        ran: the branches of the trees, after the round.
-    """
+    """A record per tree of the figures of its drafts; ran: their branches, after the round."""
+    assert result.figures_SNC is not None
     rounds = []
-    for tree, (branch, path) in enumerate(zip(ran, paths, strict=True)):
-        rule = GRAMMAR if tree in bound_trees else str(figures.rule or MATCH)
-        drafts = _drafts(result, tree, path, rule)
+    for number, (branch, tree) in enumerate(zip(ran, trees, strict=True)):
+        rule = GRAMMAR if number in bound_trees else str(figures.rule or MATCH)
+        drafts = _drafts(tree, unpacked(result.figures_SNC[number]), rule)
+        adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
+        came = FinalToken.BONUS if drafts else FinalToken.TARGET
+        if any(draft.parent == tree.path[-1] for draft in drafts):
+            came = FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
         explained = ExplainedRound(
-            branch=branch.name,
+            branch=tree.branch,
             rule=rule,
-            position=path.position,
-            root=path.root,
+            position=tree.position,
+            root=tree.root,
             drafts=drafts,
-            accepted=len(path.nodes) - 1,
-            final=path.tokens[-1],
-            came=_came(path, drafts, rule not in (MATCH, GRAMMAR) and figures.adjusted),
-            committed=path.num_committed,
+            accepted=len(tree.path) - 1,
+            final=tree.final,
+            came=came,
+            committed=tree.num_committed,
             finish=None if branch.finish is None else str(branch.finish),
         )
         rounds.append(explained)
     return tuple(rounds)
 
 
-def _came(path: AcceptedPath, drafts: Sequence[ExplainedDraft], adjusted: bool) -> FinalToken:
-    if any(draft.parent == path.nodes[-1] for draft in drafts):
-        return FinalToken.RESIDUAL if adjusted else FinalToken.TARGET
-    return FinalToken.BONUS if drafts else FinalToken.TARGET
-
-
 def _drafts(
-    result: RoundResult, tree: int, path: AcceptedPath, rule: str
+    tree: VerifiedTree, figures_N: Iterable[DraftFigures], rule: str
 ) -> tuple[ExplainedDraft, ...]:
-    """The nodes that are not padding, in the tree's order."""
-    assert result.figures_SNC is not None
-    tokens = result.tokens_ST[tree].tolist()
-    parents = result.parents_ST[tree].tolist()
-    accepted = set(path.nodes)
+    """The nodes that are not padding, in the tree's order, with the figures that decided."""
+    chosen = [*(tree.tokens[node] for node in tree.path[1:]), tree.final]
+    legal_of = dict(zip(tree.path, chosen, strict=True))
     depths = [0]
     drafts = []
-    for node, figures in enumerate(unpacked(result.figures_SNC[tree]), 1):
-        parent = parents[node]
+    for node, figures in enumerate(figures_N, 1):
+        parent = tree.parents[node]
         depths.append(depths[parent] + 1)
-        if tokens[node] < 0:
+        if tree.tokens[node] < 0:
             continue
-        relevant = _relevant(figures, path, parent, rule)
-        reached = parent in accepted if rule in (MATCH, GRAMMAR) else relevant.chance is not None
+        reached = parent in tree.path
+        if rule == GRAMMAR:
+            legal = legal_of.get(parent)
+            figures = replace(figures, draw=legal, p=None, q=None, r=None, chance=None)
+        elif rule != MATCH:
+            figures = replace(figures, draw=None, coin=None)
+            reached = figures.chance is not None
         draft = ExplainedDraft(
             node=node,
             parent=parent,
             depth=depths[node],
-            token=tokens[node],
-            accepted=node in accepted,
+            token=tree.tokens[node],
+            accepted=node in tree.path,
             reached=reached,
-            figures=relevant,
+            figures=figures,
         )
         drafts.append(draft)
     return tuple(drafts)
-
-
-def _relevant(figures: DraftFigures, path: AcceptedPath, parent: int, rule: str) -> DraftFigures:
-    """The figures that the decision used."""
-    if rule == MATCH:
-        return figures
-    if rule != GRAMMAR:
-        return replace(figures, draw=None, coin=None)
-    legal = path.tokens[path.nodes.index(parent)] if parent in path.nodes else None
-    return replace(figures, draw=legal, p=None, q=None, r=None, chance=None)

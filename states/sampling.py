@@ -22,11 +22,8 @@ class TokenCounts:
 
 
 class Samplers:
-    """Builds the sampler of every round.
-
-    Columns are rebuilt only when the branches change. Tokens are counted only if a rule penalises
-    them, and only committed ones: a tree's root is on its paths.
-    """
+    """Builds the sampler of every round. Columns are rebuilt when the branches change; committed
+    tokens are counted if a rule penalises them."""
 
     def __init__(self, vocabulary: int, device: torch.device) -> None:
         self.vocabulary = vocabulary
@@ -43,11 +40,16 @@ class Samplers:
             return None
         rules, key_S = self._rules(branches)
         answered = [branch.num_cached_tokens for branch in branches]
-        seen_SV, counts_SV = self._behind(branches, rules.penalises)
+        if rules.penalises:
+            counts = [self._catch_up_(branch) for branch in branches]
+            seen_SV = torch.stack([count.seen_V for count in counts])
+            counts_SV = torch.stack([count.counts_V for count in counts])
+        else:
+            seen_SV = torch.zeros(len(branches), 0, dtype=torch.bool, device=self.device)
+            counts_SV = seen_SV.int()
         return Sampler(rules, key_S, seen_SV, counts_SV, answered_S=self._ids(answered))
 
     def forget(self, owners: Iterable[int]) -> None:
-        """Branches that ended."""
         for owner in owners:
             self._counts.pop(owner, None)
 
@@ -61,28 +63,17 @@ class Samplers:
             self._columns = owners, merged, self._ids(keys)
         return self._columns[1:]
 
-    def _behind(self, branches: Sequence[Branch], counted: bool) -> tuple[Tensor, Tensor]:
-        """seen_SV and counts_SV; [S, 0] if no rule uses them."""
-        if not counted:
-            none_S0 = torch.zeros(len(branches), 0, device=self.device)
-            return none_S0.bool(), none_S0.int()
-        counts = [self._catch_up_(branch) for branch in branches]
-        seen_SV = torch.stack([count.seen_V for count in counts])
-        return seen_SV, torch.stack([count.counts_V for count in counts])
-
     def _catch_up_(self, branch: Branch) -> TokenCounts:
-        counts = self._counts.get(branch.owner)
-        if counts is None:
-            counts = self._counts[branch.owner] = self._first(branch)
+        if branch.owner not in self._counts:
+            seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
+            seen_V[self._ids(branch.before)] = True
+            counts_V = torch.zeros_like(seen_V, dtype=torch.int32)
+            self._counts[branch.owner] = TokenCounts(seen_V, counts_V)
+        counts = self._counts[branch.owner]
         ids_C = self._ids(branch.tokens[counts.counted : branch.num_cached_tokens])
         take_in_(counts.seen_V[None], counts.counts_V[None], torch.zeros_like(ids_C), ids_C)
         counts.counted = branch.num_cached_tokens
         return counts
-
-    def _first(self, branch: Branch) -> TokenCounts:
-        seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
-        seen_V[self._ids(branch.before)] = True
-        return TokenCounts(seen_V, torch.zeros_like(seen_V, dtype=torch.int32))
 
     def _ids(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -1,8 +1,7 @@
 """The scheduler: what is ready in a step, and which requests and branches start in it.
 
-A step is planned once, from host integers, by the op of the state `schedule`. The plan lists what
-is ready; the guards of the graph test the plan, and the order of the graph's transitions is the
-priority. No step looks at every waiting request.
+A step is planned once, from host integers. Guards of the graph test the plan, and the order of the
+graph's transitions is the priority. No step looks at every waiting request.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,20 +9,15 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, merge
 from threading import Condition
 
-from .admission import Admission, Intake, ready_branches
+from .admission import Intake, ready_branches
 from .graph.graph import SchedulerBlock
-from .kv_cache import KVCacheManager
 from .lifecycle import Lifecycle
 from .policies import Candidate, PolicyError, Rank, find_policy
 from .request import WAITING_STAGES, Branch, Finish, Request, Stage, reason_of
-from .request_table import RequestTable
 
 MAX_OVERTAKEN = 16  # waiting requests that an overtaking policy considers in a step
 MAX_NAMES = 4  # names in a reason
 MIN_CHUNK = 8  # prompt tokens that a step reads at least, however many rows the trees need
-
-
-# -- the plan of a step ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +26,12 @@ class StepPlan:
 
     A step has at most one target forward, so at most one of the lists of branches is filled.
 
-    number: of the step, from 1. why: the reason for the plan, in words.
-    outlines: keys of requests whose outlines are complete. answers: number of requests that ended
-        and whose answers are due.
-    folds: owners of branches that combine finished parts. parallel: owners of branches that start
-        in a forward of their own. branches: owners of the branches that start otherwise; requests:
-        prefix owners of the requests that start; chunks: prefix owners of requests whose prompts
-        are read on, each with the number of tokens.
-    running: branches to draft for and to verify. waiting: requests that have not started;
-    blocked: why the first of them that does not fit has to wait.
-    preempted: names of branches and requests preempted in this step.
+    why: the reason, in words. outlines: keys of requests whose outlines are complete. answers: how
+    many are due. folds: owners of branches that combine finished parts; parallel: of branches that
+    start in a forward of their own; branches: of others that start. requests: prefix owners of the
+    requests that start; chunks: of those whose prompts are read on by so many tokens. running,
+    waiting: numbers of branches and of requests; blocked: why the first of these does not fit.
+    preempted: names of branches and requests.
     """
 
     number: int
@@ -60,33 +50,23 @@ class StepPlan:
 
     @property
     def starting(self) -> tuple[int, ...]:
-        """Owners of all branches that start in this step."""
         return self.folds or self.parallel or self.branches
 
     @property
     def num_starts(self) -> int:
-        """Number of branches and requests that start or are read on."""
         return len(self.starting) + len(self.requests) + len(self.chunks)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is ready."""
         return not (self.outlines or self.answers or self.running or self.num_starts)
 
 
 class Inbox:
-    """Requests submitted and ended from any thread; the next `schedule` drains them.
-
-    A run over a closed list of requests has an inbox that is closed from the start.
-
-    Args:
-        stays: whether requests may still come.
-        serves: whether answers are due one by one, not all of them at the end.
-        sleeps: whether `wait` blocks; otherwise the caller of the run waits.
-    """
+    """Requests submitted and ended from any thread. stays: more may come. serves: answers are due
+    one by one, not all at the end. sleeps: `wait` blocks; otherwise the caller of the run waits."""
 
     def __init__(self, *, stays: bool = False, serves: bool = False, sleeps: bool = True) -> None:
-        self._stays = stays
+        self.stays = stays
         self.serves = serves
         self.sleeps = sleeps
         self._changed = Condition()
@@ -94,37 +74,27 @@ class Inbox:
         self._ended: list[tuple[Request, Finish]] = []
 
     @property
-    def stays(self) -> bool:
-        """Whether requests may still come."""
-        return self._stays
-
-    @property
     def over(self) -> bool:
-        """True when the inbox is closed and empty."""
-        return not (self._stays or self._arrived or self._ended)
+        return not (self.stays or self._arrived or self._ended)
 
     def submit(self, requests: Iterable[Request]) -> bool:
-        """Add requests; returns False when the inbox is closed."""
         with self._changed:
-            if self._stays:
+            if self.stays:
                 self._arrived += requests
                 self._changed.notify_all()
-            return self._stays
+            return self.stays
 
     def end(self, request: Request, finish: Finish) -> None:
-        """End a request at the next step; its tokens until then stay."""
         with self._changed:
             self._ended.append((request, finish))
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Accept no more requests."""
         with self._changed:
-            self._stays = False
+            self.stays = False
             self._changed.notify_all()
 
     def drain(self) -> tuple[list[Request], list[tuple[Request, Finish]]]:
-        """The requests submitted and those ended since the last call."""
         if not (self._arrived or self._ended):  # the usual case needs no lock
             return [], []
         with self._changed:
@@ -135,14 +105,10 @@ class Inbox:
             return arrived, ended
 
     def wait(self, seconds: float | None = None) -> None:
-        """Block until there is something to drain, or the inbox is closed."""
         if not self.sleeps:
             return
         with self._changed:
-            self._changed.wait_for(lambda: not self._stays or self._arrived or self._ended, seconds)
-
-
-# -- the token budget of a forward ----------------------------------------------------------------
+            self._changed.wait_for(lambda: not self.stays or self._arrived or self._ended, seconds)
 
 
 @dataclass(slots=True)
@@ -168,14 +134,8 @@ def within_budget(
 ) -> Starts:
     """Of all that could start, what fits into the rows of the next forward.
 
-    Prompts that are half read come first, then branches, then new requests. A prompt that fits
-    into the remaining rows is read to its end; the next one is read in part. A prompt that cannot
-    be cut (it contains reused documents) is read alone.
-
-    Args:
-        half_read: open requests whose prompts are read in chunks.
-        tree_rows: rows of that forward for the trees.
-        max_tokens: rows of a forward (`scheduler.max_num_batched_tokens`); None for no limit.
+    Prompts that are half read come first, then branches, then new requests. The first prompt that
+    does not fit is read in part, or alone if it contains reused documents.
     """
     if max_tokens is None:
         return Starts(intake.branches, intake.requests)
@@ -195,8 +155,12 @@ def within_budget(
     for item in items:
         if remaining <= 0:
             break
-        cost = _prompt_rows(item)
-        max_chunk = _max_chunk(item)
+        if isinstance(item, Branch):
+            max_chunk = 0
+            cost = len(item.rows) + len(item.request.common_prompt)
+        else:
+            max_chunk = _max_chunk(item)
+            cost = item.prompt_size - item.prefix_length
         if cost <= remaining or not (max_chunk or starts):
             starts.add(item)
         elif isinstance(item, Request) and max_chunk:
@@ -208,16 +172,9 @@ def within_budget(
     return starts
 
 
-def _prompt_rows(item: Branch | Request) -> int:
-    """Rows of a prompt."""
-    if isinstance(item, Request):
-        return item.num_unread_tokens
-    return len(item.rows) + len(item.request.common_prompt)
-
-
-def _max_chunk(item: Branch | Request) -> int:
+def _max_chunk(item: Request) -> int:
     """Prompt tokens that can be read before the first branch starts; 0: all or nothing."""
-    if isinstance(item, Branch) or item.body.chunks or item.tail.chunks:
+    if item.body.chunks or item.tail.chunks:
         return 0
     if item.first_branch is not None:
         return item.body_size - item.prefix_length
@@ -226,41 +183,19 @@ def _max_chunk(item: Branch | Request) -> int:
     return max(item.prompt_size - 1 - item.prefix_length, 0)
 
 
-# -- the scheduler --------------------------------------------------------------------------------
-
 # Rank, then two numbers that are never equal, then the request and its branch.
 Item = tuple[Rank, int, int, Request, Branch | None]
 
 
 class Scheduler:
-    """Plans each step from host integers.
+    """Plans each step from host integers. Raises PolicyError if its policy cannot be found."""
 
-    Args:
-        kv_cache: its prefix cache, if there is one, defers requests whose prefix another request
-            computes in the same step.
-        lifecycle: preempts requests and branches.
-
-    Raises:
-        PolicyError: the policy of the block cannot be found.
-
-    Attributes:
-        steps: number of planned steps.
-    """
-
-    def __init__(
-        self,
-        *,
-        table: RequestTable,
-        admission: Admission,
-        block: SchedulerBlock,
-        kv_cache: KVCacheManager,
-        lifecycle: Lifecycle,
-    ) -> None:
-        self.table = table
-        self.admission = admission
-        self.block = block
-        self.kv_cache = kv_cache
+    def __init__(self, lifecycle: Lifecycle, block: SchedulerBlock) -> None:
         self.lifecycle = lifecycle
+        self.table = lifecycle.table
+        self.kv_cache = lifecycle.kv_cache
+        self.admission = lifecycle.admission
+        self.block = block
         self.policy = find_policy(block.policy)
         self.steps = 0
         self._answered = 0  # requests that had ended when answers were last due
@@ -271,17 +206,12 @@ class Scheduler:
         self._last_turn = 0  # the last step in which a request started in spite of its rank
 
     def plan_(self, *, serves: bool) -> StepPlan:
-        """The plan of the next step.
-
-        Args:
-            serves: whether answers are due one by one, not all of them at the end.
-
-        Raises:
-            PolicyError: the policy failed.
-        """
+        """The plan of the next step; serves: answers are due one by one, not all at the end."""
         self.steps += 1
         self._preempted = []
-        for request in self.table.drain_arrived() if self.table.arrived else ():
+        arrived = self.table.arrived
+        self.table.arrived = []
+        for request in arrived:
             request.step = request.step or self.steps
             if request.prefix_owner not in self._queued:
                 self._queued.add(request.prefix_owner)
@@ -306,7 +236,9 @@ class Scheduler:
         intake = self._choose()
         folds = [branch for branch in intake.branches if branch.combines]
         if folds:
-            return self._plan(f"parts are complete: {_names_of(folds)}", intake, folds=folds)
+            return self._plan(
+                f"parts are complete: {_names(b.name for b in folds)}", intake, folds=folds
+            )
         half_read = [r for r in self.table.open.values() if r.stage is Stage.PREFILL]
         starts = within_budget(
             intake,
@@ -317,16 +249,15 @@ class Scheduler:
         outlined = any(branch.request.outline_budget for branch in starts.branches)
         if outlined and (after_parse or not running):
             why = "outlines were parsed" if after_parse else "no branch runs"
-            why = f"{why}: {_names_of(starts.branches)}"
+            why = f"{why}: {_names(b.name for b in starts.branches)}"
             return self._plan(why, intake, parallel=starts.branches)
         names = [*(b.name for b in starts.branches), *(r.key for r in starts.requests)]
         if running:
             why = f"{running} run" + (f", {_names(names)} join" if names else "")
             return self._plan(why + _chunk_note(starts), intake, starts)
         if starts:
-            return self._plan(
-                f"no branch runs: {_names(names)}" + _chunk_note(starts), intake, starts
-            )
+            why = f"no branch runs: {_names(names)}" + _chunk_note(starts)
+            return self._plan(why, intake, starts)
         if self.admission.optimistic and self._free_rows_():
             return self._plan_forward(after_parse)
         return self._plan("nothing can start", intake)
@@ -336,7 +267,7 @@ class Scheduler:
         for request in self.table.open.values():
             if request.stage is Stage.PREFILL:
                 return True
-            for branch in request.branches:
+            for branch in request.branches:  # no call per branch
                 if branch.stage in WAITING_STAGES:
                     return True
         return False
@@ -371,57 +302,40 @@ class Scheduler:
             preempted=tuple(self._preempted),
         )
 
-    # -- preemption -------------------------------------------------------------------------------
-
     def _free_rows_for_round_(self) -> None:
-        """Free rows until the trees of the next round fit.
-
-        Idle cached rows are evicted first. Then the youngest branches are preempted one after
-        another, a request with its last branch. The oldest request is never preempted.
-        """
+        """Free rows until the trees of the next round fit; the oldest request is not preempted."""
         if not self.admission.optimistic:
             return
-        while self.admission.missing(self.kv_cache.needed_slots, len(self.table.active)) > 0:
+        kv = self.kv_cache.pools[0]
+        while self.admission.missing(kv.needed_length, len(self.table.active)) > 0:
             if not self._free_rows_():
                 return
         tree_slots = self.admission.capacity.tree_slots(len(self.table.active))
         self.kv_cache.evict_idle_(tree_slots)
 
     def _free_rows_(self) -> bool:
-        """Preempt the youngest branch or request; if there is none, return borrowed cached rows.
-
-        Returns:
-            Whether anything has changed.
-        """
-        victim = self._youngest()
-        if victim is None:
-            return self.kv_cache.return_borrowed_()
+        """Preempt the youngest branch, or the youngest request if it has only one and is not alone,
+        or return borrowed cached rows; whether anything changed."""
+        youngest = max(self.table.open.values(), key=lambda item: item.arrival, default=None)
+        running = [branch for branch in self.table.active if branch.request is youngest]
+        victim = running[-1] if len(running) > 1 else youngest
+        if victim is None or (victim is youngest and len(self.table.open) == 1):
+            prefixes = self.kv_cache.prefixes
+            return prefixes is not None and prefixes.return_borrowed_()
         self._preempted.append(victim.name)
         self.lifecycle.preempt_(victim)
         return True
-
-    def _youngest(self) -> Branch | Request | None:
-        """The next item to preempt; None if only the oldest request with one branch remains."""
-        request = max(self.table.open.values(), key=lambda item: item.arrival, default=None)
-        if request is None:
-            return None
-        running = [branch for branch in self.table.active if branch.request is request]
-        if len(running) > 1:
-            return running[-1]
-        return request if len(self.table.open) > 1 else None
-
-    # -- what starts ------------------------------------------------------------------------------
 
     def _choose(self) -> Intake:
         """The items that can start next to the running branches, in the order of their rank.
 
         When an item does not fit, no item after it starts, unless the policy lets others overtake
-        it; overtaking ends when the item has waited for `max_wait` steps. Branches that start in
-        the row of their own idle prefix are exempt, because no other item can use that row. While
+        it, for at most `max_wait` steps, or a branch has the row of its own idle prefix. While
         nothing runs, later items may start, because only their rows can block the first one.
         """
         prefixes = self.kv_cache.prefixes
-        intake = self.admission.intake(
+        intake = Intake(
+            self.admission,
             self.table.open.values(),
             len(self.table.active),
             None if prefixes is None else prefixes.rows_held_by_others,
@@ -478,7 +392,8 @@ class Scheduler:
             if request.stage is Stage.PREFILL:  # a half-read prompt is read to its end first
                 yield _first_item(request)
                 continue
-            for place, branch in enumerate(ready_branches(request, self.admission.order)):
+            order = self.table.limits.layout.order
+            for place, branch in enumerate(ready_branches(request, order)):
                 item = self._item(request, branch, place)
                 yield ((), *item[1:]) if request is turn else item
 
@@ -502,7 +417,6 @@ class Scheduler:
 
 
 def _first_item(request: Request) -> Item:
-    """An item before all items with a rank."""
     return (), request.prefix_owner, -1, request, None
 
 
@@ -515,11 +429,7 @@ def _chunk_note(starts: Starts) -> str:
     return "".join(f", {part}" for part in parts)
 
 
-def _names_of(branches: Iterable[Branch]) -> str:
-    return _names([branch.name for branch in branches])
-
-
-def _names(names: Sequence[str]) -> str:
-    """The first names, and the number of the others."""
+def _names(all_names: Iterable[str]) -> str:
+    names = [*all_names]
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

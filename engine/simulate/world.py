@@ -309,7 +309,7 @@ class Simulation:
     def _forward_(self, plan: StepPlan, ran: Sequence[Branch]) -> int:
         """Write down the results of a forward; returns its rows."""
         manager = self.manager
-        newcomers, _, spans = manager.batch_builder.start_(plan)
+        newcomers, spans = manager.batch_builder.start_(plan)
         rows = manager.capacity.round_rows(len(ran))
         for branch in ran:
             written = self._append(branch, next(self._round_tokens))

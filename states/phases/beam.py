@@ -1,12 +1,13 @@
 """The phases of beam search: every branch is a search, every live beam is a row of the forward."""
 
-from dataclasses import replace
+import numpy as np
+import torch
 
-from ...ops.beam import Chosen, Searches
+from ...ops.beam import Beams, Chosen, Searches, first_beams
 from ...ops.forward import HostReader
 from ...ops.registry import op
 from ...ops.types import Proposal
-from ..beam import BeamState
+from ..beam import BeamState, BeamStep, extend_, write_tokens_
 from ..manager import BranchStateManager
 from ..round import Batch, RoundSummary
 
@@ -18,14 +19,40 @@ def _beams(branches: BranchStateManager) -> BeamState:
 
 @op("beam.expand", writes="proposal", needs="beam")
 def expand_beams(branches: BranchStateManager) -> Proposal:
-    """The last token of every live beam, as the rows of the next forward."""
-    return _beams(branches).offer()
+    """The last token of every live beam: a tree without levels, its nodes side by side."""
+    beams = _beams(branches)
+    tokens = [beams.searches[branch.owner].tokens_Wn[1:, -1] for branch in branches.active]
+    tokens_SN = beams.ids(np.array(tokens).reshape(len(tokens), beams.width - 1))
+    none_SN = torch.zeros_like(tokens_SN)
+    return Proposal(
+        tokens_SN=tokens_SN,
+        parents_SN=none_SN - 1,
+        depths_SN=none_SN,
+        valid_SN=none_SN == 0,
+        scores_SN=none_SN.float(),
+        levels=0,
+    )
 
 
 @op("beam.gather", writes="searches", needs="beam")
 def gather_beams(branches: BranchStateManager, batch: Batch) -> Searches:
-    """The state of every search in these rows; new searches have one beam."""
-    return _beams(branches).gather(batch)
+    """The state of every search in these rows, on the device; new searches have one beam."""
+    beams = _beams(branches)
+    searches = [beams.search(branch) for branch in batch.branches]
+    none = _part(first_beams(beams.width, branches.kv.data.device), slice(0, 0))
+    parts = [none, *(search.beams for search in searches)]
+    stops = [sorted(branch.request.stop_ids) for branch in batch.branches]
+    most = max(map(len, stops), default=0)
+    return Searches(
+        Beams(
+            torch.cat([part.running_SW for part in parts]),
+            torch.cat([part.kept_SW for part in parts]),
+            torch.cat([part.ended_SW for part in parts]),
+        ),
+        beams.ids([search.length + 1 for search in searches])[:, None],
+        beams.ids([branch.budget for branch in batch.branches])[:, None],
+        beams.ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(stops), most),
+    )
 
 
 @op(
@@ -39,6 +66,39 @@ def commit_beams_(
     branches: BranchStateManager, batch: Batch, host: HostReader, chosen: Chosen
 ) -> RoundSummary:
     """The step's one host read: commit the rows of live beams, end the searches that are over."""
-    summary = _beams(branches).commit_(batch, host, chosen)
+    beams = _beams(branches)
+    parts = [chosen.parent_SW, chosen.token_SW, chosen.origin_SW, chosen.parent_SC, chosen.token_SC]
+    parts += [chosen.beams.ended_SW, chosen.beams.kept_SW.view(torch.int32), chosen.over_S]
+    step = BeamStep(*host.read_all(parts))
+    placed = batch.placed
+    for span, slots in zip(batch.spans, placed.spans, strict=True):
+        for slots_n in slots.slots_Cn:
+            branches.kv.commit_(slots_n, span.positions)
+    for branch in batch.newcomers:
+        branch.length += len(branch.prompt)
+    before = [len(branch.tokens) for branch in batch.branches]
+    for number, branch in enumerate(batch.branches):
+        search = beams.searches[branch.owner] = beams.search(branch)
+        search.beams = _part(chosen.beams, slice(number, number + 1))
+        extend_(search, step, number)
+        if number < len(batch.ran):
+            beams.commit_rows_(branch, search, placed.tree_slots[number], step.parent_SW[number])
+        write_tokens_(branch, search, step, number)
+    counts = zip(batch.branches, before, strict=True)
+    committed = tuple(len(branch.tokens) - count for branch, count in counts)
     branches.lifecycle.release_and_prepare_(batch.branches)
-    return replace(summary, target_length=branches.kv.current_length)
+    return RoundSummary(
+        branches=tuple(branch.name for branch in batch.branches),
+        committed=committed,
+        accepted=(*[0] * len(batch.ran), *[-1] * len(batch.newcomers)),
+        drafted=0,
+        target_length=branches.kv.current_length,
+        draft_length=0,
+        rows=placed.rows.tokens_BQ.numel(),
+        padding=placed.padding,
+        alignment=placed.rows.alignment,
+    )
+
+
+def _part(beams: Beams, which: slice) -> Beams:
+    return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])

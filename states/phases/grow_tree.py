@@ -1,4 +1,5 @@
-"""The phase `grow_tree`: the drafter deepens all trees; a grammar may force tokens instead."""
+"""The phases `expand_root` and `grow_tree`: the drafter reads the new rows, proposes a first level
+and deepens all trees; a grammar may force tokens instead."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -7,11 +8,26 @@ from typing import Any
 import torch
 
 from ...ops.registry import guard, op
-from ...ops.types import Proposal
+from ...ops.types import DraftRows, Proposal
 from ..drafter import Drafter
 from ..manager import BranchStateManager
 from ..request import Branch
 from ..scheduler import StepPlan
+
+
+@op("branch.intake_", writes="draft_rows")
+def intake_(drafter: Drafter, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
+    """The rows committed since the drafter's last forward, of all branches.
+
+    Only the active branches for a drafter that needs no forward in this round.
+    """
+    return drafter.intake_(attention=attention)
+
+
+@op("draft.expand_root_", writes="frontier", drops="draft_rows")
+def expand_root_(drafter: Drafter, draft_rows: DraftRows | tuple[Branch, ...]) -> Any:
+    """The drafter's forward over these rows, and the first level of all trees."""
+    return drafter.root(draft_rows)
 
 
 @op("draft.grow_tree_", writes="proposal", drops="frontier")
@@ -28,19 +44,12 @@ def force(branches: BranchStateManager, proposal: Proposal) -> Proposal:
     chains = {}
     for tree, branch in enumerate(branches.table.active):
         if branch.matcher is not None:
-            chain = _forced_tokens(branch)[:nodes]
+            chain: list[int] = []
+            with suppress(Exception):  # an error ends the branch when its next token is drawn
+                chain = branch.matcher.forced()[:nodes]
             if 2 * len(chain) > proposal.levels:
                 chains[tree] = chain
     return _with_chains(proposal, chains) if chains else proposal
-
-
-def _forced_tokens(branch: Branch) -> list[int]:
-    """All tokens that the grammar forces; none if the grammar fails, which ends the branch when its
-    next token is drawn."""
-    assert branch.matcher is not None
-    with suppress(Exception):
-        return branch.matcher.forced()
-    return []
 
 
 def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:

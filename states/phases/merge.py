@@ -72,7 +72,6 @@ def merge(branches: BranchStateManager, prompts: PromptBook) -> tuple[Answer, ..
 
 
 def delivered(request: Request, prompts: PromptBook) -> Answer:
-    """A request's answer; if the tokenizer fails, the reason."""
     try:
         return answer(request, prompts)
     except Exception as error:
@@ -82,10 +81,12 @@ def delivered(request: Request, prompts: PromptBook) -> Answer:
 
 
 def answer(request: Request, prompts: PromptBook) -> Answer:
-    """The answer of a request as decoded so far."""
     sections = tuple(_section(b, prompts) for b in request.branches if not b.combines)
     combined = next((_section(b, prompts) for b in request.branches if b.combines), None)
-    text = "\n\n".join(map(_with_heading, sections))
+    text = "\n\n".join(
+        f"{part.index + 1}. {part.title}\n\n{part.text}" if part.title else part.text
+        for part in sections
+    )
     if combined is not None and combined.text and combined.finish in COMPLETE:
         text = combined.text
     root = request.root
@@ -110,9 +111,3 @@ def _section(branch: Branch, prompts: PromptBook) -> Section:
         finish=str(branch.finish or Finish.CANCELLED),
         note=branch.note,
     )
-
-
-def _with_heading(section: Section) -> str:
-    if not section.title:
-        return section.text
-    return f"{section.index + 1}. {section.title}\n\n{section.text}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ...ops.registry import op
 from ..manager import BranchStateManager
 from ..prompt_builder import PromptBuilder
-from ..request import Branch, Finish, Request, failing, move
+from ..request import Finish, Request, failing, move
 from ..request_table import RequestTable
 from ..text.documents import CHUNK_TOKENS
 from ..text.prompts import PromptBook
@@ -36,7 +36,12 @@ def parse_(
             request.outline = request.given_outline or prompts.read_outline(
                 root.tokens, max_branches=max_branches, tools=tools
             )
-            pending = _close_root_(branches, request, root)
+            if branches.limits.share_outline:
+                branches.kv_cache.promote_root_(request)
+                pending = root.pending  # tokens without rows, before the common prompt
+            else:
+                branches.kv_cache.drop_root_(request)
+                pending = []
             if not request.budget:
                 branches.lifecycle.finish_(request)
                 continue
@@ -49,16 +54,6 @@ def parse_(
     branches.lifecycle.release_and_prepare_()
 
 
-def _close_root_(branches: BranchStateManager, request: Request, root: Branch) -> list[int]:
-    """Promote the outline's rows to the prefix, or free them; returns its tokens without rows that
-    the branches still have to prefill."""
-    if branches.limits.share_outline:
-        branches.kv_cache.promote_root_(request)
-        return root.pending
-    branches.kv_cache.drop_root_(request)
-    return []
-
-
 def fan_out_(
     table: RequestTable,
     builder: PromptBuilder,
@@ -69,9 +64,7 @@ def fan_out_(
 ) -> None:
     """Create the branches of a parsed outline, or one plain answer if it has no points.
 
-    Args:
-        pending: tokens of the outline before the common prompt of the branches.
-        direct_tokens: budget of the plain answer.
+    pending: tokens of the outline before the common prompt. direct_tokens: of the plain answer.
     """
     before = PromptTokens(tuple(pending)) + request.opening
     assert request.outline is not None

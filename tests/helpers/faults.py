@@ -118,8 +118,8 @@ def drafts_one_on(good: Any, self: Layout, kv: KVCache, trees: Any, spans: Any) 
 
 
 def first_nodes(good: Any, *given: Any, **more: Any) -> Any:
-    path = good(*given, **more)
-    return path._replace(nodes=[*range(len(path.nodes))])
+    tree = good(*given, **more)
+    return replace(tree, path=(*range(len(tree.path)),))
 
 
 def ends_early(good: Any, self: KVCache, source: Any, target: Any, cause: str) -> None:

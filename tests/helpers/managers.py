@@ -13,9 +13,9 @@ from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
 from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
 from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.manager import BranchStateManager
-from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
+from specsot.states.phases import skeleton, verify
 from specsot.states.phases.schedule import plan_
-from specsot.states.request import Branch, Request, Stage
+from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.request_table import RunLimits
 from specsot.states.round import Batch
 from specsot.states.scheduler import Inbox, StepPlan
@@ -66,9 +66,7 @@ def request(
 
 def running(made: BranchStateManager, *requests: Request, first: int = 20) -> list[Branch]:
     """Submit requests and start them; their first tokens are `first` and the following ids."""
-    for one in requests:
-        made.lifecycle.submit(one)
-    batch = open_requests_(made)
+    batch = open_requests_(made, *requests)
     commit_(made, batch, range(first, first + len(batch.newcomers)))
     return list(batch.newcomers)
 
@@ -85,6 +83,31 @@ def fan_out_(
         one.branches.append(branch)
     made.lifecycle.release_and_prepare_()
     return one.branches
+
+
+def fanned_out(
+    made: BranchStateManager, one: Request, hoist: Sequence[int], prompts: Sequence[Sequence[int]]
+) -> list[Branch]:
+    """The branches of a request that is started and whose outline has ended."""
+    (root,) = running(made, one, first=30)
+    root.end(Finish.STOP)
+    return fan_out_(made, one, hoist, prompts)
+
+
+class OddTokens:
+    """A grammar in which every token is odd."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def is_legal(self, token: int) -> bool:
+        return token % 2 == 1
+
+    def advance(self, token: int) -> None:
+        self.tokens.append(token)
+
+    def forced(self) -> list[int]:
+        return []
 
 
 def proposal(*trees: Sequence[tuple[int, int]]) -> Proposal:
@@ -135,9 +158,10 @@ def commit_(
     batch: Batch,
     drawn: Sequence[int] = (),
     outcome: Accepted | None = None,
-    features: torch.Tensor | None = None,
     bound: GrammarRows | None = None,
 ) -> Any:
+    """Commit a batch, in which the feature of each row is its number."""
+    features = torch.arange(batch.rows.tokens_BQ.numel())[:, None].float()
     roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), bound or none())
     summary = made.committer.commit_(
         batch, host=HostReader(), features_QF=features, accepted=outcome, roots=roots
@@ -159,12 +183,15 @@ def start_(made: BranchStateManager, *requests: Request) -> Batch:
     return made.batch_builder.build_(StepPlan(0, "", requests=owners))
 
 
-def open_requests_(made: BranchStateManager) -> Batch:
+def open_requests_(made: BranchStateManager, *requests: Request) -> Batch:
+    """Submit requests; the prompts of all that can start."""
+    for one in requests:
+        made.lifecycle.submit(one)
     return skeleton.open_requests_(made, plan_(made, Inbox()))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
-    return parallel_prefill.fork_(made, plan_(made, Inbox()))[0]
+    return skeleton.fork_(made, plan_(made, Inbox()))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
@@ -174,7 +201,7 @@ def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
     """The same, and whoever can start."""
-    return continuous_decode.admit_(made, offer, plan_(made, Inbox()))[0]
+    return verify.admit_(made, offer, plan_(made, Inbox()))[0]
 
 
 def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:

@@ -93,35 +93,28 @@ def test_a_stuck_run_says_where() -> None:
         run.advance()
 
 
-def test_an_error_in_an_op_keeps_its_type_and_says_where() -> None:
-    run, events = start(changed(("[toy.draft]", "[toy.draft, toy.fail]")))
-    run.advance()
-    with pytest.raises(ValueError, match="toy failure") as caught:
+@pytest.mark.parametrize(
+    ("change", "moves", "kind", "place"),
+    [
+        (("[toy.draft]", "[toy.draft, toy.fail]"), 1, ValueError, "8: in op 'toy.fail' of state"),
+        (("when: toy_done", "when: toy_breaks"), 3, KeyError, "14: in guard 'toy_breaks'"),
+        (("[toy.open]", "[toy.two, toy.open]"), 0, ValueError, "7: in op 'toy.two' of state"),
+        (("[toy.open]", "[toy.loud, toy.open]"), 0, TypeError, "7: in op 'toy.loud' of state"),
+    ],
+)
+def test_an_error_in_an_op_or_a_guard_keeps_its_type_and_says_where(
+    change: tuple[str, str], moves: int, kind: type[Exception], place: str
+) -> None:
+    run, events = start(changed(change))
+    for _ in range(moves):
         run.advance()
-    assert caught.value.__notes__ == ["g.yaml:8: in op 'toy.fail' of state 'draft'"]
-    assert run.state == "draft"
-    with pytest.raises(RunError, match="cannot go on from 'draft': it died of ValueError"):
-        run.advance()
-    assert not any(isinstance(e, OpRan) and e.op == "toy.fail" for e in events)
-
-
-def test_an_error_in_a_guard_says_where() -> None:
-    run, _ = start(changed(("when: toy_done", "when: toy_breaks")))
-    for _ in range(3):
-        run.advance()
-    with pytest.raises(KeyError) as caught:
-        run.advance()
-    assert caught.value.__notes__ == ["g.yaml:14: in guard 'toy_breaks'"]
-    with pytest.raises(RunError, match="died of KeyError"):
-        run.advance()
-
-
-@pytest.mark.parametrize(("op", "kind"), [("toy.two", ValueError), ("toy.loud", TypeError)])
-def test_a_wrong_number_of_results_is_told(op: str, kind: type[Exception]) -> None:
-    run, _ = start(changed(("[toy.open]", f"[{op}, toy.open]")))
     with pytest.raises(kind) as caught:
         run.advance()
-    assert caught.value.__notes__ == [f"g.yaml:7: in op {op!r} of state 'prefill'"]
+    where = f" {run.state!r}" if place.endswith("state") else ""
+    assert caught.value.__notes__ == [f"g.yaml:{place}{where}"]
+    with pytest.raises(RunError, match=f"go on from {run.state!r}: it died of {kind.__name__}"):
+        run.advance()
+    assert not any(isinstance(e, OpRan) and f"'{e.op}'" in place for e in events)
 
 
 def test_an_interrupt_is_not_swallowed() -> None:
@@ -171,12 +164,6 @@ def test_two_runs_of_one_program_are_apart() -> None:
     program = load()
     runs = [Run(program, {"counter": {"n": n}}, lambda event: None) for n in (0, 2)]
     assert [drive(run).steps for run in runs] == [8, 4]
-
-
-def test_a_machine_does_not_drive_itself() -> None:
-    run, events = start()
-    run.advance()
-    assert run.state == "prefill" and len(events) == 2
 
 
 def test_the_machine_binds_no_name_that_a_run_has_itself() -> None:

@@ -1,6 +1,7 @@
 """What a forward brought is committed: slots, positions, tips and tokens, from made-up outcomes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from helpers.managers import (
     STOP,
     VOCABULARY,
+    OddTokens,
     accepted,
     admit_,
     chain,
@@ -20,13 +22,15 @@ from helpers.managers import (
     running,
     tree_rows_,
 )
+from helpers.vanilla import cases
 
 from specsot.ops.draft.proposals import share
 from specsot.ops.kv.pool import FREE
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import GrammarRows
+from specsot.states.commit import append_tokens
 from specsot.states.manager import BranchStateManager
-from specsot.states.request import Branch, Finish
+from specsot.states.request import Branch, Finish, Request, Stage
 from specsot.states.round import Batch, RoundSummary
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
@@ -46,8 +50,7 @@ def row_of(made: BranchStateManager, branch: Branch) -> int:
 @LAYOUTS
 def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
-    made.lifecycle.submit(one)
-    summary = commit_(made, open_requests_(made), [40])
+    summary = commit_(made, open_requests_(made, one), [40])
     (branch,) = made.active
     assert (branch.tokens, branch.num_cached_tokens, branch.pending) == ([40], 0, [40])
     assert (branch.start, branch.length) == (3, 5)
@@ -59,8 +62,7 @@ def test_a_newcomer_gets_its_root_token_which_has_no_row_yet(layout: str) -> Non
 
 def test_a_first_token_that_ends_an_answer_is_no_part_of_it() -> None:
     made, one = manager(), request(prefix=[5])
-    made.lifecycle.submit(one)
-    commit_(made, open_requests_(made), [STOP])
+    commit_(made, open_requests_(made, one), [STOP])
     (branch,) = one.branches
     assert (branch.tokens, branch.finish) == ([], Finish.STOP)
     assert one.finished and not made.active and made.kv.needed_length == 0
@@ -87,14 +89,6 @@ def test_an_accepted_path_stays_where_it_lies_and_the_rest_is_given_back(layout:
     assert (summary.committed, summary.accepted) == ((3, 3), (2, 2))
     assert summary.drafted == 6 and (first.accepted, first.emitted) == ([2], [3])
     made.kv.check_integrity()
-
-
-def test_a_round_without_any_accepted_draft_still_brings_a_token() -> None:
-    made = manager(drafter="ngram")
-    (branch,) = running(made, request(tail=[5]))
-    _, summary = verify_(made, proposal(chain(50, 51)), [[]], [90])
-    assert branch.tokens == [20, 90] and branch.length == 2
-    assert (summary.committed, summary.accepted) == ((1,), (0,))
 
 
 @pytest.mark.parametrize(
@@ -132,23 +126,6 @@ def test_a_budget_ends_a_branch_inside_a_path() -> None:
     assert (root.emitted, root.accepted, root.num_cached_tokens) == ([2], [3], 3)
 
 
-class Odd:
-    """A grammar in which every token is odd."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def is_legal(self, token: int) -> bool:
-        return token % 2 == 1
-
-    def advance(self, token: int) -> None:
-        self.tokens.append(token)
-
-    def rollback(self, count: int) -> None: ...
-    def forced(self) -> list[int]:
-        return []
-
-
 def best(*rows: Sequence[int]) -> GrammarRows:
     scores_GV = torch.zeros(len(rows), VOCABULARY)
     for row in range(len(rows)):
@@ -159,10 +136,8 @@ def best(*rows: Sequence[int]) -> GrammarRows:
 def test_under_a_grammar_the_best_legal_token_is_taken_at_every_node() -> None:
     made = manager(drafter="ngram")
     free = running(made, request("a"))[0]
-    some = [request(key, outline_budget=9, new_matcher=Odd) for key in "bc"]
-    for one in some:
-        made.lifecycle.submit(one)
-    commit_(made, open_requests_(made), [0, 0], bound=best([4, 33], [6, 8]))
+    some = [request(key, outline_budget=9, new_matcher=OddTokens) for key in "bc"]
+    commit_(made, open_requests_(made, *some), [0, 0], bound=best([4, 33], [6, 8]))
     first, second = (one.root for one in some)
     assert first is not None and second is not None
     assert (first.tokens, second.tokens) == ([33], [73])
@@ -223,3 +198,15 @@ def test_what_a_round_committed_waits_for_the_drafter(layout: str) -> None:
     rows = made.layout.place_draft_(made.kv_draft, made.drafter.inbox, tips)
     assert made.kv_draft.slots_of(branch.owner).size == 4
     assert rows.start_S.tolist() == [branch.length] and rows.root_S.tolist() == [90]
+
+
+@pytest.mark.parametrize("case", cases("stop"))
+def test_a_round_is_cut_where_the_vectors_say(case: Any) -> None:
+    """The vectors keep the stop token; an answer does not hold it."""
+    request = Request("r", 0, "", [], [], frozenset(case["stop"]), 99, 99)
+    branch = Branch(request, 0, 1, budget=case["remaining"], stage=Stage.RUNNING)
+    count = append_tokens(branch, case["emitted"])
+    kept = case["kept"][:-1] if case["reason"] == "stop" else case["kept"]
+    assert (branch.tokens, count) == (kept, len(kept))
+    assert (branch.ended) == case["finished"]
+    assert (branch.finish.value if branch.finish else None) == case["reason"]

@@ -1,12 +1,15 @@
 """Which rows a forward gets: prompts, forks behind a shared text, trees and newcomers together."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from helpers.managers import (
+    OddTokens,
     admit_,
     chain,
     commit_,
-    fan_out_,
+    fanned_out,
     fork_,
     manager,
     open_requests_,
@@ -18,7 +21,7 @@ from helpers.managers import (
 
 from specsot.ops.kv.pool import FREE
 from specsot.states.request import Finish, Stage
-from specsot.states.round import Batch, Span
+from specsot.states.round import Batch
 
 LAYOUTS = pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 
@@ -36,10 +39,9 @@ def tokens_at(batch: Batch, rows: np.ndarray) -> list[int]:
 @LAYOUTS
 def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6, 7], tail=[8, 9])
-    made.lifecycle.submit(one)
-    batch = open_requests_(made)
+    batch = open_requests_(made, one)
     (branch,) = one.branches
-    assert (batch.ran, batch.newcomers, batch.opened) == ((), (branch,), (one,))
+    assert (batch.ran, batch.newcomers) == ((), (branch,)) and one.stage is not Stage.WAITING
     assert batch.branches == (branch,)
     assert spans(batch) == [
         (one.prefix_owner, 0, [5, 6, 7], False),
@@ -58,44 +60,27 @@ def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: st
 
 def test_two_requests_begin_in_one_forward() -> None:
     made = manager()
-    for key in ("a", "b"):
-        made.lifecycle.submit(request(key, prefix=[5], tail=[6]))
-    batch = open_requests_(made)
+    batch = open_requests_(made, *(request(key, prefix=[5], tail=[6]) for key in "ab"))
     assert [branch.name for branch in batch.newcomers] == ["a/1", "b/1"]
-    assert [one.key for one in batch.opened] == ["a", "b"]
+    assert [*made.table.open.values()] == made.requests and not made.table.waiting
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 5, 6]]
     assert [m.rows.tolist() for m in batch.rows.sequences] == [[0, 1], [2, 3]]
-    assert [m.homes for m in batch.rows.sequences] == [(r.prefix_owner,) for r in batch.opened]
+    assert [m.homes for m in batch.rows.sequences] == [(r.prefix_owner,) for r in made.requests]
 
 
 def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:
     made = manager("batching")
-    made.lifecycle.submit(request("a", tail=[5, 6, 7]))
-    made.lifecycle.submit(request("b", tail=[8]))
-    batch = open_requests_(made)
+    batch = open_requests_(made, request("a", tail=[5, 6, 7]), request("b", tail=[8]))
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert batch.rows.slots_BQ[1].tolist() == [made.kv.scratch] * 2 + [made.kv.capacity]
     assert (batch.placed.paddings, batch.placed.padding) == ((0, 2), 2)
     assert batch.rows.tips_R.tolist() == [2, 5]
 
 
-class Anything:
-    """A grammar that forbids nothing."""
-
-    def is_legal(self, token: int) -> bool:
-        return True
-
-    def advance(self, token: int) -> None: ...
-    def rollback(self, count: int) -> None: ...
-    def forced(self) -> list[int]:
-        return []
-
-
 def test_an_outline_is_written_by_a_root_branch_under_its_grammar() -> None:
     made = manager()
-    one = request(prefix=[5], outline_budget=6, new_matcher=Anything)
-    made.lifecycle.submit(one)
-    batch = open_requests_(made)
+    one = request(prefix=[5], outline_budget=6, new_matcher=OddTokens)
+    batch = open_requests_(made, one)
     assert one.stage is Stage.OUTLINE and one.root is not None and not one.branches
     assert batch.newcomers == (one.root,)
     assert (one.root.index, one.root.budget) == (-1, 6)
@@ -105,8 +90,7 @@ def test_an_outline_is_written_by_a_root_branch_under_its_grammar() -> None:
 def test_a_given_outline_is_read_and_nothing_is_drawn_behind_it() -> None:
     made = manager()
     one = request(prefix=[5], tail=[6], outline_budget=6, given_outline=object(), given_ids=[7, 7])
-    made.lifecycle.submit(one)
-    batch = open_requests_(made)
+    batch = open_requests_(made, one)
     assert spans(batch)[-1][2:] == ([6, 7, 7], False)
     assert batch.rows.tips_R.tolist() == []
 
@@ -114,21 +98,18 @@ def test_a_given_outline_is_read_and_nothing_is_drawn_behind_it() -> None:
 def test_a_given_outline_that_nobody_shares_is_not_read_at_all() -> None:
     made = manager(share_outline=False)
     one = request(prefix=[5], outline_budget=6, given_outline=object(), given_ids=[7, 7])
-    made.lifecycle.submit(one)
-    batch = open_requests_(made)
+    batch = open_requests_(made, one)
     assert one.root is not None and one.root.finish is Finish.STOP
-    assert batch.newcomers == () and batch.opened == (one,)
+    assert batch.newcomers == () and one.prefix_owner in made.table.open
     assert spans(batch) == [(one.prefix_owner, 0, [5], False)]
 
 
 @LAYOUTS
 def test_branches_start_behind_what_all_their_prompts_begin_with(layout: str) -> None:
     made, one = manager(layout), request(prefix=[5, 6], tail=[7], outline_budget=4)
-    (root,) = running(made, one, first=30)
-    root.end(Finish.STOP)
-    first, second = fan_out_(made, one, [30, 40], [[41], [42, 43]])
+    first, second = fanned_out(made, one, [30, 40], [[41], [42, 43]])
     batch = fork_(made)
-    assert (batch.newcomers, batch.opened) == ((first, second), ())
+    assert batch.newcomers == (first, second)
     assert spans(batch) == [
         (one.prefix_owner, 3, [30, 40], False),
         (first.owner, 5, [41], True),
@@ -154,7 +135,7 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     made.lifecycle.submit(request("c", tail=[8, 9, 9]))
     batch = admit_(made, proposal(chain(50, 51), [(60, -1), (61, -1)]))
     (new,) = batch.newcomers
-    assert batch.ran == tuple(old) and batch.opened == (new.request,)
+    assert batch.ran == tuple(old) and new.request.prefix_owner in made.table.open
     assert batch.branches == (*old, new)
     assert [tokens_at(batch, rows) for rows in batch.placed.tree_rows] == [
         [20, 50, 51],
@@ -169,19 +150,13 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     assert batch.rows.tokens_BQ.shape == ((1, 9) if layout == "bim" else (3, 3))
 
 
-def test_a_round_of_trees_alone_opens_nobody() -> None:
+def test_a_forward_has_trees_or_prompts_as_its_op_says() -> None:
     made = manager(drafter="ngram")
     running(made, request("a"))
     made.lifecycle.submit(request("b"))
     batch = tree_rows_(made, proposal(chain(50)))
     assert [branch.name for branch in batch.ran] == ["a/1"]
-    assert (batch.newcomers, batch.opened, batch.spans) == ((), (), ())
-
-
-def test_a_prompt_alone_runs_nobody_else() -> None:
-    made = manager()
-    running(made, request("a"))
-    made.lifecycle.submit(request("b"))
+    assert (batch.newcomers, batch.spans) == ((), ())
     batch = open_requests_(made)
     assert batch.ran == () and [branch.name for branch in batch.branches] == ["b/1"]
 
@@ -189,15 +164,14 @@ def test_a_prompt_alone_runs_nobody_else() -> None:
 def test_trees_that_a_grammar_restricts_are_named() -> None:
     made = manager(drafter="ngram")
     first, second = running(made, request("a"), request("b"))
-    second.matcher = Anything()
+    second.matcher = OddTokens()
     batch = tree_rows_(made, proposal(chain(50), chain(51)))
     assert batch.ran == (first, second) and batch.rows.bound_trees == (1,)
 
 
 def test_a_budget_is_cut_to_what_the_model_can_hold() -> None:
     made, one = manager(max_positions=12), request(prefix=[5] * 4, tail=[6] * 3, budget=10)
-    made.lifecycle.submit(one)
-    (branch,) = open_requests_(made).newcomers
+    (branch,) = open_requests_(made, one).newcomers
     assert (branch.budget, branch.note) == (5, "cut to the model's 12")
 
 
@@ -217,13 +191,43 @@ def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
     assert made.batch_builder.trees(proposal(chain())).positions == [branch.length]
 
 
-def test_a_span_knows_its_positions() -> None:
-    assert Span(0, 0, 3, [7, 7, 7]).positions == [3, 4, 5]
-
-
 def test_nothing_is_committed_twice() -> None:
     made = manager()
-    made.lifecycle.submit(request())
-    batch = open_requests_(made)
+    batch = open_requests_(made, request())
     commit_(made, batch, [20])
     assert open_requests_(made).rows.tokens_BQ.numel() == 0
+
+
+SHARED, BRANCHES = 2_000, 8
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 64])
+@pytest.mark.parametrize("drafter", ["none", "vanilla"])
+@pytest.mark.parametrize("layout", ["bim", "paged"])
+def test_eight_branches_begin_behind_shared_rows_and_nothing_moves(
+    layout: str, drafter: str, block_size: int
+) -> None:
+    more = {"capacity": 4096, "most": BRANCHES, "max_positions": 5000, "block_size": block_size}
+    made = manager(layout, drafter, **more)
+    one = request(prefix=[5] * (SHARED - 1), tail=[7], outline_budget=4)
+    branches = fanned_out(made, one, [], [[40 + n] for n in range(BRANCHES)])
+    address, shared = made.kv.data.data_ptr(), made.kv.slots_of(one.prefix_owner)
+    assert len(shared) == SHARED
+    made.kv.data.normal_()
+    data, owner = made.kv.data.clone(), made.kv.owner.copy()
+    tables = {key: dict(table) for key, table in made.kv.blocks.tables.items()}
+    batch = fork_(made)
+    assert batch.newcomers == tuple(branches)
+    assert made.kv.data.equal(data), "placing rows writes none"
+    assert made.kv.data.data_ptr() == address and not made.kv.ledger.bytes
+    assert made.kv.blocks.tables.items() >= tables.items(), "the tables of others stay"
+    assert (made.kv.owner[shared] == owner[shared]).all()
+    assert made.kv.current_length == SHARED + BRANCHES, "a row for each branch's own prompt"
+    commit_(made, batch, range(50, 50 + BRANCHES))
+    made.kv.check_integrity()
+    own = [made.kv.slots_of(branch.owner).tolist() for branch in branches]
+    assert [len(slots) for slots in own] == [1] * BRANCHES
+    if block_size > 1:
+        firsts = [slots[0] for slots in own]
+        assert [b - a for a, b in pairwise(firsts)] == [block_size] * (BRANCHES - 1)
+        assert all(slot % block_size == 0 for slot in firsts), "each in a fresh block"

@@ -139,27 +139,27 @@ def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[
     assert 0.85 < full <= 1, "the pools were meant to be used up"
 
 
-def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches() -> None:
-    """With a map of tree sizes, fewer branches can need more slots than many."""
-    room = CapacityModel(100, 8, {1: 20, 2: 4, 4: 3})
-    assert [room.tree_slots(active) for active in range(1, 7)] == [21, 21, 21, 21, 21, 24]
-    assert CapacityModel(100, 8, 0).tree_slots(5) == 5
-    assert room.slots_alone(10, 5, 7) == 10 + 5 + 7 + 21
-
-
-def test_in_a_row_of_its_own_a_branch_meets_one_tree_as_large_as_any() -> None:
-    room = CapacityModel(100, 6, {1: 4, 2: 20, 4: 3}, rows=6)
-    assert [room.tree_slots(active) for active in range(1, 7)] == [21] * 6
-    assert CapacityModel(100, 1, {1: 4, 2: 20}, rows=1).tree_slots(1) == 5, "never two of them"
-    assert room.slots_alone(10, 5, 7) == 10 + 5 + 7 + 21
-
-
-def test_branches_that_share_their_nodes_are_counted_together() -> None:
-    room = CapacityModel(100, 8, 10, shared=24)
-    assert [room.tree_slots(active) for active in range(1, 6)] == [11, 22, 27, 28, 29]
-    assert CapacityModel(100, 8, {1: 20, 2: 4}, shared=12).tree_slots(2) == 13
-    assert [CapacityModel(100, 5, 10, 5, 24).tree_slots(active) for active in (1, 5)] == [11, 11]
-    assert [CapacityModel(100, 5, 10, 5, 6).tree_slots(active) for active in (1, 5)] == [7, 7]
+@pytest.mark.parametrize(
+    ("model", "slots"),
+    [
+        (CapacityModel(100, 8, 0), [1, 2, 3, 4, 5]),
+        # With a map of tree sizes, fewer branches can need more slots than many.
+        (CapacityModel(100, 8, {1: 20, 2: 4, 4: 3}), [21, 21, 21, 21, 21, 24]),
+        # In a row of its own a branch meets one tree, as large as any.
+        (CapacityModel(100, 6, {1: 4, 2: 20, 4: 3}, rows=6), [21] * 6),
+        (CapacityModel(100, 1, {1: 4, 2: 20}, rows=1), [5]),
+        # Branches that share their nodes are counted together.
+        (CapacityModel(100, 8, 10, shared=24), [11, 22, 27, 28, 29]),
+        (CapacityModel(100, 8, {1: 20, 2: 4}, shared=12), [13, 13]),
+        (CapacityModel(100, 5, 10, rows=5, shared=24), [11] * 5),
+        (CapacityModel(100, 5, 10, rows=5, shared=6), [7] * 5),
+    ],
+)
+def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches(
+    model: CapacityModel, slots: list[int]
+) -> None:
+    assert [model.tree_slots(active) for active in range(1, len(slots) + 1)] == slots
+    assert model.slots_alone(10, 5, 7) == 10 + 5 + 7 + slots[0]
 
 
 @pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])

@@ -1,20 +1,26 @@
 """Where the rows of a request will lie: shares of the pool, so that requests lie side by side."""
 
 import pytest
-from helpers.managers import chain, manager, open_requests_, proposal, request, running, tree_rows_
+from helpers.managers import (
+    chain,
+    limits,
+    manager,
+    open_requests_,
+    proposal,
+    request,
+    running,
+    tree_rows_,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.ops.attention.metadata import SlotRun
 from specsot.ops.forward import plan_attention
 from specsot.states.admission import REGION_STEP, Admission, CapacityModel, request_slots
-from specsot.states.graph.graph import BimBlock
-from specsot.states.request_table import RunLimits
 
 
 def admission(capacity: int, most: int) -> Admission:
-    made = manager(capacity=max(capacity, 8), most=most)
-    return made.admission
+    return manager(capacity=max(capacity, 8), most=most).admission
 
 
 def test_whoever_fits_into_an_equal_share_gets_one() -> None:
@@ -37,22 +43,11 @@ def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budge
     )
 
 
-def test_beams_and_trees_are_counted() -> None:
-    block = BimBlock(kind="bim", kv_slots=4096, max_num_branches=64)
-    fixed = RunLimits(block, manager().limits.drafter, True, 1000, 100)
-    one = request(budget=40)
-    plain = Admission(capacity=CapacityModel(4096, 64, 0), order="fcfs", limits=fixed)
-    assert plain.region(one)[0] == 64
-    assert (
-        Admission(capacity=CapacityModel(4096, 64, 30), order="fcfs", limits=fixed).region(one)[0]
-        == 128
-    )
-    assert (
-        Admission(capacity=CapacityModel(4096, 64, 0, beams=4), order="fcfs", limits=fixed).region(
-            one
-        )[0]
-        == 192
-    )
+@pytest.mark.parametrize(("nodes", "beams", "size"), [(0, 1, 64), (30, 1, 128), (0, 4, 192)])
+def test_beams_and_trees_are_counted(nodes: int, beams: int, size: int) -> None:
+    model = CapacityModel(4096, 64, nodes, beams=beams)
+    rules = Admission(capacity=model, limits=limits(capacity=4096, most=64))
+    assert rules.region(request(budget=40))[0] == size
 
 
 def test_requests_that_run_together_are_one_group() -> None:
@@ -71,17 +66,15 @@ def test_a_share_is_used_again_when_its_request_has_ended() -> None:
     made.lifecycle.release_and_prepare_()
     assert second.prefix_owner not in made.kv.regions
     late = request("e")
-    made.lifecycle.submit(late)
-    batch = open_requests_(made)
-    assert batch.opened == (late,)
+    batch = open_requests_(made, late)
+    assert [b.request for b in batch.newcomers] == [late]
     assert made.kv.regions[late.prefix_owner].first == 128
 
 
 @pytest.mark.parametrize("drafter", ["none", "vanilla"])
 def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
     made, one = manager(drafter=drafter, capacity=512), request()
-    made.lifecycle.submit(one)
-    open_requests_(made)
+    open_requests_(made, one)
     for pool in made.pools:
         region = pool.regions[one.prefix_owner]
         assert (region.first, region.size) == (0, 128)
@@ -89,6 +82,5 @@ def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
 
 def test_rows_of_a_pool_need_no_regions() -> None:
     made, one = manager("batching"), request()
-    made.lifecycle.submit(one)
-    open_requests_(made)
+    open_requests_(made, one)
     assert not made.kv.regions

@@ -1,5 +1,9 @@
 """Who there is: requests that come, end and are forgotten, and the numbers of their branches."""
 
+import ast
+from pathlib import Path
+from typing import Any
+
 import pytest
 from helpers.managers import (
     STOP,
@@ -15,30 +19,30 @@ from helpers.managers import (
     running,
     tree_rows_,
 )
+from transitions import MachineError
 
-from specsot.states.request import Finish, Stage, move
+from specsot.states.request import (
+    ENDED_STAGES,
+    ENDING_OF,
+    LIFECYCLES,
+    LIVE_STAGES,
+    Finish,
+    Stage,
+    move,
+)
 from specsot.states.request_table import RequestTable
 
 
-def test_requests_keep_the_order_of_their_submission() -> None:
-    table, some = RequestTable(limits()), [request(key) for key in "cab"]
+def test_requests_keep_the_order_of_their_submission_and_branches_follow_their_prefix() -> None:
+    table, some = RequestTable(limits(max_positions=9)), [request(key) for key in "ca"]
+    some.append(request("b", budget=10, outline_budget=11))
     for one in some:
         table.add(one)
     assert table.requests == table.unfinished == some
     assert len({one.prefix_owner for one in some}) == 3
     assert all(table.segments.home[one.prefix_owner] == one.prefix_owner for one in some)
-
-
-def test_budgets_are_cut_to_what_the_model_can_write_at_all() -> None:
-    table, one = RequestTable(limits(max_positions=9)), request(budget=10, outline_budget=11)
-    table.add(one)
-    assert (one.budget, one.outline_budget) == (9, 9)
+    assert (one.budget, one.outline_budget) == (9, 9), "what the model can write at all"
     assert table.new_branch(one, 0, 50).budget == 9
-
-
-def test_a_branch_goes_on_behind_its_requests_prefix() -> None:
-    table, one = RequestTable(limits()), request()
-    table.add(one)
     branch = table.new_branch(one, 3, 5)
     assert (branch.index, branch.budget, branch.stage) == (3, 5, Stage.WAITING)
     assert table.segments.path(branch.owner) == [branch.owner, one.prefix_owner]
@@ -107,6 +111,69 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
 
 def test_an_answer_that_ends_frees_all_segments() -> None:
     made, one = manager(), request(prefix=[5])
-    made.lifecycle.submit(one)
-    commit_(made, open_requests_(made), [STOP])
+    commit_(made, open_requests_(made, one), [STOP])
     assert one.finished and len(made.table.segments) == 0 and not made.kv.regions
+
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("kind", LIFECYCLES)
+def test_every_stage_is_reached_and_every_life_ends(kind: str) -> None:
+    ways = LIFECYCLES[kind]
+    reached = {Stage.WAITING}
+    for _ in Stage:
+        reached |= {way.target for way in ways if reached & {*way.sources}}
+    assert reached == {stage for way in ways for stage in (*way.sources, way.target)}
+    assert {way.name for way in ways} >= set(ENDING_OF.values())
+    for stage in reached & {*LIVE_STAGES}:
+        assert any(stage in way.sources and way.target in ENDED_STAGES for way in ways)
+    for way in ways:
+        left = {*way.sources} & {*ENDED_STAGES}
+        assert not left or (way.name, left) == ("fail", {Stage.DONE})
+
+
+def test_a_way_that_is_none_is_a_fault_of_ours() -> None:
+    made, one = manager(), request()
+    made.lifecycle.submit(one)
+    with pytest.raises(MachineError, match="merge"):
+        branch = made.table.new_branch(one, 0, 3)
+        branch.end(Finish.STOP)
+        move(one, "run")
+        move(one, "finish")
+        move(one, "merge")
+    with pytest.raises(MachineError):
+        branch.end(Finish.STOP)
+
+
+@pytest.mark.parametrize(
+    ("finish", "stage"),
+    [
+        (Finish.STOP, Stage.DONE),
+        (Finish.LENGTH, Stage.DONE),
+        (Finish.REFUSED, Stage.REFUSED),
+        (Finish.CANCELLED, Stage.CANCELLED),
+        (Finish.TIMEOUT, Stage.CANCELLED),
+        (Finish.FAILED, Stage.FAILED),
+    ],
+)
+def test_how_a_branch_and_its_request_end(finish: Finish, stage: Stage) -> None:
+    made, one = manager(), request()
+    made.lifecycle.submit(one)
+    branch = made.table.new_branch(one, 0, 3)
+    branch.end(finish)
+    assert branch.ended and branch.stage is stage
+    one.finish = finish
+    if stage is Stage.DONE:
+        move(one, "run")
+    made.table.close(one)
+    assert one.finished and one.stage is stage
+
+
+def test_nothing_else_sets_a_stage() -> None:
+    for path in [*ROOT.glob("states/**/*.py"), *ROOT.glob("engine/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets: list[Any] = node.targets if isinstance(node, ast.Assign) else []
+            names = [n for target in targets for n in ast.walk(target)]
+            wrong = [n for n in names if isinstance(n, ast.Attribute) and n.attr == "stage"]
+            assert not wrong, f"{path}:{node.lineno}"  # type: ignore[attr-defined]
