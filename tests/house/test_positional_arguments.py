@@ -17,7 +17,7 @@ BUDGET = {
     "engine": 4,
     "engine/certify": 4,
     "engine/chunks": 3,
-    "engine/cli": 9,
+    "engine/cli": 7,
     "engine/prepare": 1,
     "engine/run": 5,
     "engine/simulate": 2,

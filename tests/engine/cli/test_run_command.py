@@ -106,33 +106,35 @@ def test_metrics_are_consistent(shell: Any) -> None:
 
 
 def repeat(shell: Any, **options: Any) -> int:
-    keep = dict(shell.defaults)
-    shell.defaults = {}
-    try:
-        return int(shell.run(graph=str(shell.latest.resolve() / "run.yaml"), **options))
-    finally:
-        shell.defaults = keep
+    nothing = dict.fromkeys(shell.defaults)
+    file = str(shell.latest.resolve() / "run.yaml")
+    return int(shell.run(**{**nothing, "argv": (), "graph": file, **options}))
+
+
+def edit(shell: Any, *changes: tuple[str, str]) -> None:
+    """Change the run.yaml of the last run."""
+    file = shell.latest / "run.yaml"
+    text = file.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    file.write_text(text)
 
 
 def test_a_run_repeats_itself(shell: Any) -> None:
     text = '1e-3 "x": on | 0o14\n  é 👨‍👩‍👧'
     assert shell.run(sets=("drafter.num_draft_tokens=5",), prompt=text) == Code.OK
     first, before = shell.digest, shell.latest.resolve()
-    assert repeat(shell) == Code.OK
-    assert shell.latest.resolve() != before
+    assert repeat(shell) == Code.OK and shell.latest.resolve() != before
     assert shell.digest == first and "warning" not in shell.err
-    assert (
-        shell.read("manifest.json")["graph"]
-        == json.loads((before / "manifest.json").read_text())["graph"]
-    )
+    manifest = json.loads((before / "manifest.json").read_text())
+    assert shell.read("manifest.json")["graph"] == manifest["graph"]
     assert repeat(shell) == Code.OK and shell.digest == first
 
 
 def test_a_repetition_names_what_changed(shell: Any) -> None:
     assert shell.run() == Code.OK
-    file = shell.latest / "run.yaml"
-    text = file.read_text().replace("numpy: ", "numpy: 0.")
-    file.write_text(text)
+    edit(shell, ("numpy: ", "numpy: 0."))
     assert repeat(shell, dtype="float64") == Code.OK
     assert "warning: dtype changed: float32 then, float64 now" in shell.err
     assert "warning: version of numpy changed" in shell.err
@@ -140,11 +142,8 @@ def test_a_repetition_names_what_changed(shell: Any) -> None:
 
 def test_another_model_is_named_and_a_wrong_digest_ends_with_5(shell: Any) -> None:
     assert shell.run() == Code.OK
-    file = shell.latest / "run.yaml"
     digest = shell.digest
-    text = file.read_text()
-    wrong = text.replace(digest, "f" * 64).replace("model_hash: ", "model_hash: 0", 1)
-    file.write_text(wrong)
+    edit(shell, (digest, "f" * 64), ("model_hash: ", "model_hash: 0"))
     assert repeat(shell) == Code.UNEQUAL
     assert "warning: model weights changed" in shell.err
     assert f"the digest is {digest}, the repeated run had {'f' * 64}" in shell.err
@@ -184,9 +183,7 @@ def test_a_broken_run_file_is_told_with_its_place(
     shell: Any, old: str, new: str, says: str
 ) -> None:
     assert shell.run(max_new_tokens=2) == Code.OK
-    file = shell.latest / "run.yaml"
-    assert old in file.read_text()
-    file.write_text(file.read_text().replace(old, new, 1))
+    edit(shell, (old, new))
     assert repeat(shell) in (Code.GRAPH, Code.USAGE)
     assert says in shell.err and "run.yaml" in shell.err
 
