@@ -18,12 +18,15 @@ from specsot.engine.bench.experiment import FIGURES, BenchOptions
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
+
 ASKED = BenchOptions(("eagle", "ngram"), against="hf,autoregressive", repeats=2, out=Path("kept"))
 COUNTED = [name for name, one in FIGURES.items() if not one.timed]
 
 
 @pytest.fixture
-def measured(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def measured(endless_options: RunOptions, capsys: Output) -> dict[str, Any]:
     code = bench_command(replace(ASKED, plot=True), endless_options)
     out = capsys.readouterr()
     assert code == Code.OK, out.err
@@ -70,10 +73,7 @@ def test_files_and_pictures(measured: dict[str, Any]) -> None:
 
 
 def test_it_goes_on_where_it_was_interrupted(
-    measured: dict[str, Any],
-    endless_options: RunOptions,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    measured: dict[str, Any], endless_options: RunOptions, monkeypatch: Patch, capsys: Output
 ) -> None:
     answered, answer = [0], sides._answer
 
@@ -102,7 +102,7 @@ def test_it_goes_on_where_it_was_interrupted(
     assert "no experiment was begun there" in capsys.readouterr().err
 
 
-def clocked(patch: pytest.MonkeyPatch, seed: int, slower: str = "") -> None:
+def clocked(patch: Patch, seed: int, slower: str = "") -> None:
     answer, random = sides._answer, Random(seed)
 
     def timed(side: Any, *args: Any) -> Any:
@@ -117,7 +117,7 @@ def clocked(patch: pytest.MonkeyPatch, seed: int, slower: str = "") -> None:
 
 
 def test_what_got_slower_is_found_and_what_did_not_is_not(
-    endless_options: RunOptions, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    endless_options: RunOptions, monkeypatch: Patch, capsys: Output
 ) -> None:
     asked = BenchOptions(("eagle", "ngram"), against="autoregressive", repeats=4)
     again = replace(asked, baseline=Path("before/result.json"))
@@ -133,7 +133,7 @@ def test_what_got_slower_is_found_and_what_did_not_is_not(
 
 
 def test_a_larger_cache_is_found_without_a_clock(
-    endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
+    endless_options: RunOptions, capsys: Output
 ) -> None:
     asked = BenchOptions(("eagle",), against="autoregressive", repeats=1)
     assert bench_command(replace(asked, out=Path("before")), endless_options) == Code.OK
@@ -153,14 +153,14 @@ def test_a_larger_cache_is_found_without_a_clock(
 
 
 def test_a_folder_of_another_experiment_is_refused(
-    measured: dict[str, Any], endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
+    measured: dict[str, Any], endless_options: RunOptions, capsys: Output
 ) -> None:
     assert bench_command(replace(ASKED, refs=("eagle",)), endless_options) == Code.USAGE
     assert "holds a comparison with other graphs" in capsys.readouterr().err
 
 
 def test_assisted_and_looked_up_write_the_same(
-    endless_options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    endless_options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     asked = BenchOptions(("hf-assisted", "hf-lookup"), against="autoregressive", repeats=1)
     embedded = replace(endless_options, model=None, drafter_model=None, max_new_tokens=24)
@@ -171,9 +171,7 @@ def test_assisted_and_looked_up_write_the_same(
     assert rows["hf-assisted"]["figures"]["tokens"] == rows["autoregressive"]["figures"]["tokens"]
 
 
-def test_what_is_blended_is_probed_apart(
-    endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_blended_is_probed_apart(endless_options: RunOptions, capsys: Output) -> None:
     embedded = replace(
         endless_options,
         model=None,
@@ -189,7 +187,7 @@ def test_what_is_blended_is_probed_apart(
 
 
 def test_lines_come_now_and_then_where_nobody_watches(
-    endless_options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    endless_options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     ticks: Iterator[float] = iter(range(0, 10**6, 20))
     monkeypatch.setattr("specsot.engine.terminal.monotonic", lambda: next(ticks))

@@ -13,7 +13,7 @@ from helpers.support import contexts as contexts_by_hand
 
 from specsot.engine.bench import sides as compare_equal
 from specsot.engine.bench import sides as compare_sides
-from specsot.engine.bench.command import TEN_PROMPTS, compare_command, prepare_all
+from specsot.engine.bench.command import compare_command, prepare_all
 from specsot.engine.bench.comparison import Comparison, compare_jobs
 from specsot.engine.bench.experiment import read_side
 from specsot.engine.bench.render import WIDTH, comparison_parts, rendered
@@ -26,20 +26,20 @@ from specsot.engine.bench.sides import (
     compare_branches,
     counts,
     pairs_of,
-    total,
 )
 from specsot.engine.errors import Code
-from specsot.engine.prepare.files import open_graph
-from specsot.engine.prepare.inputs import Prompt, Prompts, read_file
+from specsot.engine.prepare.inputs import Prompt, Prompts
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.prepare.repeat import graph_yaml, run_document, to_yaml
-from specsot.engine.record.metrics import Meter
+from specsot.engine.prepare.repeat import graph_yaml
 from specsot.engine.run.api import tie
 from specsot.engine.run.runner import Status
 from specsot.engine.run.scoring import contexts, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish
+
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
 
 GRAPHS = ("bim_plain", "bim_eagle", "autoregressive", "eagle")
 PROMPTS = Prompts(
@@ -80,15 +80,23 @@ def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
     return branch
 
 
+def planted(found: Comparison, patch: Patch, branch: Branch, **values: Any) -> Comparison:
+    """The comparison judged again, with other values of a branch."""
+    for name, value in values.items():
+        patch.setattr(branch, name, value)
+    return again(found)
+
+
 def verdict_of(
     found: Comparison, prompt: int, pair: tuple[str, str], branch: str
 ) -> BranchComparison:
+    """What became of one branch on two sides, given by their letters."""
+    of_prompt = found.of(found.prompts[prompt]).results
+    letters = [(one.pair.reference.letter, one.pair.other.letter) for one in of_prompt]
     (result,) = [
         one
-        for one in found.results
-        if one.prompt is found.prompts[prompt]
-        and (one.pair.reference.letter, one.pair.other.letter) == pair
-        and one.branch == branch
+        for one, sides in zip(of_prompt, letters, strict=True)
+        if sides == pair and one.branch == branch
     ]
     return result
 
@@ -105,9 +113,6 @@ def test_graphs_that_promise_the_same_tokens_give_them(found: Comparison) -> Non
             number = counts(found.branches(pair))
             assert number["equal"] == number["branches"] > 0 and number["equal_tokens"] > 0
     assert {v.branch for v in found.branches(found.pairs[0])} >= {"outline", "1", "2", "3"}
-
-
-def test_graphs_of_different_contexts_are_named_and_not_compared(found: Comparison) -> None:
     (left,) = [pair for pair in found.pairs if pair.why_not]
     assert (left.reference.name, left.other.name) == ("bim_plain", "autoregressive")
     assert left.why_not.startswith("C has no skeleton")
@@ -161,13 +166,6 @@ def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) ->
     assert meter.tau_step > 1 and meter.padding_waste == meter.padding / meter.rows
 
 
-def test_padding_is_the_share_of_query_rows(found: Comparison) -> None:
-    cost = found.prompts[0].runs["A"]
-    padded, plain = (replace(cost, meter=Meter(rows=200, padding=n)) for n in (50, 0))
-    assert padded.document()["padding_waste"] == 0.25
-    assert total([padded, plain]).meter.padding_waste == 0.125
-
-
 def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison) -> None:
     made = json.loads(json.dumps(found.document()))
     assert made["schema_version"] == 1 and made["status"] == "ok" and made["exit_code"] == 0
@@ -203,13 +201,10 @@ def test_the_table_is_plain_where_the_encoding_is(found: Comparison) -> None:
 # -- planted differences ------------------------------------------------------------------------
 
 
-def test_a_planted_difference_is_found_at_its_place(
-    found: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_difference_is_found_at_its_place(found: Comparison, monkeypatch: Patch) -> None:
     branch = branch_of(found, 0, 1, 1)
     own = list(branch.tokens)
-    monkeypatch.setattr(branch, "tokens", [*own[:3], own[3] + 1, *own[4:]])
-    judged = again(found)
+    judged = planted(found, monkeypatch, branch, tokens=[*own[:3], own[3] + 1, *own[4:]])
     assert judged.code == Code.UNEQUAL and judged.failures == 1
     verdict = verdict_of(judged, 0, ("A", "B"), "2")
     assert verdict.result is BranchAnswer.DIFFERENT and verdict.difference is not None
@@ -225,61 +220,54 @@ def test_a_planted_difference_is_found_at_its_place(
 
 
 def test_branches_behind_another_outline_are_not_blamed(
-    found: Comparison, monkeypatch: pytest.MonkeyPatch
+    found: Comparison, monkeypatch: Patch
 ) -> None:
     root = branch_of(found, 0, 1, -1)
-    monkeypatch.setattr(root, "tokens", [*root.tokens[:5], 17, *root.tokens[6:]])
-    judged = again(found)
+    judged = planted(found, monkeypatch, root, tokens=[*root.tokens[:5], 17, *root.tokens[6:]])
     assert judged.failures == 1 and judged.code == Code.UNEQUAL
     number = counts(judged.branches(judged.pairs[0]))
     assert number["different"] == 1 and number["follows"] >= 3
     assert verdict_of(judged, 0, ("A", "B"), "1").result is BranchAnswer.FOLLOWS
 
 
-def test_a_near_tie_is_counted_and_no_failure(
-    found: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_near_tie_is_counted_and_no_failure(found: Comparison, monkeypatch: Patch) -> None:
     branch = branch_of(found, 0, 3, 0)
-    monkeypatch.setattr(branch, "tokens", [branch.tokens[0] + 1, *branch.tokens[1:]])
     monkeypatch.setattr(compare_equal, "TIE", 1e9)
-    judged = again(found)
+    tokens = [branch.tokens[0] + 1, *branch.tokens[1:]]
+    judged = planted(found, monkeypatch, branch, tokens=tokens)
     assert judged.code == Code.OK and len(judged.differences) == 1
     assert counts(judged.branches(judged.pairs[2]))["tie"] == 1
     assert "1 by a numeric tie" in shown(judged, StringIO())
 
 
 def test_an_answer_that_stops_early_differs_at_its_end(
-    found: Comparison, monkeypatch: pytest.MonkeyPatch
+    found: Comparison, monkeypatch: Patch
 ) -> None:
     branch = branch_of(found, 0, 3, 0)
-    monkeypatch.setattr(branch, "tokens", branch.tokens[:4])
-    monkeypatch.setattr(branch, "finish", Finish.STOP)
-    stopped = verdict_of(again(found), 0, ("C", "D"), "1").difference
+    short = {"tokens": branch.tokens[:4]}
+    judged = planted(found, monkeypatch, branch, **short, finish=Finish.STOP)
+    stopped = verdict_of(judged, 0, ("C", "D"), "1").difference
     assert stopped is not None and (stopped.position, stopped.other) == (4, END)
     assert stopped.margin is not None
-    monkeypatch.setattr(branch, "finish", Finish.LENGTH)
-    cut = verdict_of(again(found), 0, ("C", "D"), "1").difference
+    judged = planted(found, monkeypatch, branch, **short, finish=Finish.LENGTH)
+    cut = verdict_of(judged, 0, ("C", "D"), "1").difference
     assert cut is not None and cut.other == CUT and cut.margin is None
-    assert "budget was used up" in shown(again(found), StringIO())
+    assert "budget was used up" in shown(judged, StringIO())
 
 
 def test_other_prompts_behind_equal_outlines_are_a_difference(
-    found: Comparison, monkeypatch: pytest.MonkeyPatch
+    found: Comparison, monkeypatch: Patch
 ) -> None:
     request = found.prompts[0].runs["D"].request
     monkeypatch.setattr(request, "prefix", [5, *request.prefix])
     judged = again(found)
-    assert judged.code == Code.UNEQUAL
-    assert "another prompt" in shown(judged, StringIO())
+    assert judged.code == Code.UNEQUAL and "another prompt" in shown(judged, StringIO())
 
 
-def test_an_unfinished_branch_is_not_compared(
-    found: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_branch_is_not_compared(found: Comparison, monkeypatch: Patch) -> None:
     branch = branch_of(found, 0, 1, 1)
-    monkeypatch.setattr(branch, "tokens", branch.tokens[:2])
-    monkeypatch.setattr(branch, "finish", Finish.CANCELLED)
-    judged = again(found)
+    values = {"tokens": branch.tokens[:2], "finish": Finish.CANCELLED}
+    judged = planted(found, monkeypatch, branch, **values)
     assert verdict_of(judged, 0, ("A", "B"), "2").result is BranchAnswer.UNFINISHED
     assert judged.code == Code.OK
 
@@ -328,7 +316,7 @@ def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> N
 PAIR = ("graphs/bim_plain.yaml", "bim_eagle")
 
 
-def test_equal_graphs_end_with_0(options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_graphs_end_with_0(options: RunOptions, capsys: Output) -> None:
     assert compare_command(PAIR, options) == Code.OK
     out, err = capsys.readouterr()
     assert "B and A: 4 of 4 branches equal" in out and "What is a lake?" in out
@@ -336,7 +324,7 @@ def test_equal_graphs_end_with_0(options: RunOptions, capsys: pytest.CaptureFixt
 
 
 def test_a_broken_promise_ends_with_5(
-    options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     perform = compare_sides.perform
 
@@ -372,7 +360,7 @@ def test_a_broken_promise_ends_with_5(
 )
 def test_wrong_inputs_have_the_codes_of_run(
     options: RunOptions,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Output,
     graphs: tuple[str, ...],
     more: dict[str, Any],
     code: Code,
@@ -397,16 +385,14 @@ def test_wrong_inputs_have_the_codes_of_run(
     ],
 )
 def test_a_side_is_a_graph_with_settings(
-    text: str, graph: str, sets: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, graph: str, sets: tuple[str, ...], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my@own.yaml").write_text("")
     assert read_side(text) == (graph, sets)
 
 
-def test_sides_of_one_graph_are_told_apart(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sides_of_one_graph_are_told_apart(options: RunOptions, capsys: Output) -> None:
     sides = ("bim_eagle", "bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4")
     more = replace(options, sets=("layout.max_num_branches=2",))
     assert compare_command(sides, replace(more, as_json=True)) == Code.OK
@@ -443,7 +429,7 @@ def test_sides_of_one_graph_are_told_apart(
     ],
 )
 def test_what_is_wrong_with_a_side_names_it(
-    options: RunOptions, capsys: pytest.CaptureFixture[str], side: str, code: Code, says: str
+    options: RunOptions, capsys: Output, side: str, code: Code, says: str
 ) -> None:
     assert compare_command(("bim_plain", side), replace(options, drafter_model=None)) == code
     out, err = capsys.readouterr()
@@ -451,7 +437,7 @@ def test_what_is_wrong_with_a_side_names_it(
 
 
 def test_refused_answers_and_reached_limits_are_failures(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
+    options: RunOptions, capsys: Output
 ) -> None:
     Path("q.jsonl").write_text('{"id": "big", "prompt": "Short?", "max_new_tokens": 1500}\n')
     sets = ("layout.kv_slots=600",)
@@ -465,10 +451,7 @@ def test_refused_answers_and_reached_limits_are_failures(
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_keeps_what_every_graph_has_answered(
-    options: RunOptions,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    times: int,
+    options: RunOptions, capsys: Output, monkeypatch: Patch, times: int
 ) -> None:
     advance = Run.advance
 
@@ -488,17 +471,3 @@ def test_ctrl_c_keeps_what_every_graph_has_answered(
     else:
         assert not out and "interrupted" in err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_run_file_is_a_graph_too(options: RunOptions, tmp_path: Path) -> None:
-    job = prepare(replace(options, graph="bim_plain", outline=None))
-    graph = open_graph("bim_plain").graph
-    made = run_document(job.options, graph, (Prompt("1", "Old?"),), None)
-    (tmp_path / "run.yaml").write_text(to_yaml(made))
-    again = prepare(RunOptions(graph="run.yaml"), prompts=PROMPTS)
-    assert again.prompts == PROMPTS.items and again.options.model == options.model
-
-
-def test_the_packaged_prompts_are_ten() -> None:
-    items = read_file(TEN_PROMPTS).items
-    assert len({item.text for item in items}) == 10

@@ -18,13 +18,7 @@ import pytest
 from specsot.engine.bench import sides as compare_sides
 from specsot.engine.bench.command import compare_command, points, sweep_command
 from specsot.engine.bench.comparison import Comparison
-from specsot.engine.bench.sides import (
-    BranchAnswer,
-    ComparedPrompt,
-    SideRun,
-    answer_all,
-    letters,
-)
+from specsot.engine.bench.sides import BranchAnswer, ComparedPrompt, SideRun, answer_all, letters
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions
@@ -34,6 +28,9 @@ from specsot.engine.run.runner import Status, StopSignal
 from specsot.states.machine import Run
 
 from .test_compare import settings_column
+
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
 
 GRID = ("drafter.num_draft_tokens=4,6", "layout.kind=bim,batching")
 
@@ -114,7 +111,7 @@ def test_the_best_is_named_with_how_surely() -> None:
     assert replace(found, results=[wrong]).best_line().startswith("best: C side C: 2.25 x A")
 
 
-def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: Patch) -> None:
     asked: list[str] = []
     run = SideRun(Meter(), {})
     monkeypatch.setattr(compare_sides, "_answer", lambda side, *_: run)
@@ -131,7 +128,7 @@ def test_who_begins_changes_from_prompt_to_prompt(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def performed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def performed(monkeypatch: Patch) -> Iterator[list[str]]:
     asked: list[str] = []
     perform = compare_sides.perform
 
@@ -144,7 +141,7 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_a_sweep_tells_what_each_point_costs_and_the_best(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
+    options: RunOptions, capsys: Output
 ) -> None:
     assert sweep_command("bim_eagle@drafter.draft_depth=3", GRID, options) == Code.OK
     out, _ = capsys.readouterr()
@@ -155,10 +152,7 @@ def test_a_sweep_tells_what_each_point_costs_and_the_best(
 
 
 def test_an_interrupted_sweep_goes_on_where_it_was(
-    options: RunOptions,
-    performed: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    options: RunOptions, performed: list[str], capsys: Output, monkeypatch: Patch
 ) -> None:
     advance = Run.advance
 
@@ -211,7 +205,7 @@ def test_the_folder_has_tables_and_what_reproduces_them(options: RunOptions) -> 
 
 
 def test_a_folder_of_another_comparison_is_refused_and_a_damaged_round_made_again(
-    options: RunOptions, performed: list[str], capsys: pytest.CaptureFixture[str]
+    options: RunOptions, performed: list[str], capsys: Output
 ) -> None:
     pair = ("bim_plain", "bim_eagle")
     assert compare_command(pair, options, Path("kept")) == Code.OK
@@ -237,7 +231,7 @@ class Full(StringIO):
 
 
 def test_a_full_disk_loses_no_table(
-    options: RunOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     pair = ("bim_plain", "bim_eagle")
     with monkeypatch.context() as patch:

@@ -16,6 +16,8 @@ from specsot.engine.errors import Code
 from specsot.engine.prepare.job import read_config
 from specsot.engine.prepare.options import RunOptions
 
+Output = pytest.CaptureFixture[str]
+
 Speeds = dict[str, float]
 
 
@@ -43,7 +45,7 @@ def test_each_setting_is_found_behind_the_ones_before(
     endless_options: RunOptions,
     asked: list[tuple[list[str], Any]],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Output,
     tmp_path: Path,
 ) -> None:
     scripted(
@@ -81,7 +83,7 @@ def test_parts_have_trees_of_their_own_size(
     endless_options: RunOptions,
     asked: list[tuple[list[str], Any]],
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Output,
 ) -> None:
     fast = {"num_draft_tokens=8,drafter.draft_depth=5,drafter.top_k=4,{'parts': '1'": 2.0}
     fast |= {"num_draft_tokens=2,drafter.draft_depth=5,drafter.top_k=4,{'parts': '4'": 2.0}
@@ -104,7 +106,7 @@ def test_parts_have_trees_of_their_own_size(
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
-    asks: BenchOptions, says: str, endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
+    asks: BenchOptions, says: str, endless_options: RunOptions, capsys: Output
 ) -> None:
     assert tune_command(asks, endless_options) == Code.USAGE
     assert says in capsys.readouterr().err
@@ -123,7 +125,7 @@ def test_every_axis_is_one_of_the_kind(kind: str, endless_options: RunOptions) -
     assert len(prepare_experiment(BenchOptions(tuple(sides)), own_models).jobs) == len(sides)
 
 
-def test_it_runs(endless_options: RunOptions, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_runs(endless_options: RunOptions, capsys: Output) -> None:
     asked = BenchOptions(("ngram",), repeats=1, count=1)
     assert tune_command(asked, replace(endless_options, max_new_tokens=3)) == Code.OK
     (found,) = yaml.safe_load(capsys.readouterr().out)["profiles"].values()

@@ -43,6 +43,9 @@ from specsot.states.drafters.eagle import EagleDrafter
 from specsot.states.request import Branch, Finish
 from specsot.states.round import CommittedRows
 
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
+
 TINY = Extent(
     prompts=2,
     tokens=8,
@@ -57,7 +60,7 @@ REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
 
 
 @pytest.fixture
-def options(tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunOptions:
+def options(tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: Patch) -> RunOptions:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(certify_bench, "QUICK", TINY)
     Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
@@ -93,7 +96,7 @@ def failed(checks: Sequence[Check]) -> set[str]:
 
 
 def test_a_good_graph_gets_its_certificate(
-    options: RunOptions, tiny: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+    options: RunOptions, tiny: tuple[Path, Path], capsys: Output
 ) -> None:
     for folder in ("one", "two"):
         assert certify_command(("bim_eagle",), options, quick=True, out=Path(folder)) == Code.OK
@@ -123,7 +126,7 @@ def test_a_good_graph_gets_its_certificate(
 
 @pytest.mark.parametrize("graph", ["beam", "autoregressive"])
 def test_graphs_without_a_drafter_are_certified_too(
-    graph: str, options: RunOptions, capsys: pytest.CaptureFixture[str]
+    graph: str, options: RunOptions, capsys: Output
 ) -> None:
     plain = replace(options, drafter_model=None, outline=None, as_json=True, dtype="float64")
     assert certify_command((graph,), plain, quick=True) == Code.OK
@@ -143,9 +146,7 @@ def test_batching_copies_what_it_shares_and_passes(bench: Make) -> None:
 # -- planted faults -----------------------------------------------------------------------------
 
 
-def test_a_graph_that_skips_the_adjustment_fails(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graph_that_skips_the_adjustment_fails(options: RunOptions, capsys: Output) -> None:
     sets = (*REJECTING, "sampling.skip_sample_adjustment=true")
     given = replace(options, sets=sets, outline=None, as_json=True)
     assert certify_command(("eagle",), given, quick=True) == Code.UNEQUAL
@@ -158,7 +159,7 @@ def test_a_graph_that_skips_the_adjustment_fails(
 
 
 def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
+    bench: Make, monkeypatch: Patch
 ) -> None:
     good = accept_rejection.accept_tree
 
@@ -177,7 +178,7 @@ def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
 
 
 def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
+    bench: Make, monkeypatch: Patch
 ) -> None:
     good = verify.accept_rejection
 
@@ -189,9 +190,7 @@ def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
     assert failed(checks) == {"rejection/whole runs"}
 
 
-def test_an_end_missed_inside_an_accepted_path_is_caught(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_missed_inside_an_accepted_path_is_caught(bench: Make, monkeypatch: Patch) -> None:
     """Only the last token of a path is looked at."""
     good = committer.append_tokens
 
@@ -209,9 +208,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_a_stale_drafter_row_is_caught(
-    layout: str, bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stale_drafter_row_is_caught(layout: str, bench: Make, monkeypatch: Patch) -> None:
     """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
     good = EagleDrafter.observe
 
@@ -229,9 +226,7 @@ def test_a_stale_drafter_row_is_caught(
     assert failed(list(memory_checks(rig))) == {"memory/the drafter's rows"}
 
 
-def test_a_drafter_row_that_is_missing_is_caught(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drafter_row_that_is_missing_is_caught(bench: Make, monkeypatch: Patch) -> None:
     good = EagleDrafter.observe
 
     def missing(self: EagleDrafter, part: CommittedRows) -> None:
@@ -248,7 +243,7 @@ def test_a_drafter_row_that_is_missing_is_caught(
 
 
 def test_a_wrong_token_of_a_drafted_run_is_seen_by_greedy_and_sampled_checks(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
+    bench: Make, monkeypatch: Patch
 ) -> None:
     """Every path is taken to be accepted one node further than it is."""
     good = verify._longest_path
@@ -290,9 +285,7 @@ def test_nothing_reused_proves_nothing(graph: str, proven_by: set[str], bench: M
     assert failed(list(blended_checks(bench(graph, "blend.min_tokens=4000")))) == proven_by
 
 
-def test_wrong_tokens_on_a_blended_cache_are_caught(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_tokens_on_a_blended_cache_are_caught(bench: Make, monkeypatch: Patch) -> None:
     """Every path is taken to be accepted one node further than it is, where rows were reused."""
     good = verify._longest_path
     monkeypatch.setattr(verify, "_longest_path", lambda agrees, *rest: good(agrees | True, *rest))
@@ -300,9 +293,7 @@ def test_wrong_tokens_on_a_blended_cache_are_caught(
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p"])
-def test_a_filter_that_is_not_applied_is_caught(
-    name: str, bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filter_that_is_not_applied_is_caught(name: str, bench: Make, monkeypatch: Patch) -> None:
     made = bench()
     monkeypatch.setattr(Session, "_sampling", lambda self: _without(self, name))
     assert [one for one in FILTERS if filter_gate(made, one)[2]] == [name]
@@ -313,7 +304,7 @@ def _without(session: Session, name: str) -> SamplingRules:
     return replace(rules, **{name: 0 if name == "top_k" else 1.0})
 
 
-def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: Patch) -> None:
     def die(*given: Any) -> int:
         raise IndexError("planted")
 
@@ -342,9 +333,7 @@ def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(bench: Make)
     assert len(tally.wrong) == 1 and "token 4 is" in tally.wrong[0]
 
 
-def test_a_tie_needs_a_small_margin_and_float64(
-    bench: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tie_needs_a_small_margin_and_float64(bench: Make, monkeypatch: Patch) -> None:
     made = bench("autoregressive")
     branch, context = answer(made)
     branch.tokens[3] += 1
@@ -392,21 +381,19 @@ def test_wrong_usage_is_one_message(
     code: Code,
     says: str,
     options: RunOptions,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Output,
 ) -> None:
     assert certify_command(graphs, options, quick=True, **more) == code
     assert says in capsys.readouterr().err
 
 
-def test_half_precision_promises_nothing(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_half_precision_promises_nothing(options: RunOptions, capsys: Output) -> None:
     assert certify_command(("bim_eagle",), replace(options, dtype="bfloat16")) == Code.USAGE
     assert "--dtype bfloat16" in capsys.readouterr().err
 
 
 def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
-    options: RunOptions, capsys: pytest.CaptureFixture[str]
+    options: RunOptions, capsys: Output
 ) -> None:
     Path("file").write_text("")
     assert certify_command(("bim_eagle",), options, out=Path("file/in")) == Code.USAGE
@@ -414,9 +401,7 @@ def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
 
 
 def test_a_model_that_transformers_cannot_load_is_told(
-    options: RunOptions,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     from transformers import AutoModelForCausalLM
 

@@ -13,6 +13,8 @@ from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 
+Output = pytest.CaptureFixture[str]
+
 PROMPTS = '{"id": "a", "prompt": "Tell me about honey bees."}\n{"id": "b", "prompt": "2+2?"}\n'
 
 
@@ -44,7 +46,7 @@ def changed(folder: Path, name: str, change: Callable[[Any], None]) -> None:
     (folder / name).write_text(json.dumps(value) + "\n" + rest)
 
 
-def test_every_token_is_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_token_is_counted(folder: Path, capsys: Output) -> None:
     assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
     found = json.loads(capsys.readouterr().out)["branches"]
     lines = [json.loads(line) for line in (folder / "outputs.jsonl").read_text().splitlines()]
@@ -76,7 +78,7 @@ def test_a_quantised_target_is_held_to_one_with_the_same_weights(
     assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
 
 
-def test_another_token_is_found(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_token_is_found(folder: Path, capsys: Output) -> None:
     def other(line: Any) -> None:
         line["parts"][1]["token_ids"][3] += 1
 
@@ -119,18 +121,14 @@ def test_an_end_that_the_target_does_not_want_is_found(folder: Path) -> None:
     ],
 )
 def test_what_cannot_be_verified_is_said(
-    change: Callable[[Any], None],
-    code: int,
-    says: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Any], None], code: int, says: str, folder: Path, capsys: Output
 ) -> None:
     changed(folder, "manifest.json", change)
     assert verify_command(str(folder), Path("runs"), False, 1) == code
     assert says in capsys.readouterr().err
 
 
-def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_none(tmp_path: Path, capsys: Output) -> None:
     assert verify_command(str(tmp_path), tmp_path, False, 1) == Code.USAGE
     assert "no such run in" in capsys.readouterr().err
     for text in ("[]", "{"):
@@ -140,9 +138,7 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize("ids", [[], [1 << 40], [-1], ["a"], None])
-def test_ids_that_are_none_are_refused(
-    ids: Any, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_that_are_none_are_refused(ids: Any, folder: Path, capsys: Output) -> None:
     changed(folder, "outputs.jsonl", lambda line: line["parts"][0].update(context_ids=ids))
     assert verify_command(str(folder), folder, False, 1) == Code.USAGE
     assert "part 1: not token ids of this model behind a context" in capsys.readouterr().err
@@ -163,7 +159,7 @@ def attended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_combined_answer_is_held_under_its_mask(
-    attended: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    attended: Path, tmp_path: Path, capsys: Output
 ) -> None:
     folder = Path(shutil.copytree(attended, tmp_path / "run"))
     assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK

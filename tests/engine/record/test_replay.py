@@ -21,13 +21,15 @@ from specsot.engine.record.trace import trace_record, trees_of
 from specsot.engine.view.tui import still
 from specsot.states.round import RoundSummary, VerifiedTree
 
+Patch = pytest.MonkeyPatch
+
 TREE = VerifiedTree("1/1", 30, 9, (-1, 11, 12, 13, -1), (0, 0, 0, 1, 0), (0, 1), 77, 2)
 CHAIN = VerifiedTree("1/2", 40, 8, (-1, 21, 22), (0, 0, 1), (0, 1, 2), 66, 3, True)
 
 
 def watched(
     shell: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     most: int | None = None,
     before: Callable[[Any], None] = lambda run: None,
     **options: Any,
@@ -53,7 +55,7 @@ def watched(
 
 @pytest.mark.parametrize("outline", [Path("outline.txt"), None])
 def test_every_frame_is_the_picture_of_the_run(
-    shell: Any, monkeypatch: pytest.MonkeyPatch, outline: Path | None
+    shell: Any, monkeypatch: Patch, outline: Path | None
 ) -> None:
     seen = watched(shell, monkeypatch, outline=outline)
     found = Replay(SavedRun(shell.latest))
@@ -78,9 +80,7 @@ def test_every_frame_is_the_picture_of_the_run(
     assert used[-1][0] and all(told == drawn for told, drawn in used)
 
 
-def test_who_makes_way_is_in_the_picture_live_and_again(
-    shell: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_makes_way_is_in_the_picture_live_and_again(shell: Any, monkeypatch: Patch) -> None:
     prompts = Path("prompts.txt")
     prompts.write_text("How do bees make honey?\nWhat is water?\n")
     seen = watched(
@@ -106,9 +106,7 @@ def test_who_makes_way_is_in_the_picture_live_and_again(
     assert any("‖" in line for line in lines) and "preempted" in lines[-1]
 
 
-def test_a_run_that_was_halted_ends_as_it_stood(
-    shell: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_halted_ends_as_it_stood(shell: Any, monkeypatch: Patch) -> None:
     seen = watched(shell, monkeypatch, most=4, outline=Path("outline.txt"))
     found = Replay(SavedRun(shell.latest))
     last = found.snapshot(len(found) - 1)
@@ -149,7 +147,7 @@ def test_trees_are_told_in_few_words_and_read_back() -> None:
     assert "trees" not in trace_record(5, summary, 1)
 
 
-def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: Patch) -> None:
     monkeypatch.setattr(trace, "MAX_TREE_NODES", 4)
     summary = RoundSummary(("1/1", "1/2"), (2, 3), (1, 2), 5, 9, 9, 6, trees=(TREE, CHAIN))
     record = trace_record(5, summary, 1)
