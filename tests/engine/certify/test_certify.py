@@ -26,7 +26,9 @@ from specsot.engine.certify.texts import (
     GREEDY,
     acceptance_checks,
     blended_checks,
+    chi_square,
     greedy_checks,
+    p_value,
     sampled_checks,
 )
 from specsot.engine.errors import Code
@@ -242,7 +244,7 @@ def test_a_drafter_row_that_is_missing_is_caught(bench: Make, monkeypatch: Patch
     assert checks["memory/the drafter's rows"].figures["worst"] == float("inf")
 
 
-def test_a_wrong_token_of_a_drafted_run_is_seen_by_greedy_and_sampled_checks(
+def test_an_accepted_path_that_is_too_long_is_seen_by_all_text_checks(
     bench: Make, monkeypatch: Patch
 ) -> None:
     """Every path is taken to be accepted one node further than it is."""
@@ -251,6 +253,7 @@ def test_a_wrong_token_of_a_drafted_run_is_seen_by_greedy_and_sampled_checks(
     made = bench()
     assert {"greedy/teacher forcing"} <= failed(list(greedy_checks(made)))
     assert any(name.endswith("/twin") for name in failed(list(sampled_checks(made))))
+    assert "blended/prompt" in failed(list(blended_checks(bench("blend_eagle"))))
 
 
 BLENDED = {"blended/prefix", "blended/branches"}
@@ -283,13 +286,6 @@ def test_folded_parts_are_certified_on_their_blended_cache(bench: Make) -> None:
 )
 def test_nothing_reused_proves_nothing(graph: str, proven_by: set[str], bench: Make) -> None:
     assert failed(list(blended_checks(bench(graph, "blend.min_tokens=4000")))) == proven_by
-
-
-def test_wrong_tokens_on_a_blended_cache_are_caught(bench: Make, monkeypatch: Patch) -> None:
-    """Every path is taken to be accepted one node further than it is, where rows were reused."""
-    good = verify._longest_path
-    monkeypatch.setattr(verify, "_longest_path", lambda agrees, *rest: good(agrees | True, *rest))
-    assert "blended/prompt" in failed(list(blended_checks(bench("blend_eagle"))))
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p"])
@@ -373,31 +369,16 @@ def test_a_stop_token_inside_and_a_wrong_length_are_told(bench: Make) -> None:
         ((), {}, Code.USAGE, "name the graphs to certify, or give --all"),
         (("bim_eagle",), {"every": True}, Code.USAGE, "or give --all"),
         (("bim_eagel",), {}, Code.GRAPH, "did you mean"),
+        (("bim_eagle",), {"out": Path("q.txt/in")}, Code.USAGE, "no folder can be made there"),
+        (("bim_eagle",), {"dtype": "bfloat16"}, Code.USAGE, "--dtype bfloat16"),
     ],
 )
 def test_wrong_usage_is_one_message(
-    graphs: tuple[str, ...],
-    more: dict[str, Any],
-    code: Code,
-    says: str,
-    options: RunOptions,
-    capsys: Output,
+    graphs: tuple[str, ...], more: Any, code: Code, says: str, options: RunOptions, capsys: Output
 ) -> None:
+    options = replace(options, dtype=more.pop("dtype", None))
     assert certify_command(graphs, options, quick=True, **more) == code
     assert says in capsys.readouterr().err
-
-
-def test_half_precision_promises_nothing(options: RunOptions, capsys: Output) -> None:
-    assert certify_command(("bim_eagle",), replace(options, dtype="bfloat16")) == Code.USAGE
-    assert "--dtype bfloat16" in capsys.readouterr().err
-
-
-def test_a_place_that_cannot_be_written_to_is_told_before_anything_runs(
-    options: RunOptions, capsys: Output
-) -> None:
-    Path("file").write_text("")
-    assert certify_command(("bim_eagle",), options, out=Path("file/in")) == Code.USAGE
-    assert "no folder can be made there" in capsys.readouterr().err
 
 
 def test_a_model_that_transformers_cannot_load_is_told(
@@ -411,3 +392,35 @@ def test_a_model_that_transformers_cannot_load_is_told(
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", refuse)
     assert certify_command(("bim_eagle",), options, quick=True) == Code.MODEL
     assert "transformers cannot load it" in capsys.readouterr().err
+
+
+# -- the chi-square test -----------------------------------------------------------------------
+
+CRITICAL = {
+    3: (16.27, 21.11, 30.66, 44.84),
+    7: (24.32, 29.88, 40.52, 55.87),
+    15: (37.70, 44.26, 56.49, 73.63),
+    63: (103.4, 113.5, 131.4, 155.1),
+    255: (330.5, 347.7, 377.1, 414.6),
+}
+"""Degrees of freedom -> what is exceeded with probability 1e-3, 1e-4, 1e-6 and 1e-9."""
+
+
+@pytest.mark.parametrize("df", CRITICAL)
+def test_p_values(df: int) -> None:
+    for alpha, statistic in zip((1e-3, 1e-4, 1e-6, 1e-9), CRITICAL[df], strict=True):
+        assert p_value(statistic, df) == pytest.approx(alpha, rel=0.02)
+    assert p_value(0.0, df) == 1 and p_value(float("inf"), df) == 0
+
+
+def test_cells_that_are_rarely_met_are_counted_together() -> None:
+    expected_X = torch.tensor([40.0, 3.0, 50.0, 1.0, 6.0, 0.0], dtype=torch.float64)
+    seen_X = torch.tensor([44.0, 1.0, 48.0, 0.0, 7.0, 0.0], dtype=torch.float64)
+    statistic, df = chi_square(seen_X, expected_X)  # 1 + 3 are too few still, so the 6 joins them
+    assert df == 2
+    assert statistic == pytest.approx(4**2 / 40 + 2**2 / 50 + 2**2 / 10)
+
+
+def test_what_is_impossible_and_seen_fails() -> None:
+    seen_X, expected_X = torch.tensor([99.0, 1.0]), torch.tensor([100.0, 0.0])
+    assert chi_square(seen_X, expected_X)[0] == float("inf")

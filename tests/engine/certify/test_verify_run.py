@@ -1,6 +1,7 @@
 """A run's folder held to plain transformers: what passes, what is found, what is refused."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,22 +16,23 @@ from specsot.engine.prepare.options import RunOptions
 
 Output = pytest.CaptureFixture[str]
 
+BEES = "Tell me about honey bees."
 PROMPTS = '{"id": "a", "prompt": "Tell me about honey bees."}\n{"id": "b", "prompt": "2+2?"}\n'
+
+
+def a_run(root: Path, **options: Any) -> Path:
+    """The folder of a run."""
+    given = {"max_new_tokens": 24, **options}
+    assert run_command(RunOptions(runs_dir=root / "runs", quiet=True, **given)) == Code.OK
+    return (root / "runs" / "latest").resolve()
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two requests, one with an outline."""
     root = tmp_path_factory.mktemp("verify")
     (root / "q.jsonl").write_text(PROMPTS)
-    options = RunOptions(
-        graph="bim_eagle",
-        prompts=root / "q.jsonl",
-        max_new_tokens=9,
-        runs_dir=root / "runs",
-        quiet=True,
-    )
-    assert run_command(options) == Code.OK
-    return (root / "runs" / "latest").resolve()
+    return a_run(root, graph="bim_eagle", prompts=root / "q.jsonl", max_new_tokens=9)
 
 
 @pytest.fixture
@@ -64,44 +66,32 @@ def test_every_token_is_counted(folder: Path, capsys: Output) -> None:
 def test_a_quantised_target_is_held_to_one_with_the_same_weights(
     weights: str, tmp_path: Path
 ) -> None:
-    options = RunOptions(
-        graph="eagle",
-        prompt="Tell me about honey bees.",
-        weights=weights,
-        max_new_tokens=24,
-        runs_dir=tmp_path,
-        quiet=True,
-    )
-    assert run_command(options) == Code.OK
-    folder = (tmp_path / "latest").resolve()
+    folder = a_run(tmp_path, graph="eagle", prompt=BEES, weights=weights)
     assert json.loads((folder / "manifest.json").read_text())["weights"] == weights
     assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
 
 
-def test_another_token_is_found(folder: Path, capsys: Output) -> None:
-    def other(line: Any) -> None:
-        line["parts"][1]["token_ids"][3] += 1
-
-    changed(folder, "outputs.jsonl", other)
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            lambda line: line["parts"][1]["token_ids"].__setitem__(3, 1),
+            "request a, part 2: .* token 4 is 1",
+        ),
+        (
+            lambda line: line["parts"][0]["context_ids"].__delitem__(slice(5, None)),
+            "part 1: .* are not: ",
+        ),
+        (lambda line: line["parts"][0].update(finish_reason="stop"), "part 1: .* are not: "),
+    ],
+    ids=["another token", "another context", "an end that the target does not want"],
+)
+def test_what_is_not_the_targets_own_is_found(
+    change: Callable[[Any], None], says: str, folder: Path, capsys: Output
+) -> None:
+    changed(folder, "outputs.jsonl", change)
     assert verify_command(str(folder), Path("runs"), False, 1) == Code.UNEQUAL
-    out = capsys.readouterr().out
-    assert "request a, part 2: " in out and "are not: token 4 is " in out
-
-
-def test_another_context_is_found(folder: Path) -> None:
-    def other(line: Any) -> None:
-        line["parts"][0]["context_ids"][5:] = []
-
-    changed(folder, "outputs.jsonl", other)
-    assert verify_command(str(folder), Path("runs"), False, 1) == Code.UNEQUAL
-
-
-def test_an_end_that_the_target_does_not_want_is_found(folder: Path) -> None:
-    def other(line: Any) -> None:
-        line["parts"][0]["finish_reason"] = "stop"
-
-    changed(folder, "outputs.jsonl", other)
-    assert verify_command(str(folder), Path("runs"), False, 1) == Code.UNEQUAL
+    assert re.search(says, capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -146,16 +136,8 @@ def test_ids_that_are_none_are_refused(ids: Any, folder: Path, capsys: Output) -
 
 @pytest.fixture(scope="module")
 def attended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("attended")
-    options = RunOptions(
-        graph="bim_attend_merge",
-        prompt="Tell me about honey bees.",
-        max_new_tokens=24,
-        runs_dir=root / "runs",
-        quiet=True,
-    )
-    assert run_command(options) == Code.OK
-    return (root / "runs" / "latest").resolve()
+    """The folder of a run whose parts are combined where they lie."""
+    return a_run(tmp_path_factory.mktemp("attended"), graph="bim_attend_merge", prompt=BEES)
 
 
 def test_a_combined_answer_is_held_under_its_mask(

@@ -46,14 +46,10 @@ def test_padding_is_a_share_of_all_query_rows(meter: Meter) -> None:
     assert meter.padding_waste == pytest.approx(8 / 32)
 
 
-def test_nothing_gives_zeros() -> None:
+def test_overhead_is_what_ops_do_not_explain() -> None:
     made = Meter()
     values = (made.tau_step, made.tau_request, made.acceptance_rate, made.overhead_share)
     assert (*values, made.padding_waste) == (0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-def test_overhead_is_what_ops_do_not_explain() -> None:
-    made = Meter()
     made.moved(Moved("start", "verify", None, 1, 0))
     made.op_ran(OpRan("verify", "target.forward_", 60, {}))
     made.op_ran(OpRan("verify", "branch.commit_", 20, {}))
