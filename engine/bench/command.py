@@ -329,18 +329,15 @@ def _words(numbers: list[float | None], form: str) -> str:
     return f"{value} ({' to '.join(edges)})" if edges else value
 
 
-def _sign(figure: Figure, past: list[float | None], values: list[float | None]) -> int:
+def _sign(figure: Figure, past: Sequence[Any], values: Sequence[Any]) -> int:
     """1 for more, -1 for less, 0 for a difference within noise."""
-    old, old_low, old_high = past
-    new, low, high = values
+    (old, old_low, old_high), (new, low, high) = past, values
     least = LEAST if figure.timed else EXACT
-    if old is None or new is None or abs(new - old) <= least * abs(old):
+    if None in (old, new) or abs(new - old) <= least * abs(old):
         return 0
-    if figure.timed:
-        if old_low is None or old_high is None or low is None or high is None:
-            return 0  # a single round has no interval
-        if low <= old_high and old_low <= high:
-            return 0
+    single = None in (old_low, old_high, low, high)  # a single round has no interval
+    if figure.timed and (single or (low <= old_high and old_low <= high)):
+        return 0
     return 1 if new > old else -1
 
 

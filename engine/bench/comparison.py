@@ -14,7 +14,6 @@ from statistics import mean, median
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from ..errors import Code, UsageError
 from ..limits import disturbance
@@ -23,7 +22,7 @@ from ..prepare.environment import machine, model_folders, redact, threads_of, ve
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..prepare.repeat import graph_hash
-from ..record.metrics import Meter, state_figures
+from ..record.metrics import state_figures
 from ..record.run_folder import RunFolder
 from ..run.blend_probe import probe_blends
 from ..run.runner import STATUS_CODES, Status, StopSignal, drive, recorded
@@ -35,14 +34,13 @@ from .peers import with_peers
 from .sides import (
     CUT,
     END,
+    RUNS,
     BranchAnswer,
     BranchComparison,
     ComparedPrompt,
     Cost,
     Difference,
     GraphPair,
-    Moments,
-    PoolUse,
     Side,
     SideRun,
     answer_all,
@@ -454,17 +452,7 @@ def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison])
     return {
         "prompt": answer.prompt.key,
         "cpu_share": answer.cpu_share,
-        "runs": {
-            letter: {
-                "status": run.status,
-                "problems": list(run.problems),
-                "meter": run.meter.counts,
-                "pools": {name: vars(use) for name, use in run.pools.items()},
-                "moments": vars(run.moments),
-                "digest": run.digest,
-            }
-            for letter, run in answer.runs.items()
-        },
+        "runs": RUNS.dump_python(dict(answer.runs), mode="json"),
         "results": [
             {
                 "pair": [result.pair.reference.letter, result.pair.other.letter],
@@ -483,23 +471,11 @@ def _saved_rounds(
 ) -> dict[int, Round]:
     """By the number of their prompt, without damaged ones."""
     by_letters = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
-    pools_of = TypeAdapter(dict[str, PoolUse]).validate_python
     rounds = {}
     for number, prompt in enumerate(prompts):
         try:
             plain = json.loads((files.path / ROUND.format(number + 1)).read_text(encoding="utf-8"))
-            runs = {}
-            for letter, run in plain["runs"].items():
-                moments = Moments(**run["moments"])
-                runs[letter] = SideRun(
-                    Meter.of(run["meter"]),
-                    pools_of(run["pools"]),
-                    moments,
-                    status=Status(run["status"]),
-                    problems=run["problems"],
-                    digest=run["digest"],
-                )
-            answer = ComparedPrompt(prompt, runs, plain["cpu_share"])
+            answer = ComparedPrompt(prompt, RUNS.validate_python(plain["runs"]), plain["cpu_share"])
             branches = [
                 BranchComparison(
                     pair=by_letters[result["pair"][0], result["pair"][1]],

@@ -183,8 +183,8 @@ def read_experiment(file: Path) -> tuple[Experiment, Source]:
 def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
     for key in ("sides", "against"):
         for at, side in enumerate(getattr(experiment, key)):
-            if not known_side(side):
-                name = read_side(side)[0]
+            name = read_side(side)[0]
+            if not (name in PEERS or is_graph(name)):
                 words = f"no graph {name!r}, nor a peer{hint(name, [*graph_names(), *PEERS])}"
                 yield source.problem((key, at), words, ProblemCode.NO_SIDE)
     names: dict[Place, str] = {("figures", at): name for at, name in enumerate(experiment.figures)}
@@ -203,11 +203,6 @@ def _unknown(experiment: Experiment, source: Source) -> Iterator[Problem]:
     if (count := len(entries_of(experiment))) > MOST_ROWS:
         words = f"{count} rows; at most {MOST_ROWS}"
         yield source.problem(("vary",), words, ProblemCode.NO_AXIS, key=True)
-
-
-def known_side(side: str) -> bool:
-    name = read_side(side)[0]
-    return name in PEERS or is_graph(name)
 
 
 def entries_of(experiment: Experiment) -> list[Entry]:
@@ -317,7 +312,8 @@ def _changed(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
 
 def _check_sides(sides: Sequence[str], option: str) -> None:
     for side in sides:
-        if not known_side(side):
+        name = read_side(side)[0]
+        if not (name in PEERS or is_graph(name)):
             near = hint(side, [*experiment_names(), *graph_names(), *PEERS])
             raise UsageError(f"{option}{side}: no experiment, graph or peer{near}")
 

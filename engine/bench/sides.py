@@ -15,7 +15,9 @@ from pathlib import Path
 from random import Random
 from string import ascii_uppercase
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from ...states.request import Branch, Finish, Request
 from ..limits import cpu_share
@@ -51,11 +53,15 @@ class Moments:
     host_reads: int = 0
 
 
+# In JSON a meter is its counts.
+SavedMeter = Annotated[Meter, PlainValidator(Meter.of), PlainSerializer(lambda meter: meter.counts)]
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Of one run or of several; pools: the `target`'s, and the `drafter`'s if any."""
 
-    meter: Meter
+    meter: SavedMeter
     pools: Mapping[str, PoolUse]
     moments: Moments = field(default_factory=Moments)
 
@@ -145,12 +151,15 @@ class SideRun(Cost):
     status: Status = Status.OK
     problems: Sequence[str] = ()
     digest: str = ""
-    answered: Request | None = None
+    answered: Annotated[Any, Field(exclude=True)] = None
 
     @property
     def request(self) -> Request:
-        assert self.answered is not None, "a saved run was judged when it was made"
-        return self.answered
+        request: Request = self.answered
+        return request
+
+
+RUNS = TypeAdapter(dict[str, SideRun])  # of one prompt, by the sides' letters
 
 
 @dataclass(frozen=True, slots=True)

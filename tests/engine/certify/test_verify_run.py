@@ -74,14 +74,8 @@ def test_a_quantised_target_is_held_to_one_with_the_same_weights(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            lambda line: line["parts"][1]["token_ids"].__setitem__(3, 1),
-            "request a, part 2: .* token 4 is 1",
-        ),
-        (
-            lambda line: line["parts"][0]["context_ids"].__delitem__(slice(5, None)),
-            "part 1: .* are not: ",
-        ),
+        (lambda line: line["parts"][1]["token_ids"].insert(3, 1), "a, part 2: .* token 4 is 1"),
+        (lambda line: line["parts"][0]["context_ids"].reverse(), "part 1: .* are not: "),
         (lambda line: line["parts"][0].update(finish_reason="stop"), "part 1: .* are not: "),
     ],
     ids=["another token", "another context", "an end that the target does not want"],
