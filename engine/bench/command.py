@@ -331,7 +331,8 @@ def _words(numbers: list[float | None], form: str) -> str:
 
 def _sign(figure: Figure, past: Sequence[Any], values: Sequence[Any]) -> int:
     """1 for more, -1 for less, 0 for a difference within noise."""
-    (old, old_low, old_high), (new, low, high) = past, values
+    old, old_low, old_high = past
+    new, low, high = values
     least = LEAST if figure.timed else EXACT
     if None in (old, new) or abs(new - old) <= least * abs(old):
         return 0

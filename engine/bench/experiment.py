@@ -350,8 +350,8 @@ def _job(
     if parts is not None and not (parts.isdecimal() and 1 <= int(parts) <= MAX_PARTS):
         raise UsageError(f"--vary {PARTS}={parts}: {PARTS_RANGE}")
     common = {f"{path}={text_of(value)}": path for path, value in experiment.set.items()}
-    known = {s: path for s, path in common.items() if path.partition(".")[0] in PEERS_KNOW}
-    sets = [*(known if entry.peer else common), *options.sets]
+    shared = {s: path for s, path in common.items() if path.partition(".")[0] in PEERS_KNOW}
+    sets = [*(shared if entry.peer else common), *options.sets]
     if parts is not None:
         sets += [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
     sets += [*PEERS.get(entry.peer, ()), *entry.sets]
