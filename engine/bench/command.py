@@ -6,7 +6,6 @@ torch before the command line is checked.
 """
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -118,7 +117,7 @@ def _compare(command: str, sides: Sequence[str], options: RunOptions, out: Path 
         text = json_text({**result, "best": best} if rated else result)
     elif comparison.prompts:
         parts = partial(render.comparison_parts, comparison, each=not rated)
-        text = render.rendered(parts, sys.stdout, dict(os.environ)) + (f"{best}\n" if best else "")
+        text = render.rendered(parts, sys.stdout) + (f"{best}\n" if best else "")
     else:
         text = ""
     hint = "" if out is None else "; the same command goes on from there"
@@ -181,6 +180,7 @@ LEAST = 0.05  # of a figure from clocks: less is not called a change, however su
 EXACT = 0.01  # of one that only what is computed decides
 REQUEST_FILE = "asked.json"
 SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
+OF_THIS_CALL = ("out", "baseline", "plot")  # options that it does not
 
 
 @exit_code
@@ -201,7 +201,11 @@ def bench_command(
     experiment = prepared.experiment
     files = None if out is None else RunFolder.at(out)
     if files is not None and not (files.path / REQUEST_FILE).exists():
-        files.write_json(REQUEST_FILE, _saved_request(bench_options, options))
+        usual = RunOptions()
+        values = {name: getattr(options, name) for name in SAVED_OPTIONS}
+        asked = {n: v for n, v in asdict(bench_options).items() if n not in OF_THIS_CALL}
+        changed = {n: v for n, v in values.items() if v not in (None, getattr(usual, n))}
+        files.write_json(REQUEST_FILE, {"asked": asked, "options": changed})
     for note in prepared.notes:
         complain(f"note: {note}")
     comparison, result = measure(prepared, files)
@@ -237,7 +241,7 @@ def bench_command(
         text = json_text(result)
     else:
         parts = partial(render.experiment_parts, experiment, rows, [*notes, *measured])
-        text = render.rendered(parts, sys.stdout, dict(os.environ))
+        text = render.rendered(parts, sys.stdout)
     hint = "" if out is None else f"; --resume {out} goes on from there"
     requested = (len(prepared.prompts.items) * experiment.repeats, f"rounds{hint}")
     code = _finish(comparison, files, text, requested, most=MOST_SHOWN)
@@ -251,16 +255,6 @@ def measure(prepared: Prepared, files: RunFolder | None) -> "tuple[Comparison, d
 
     comparison = compare_jobs(prepared.jobs, files, prepared)
     return comparison, experiment_document(comparison, prepared)
-
-
-def _saved_request(bench_options: BenchOptions, options: RunOptions) -> dict[str, Any]:
-    usual = RunOptions()
-    values = {name: getattr(options, name) for name in SAVED_OPTIONS}
-    asked = asdict(replace(bench_options, out=None, baseline=None, plot=False))
-    return {
-        "asked": {name: asked[name] for name in asked if name not in ("out", "baseline", "plot")},
-        "options": {n: v for n, v in values.items() if v not in (None, getattr(usual, n))},
-    }
 
 
 def _resumed(

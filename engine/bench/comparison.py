@@ -71,15 +71,17 @@ class Comparison:
     sides: list[Side]
     pairs: list[GraphPair]
     prompts: list[ComparedPrompt]
-    results: list[BranchComparison]
     setup: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def results(self) -> list[BranchComparison]:
+        return [branch for prompt in self.prompts for branch in prompt.results]
 
     def branches(self, pair: GraphPair) -> list[BranchComparison]:
         return [branch for branch in self.results if branch.pair is pair]
 
     def of(self, prompt: ComparedPrompt) -> "Comparison":
-        results = [branch for branch in self.results if branch.prompt is prompt]
-        return replace(self, prompts=[prompt], results=results)
+        return replace(self, prompts=[prompt])
 
     def runs(self, side: Side) -> list[SideRun]:
         return [prompt.runs[side.letter] for prompt in self.prompts]
@@ -352,9 +354,6 @@ def _divergences(sides: Sequence[Side], prompts: Sequence[Prompt]) -> dict[str, 
 # -- rounds ------------------------------------------------------------------------------------
 
 
-Round = tuple[ComparedPrompt, list[BranchComparison]]
-
-
 def compare_jobs(
     jobs: Sequence[Job], files: RunFolder | None = None, prepared: Prepared | None = None
 ) -> Comparison:
@@ -376,7 +375,7 @@ def compare_jobs(
             complain(f"note: {note}")
         if files is not None or prepared is not None:
             setup = _setup(sides, jobs[0].prompts, jobs[0].options.argv)
-        rounds: dict[int, Round] = {}
+        rounds: dict[int, ComparedPrompt] = {}
         if files is not None:
             if prepared is not None:
                 experiment = prepared.experiment
@@ -394,15 +393,13 @@ def compare_jobs(
             warm_up(sides, pending, halt, rounds=warm_rounds, collect=drawn)
             answers = answer_all(sides, pending, halt, show, numbers=missing if drawn else ())
             for number, answer in zip(missing, answers, strict=False):
-                branches = [one for pair in pairs for one in compare_branches(pair, answer)]
-                rounds[number] = answer, branches
+                for pair in pairs:
+                    answer.results.extend(compare_branches(pair, answer))
+                rounds[number] = answer
                 if files is not None:
-                    files.write_json(ROUND.format(number + 1), _round_document(answer, branches))
+                    files.write_json(ROUND.format(number + 1), _round_document(answer))
         done = [rounds[number] for number in sorted(rounds)]
-        prompts_done = [answer for answer, _ in done]
-        results = [branch for _, judged in done for branch in judged]
-        status = halt.status or Status.OK
-        return Comparison(status, sides, pairs, prompts_done, results=results, setup=setup)
+        return Comparison(halt.status or Status.OK, sides, pairs, done, setup=setup)
 
 
 def _setup(sides: Sequence[Side], prompts: Sequence[Prompt], argv: Sequence[str]) -> dict[str, Any]:
@@ -448,7 +445,7 @@ def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
     return {**setup, COMMAND: saved.get(COMMAND, setup[COMMAND])}
 
 
-def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison]) -> dict[str, Any]:
+def _round_document(answer: ComparedPrompt) -> dict[str, Any]:
     return {
         "prompt": answer.prompt.key,
         "cpu_share": answer.cpu_share,
@@ -461,14 +458,14 @@ def _round_document(answer: ComparedPrompt, results: Sequence[BranchComparison])
                 "tokens": result.tokens,
                 "difference": result.difference and asdict(result.difference),
             }
-            for result in results
+            for result in answer.results
         ],
     }
 
 
 def _saved_rounds(
     files: RunFolder, prompts: Sequence[Prompt], pairs: Sequence[GraphPair]
-) -> dict[int, Round]:
+) -> dict[int, ComparedPrompt]:
     """By the number of their prompt, without damaged ones."""
     by_letters = {(pair.reference.letter, pair.other.letter): pair for pair in pairs}
     rounds = {}
@@ -476,8 +473,8 @@ def _saved_rounds(
         try:
             plain = json.loads((files.path / ROUND.format(number + 1)).read_text(encoding="utf-8"))
             answer = ComparedPrompt(prompt, RUNS.validate_python(plain["runs"]), plain["cpu_share"])
-            branches = [
-                BranchComparison(
+            for result in plain["results"]:
+                one = BranchComparison(
                     pair=by_letters[result["pair"][0], result["pair"][1]],
                     prompt=answer,
                     branch=result["branch"],
@@ -485,9 +482,8 @@ def _saved_rounds(
                     tokens=result["tokens"],
                     difference=result["difference"] and Difference(**result["difference"]),
                 )
-                for result in plain["results"]
-            ]
+                answer.results.append(one)
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        rounds[number] = answer, branches
+        rounds[number] = answer
     return rounds

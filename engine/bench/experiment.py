@@ -2,7 +2,7 @@
 figures of a row (docs/metrics.md) with bootstrap intervals. Nothing here imports torch."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import product
@@ -373,9 +373,14 @@ def _job(
     if parts is None:
         return job
     named = replace(job.options, sets=(*job.options.sets, f"{PARTS}={parts}"))
-    numbers = range(1, int(parts) + 1)
-    points = tuple(Point(n, PART_TOKENS, None, (), title=f"Part {n}") for n in numbers)
-    return replace(job, options=named, outline=Outline("plan", points, (), "ok"))
+    titles = [f"Part {number}" for number in range(1, int(parts) + 1)]
+    return replace(job, options=named, outline=outline_of(titles, PART_TOKENS))
+
+
+def outline_of(titles: Iterable[str], tokens: int, tool: str | None = None) -> Outline:
+    """A given outline of parts of this expected length."""
+    points = (Point(n, tokens, tool, (), title=title) for n, title in enumerate(titles, 1))
+    return Outline("plan", tuple(points), (), "ok")
 
 
 def _placed(problem: Problem, side: str, places: Mapping[str, Place], source: Source) -> Problem:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -54,14 +55,14 @@ Column = tuple[str, dict[str, Any]]  # its name and settings
 Cells = Callable[[Comparison, Side], Iterable[str]]
 
 
-def rendered(
-    parts: Callable[[box.Box], Iterable[RenderableType]], stream: TextIO, environ: dict[str, str]
-) -> str:
+def rendered(parts: Callable[[box.Box], Iterable[RenderableType]], stream: TextIO) -> str:
     """What a stream shows: as wide as its terminal, or WIDTH columns; ASCII where it must be."""
     there = Console(file=stream)
     out = io.StringIO()
     width = there.width if there.is_terminal else WIDTH
-    console = Console(file=out, width=width, force_terminal=usable(there, environ), highlight=False)
+    console = Console(
+        file=out, width=width, force_terminal=usable(there, dict(os.environ)), highlight=False
+    )
     lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
     for part in parts(lines):
         console.print(part)

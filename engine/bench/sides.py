@@ -164,11 +164,15 @@ RUNS = TypeAdapter(dict[str, SideRun])  # of one prompt, by the sides' letters
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt with its runs, by the sides' letters; cpu_share: of a busy loop just before."""
+    """A prompt with its runs, by the sides' letters, and its compared branches.
+
+    cpu_share: of a busy loop just before.
+    """
 
     prompt: Prompt
     runs: Mapping[str, SideRun]
     cpu_share: float = 1.0
+    results: list["BranchComparison"] = field(default_factory=list)
 
 
 class SharedModels:

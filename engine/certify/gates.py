@@ -19,7 +19,7 @@ from ...states.admission import request_slots
 from ...states.drafter import Drafter
 from ...states.machine import Event, OpRan, Run
 from ...states.request import Branch, Finish, Request, Stage
-from ...states.text.outline import Outline, Point
+from ..bench.experiment import outline_of
 from ..bench.sides import Side
 from ..errors import is_told, message_of
 from ..models import new_pool
@@ -164,9 +164,8 @@ class Rig:
         job = bench.changed(*greedy, *trial.sets, tokens=most, dtype=trial.dtype or bench.dtype)
         skeleton = job.program.graph.skeleton
         if skeleton is not None and trial.stops is not None:
-            titles = enumerate(TITLES[: min(trial.parts, skeleton.max_branches)], 1)
-            points = tuple(Point(n, trial.expected, None, (), title=title) for n, title in titles)
-            job = replace(job, outline=Outline("plan", points, (), "ok"))
+            titles = TITLES[: min(trial.parts, skeleton.max_branches)]
+            job = replace(job, outline=outline_of(titles, trial.expected))
         side = bench.side(job)
         prompts = trial.prompts or bench.job.prompts[: trial.parts if skeleton is None else 1]
         requests = [side.session.request(prompt) for prompt in prompts]

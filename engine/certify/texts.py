@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
-from ...states.text.outline import Outline, Point
 from ...states.text.tokens import PromptTokens
+from ..bench.experiment import outline_of
 from ..bench.sides import (
     BranchAnswer,
     BranchComparison,
@@ -237,7 +237,9 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
         made = bench
         if place == "branches":
             # The model's own outlines may not search; here every part does.
-            made = replace(bench, job=replace(bench.job, outline=_searching(prompts)))
+            titles = dict.fromkeys(document.title for p in prompts for document in p.documents)
+            outline = outline_of(list(titles)[:PARTS], 60, "Search")
+            made = replace(bench, job=replace(bench.job, outline=outline))
         tally = bench.tally()
         side = made.side(made.changed(*sets, "blend.plan=plain", tokens=most))
         for answer in made.answers([side], prompts):
@@ -257,13 +259,6 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
         )
         title = f"finished parts folded, temperature 1, {seeds} seeds"
         yield _reuse(bench, "combined", title, drawn)
-
-
-def _searching(prompts: Sequence[Prompt]) -> Outline:
-    titles = dict.fromkeys(document.title for prompt in prompts for document in prompt.documents)
-    some = enumerate(list(titles)[:PARTS], 1)
-    points = tuple(Point(n, 60, "Search", (), title=title) for n, title in some)
-    return Outline("plan", points, (), "ok")
 
 
 def _reuse(

@@ -23,8 +23,6 @@ Recordable = Event | RoundSummary | Record
 ROUND_FIELDS = ("branches", "committed", "accepted", "drafted", "rows", "padding")
 MAX_TREE_NODES = 512  # of all trees of a round together, in its record
 
-# -- writing --------------------------------------------------------------------------------------
-
 
 def trace_record(at: int, item: Recordable, number: int) -> Record:
     """At nanoseconds since the start; number: of a move, the tokens committed in its source; of a
@@ -143,8 +141,6 @@ def trees_of(record: Record) -> Iterator[VerifiedTree]:
         )
 
 
-# -- `--trace kv` ---------------------------------------------------------------------------------
-
 POOL_OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
 ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an entry for each row
 
@@ -186,8 +182,6 @@ def _trace_pool(pool: Any, name: str, write: Write) -> None:
     for operation in POOL_OPERATIONS:
         setattr(pool, operation, traced(operation))
 
-
-# -- export ---------------------------------------------------------------------------------------
 
 # tracks of Chrome's trace event format
 STATES_TRACK = 1

@@ -57,7 +57,7 @@ def found() -> Comparison:
 
 
 def shown(found: Comparison, stream: TextIO) -> str:
-    return rendered(partial(comparison_parts, found), stream, {})
+    return rendered(partial(comparison_parts, found), stream)
 
 
 def settings_column(out: str) -> str:
@@ -69,8 +69,9 @@ def settings_column(out: str) -> str:
 
 def again(found: Comparison) -> Comparison:
     pairs = pairs_of(found.sides)
-    results = [b for one in found.prompts for pair in pairs for b in compare_branches(pair, one)]
-    return Comparison(Status.OK, found.sides, pairs, found.prompts, results)
+    branches = ([b for pair in pairs for b in compare_branches(pair, one)] for one in found.prompts)
+    prompts = [replace(one, results=b) for one, b in zip(found.prompts, branches, strict=True)]
+    return Comparison(Status.OK, found.sides, pairs, prompts)
 
 
 def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
