@@ -41,12 +41,13 @@ from .sides import (
     Cost,
     Difference,
     GraphPair,
+    SharedModels,
     Side,
     SideRun,
     answer_all,
     compare_branches,
     counts,
-    load_sides,
+    letters,
     pairs_of,
     total,
     warm_up,
@@ -62,7 +63,7 @@ WARM_UP_OF_EXPERIMENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result, complete or up to an interruption; prompts: those that every graph has answered.
+    """Complete or up to an interruption; prompts: those that every graph has answered.
 
     setup: everything that the figures depend on; empty where nothing is saved.
     """
@@ -359,11 +360,16 @@ def compare_jobs(
 ) -> Comparison:
     """Answer the jobs' prompts with each graph, and compare; rounds in the files are not repeated.
 
-    prepared: an experiment: prompts are repeated, peers answer, the order of the sides is drawn,
-    and more is warmed up. Raises UsageError, ModelError, GraphError, PromptError.
+    prepared: an experiment: prompts are repeated, peers answer, the sides are shuffled, and more is
+    warmed up. Raises UsageError, ModelError, GraphError, PromptError.
     """
     with measuring(f"loading models for {len(jobs)} graphs ...") as show:
-        sides = load_sides(jobs)
+        models = SharedModels()
+        common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
+        sides = []
+        for letter, job in zip(letters(), jobs, strict=False):
+            sets = tuple(setting for setting in job.options.sets if setting not in common)
+            sides.append(models.side(letter, job, *model_folders(job), sets=sets))
         prompts = [*jobs[0].prompts]
         setup: dict[str, Any] = {}
         if prepared is not None:

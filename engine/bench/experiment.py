@@ -111,10 +111,8 @@ class Experiment(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: a graph or a peer at one point; varied: values by path, as `--set` takes them.
-
-    at: places in the file, by setting; that of the side under the empty name.
-    """
+    """One row: a graph or a peer at one point; at: places in the file, by setting; `` is the
+    side."""
 
     side: str
     varied: Mapping[str, str]
@@ -412,8 +410,8 @@ class Estimate(NamedTuple):
 def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
     """[DRAWS, rounds]: numbers of rounds, always the same; groups: the prompt of each round.
 
-    Prompts are drawn with replacement, then as many rounds of each as the largest prompt has, so
-    that the variances between prompts and between repeats both count.
+    Prompts are drawn with replacement, then as many rounds of each as the largest prompt has: the
+    variances between prompts and between repeats both count.
     """
     random = np.random.default_rng(0)
     rounds_of = [np.flatnonzero(np.asarray(groups) == name) for name in sorted(set(groups))]
@@ -438,13 +436,10 @@ def estimate(groups: Sequence[int], of: Callable[[npt.NDArray[np.int64]], Values
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a row; of: part and whole in one run.
-
-    kind: how runs are joined: the median over rounds of the reference's quotient / the own one; the
-    quotient of the sums; the median of the quotients; the largest; the share of answers that are
-    the reference's; what a probe has found. better: 1 if more of it is, -1 if less, 0 if neither.
-    timed: by clocks.
-    """
+    """of: part and whole in one run. kind: the median over rounds of the reference's quotient / the
+    own one; the quotient of the sums; the median of the quotients; the largest; the share of
+    answers that are the reference's; what a probe has found. better: 1, -1, or 0 for neither.
+    timed: by clocks."""
 
     kind: Literal["paired", "sums", "median", "largest", "same", "probe"]
     of: "Callable[[Cost], Quotient]" = lambda cost: (0, 0)

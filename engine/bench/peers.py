@@ -62,10 +62,7 @@ Generate = Callable[[Request, list[int], int, Steps], list[int]]
 def _answer(
     generate: Generate, drafts: bool, side: Side, prompt: Prompt, budget: int | None
 ) -> SideRun:
-    """One prompt; the stop token is not counted.
-
-    drafts: whether its first forward proposes tokens; otherwise it is a prefill, not a round.
-    """
+    """One prompt, without the stop token; drafts: its first forward proposes tokens, too."""
     request = side.session.request(prompt)
     most = budget or request.budget
     steps = Steps()

@@ -22,7 +22,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from ...states.request import Branch, Finish, Request
 from ..limits import cpu_share
 from ..models import load_models, with_drafter
-from ..prepare.environment import model_folders, set_up_torch, threads_of
+from ..prepare.environment import set_up_torch, threads_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import Meter, state_figures
@@ -103,10 +103,8 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another program with the side's models; answer: of one prompt, at most so many tokens.
-
-    codes: its number format of the weights, if it differs from the side's.
-    """
+    """Another program with the side's models; answer: of one prompt, at most so many tokens; codes:
+    its number format of the weights, if it differs."""
 
     name: str
     answer: "Callable[[Side, Prompt, int | None], SideRun]"
@@ -115,11 +113,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One graph of a comparison; letter: its name in tables; target: its model's folder.
-
-    sets: settings that not all graphs have. peer: answers instead of the graph, which then defines
-    the right answer.
-    """
+    """One graph of a comparison; sets: settings that not all graphs have; peer: answers instead of
+    the graph, which then defines the right answer."""
 
     letter: str
     job: Job
@@ -143,10 +138,8 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class SideRun(Cost):
-    """One prompt answered by one side; digest: of its tokens.
-
-    problems: why the answer is not complete. answered: None for a run of a folder.
-    """
+    """One prompt answered by one side; problems: why the answer is not complete; answered: None for
+    a run of a folder."""
 
     status: Status = Status.OK
     problems: Sequence[str] = ()
@@ -202,16 +195,6 @@ def letters() -> Iterator[str]:
     return map("".join, chain.from_iterable(lengths))
 
 
-def load_sides(jobs: Sequence[Job]) -> list[Side]:
-    models = SharedModels()
-    sides = []
-    common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))
-    for letter, job in zip(letters(), jobs, strict=False):
-        sets = tuple(setting for setting in job.options.sets if setting not in common)
-        sides.append(models.side(letter, job, *model_folders(job), sets=sets))
-    return sides
-
-
 def warm_up(
     sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal, rounds: int, collect: bool
 ) -> None:
@@ -235,9 +218,8 @@ def answer_all(
 ) -> Iterator[ComparedPrompt]:
     """Every prompt through every graph, prompt by prompt, in one state of the machine.
 
-    The first side changes from round to round, so that a slower machine favours no graph. Ends
-    early at a stop signal; a prompt that not every graph has answered is omitted. numbers: of the
-    rounds; the order is drawn from them.
+    The first side changes from round to round, or the order is drawn from the numbers of rounds, so
+    that a slower machine favours no graph. A prompt that a stop signal interrupts is omitted.
     """
     start_time = monotonic()
     done = 0

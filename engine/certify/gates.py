@@ -108,11 +108,8 @@ ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}  # of a drafter's row from the sam
 
 @dataclass
 class Rig:
-    """Runs of one graph, and what was seen of them after every phase.
-
-    worst: how far the drafter's rows are off, as a share of the largest number in them. wrong: a
-    line for every kind of fault.
-    """
+    """Runs of one graph, and what was seen after every phase; worst: how far the drafter's rows are
+    off, as a share of the largest number in them."""
 
     bench: Bench
     runs: int = 0
@@ -237,8 +234,8 @@ def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
 
 def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     """The largest difference of a branch's rows in a drafter's pool from the same rows computed
-    anew, as a share of the largest number; inf if rows are missing or too many. Valid right after
-    that drafter read what was committed."""
+    anew, as a share of the largest number. Valid right after that drafter read what was
+    committed."""
     pool = drafter.kv
     models = side.session.models
     ids = [*dict(contexts(branch.request, side.session.prompts))[branch], *branch.tokens]

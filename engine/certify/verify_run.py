@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...states.graph.graph import Sampling
-from ..bench.sides import TIE
+from ..bench.sides import EXACT, TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch
 from ..record.run_folder import find_run
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 COUNTS = ("tokens", "own", "ties", "grammar", "wrong")
-EXACT = ("float32", "float64")  # in others tokens agree mostly, and nothing is promised
 
 
 @dataclass(frozen=True, slots=True)

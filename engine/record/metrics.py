@@ -45,11 +45,8 @@ class ProbeFigures:
 def blend_figures(
     forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
 ) -> dict[str, Any] | None:
-    """The part `blend` of metrics.json; None for a graph without the block `blend`.
-
-    Operations are estimated for each prompt, or part of one, by itself; attention to earlier rows
-    is left out.
-    """
+    """The part `blend` of metrics.json, if the graph blends; operations of each prompt, or part,
+    alone."""
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
@@ -98,14 +95,10 @@ class Marks:
 class Meter:
     """Counters of a run; host integers only.
 
-    forwards: of the target, prefill included; rounds: those that verified a proposal.
-    rows: query rows of the target's forwards; padding: of them. draft_*: the same of the drafters.
-    tokens: appended to any branch, outlines included, stop tokens not.
-    in_ops: nanoseconds inside ops; in_run: from the first transition to the last; last_move: from
-    the start of the run to its last transition.
-    open_ops: the part of `in_ops` after the last transition: a run may stop within a state.
-    lengths: histogram of the tokens that a branch committed in a round; requests: by request.
-    chosen: histogram of tree sizes, or chain lengths, of rounds whose drafter chooses them.
+    tokens: of all branches and outlines, without stop tokens. in_ops: nanoseconds inside ops;
+    in_run: from the first transition to the last; last_move: to it from the start; open_ops: in ops
+    after it. lengths: histogram of the tokens that a branch committed in a round; requests: by
+    request. chosen: histogram of tree sizes, or chain lengths, that a drafter chose.
     """
 
     forwards: int = 0
@@ -340,8 +333,8 @@ MODEL_CAUSES = (
 def drafter_warnings(metrics: Mapping[str, Any], kind: str) -> list[str]:
     """If the drafter of this kind does not help; none without drafts or with few rounds.
 
-    A round of plain decoding costs at most as much as a round that verifies a tree. So a run is
-    slower than its own plain rounds at least if drafting costs more than the saved tokens.
+    A plain round costs at most as much as one that verifies a tree, so a run is slower than its own
+    plain rounds at least if drafting costs more than the saved tokens.
     """
     rounds = metrics["branch_rounds"]
     tau = metrics["tau_step"]

@@ -22,8 +22,8 @@ BATCH_SIZE = 256  # trace records that are written together
 class Recorder:
     """Records every event of one run; without `write` it writes no trace.
 
-    snapshot_requested: set by a viewer; the next event then updates `snapshot`. listeners: called
-    with each event after it was folded into `view`.
+    snapshot_requested: the next event updates `snapshot`. listeners: called with each event after
+    it was folded into `view`.
     """
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:

@@ -33,15 +33,12 @@ from .run_view import (
 from .trace import ROUND_FIELDS, Record, records_of, trees_of
 
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
-UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 
 
 @dataclass(eq=False)
 class ReplayedBranch:
-    """One branch as it ended; text: None for an outline, whose text is not saved.
-
-    texts: of single tokens. rounds: number of its forwards; last_round: number of the last one.
-    """
+    """As it ended; text: None for an outline; texts: of single tokens; rounds: number of its
+    forwards."""
 
     name: str
     index: int
@@ -205,7 +202,13 @@ class Replay:
         for name in {**saved, **numbers}:
             key, _, title = name.rpartition("/")
             request = requests.setdefault(key, ReplayedRequest(key, ""))
-            values = saved.get(name, {**UNSAVED, "title": title})
+            bare: Mapping[str, Any] = {
+                "title": title,
+                "finish_reason": "",
+                "token_ids": [],
+                "text": None,
+            }
+            values = saved.get(name, bare)
             branch = ReplayedBranch(
                 name=name,
                 index=-1 if title == "outline" else len(request.parts),

@@ -46,10 +46,10 @@ def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
 
 
 class RunFolder:
-    """`<runs>/<utc>-<graph>-<id>/` with manifest, run.yaml, trace, outputs, metrics and summary.
+    """`<runs>/<utc>-<graph>-<id>/`: manifest, run.yaml, trace, outputs, metrics, summary.
 
-    exists: whether it could be created; otherwise `path` is its place. faults: files that could not
-    be written and why: the disk may be full, the place read-only.
+    exists: whether it could be created. faults: files that could not be written and why: the disk
+    may be full, the place read-only.
     """
 
     def __init__(self, path: Path, fault: str = "") -> None:

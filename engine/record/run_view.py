@@ -53,10 +53,8 @@ class DraftNode:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Of a branch's last round: parents before children, the accepted path first.
-
-    name: `outline`, `combined` or the branch's number from 1. round: number of the target forward.
-    """
+    """Of a branch's last round: parents before children, the accepted path first; round: number of
+    the target forward."""
 
     request: str
     name: str
@@ -150,11 +148,8 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """codes: the content of every slot (FREE, PREFIX, TREE, ...), row after row.
-
-    moved: bytes moved inside both pools; None if unknown. reused: prompt tokens whose rows came
-    from the prefix cache.
-    """
+    """codes: the content of every slot, row after row. moved: bytes moved inside both pools; None
+    if unknown. reused: prompt tokens whose rows came from the prefix cache."""
 
     codes: Codes
     used: int
@@ -182,8 +177,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at one moment; meter: a copy without requests and marks; trees: of the last rounds, one
-    for each branch."""
+    """A run at one moment; meter: a copy without requests and marks."""
 
     state: str
     before: str
@@ -201,10 +195,9 @@ class Snapshot:
 class RunView:
     """The state of a run after its events so far.
 
-    kv: slots in use in both pools. parsed: number of forwards at the last parse of outlines.
-    rounds, tokens: forwards and committed tokens of each branch. trees: (round, tree) of the last
-    round of each branch, the latest last. preempted: names of branches and requests; `starting`
-    resume with the next forward.
+    kv: slots in use in both pools. parsed: forwards at the last parse of outlines. rounds, tokens:
+    of each branch. trees: (round, tree) of the last round of each branch, the latest last.
+    preempted: names; `starting` resume with the next forward.
     """
 
     state: str = "start"
@@ -351,8 +344,7 @@ def slot_codes(
     reused: Mapping[int, Reused] | None = None,
     segments: Mapping[int, CachedSegment] | None = None,
 ) -> Codes:
-    """The content of each slot of a pool (ops.kv.KVCache); segments: of the prefix cache, by owner,
-    of which those in use count as prefixes."""
+    """Of each slot of a pool (ops.kv.KVCache); segments: of the prefix cache, by owner."""
     owner = np.asarray(pool.owner)
     code_of: dict[int, int] = {}
     for request in requests:
