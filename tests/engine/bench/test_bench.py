@@ -26,8 +26,8 @@ COUNTED = [name for name, one in FIGURES.items() if not one.timed]
 
 
 @pytest.fixture
-def measured(endless_options: RunOptions, capsys: Output) -> dict[str, Any]:
-    code = bench_command(replace(ASKED, plot=True), endless_options)
+def measured(quick: RunOptions, capsys: Output) -> dict[str, Any]:
+    code = bench_command(replace(ASKED, plot=True), quick)
     out = capsys.readouterr()
     assert code == Code.OK, out.err
     result: dict[str, Any] = json.loads(Path("kept/result.json").read_text())
@@ -60,7 +60,9 @@ def test_transformers_and_graphs_stand_in_one_table(measured: dict[str, Any]) ->
     assert rows["eagle"]["ms_per_visit"]["verify"] > 0
 
 
-def test_files_and_pictures(measured: dict[str, Any]) -> None:
+def test_files_and_pictures_are_those_of_one_experiment(
+    measured: dict[str, Any], quick: RunOptions, capsys: Output
+) -> None:
     lines = list(csv.DictReader(StringIO(Path("kept/table.csv").read_text())))
     assert [line["side"] for line in lines] == list(measured["rows"])
     value = measured["rows"]["eagle"]["figures"]["tau_step"][0]
@@ -70,10 +72,12 @@ def test_files_and_pictures(measured: dict[str, Any]) -> None:
     svg = Path("kept/bench-speedup_decode.svg").read_text()
     assert all(f">{name}</text>" in svg for name in measured["rows"])
     assert Path("kept/bench-speedup_decode.png").read_bytes().startswith(b"\x89PNG")
+    assert bench_command(replace(ASKED, refs=("eagle",)), quick) == Code.USAGE
+    assert "holds a comparison with other graphs" in capsys.readouterr().err
 
 
 def test_it_goes_on_where_it_was_interrupted(
-    measured: dict[str, Any], endless_options: RunOptions, monkeypatch: Patch, capsys: Output
+    measured: dict[str, Any], quick: RunOptions, monkeypatch: Patch, capsys: Output
 ) -> None:
     answered, answer = [0], sides._answer
 
@@ -85,7 +89,7 @@ def test_it_goes_on_where_it_was_interrupted(
 
     monkeypatch.setattr(sides, "_answer", once)
     broken = replace(ASKED, out=Path("broken"))
-    assert bench_command(broken, endless_options) == Code.INTERRUPTED
+    assert bench_command(broken, quick) == Code.INTERRUPTED
     out, err = capsys.readouterr()
     assert "1 of 4 rounds; --resume broken goes on from there" in err and "eagle" in out
     assert json.loads(Path("broken/result.json").read_text())["rounds"] == 1
@@ -117,7 +121,7 @@ def clocked(patch: Patch, seed: int, slower: str = "") -> None:
 
 
 def test_what_got_slower_is_found_and_what_did_not_is_not(
-    endless_options: RunOptions, monkeypatch: Patch, capsys: Output
+    quick: RunOptions, monkeypatch: Patch, capsys: Output
 ) -> None:
     asked = BenchOptions(("eagle", "ngram"), against="autoregressive", repeats=4)
     again = replace(asked, baseline=Path("before/result.json"))
@@ -125,45 +129,34 @@ def test_what_got_slower_is_found_and_what_did_not_is_not(
         with monkeypatch.context() as patch:
             clocked(patch, seed, slower)
             first = replace(asked, out=Path("before"))
-            assert bench_command(first if seed == 1 else again, endless_options) == code
+            assert bench_command(first if seed == 1 else again, quick) == code
         out = capsys.readouterr().out
         assert ("nothing is worse than the baseline" in out) == (seed == 2)
         assert ("worse than the baseline: eagle: speedup_ttlt" in out) == (seed == 3)
         assert "worse than the baseline: ngram" not in out
 
 
-def test_a_larger_cache_is_found_without_a_clock(
-    endless_options: RunOptions, capsys: Output
-) -> None:
+def test_a_larger_cache_is_found_without_a_clock(quick: RunOptions, capsys: Output) -> None:
     asked = BenchOptions(("eagle",), against="autoregressive", repeats=1)
-    assert bench_command(replace(asked, out=Path("before")), endless_options) == Code.OK
+    assert bench_command(replace(asked, out=Path("before")), quick) == Code.OK
     before = json.loads(Path("before/result.json").read_text())
     before["rows"]["eagle"]["figures"]["kv_held_mb"][0] *= 0.9
     Path("smaller.json").write_text(json.dumps(before))
-    assert bench_command(replace(asked, baseline=Path("smaller.json")), endless_options) == 6
+    assert bench_command(replace(asked, baseline=Path("smaller.json")), quick) == 6
     assert "worse than the baseline: eagle: kv_held_mb" in capsys.readouterr().out
     # What measured something else is no baseline.
     Path("q.txt").write_text("Another question?\n")
-    assert (
-        bench_command(replace(asked, baseline=Path("smaller.json")), endless_options) == Code.USAGE
-    )
+    assert bench_command(replace(asked, baseline=Path("smaller.json")), quick) == Code.USAGE
     assert "measured with other prompts" in capsys.readouterr().err
     Path("bad.json").write_text("{}")
-    assert bench_command(replace(asked, baseline=Path("bad.json")), endless_options) == Code.USAGE
-
-
-def test_a_folder_of_another_experiment_is_refused(
-    measured: dict[str, Any], endless_options: RunOptions, capsys: Output
-) -> None:
-    assert bench_command(replace(ASKED, refs=("eagle",)), endless_options) == Code.USAGE
-    assert "holds a comparison with other graphs" in capsys.readouterr().err
+    assert bench_command(replace(asked, baseline=Path("bad.json")), quick) == Code.USAGE
 
 
 def test_assisted_and_looked_up_write_the_same(
-    endless_options: RunOptions, capsys: Output, monkeypatch: Patch
+    quick: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     asked = BenchOptions(("hf-assisted", "hf-lookup"), against="autoregressive", repeats=1)
-    embedded = replace(endless_options, model=None, drafter_model=None, max_new_tokens=24)
+    embedded = replace(quick, model=None, drafter_model=None, max_new_tokens=24)
     assert bench_command(asked, replace(embedded, as_json=True)) == Code.OK
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert rows["hf-assisted"]["equal"] == rows["hf-lookup"]["equal"] == "2/2 =A"
@@ -171,26 +164,19 @@ def test_assisted_and_looked_up_write_the_same(
     assert rows["hf-assisted"]["figures"]["tokens"] == rows["autoregressive"]["figures"]["tokens"]
 
 
-def test_what_is_blended_is_probed_apart(endless_options: RunOptions, capsys: Output) -> None:
-    embedded = replace(
-        endless_options,
-        model=None,
-        drafter_model=None,
-        max_new_tokens=2,
-        prompts=None,
-        as_json=True,
-    )
+def test_what_is_blended_is_probed_apart(quick: RunOptions, capsys: Output) -> None:
+    embedded = replace(quick, model=None, drafter_model=None, max_new_tokens=2)
     asked = BenchOptions(("blend",), repeats=1, count=1)
-    assert bench_command(asked, embedded) == Code.OK
+    assert bench_command(asked, replace(embedded, prompts=None, as_json=True)) == Code.OK
     rows = [*json.loads(capsys.readouterr().out)["rows"].values()]
     assert "kl" not in rows[0]["figures"] and rows[1]["figures"]["kl"][0] > 0
 
 
 def test_lines_come_now_and_then_where_nobody_watches(
-    endless_options: RunOptions, capsys: Output, monkeypatch: Patch
+    quick: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     ticks: Iterator[float] = iter(range(0, 10**6, 20))
     monkeypatch.setattr("specsot.engine.terminal.monotonic", lambda: next(ticks))
-    assert bench_command(BenchOptions(("autoregressive",), repeats=2), endless_options) == Code.OK
+    assert bench_command(BenchOptions(("autoregressive",), repeats=2), quick) == Code.OK
     told = capsys.readouterr().err
     assert "prompt 2 of 4, about" in told and "left: A autoregressive ..." in told

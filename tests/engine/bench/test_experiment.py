@@ -44,10 +44,10 @@ WRONG = {
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_is_wrong_is_shown_at_its_place(
-    text: str, endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
+    text: str, quick: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("mine.yaml").write_text(HEAD + text)
-    assert bench_command(BenchOptions(("mine.yaml",)), endless_options) == Code.GRAPH
+    assert bench_command(BenchOptions(("mine.yaml",)), quick) == Code.GRAPH
     err = capsys.readouterr().err
     assert f"mine.yaml:{WRONG[text]}" in err and err.rstrip().endswith("]"), err
 
@@ -63,9 +63,9 @@ def test_what_is_wrong_is_shown_at_its_place(
     ],
 )
 def test_what_the_command_line_cannot_mean(
-    asked: BenchOptions, says: str, endless_options: RunOptions, capsys: pytest.CaptureFixture[str]
+    asked: BenchOptions, says: str, quick: RunOptions, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert bench_command(asked, endless_options) == Code.USAGE
+    assert bench_command(asked, quick) == Code.USAGE
     assert says in capsys.readouterr().err
 
 
@@ -91,7 +91,7 @@ def test_rows_are_every_side_at_every_point_and_those_that_do_not_vary() -> None
     assert references_of(paired, rows) == [0, 1, 2, 0, 1, 2]
 
 
-def test_the_command_line_changes_an_experiment(endless_options: RunOptions) -> None:
+def test_the_command_line_changes_an_experiment(quick: RunOptions) -> None:
     Path("mine.yaml").write_text(
         f"{HEAD}sides: [eagle]\nvary: {{drafter.num_draft_tokens: [2, 4]}}\nagainst: [hf]\n"
         "options: {max_new_tokens: 99, seed: 7}\nset: {sampling.temperature: 0.5}\ncount: 1\n"
@@ -99,7 +99,7 @@ def test_the_command_line_changes_an_experiment(endless_options: RunOptions) -> 
     asked = BenchOptions(
         ("mine.yaml",), "autoregressive", ("drafter.num_draft_tokens=3",), repeats=5
     )
-    made = prepare_experiment(asked, endless_options)
+    made = prepare_experiment(asked, quick)
     assert [one.side for one in made.entries] == ["autoregressive", "eagle"]
     assert made.experiment.repeats == 5 and len(made.prompts.items) == 1
     job = made.jobs[1]
@@ -110,20 +110,18 @@ def test_the_command_line_changes_an_experiment(endless_options: RunOptions) -> 
     assert job.options.seed == 7 and job.options.max_new_tokens == 8  # the command line's
 
 
-def test_a_side_without_a_drafter_is_left_out_of_a_file_and_told(
-    endless_options: RunOptions,
-) -> None:
+def test_a_side_without_a_drafter_is_left_out_of_a_file_and_told(quick: RunOptions) -> None:
     Path("mine.yaml").write_text(f"{HEAD}sides: [ngram, eagle]\n")
-    bare = replace(endless_options, drafter_model=None)
+    bare = replace(quick, drafter_model=None)
     made = prepare_experiment(BenchOptions(("mine.yaml",)), bare)
     assert [one.side for one in made.entries] == ["ngram"] and "eagle is left out" in made.notes[0]
     with pytest.raises(UsageError, match="drafts with eagle3"):
         prepare_experiment(BenchOptions(("ngram", "eagle")), bare)
 
 
-def test_parts_are_an_outline_of_so_many(endless_options: RunOptions) -> None:
+def test_parts_are_an_outline_of_so_many(quick: RunOptions) -> None:
     asked = BenchOptions(("bim_plain", "batching_plain"), vary=("parts=1,12",))
-    jobs = prepare_experiment(asked, endless_options).jobs
+    jobs = prepare_experiment(asked, quick).jobs
     assert [len(job.outline.points) for job in jobs if job.outline] == [1, 12, 1, 12]
     assert [job.program.graph.layout.max_num_branches for job in jobs] == [1, 12, 1, 12]
 

@@ -42,7 +42,7 @@ def scripted(
 
 
 def test_each_setting_is_found_behind_the_ones_before(
-    endless_options: RunOptions,
+    quick: RunOptions,
     asked: list[tuple[list[str], Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: Output,
@@ -54,7 +54,7 @@ def test_each_setting_is_found_behind_the_ones_before(
         {"draft_depth=3": 2.0, "num_draft_tokens=8": 1.5, "num_draft_tokens=16": 1.51},
     )
     out = tmp_path / "tuned"
-    code = tune_command(BenchOptions(("eagle",), out=out), replace(endless_options, profile=None))
+    code = tune_command(BenchOptions(("eagle",), out=out), replace(quick, profile=None))
     assert code == Code.OK
     nodes, levels = asked
     assert nodes[0][0] == "eagle@drafter.kind=none"
@@ -64,8 +64,8 @@ def test_each_setting_is_found_behind_the_ones_before(
     assert levels[0][1] == "eagle@drafter.draft_depth=2,drafter.top_k=4,drafter.num_draft_tokens=8"
     text = (out / PROFILE).read_text()
     made = yaml.safe_load(text)["profiles"]["tuned"]
-    assert made["model"] == endless_options.model
-    model = {"model": endless_options.drafter_model}
+    assert made["model"] == quick.model
+    model = {"model": quick.drafter_model}
     assert made["drafters"]["eagle3"] == {
         **model,
         "num_draft_tokens": 8,
@@ -75,12 +75,12 @@ def test_each_setting_is_found_behind_the_ones_before(
     assert "# num_draft_tokens: 8 (against plain decoding: 2 1.00, 4 1.00, 8 1.50, 16 1.51" in text
     assert text == capsys.readouterr().out
     (tmp_path / "specsot.yaml").write_text(text)
-    config, profile = read_config(tmp_path, replace(endless_options, model=None, profile="tuned"))
-    assert config.model == endless_options.model and profile is not None
+    config, profile = read_config(tmp_path, replace(quick, model=None, profile="tuned"))
+    assert config.model == quick.model and profile is not None
 
 
 def test_parts_have_trees_of_their_own_size(
-    endless_options: RunOptions,
+    quick: RunOptions,
     asked: list[tuple[list[str], Any]],
     monkeypatch: pytest.MonkeyPatch,
     capsys: Output,
@@ -88,7 +88,7 @@ def test_parts_have_trees_of_their_own_size(
     fast = {"num_draft_tokens=8,drafter.draft_depth=5,drafter.top_k=4,{'parts': '1'": 2.0}
     fast |= {"num_draft_tokens=2,drafter.draft_depth=5,drafter.top_k=4,{'parts': '4'": 2.0}
     scripted(monkeypatch, asked, fast)
-    assert tune_command(BenchOptions(("bim_eagle",)), endless_options) == Code.OK
+    assert tune_command(BenchOptions(("bim_eagle",)), quick) == Code.OK
     assert [parts for _, parts in asked] == ["1", "4", "4"]
     made = yaml.safe_load(capsys.readouterr().out)["profiles"]["tuned"]["drafters"]["eagle3"]
     assert made["num_draft_tokens"] == {1: 8, 4: 2}
@@ -106,14 +106,14 @@ def test_parts_have_trees_of_their_own_size(
     ],
 )
 def test_what_cannot_be_tuned_is_refused(
-    asks: BenchOptions, says: str, endless_options: RunOptions, capsys: Output
+    asks: BenchOptions, says: str, quick: RunOptions, capsys: Output
 ) -> None:
-    assert tune_command(asks, endless_options) == Code.USAGE
+    assert tune_command(asks, quick) == Code.USAGE
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", command.AXES)
-def test_every_axis_is_one_of_the_kind(kind: str, endless_options: RunOptions) -> None:
+def test_every_axis_is_one_of_the_kind(kind: str, quick: RunOptions) -> None:
     graphs = {"eagle3": "eagle", "vanilla": "speculative"}
     own = [f"drafter.{name}={one}" for name, one in command.AT_FIRST.get(kind, {}).items()]
     sides = [
@@ -121,12 +121,12 @@ def test_every_axis_is_one_of_the_kind(kind: str, endless_options: RunOptions) -
         for name, values in command.AXES[kind].items()
         for value in values
     ]
-    own_models = replace(endless_options, model=None, drafter_model=None)
+    own_models = replace(quick, model=None, drafter_model=None)
     assert len(prepare_experiment(BenchOptions(tuple(sides)), own_models).jobs) == len(sides)
 
 
-def test_it_runs(endless_options: RunOptions, capsys: Output) -> None:
+def test_it_runs(quick: RunOptions, capsys: Output) -> None:
     asked = BenchOptions(("ngram",), repeats=1, count=1)
-    assert tune_command(asked, replace(endless_options, max_new_tokens=3)) == Code.OK
+    assert tune_command(asked, replace(quick, max_new_tokens=3)) == Code.OK
     (found,) = yaml.safe_load(capsys.readouterr().out)["profiles"].values()
     assert set(found["drafters"]["ngram"]) == {"model", "num_draft_tokens", "draft_depth"}
