@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ..record.metrics import Meter
     from .sides import Cost, SideRun
 
+    Runs = Sequence[SideRun]
+
 PLAIN = "autoregressive"
 ASSISTED = "hf-assisted"
 LOOKUP = "hf-lookup"
@@ -275,7 +277,7 @@ def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prep
             notes[f"{entry.side} is left out: {why}"] = None
             continue
         try:
-            prepared.jobs.append(_job(entry, experiment, options, prompts=prompts, source=source))
+            prepared.jobs.append(_job(entry, prepared, options, source))
             prepared.entries.append(entry)
         except LacksDrafterError as error:
             if source is None:
@@ -337,17 +339,11 @@ def _prompts_file(experiment: Experiment, source: Source | None) -> Path:
     raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, hard, documents, or a file")
 
 
-def _job(
-    entry: Entry,
-    experiment: Experiment,
-    options: RunOptions,
-    prompts: Prompts,
-    source: Source | None,
-) -> Job:
+def _job(entry: Entry, prepared: Prepared, options: RunOptions, source: Source | None) -> Job:
     parts = entry.varied.get(PARTS)
     if parts is not None and not (parts.isdecimal() and 1 <= int(parts) <= MAX_PARTS):
         raise UsageError(f"--vary {PARTS}={parts}: {PARTS_RANGE}")
-    common = {f"{path}={text_of(value)}": path for path, value in experiment.set.items()}
+    common = {f"{path}={text_of(value)}": path for path, value in prepared.experiment.set.items()}
     shared = {s: path for s, path in common.items() if path.partition(".")[0] in PEERS_KNOW}
     sets = [*(shared if entry.peer else common), *options.sets]
     if parts is not None:
@@ -355,7 +351,7 @@ def _job(
     sets += [*PEERS.get(entry.peer, ()), *entry.sets]
     graph = PLAIN if entry.peer else entry.graph
     try:
-        job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prompts)
+        job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prepared.prompts)
     except GraphError as error:
         if source is None:
             raise
@@ -447,9 +443,7 @@ class Figure:
     form: str = ".2f"
     timed: bool = False
 
-    def measure(
-        self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
-    ) -> Estimate | None:
+    def measure(self, runs: "Runs", reference: "Runs", prompts: Sequence[int]) -> Estimate | None:
         """Of finished rounds, None if it means something in none; prompts: the number of each
         round's."""
         if self.kind == "same":
@@ -468,7 +462,7 @@ class Figure:
         return estimate(groups, lambda at: np.median(each[at], axis=-1))
 
     def quotients(
-        self, runs: "Sequence[SideRun]", reference: "Sequence[SideRun]", prompts: Sequence[int]
+        self, runs: "Runs", reference: "Runs", prompts: Sequence[int]
     ) -> tuple[list[int], Values, Values]:
         """The prompts of the rounds with a figure, and [rounds, part and whole] of this side and of
         the reference, 1 / 1 unless paired."""

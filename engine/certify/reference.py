@@ -225,8 +225,8 @@ class Bench:
         return self.repeat(rerun)
 
 
-Repeat = Callable[[], bool]
-"""Whether the same run in float64 is as it must be."""
+Repeat = Callable[[], bool]  # whether the same run in float64 is as it must be
+Fault = tuple[str, float | None]  # what is wrong, and the margin of the target's token
 
 
 def number_of(number: int, word: str, ending: str = "s") -> str:
@@ -292,9 +292,7 @@ class TeacherTally:
             shown = "" if margin is None else f" (margin {margin:.1e})"
             self.wrong.append(f"{branch.name}: {text}{shown}")
 
-    def first_wrong(
-        self, branch: Branch, context: Sequence[int]
-    ) -> tuple[str, float | None] | None:
+    def first_wrong(self, branch: Branch, context: Sequence[int]) -> Fault | None:
         """What is wrong first, and the margin of the target's own token."""
         stops = branch.request.stop_ids
         for place, token in enumerate(branch.tokens, 1):

@@ -40,6 +40,7 @@ MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
 HEATED = (*MATCH, "sampling.temperature=1.0")
 SAMPLING_FILTERS = ("sampling.top_k=20", "sampling.top_p=0.9")
 FIRST_SEED = 1
+Answered = Iterable[tuple[GraphPair, ComparedPrompt]]  # by a graph and its twin
 
 
 def greedy_checks(bench: Bench) -> Iterator[Check]:
@@ -124,8 +125,8 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _twin_answers(
-    bench: Bench, sets: tuple[str, ...], seed: int, prompts: Sequence[Prompt]
-) -> Iterator[tuple[GraphPair, ComparedPrompt]]:
+    bench: Bench, sets: Sequence[str], seed: int, prompts: Sequence[Prompt]
+) -> Answered:
     """Prompts answered by the graph, and by its twin, the reference: without a drafter, one branch
     after another in one sequence, in reading order."""
     most = bench.extent.drawn_tokens
@@ -261,9 +262,7 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
         yield _reuse(bench, "combined", title, drawn)
 
 
-def _reuse(
-    bench: Bench, name: str, title: str, answers: Iterable[tuple[GraphPair, ComparedPrompt]]
-) -> Check:
+def _reuse(bench: Bench, name: str, title: str, answers: Answered) -> Check:
     """Equal tokens of a graph and its twin; without a reused row they prove nothing."""
     results: list[BranchComparison] = []
     reused = recomputed = 0

@@ -1,7 +1,7 @@
 """The figures of a run, counted from its events. Names and definitions: docs/metrics.md."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from statistics import mean
 from typing import Any
@@ -42,14 +42,13 @@ class ProbeFigures:
         }
 
 
-def blend_figures(
-    forwards: Sequence[BlendSummary], board: Mapping[str, Any], probed: ProbeFigures | None = None
-) -> dict[str, Any] | None:
+def blend_figures(meter: "Meter", board: Mapping[str, Any]) -> dict[str, Any] | None:
     """The part `blend` of metrics.json, if the graph blends; operations of each prompt, or part,
     alone."""
     blending: BlendState | None = board["branches"].blend
     if blending is None:
         return None
+    forwards = meter.blends
     library = blending.library
     assert isinstance(library, ChunkLibrary)
     config = board["target"].config
@@ -78,7 +77,7 @@ def blend_figures(
             "collected_flops": sum(prefill_flops(shape, layers, size) for size in collected),
             "collected_milliseconds": library.made_nanos / 1e6,
         },
-        **({} if probed is None else {"probe": probed.figures()}),
+        **({} if meter.probed is None else {"probe": meter.probed.figures()}),
     }
 
 
@@ -302,7 +301,7 @@ def held_figures(meter: Meter, board: Mapping[str, Any]) -> dict[str, Any]:
             for name, key in (("target", "kv"), ("drafter", "kv_draft"))
         },
         "prefix_cache": reuse,
-        "blend": blend_figures(meter.blends, board, meter.probed),
+        "blend": blend_figures(meter, board),
     }
 
 
