@@ -60,9 +60,8 @@ def rendered(parts: Callable[[box.Box], Iterable[RenderableType]], stream: TextI
     there = Console(file=stream)
     out = io.StringIO()
     width = there.width if there.is_terminal else WIDTH
-    console = Console(
-        file=out, width=width, force_terminal=usable(there, dict(os.environ)), highlight=False
-    )
+    styled = usable(there, dict(os.environ))
+    console = Console(file=out, width=width, force_terminal=styled, highlight=False)
     lines = box.SIMPLE_HEAD if "utf" in (stream.encoding or "utf-8").lower() else box.ASCII
     for part in parts(lines):
         console.print(part)

@@ -437,13 +437,12 @@ def _first_difference(
     side: Side, reference: Branch, other: Branch, context: Sequence[int]
 ) -> Difference | None:
     # With how they ended, so that unequal answers differ at some position.
-    mine, theirs = (
-        [*b.tokens, END if b.finish is Finish.STOP else CUT] for b in (reference, other)
-    )
+    both = (reference, other)
+    mine, theirs = ([*b.tokens, END if b.finish is Finish.STOP else CUT] for b in both)
     if mine == theirs:
         return None
-    both = enumerate(zip(mine, theirs, strict=False))
-    place, tokens = next((place, pair) for place, pair in both if pair[0] != pair[1])
+    pairs = enumerate(zip(mine, theirs, strict=False))
+    place, tokens = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
     before = side.session.prompts.decode([*context, *reference.tokens[:place]][-SHOWN:])
     margin = None
     if CUT not in tokens:

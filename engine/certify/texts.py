@@ -174,9 +174,8 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
     bench.tell("beam search ...")
     budget = bench.changed().options.max_new_tokens or bench.extent.gate_tokens
     # All prompts together: searches come and go.
-    whole = Trial(
-        tokens=min(budget, bench.extent.tokens or budget), prompts=bench.prompts, stops=None
-    )
+    most = min(budget, bench.extent.tokens or budget)
+    whole = Trial(tokens=most, prompts=bench.prompts, stops=None)
     yield _beam_check(bench, "beam/prompts", "beam search of transformers", [whole])
     pair = Trial(prompts=bench.prompts[:2])
     budgets = [replace(pair, tokens=budget) for budget in BUDGETS]

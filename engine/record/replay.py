@@ -32,6 +32,7 @@ from .run_view import (
 )
 from .trace import ROUND_FIELDS, Record, records_of, trees_of
 
+UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
 
 
@@ -202,13 +203,7 @@ class Replay:
         for name in {**saved, **numbers}:
             key, _, title = name.rpartition("/")
             request = requests.setdefault(key, ReplayedRequest(key, ""))
-            bare: Mapping[str, Any] = {
-                "title": title,
-                "finish_reason": "",
-                "token_ids": [],
-                "text": None,
-            }
-            values = saved.get(name, bare)
+            values = saved.get(name, {**UNSAVED, "title": title})
             branch = ReplayedBranch(
                 name=name,
                 index=-1 if title == "outline" else len(request.parts),

@@ -144,11 +144,8 @@ def summary_page(
         (name, s["visits"], f"{s['milliseconds']:.1f}", f"{s['milliseconds_per_visit']:.2f}")
         for name, s in metrics["states"].items()
     ]
-    parts = [
-        (item.key, s.index + 1, s.title, len(s.tokens), s.finish, s.note)
-        for item in answers
-        for s in _all(item)
-    ]
+    sections = [(item.key, section) for item in answers for section in _all(item)]
+    parts = [(k, s.index + 1, s.title, len(s.tokens), s.finish, s.note) for k, s in sections]
     tables: tuple[tuple[str, Sequence[str], Iterable[Sequence[Any]]], ...] = (
         (f"# {title}", ("", ""), facts.items()),
         ("## Figures", ("metric", "value"), _figures(metrics)),
