@@ -52,17 +52,13 @@ def test_transformers_and_graphs_stand_in_one_table(measured: dict[str, Any]) ->
     assert hf["speedup_decode"] == [1, 1, 1] and plain["speedup_decode"][0] > 0
     assert eagle["same_answer"][0] == 1 and "rows" not in hf and eagle["rows"][0] > 8
     assert eagle["kv_allocated_mb"][0] >= eagle["kv_held_mb"][0] > plain["kv_held_mb"][0] > 0
-    assert all(
-        row["figures"]["speedup_ttlt"][1] <= row["figures"]["speedup_ttlt"][2]
-        for row in rows.values()
-    )
+    intervals = [row["figures"]["speedup_ttlt"] for row in rows.values()]
+    assert all(low <= high for _, low, high in intervals)
     assert "4 of 4 branches equal" in measured["out"] and "2 repeats: 4 rounds" in measured["out"]
     assert rows["eagle"]["ms_per_visit"]["verify"] > 0
 
 
-def test_files_and_pictures_are_those_of_one_experiment(
-    measured: dict[str, Any], quick: RunOptions, capsys: Output
-) -> None:
+def test_files_and_pictures(measured: dict[str, Any], quick: RunOptions, capsys: Output) -> None:
     lines = list(csv.DictReader(StringIO(Path("kept/table.csv").read_text())))
     assert [line["side"] for line in lines] == list(measured["rows"])
     value = measured["rows"]["eagle"]["figures"]["tau_step"][0]
@@ -120,9 +116,7 @@ def clocked(patch: Patch, seed: int, slower: str = "") -> None:
     patch.setattr(sides, "_answer", timed)
 
 
-def test_what_got_slower_is_found_and_what_did_not_is_not(
-    quick: RunOptions, monkeypatch: Patch, capsys: Output
-) -> None:
+def test_what_got_slower_is_found(quick: RunOptions, monkeypatch: Patch, capsys: Output) -> None:
     asked = BenchOptions(("eagle", "ngram"), against="autoregressive", repeats=4)
     again = replace(asked, baseline=Path("before/result.json"))
     for seed, slower, code in ((1, "", 0), (2, "", 0), (3, "eagle", 6)):
@@ -152,9 +146,7 @@ def test_a_larger_cache_is_found_without_a_clock(quick: RunOptions, capsys: Outp
     assert bench_command(replace(asked, baseline=Path("bad.json")), quick) == Code.USAGE
 
 
-def test_assisted_and_looked_up_write_the_same(
-    quick: RunOptions, capsys: Output, monkeypatch: Patch
-) -> None:
+def test_assisted_and_looked_up_write_the_same(quick: RunOptions, capsys: Output) -> None:
     asked = BenchOptions(("hf-assisted", "hf-lookup"), against="autoregressive", repeats=1)
     embedded = replace(quick, model=None, drafter_model=None, max_new_tokens=24)
     assert bench_command(asked, replace(embedded, as_json=True)) == Code.OK
@@ -172,9 +164,7 @@ def test_what_is_blended_is_probed_apart(quick: RunOptions, capsys: Output) -> N
     assert "kl" not in rows[0]["figures"] and rows[1]["figures"]["kl"][0] > 0
 
 
-def test_lines_come_now_and_then_where_nobody_watches(
-    quick: RunOptions, capsys: Output, monkeypatch: Patch
-) -> None:
+def test_lines_come_now_and_then(quick: RunOptions, capsys: Output, monkeypatch: Patch) -> None:
     ticks: Iterator[float] = iter(range(0, 10**6, 20))
     monkeypatch.setattr("specsot.engine.terminal.monotonic", lambda: next(ticks))
     assert bench_command(BenchOptions(("autoregressive",), repeats=2), quick) == Code.OK

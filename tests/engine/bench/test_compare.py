@@ -220,9 +220,7 @@ def test_a_planted_difference_is_found_at_its_place(found: Comparison, monkeypat
     assert made["position"] == 3 and made["graph"]["id"] == own[3] + 1
 
 
-def test_branches_behind_another_outline_are_not_blamed(
-    found: Comparison, monkeypatch: Patch
-) -> None:
+def test_branches_behind_another_outline_follow(found: Comparison, monkeypatch: Patch) -> None:
     root = branch_of(found, 0, 1, -1)
     judged = planted(found, monkeypatch, root, tokens=[*root.tokens[:5], 17, *root.tokens[6:]])
     assert judged.failures == 1 and judged.code == Code.UNEQUAL
@@ -241,9 +239,7 @@ def test_a_near_tie_is_counted_and_no_failure(found: Comparison, monkeypatch: Pa
     assert "1 by a numeric tie" in shown(judged, StringIO())
 
 
-def test_an_answer_that_stops_early_differs_at_its_end(
-    found: Comparison, monkeypatch: Patch
-) -> None:
+def test_an_answer_that_stops_early_differs(found: Comparison, monkeypatch: Patch) -> None:
     branch = branch_of(found, 0, 3, 0)
     short = {"tokens": branch.tokens[:4]}
     judged = planted(found, monkeypatch, branch, **short, finish=Finish.STOP)
@@ -256,9 +252,7 @@ def test_an_answer_that_stops_early_differs_at_its_end(
     assert "budget was used up" in shown(judged, StringIO())
 
 
-def test_other_prompts_behind_equal_outlines_are_a_difference(
-    found: Comparison, monkeypatch: Patch
-) -> None:
+def test_other_prompts_behind_equal_outlines_differ(found: Comparison, monkeypatch: Patch) -> None:
     request = found.prompts[0].runs["D"].request
     monkeypatch.setattr(request, "prefix", [5, *request.prefix])
     judged = again(found)
@@ -324,7 +318,7 @@ def test_equal_graphs_end_with_0(options: RunOptions, capsys: Output) -> None:
     assert err == "" and not Path("runs").exists()
 
 
-def test_a_broken_promise_ends_with_5(
+def test_broken_promises_end_with_5(
     options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     perform = compare_sides.perform
@@ -437,9 +431,7 @@ def test_what_is_wrong_with_a_side_names_it(
     assert err.startswith(f"specsot: {says}") and not out
 
 
-def test_refused_answers_and_reached_limits_are_failures(
-    options: RunOptions, capsys: Output
-) -> None:
+def test_refused_answers_and_limits_are_failures(options: RunOptions, capsys: Output) -> None:
     Path("q.jsonl").write_text('{"id": "big", "prompt": "Short?", "max_new_tokens": 1500}\n')
     sets = ("layout.kv_slots=600",)
     more = replace(options, prompts=Path("q.jsonl"), sets=sets)

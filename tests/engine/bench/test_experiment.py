@@ -23,6 +23,7 @@ from specsot.engine.errors import Code, UsageError
 from specsot.engine.prepare.files import graph_names
 from specsot.engine.prepare.options import RunOptions
 
+Output = pytest.CaptureFixture[str]
 HEAD = "version: 1\nname: mine\ndoc: Mine.\n"
 WRONG = {
     "sides: [bim_egle]\n": "4:9: sides.0: no graph 'bim_egle', nor a peer; did you mean",
@@ -43,9 +44,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_wrong_is_shown_at_its_place(
-    text: str, quick: RunOptions, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_shown_at_its_place(text: str, quick: RunOptions, capsys: Output) -> None:
     Path("mine.yaml").write_text(HEAD + text)
     assert bench_command(BenchOptions(("mine.yaml",)), quick) == Code.GRAPH
     err = capsys.readouterr().err
@@ -63,7 +62,7 @@ def test_what_is_wrong_is_shown_at_its_place(
     ],
 )
 def test_what_the_command_line_cannot_mean(
-    asked: BenchOptions, says: str, quick: RunOptions, capsys: pytest.CaptureFixture[str]
+    asked: BenchOptions, says: str, quick: RunOptions, capsys: Output
 ) -> None:
     assert bench_command(asked, quick) == Code.USAGE
     assert says in capsys.readouterr().err
@@ -103,10 +102,8 @@ def test_the_command_line_changes_an_experiment(quick: RunOptions) -> None:
     assert [one.side for one in made.entries] == ["autoregressive", "eagle"]
     assert made.experiment.repeats == 5 and len(made.prompts.items) == 1
     job = made.jobs[1]
-    assert (
-        job.program.graph.drafter.num_draft_tokens == 3
-        and job.program.graph.sampling.temperature == 0.5
-    )
+    graph = job.program.graph
+    assert graph.drafter.num_draft_tokens == 3 and graph.sampling.temperature == 0.5
     assert job.options.seed == 7 and job.options.max_new_tokens == 8  # the command line's
 
 
@@ -138,9 +135,7 @@ def test_what_ships_can_be_measured_and_says_what_it_reproduces(name: str) -> No
     assert len(made.jobs) >= 2 and not made.notes
 
 
-def test_the_list_tells_what_was_reported(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_tells_what_was_reported(capsys: Output) -> None:
     for words in (["bench", "--list"], ["bench", "--list", "--json"]):
         with pytest.raises(SystemExit) as ended:
             main(words)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -64,12 +65,8 @@ def test_draws_take_prompts_first_and_then_their_repeats() -> None:
     numbers = resampled([0, 0, 0, 1, 1])
     assert numbers.shape == (DRAWS, 6) and set(numbers.ravel()) == set(range(5))
     prompts = numbers[:, ::3] >= 3  # the first of each of the two drawn prompts
-    assert {tuple(row) for row in prompts.tolist()} == {
-        (False, False),
-        (False, True),
-        (True, False),
-        (True, True),
-    }
+    pairs = set(product((False, True), repeat=2))
+    assert {tuple(row) for row in prompts.tolist()} == pairs
     assert (resampled([0, 0, 0, 1, 1]) == numbers).all()
 
 

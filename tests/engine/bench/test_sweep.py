@@ -141,9 +141,7 @@ def performed(monkeypatch: Patch) -> Iterator[list[str]]:
     yield asked
 
 
-def test_a_sweep_tells_what_each_point_costs_and_the_best(
-    options: RunOptions, capsys: Output
-) -> None:
+def test_a_sweep_shows_each_cost_and_the_best(options: RunOptions, capsys: Output) -> None:
     assert sweep_command("bim_eagle@drafter.draft_depth=3", GRID, options) == Code.OK
     out, _ = capsys.readouterr()
     assert "D and A: 4 of 4 branches equal" in out and "time per token" in out
@@ -187,10 +185,8 @@ def test_an_interrupted_sweep_goes_on_where_it_was(
 def test_the_folder_has_tables_and_what_reproduces_them(options: RunOptions) -> None:
     argv = ("/somewhere/specsot", "compare", "bim_plain", "bim_eagle", "--out", "kept")
     own = replace(options, argv=argv)
-    assert (
-        compare_command(("bim_plain", "bim_eagle@drafter.num_draft_tokens=6"), own, Path("kept"))
-        == 0
-    )
+    pair = ("bim_plain", "bim_eagle@drafter.num_draft_tokens=6")
+    assert compare_command(pair, own, Path("kept")) == Code.OK
     page, rows = Path("kept/table.md").read_text(), Path("kept/table.csv").read_text()
     table = list(csv.DictReader(StringIO(rows)))
     assert [row["graph"] for row in table] == ["bim_plain", "bim_eagle"]
@@ -231,9 +227,7 @@ class Full(StringIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_loses_no_table(
-    options: RunOptions, capsys: Output, monkeypatch: Patch
-) -> None:
+def test_full_disks_lose_no_table(options: RunOptions, capsys: Output, monkeypatch: Patch) -> None:
     pair = ("bim_plain", "bim_eagle")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", Full())

@@ -16,19 +16,18 @@ from specsot.engine.errors import Code
 from specsot.engine.prepare.job import read_config
 from specsot.engine.prepare.options import RunOptions
 
+Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
 
-Speeds = dict[str, float]
+Asked = list[tuple[list[str], Any]]
 
 
 @pytest.fixture
-def asked() -> list[tuple[list[str], Any]]:
+def asked() -> Asked:
     return []
 
 
-def scripted(
-    monkeypatch: pytest.MonkeyPatch, asked: list[tuple[list[str], Any]], speed: Mapping[str, float]
-) -> None:
+def scripted(monkeypatch: Patch, asked: Asked, speed: Mapping[str, float]) -> None:
     def measure(prepared: Any, files: Any) -> Any:
         entries = prepared.entries
         asked.append(([one.side for one in entries], entries[0].varied.get("parts")))
@@ -42,17 +41,10 @@ def scripted(
 
 
 def test_each_setting_is_found_behind_the_ones_before(
-    quick: RunOptions,
-    asked: list[tuple[list[str], Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Output,
-    tmp_path: Path,
+    quick: RunOptions, asked: Asked, monkeypatch: Patch, capsys: Output, tmp_path: Path
 ) -> None:
-    scripted(
-        monkeypatch,
-        asked,
-        {"draft_depth=3": 2.0, "num_draft_tokens=8": 1.5, "num_draft_tokens=16": 1.51},
-    )
+    fast = {"draft_depth=3": 2.0, "num_draft_tokens=8": 1.5, "num_draft_tokens=16": 1.51}
+    scripted(monkeypatch, asked, fast)
     out = tmp_path / "tuned"
     code = tune_command(BenchOptions(("eagle",), out=out), replace(quick, profile=None))
     assert code == Code.OK
@@ -65,13 +57,8 @@ def test_each_setting_is_found_behind_the_ones_before(
     text = (out / PROFILE).read_text()
     made = yaml.safe_load(text)["profiles"]["tuned"]
     assert made["model"] == quick.model
-    model = {"model": quick.drafter_model}
-    assert made["drafters"]["eagle3"] == {
-        **model,
-        "num_draft_tokens": 8,
-        "draft_depth": 3,
-        "top_k": 4,
-    }
+    found = {"num_draft_tokens": 8, "draft_depth": 3, "top_k": 4}
+    assert made["drafters"]["eagle3"] == {"model": quick.drafter_model, **found}
     assert "# num_draft_tokens: 8 (against plain decoding: 2 1.00, 4 1.00, 8 1.50, 16 1.51" in text
     assert text == capsys.readouterr().out
     (tmp_path / "specsot.yaml").write_text(text)
@@ -80,10 +67,7 @@ def test_each_setting_is_found_behind_the_ones_before(
 
 
 def test_parts_have_trees_of_their_own_size(
-    quick: RunOptions,
-    asked: list[tuple[list[str], Any]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Output,
+    quick: RunOptions, asked: Asked, monkeypatch: Patch, capsys: Output
 ) -> None:
     fast = {"num_draft_tokens=8,drafter.draft_depth=5,drafter.top_k=4,{'parts': '1'": 2.0}
     fast |= {"num_draft_tokens=2,drafter.draft_depth=5,drafter.top_k=4,{'parts': '4'": 2.0}

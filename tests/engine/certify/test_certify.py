@@ -127,9 +127,7 @@ def test_a_good_graph_gets_its_certificate(
 
 
 @pytest.mark.parametrize("graph", ["beam", "autoregressive"])
-def test_graphs_without_a_drafter_are_certified_too(
-    graph: str, options: RunOptions, capsys: Output
-) -> None:
+def test_graphs_without_a_drafter_pass(graph: str, options: RunOptions, capsys: Output) -> None:
     plain = replace(options, drafter_model=None, outline=None, as_json=True, dtype="float64")
     assert certify_command((graph,), plain, quick=True) == Code.OK
     (made,) = json.loads(capsys.readouterr().out)["certificates"]
@@ -160,9 +158,7 @@ def test_a_graph_that_skips_the_adjustment_fails(options: RunOptions, capsys: Ou
     assert "eagle: NOT lossless" in err and "rejection/adjusted FAILED" in err
 
 
-def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
-    bench: Make, monkeypatch: Patch
-) -> None:
+def test_a_bonus_not_drawn_from_the_residual_is_caught(bench: Make, monkeypatch: Patch) -> None:
     good = accept_rejection.accept_tree
 
     def unadjusted(p_STV: Tensor, *rest: Any) -> Acceptance:
@@ -179,9 +175,7 @@ def test_a_bonus_that_is_not_drawn_from_the_residual_is_caught(
     assert failed(list(acceptance_checks(rejecting))) == {"rejection/whole runs"}
 
 
-def test_the_same_fault_outside_of_the_rules_is_seen_in_whole_runs(
-    bench: Make, monkeypatch: Patch
-) -> None:
+def test_the_same_fault_in_whole_runs_is_caught(bench: Make, monkeypatch: Patch) -> None:
     good = verify.accept_rejection
 
     def skipping(*given: Any, skip_sample_adjustment: bool) -> Acceptance:
@@ -244,9 +238,7 @@ def test_a_drafter_row_that_is_missing_is_caught(bench: Make, monkeypatch: Patch
     assert checks["memory/the drafter's rows"].figures["worst"] == float("inf")
 
 
-def test_an_accepted_path_that_is_too_long_is_seen_by_all_text_checks(
-    bench: Make, monkeypatch: Patch
-) -> None:
+def test_an_accepted_path_that_is_too_long_is_caught(bench: Make, monkeypatch: Patch) -> None:
     """Every path is taken to be accepted one node further than it is."""
     good = verify._longest_path
     monkeypatch.setattr(verify, "_longest_path", lambda agrees, *rest: good(agrees | True, *rest))

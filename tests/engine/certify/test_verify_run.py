@@ -63,9 +63,7 @@ def test_every_token_is_counted(folder: Path, capsys: Output) -> None:
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4@2"])
-def test_a_quantised_target_is_held_to_one_with_the_same_weights(
-    weights: str, tmp_path: Path
-) -> None:
+def test_a_quantised_target_has_the_same_weights(weights: str, tmp_path: Path) -> None:
     folder = a_run(tmp_path, graph="eagle", prompt=BEES, weights=weights)
     assert json.loads((folder / "manifest.json").read_text())["weights"] == weights
     assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
@@ -134,9 +132,7 @@ def attended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return a_run(tmp_path_factory.mktemp("attended"), graph="bim_attend_merge", prompt=BEES)
 
 
-def test_a_combined_answer_is_held_under_its_mask(
-    attended: Path, tmp_path: Path, capsys: Output
-) -> None:
+def test_a_combined_answer_under_its_mask(attended: Path, tmp_path: Path, capsys: Output) -> None:
     folder = Path(shutil.copytree(attended, tmp_path / "run"))
     assert verify_command(str(folder), Path("runs"), True, 1) == Code.OK
     found = json.loads(capsys.readouterr().out)["branches"]

@@ -54,7 +54,7 @@ def watched(
 
 
 @pytest.mark.parametrize("outline", [Path("outline.txt"), None])
-def test_every_frame_is_the_picture_of_the_run(
+def test_every_frame_is_that_of_the_run(
     shell: Any, monkeypatch: Patch, outline: Path | None
 ) -> None:
     seen = watched(shell, monkeypatch, outline=outline)
