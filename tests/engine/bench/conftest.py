@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ def quick(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sides, "cpu_share", lambda: 1.0)  # independent of the machine's load
     Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")
-    models = {"model": str(endless[0]), "drafter_model": str(endless[1])}
+    models: dict[str, Any] = {"model": str(endless[0]), "drafter_model": str(endless[1])}
     return RunOptions(prompts=Path("q.txt"), max_new_tokens=8, threads=1, **models)
 
 
@@ -25,5 +26,5 @@ def quick(
 def options(quick: RunOptions, tiny: tuple[Path, Path]) -> RunOptions:
     """Random models and a given outline: quick, and nothing depends on what they were taught."""
     Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
-    models = {"model": str(tiny[0]), "drafter_model": str(tiny[1])}
+    models: dict[str, Any] = {"model": str(tiny[0]), "drafter_model": str(tiny[1])}
     return replace(quick, outline=Path("o.txt"), **models)
