@@ -192,9 +192,8 @@ class Session:
         """An engine over a closed list of prompts or requests, before its first step."""
         core = EngineCore(self.program, self.board(), sink)
         for prompt in prompts:
-            core.manager.lifecycle.submit(
-                self.request(prompt) if isinstance(prompt, Prompt) else prompt
-            )
+            request = self.request(prompt) if isinstance(prompt, Prompt) else prompt
+            core.manager.lifecycle.submit(request)
         return core
 
     def board(self, inbox: Inbox | None = None) -> dict[str, Any]:
@@ -226,9 +225,8 @@ class Session:
             blend = BlendState(graph.blend.settings, library)
         fold = None
         if skeleton is not None and skeleton.merge in ("plain", "blend"):
-            fold = FoldState(
-                self.prompts, target.before_rope if skeleton.merge == "blend" else None
-            )
+            rope = target.before_rope if skeleton.merge == "blend" else None
+            fold = FoldState(self.prompts, rope)
         branches = BranchStateManager(
             kv,
             kv_draft,

@@ -16,10 +16,10 @@ LIBRARIES = ("torch", "np", "F")  # their functions have long signatures of thei
 BUDGET = {
     "engine": 4,
     "engine/certify": 4,
-    "engine/chunks": 3,
+    "engine/chunks": 2,
     "engine/cli": 7,
     "engine/prepare": 1,
-    "engine/run": 5,
+    "engine/run": 4,
     "engine/simulate": 2,
     "engine/train": 1,
     "engine/view": 3,
