@@ -92,18 +92,22 @@ class EngineStats:
         )
 
 
-@dataclass(eq=False, repr=False)
 class Handle:
     """One submitted request. request: its state in the engine, replaced if it is computed again.
     deadline: moment of `time.monotonic` at which it is ended."""
 
-    engine: "Engine"
-    prompt: Prompt
-    deadline: float | None
-    settings: RequestSettings = AS_THE_GRAPH
-    request: Request | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        prompt: Prompt,
+        deadline: float | None,
+        settings: RequestSettings = AS_THE_GRAPH,
+    ) -> None:
+        self.engine = engine
+        self.prompt = prompt
+        self.deadline = deadline
+        self.settings = settings
+        self.request: Request | None = None
         self._changed = Condition()
         self._emitted: list[TokenEvent] = []
         self._events = StreamEvents(self.settings.contexts)
