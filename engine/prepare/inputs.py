@@ -6,16 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...ops.sampling.settings import SamplingRules
+from ...states.request import MigratedRequest
 from ...states.text.documents import Document, check_document
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError, check_question
 from ..errors import UsageError
-
-if TYPE_CHECKING:
-    from ...states.request import MigratedRequest
 
 MAX_BYTES = 64 << 20  # of a file
 TEXT_KEYS = ("prompt", "question", "turns", "task")
@@ -287,7 +285,7 @@ class RequestSettings:
     ignore_eos: bool = False
     schema: str | None = None
     contexts: bool = False
-    handed: "MigratedRequest | None" = None
+    handed: MigratedRequest | None = None
     resumed: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     @property

@@ -216,7 +216,7 @@ class Answers:
             raise error
         choices = []
         for choice, ended, text in zip(self.choices, self._ends, echoed, strict=True):
-            text += "" if choice.submit.max_tokens == 0 else ended.text
+            text += "" if choice.submit.prompt.max_new_tokens == 0 else ended.text
             message = {"role": "assistant", "content": text, "refusal": None}
             shape = {
                 "index": choice.index,

@@ -1,6 +1,6 @@
 """The routes: OpenAI's, probes, metrics, tokens; each answer in the shape that clients expect."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from time import time
 from typing import Any
@@ -10,6 +10,7 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from ..prepare.inputs import Prompt
 from ..workers.link import LinkState
 from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused
 from ..workers.router import Router
@@ -116,13 +117,13 @@ class Api:
         """The token ids of a text, or of the prompt that a conversation makes."""
         fields = read_fields(TokenizeRequest, await request.body())
         graph = self.graph(fields.model)
-        message = Encode(self.router.new_id(), graph, fields.prompt or "")
+        prompt = Prompt(self.router.new_id(), fields.prompt or "")
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
             question, past, rules = conversation(fields.messages)
-            message = message._replace(text=question, chat=True, past=past, rules=rules)
-        encoded: Encoded = await self._ask(message)
+            prompt = replace(prompt, text=question, past=past, rules=rules)
+        encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {
             "count": len(encoded.token_ids),
             "max_model_len": self.router.graphs[graph]["longest"],

@@ -3,12 +3,16 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ...states.text.documents import Document
 from ...states.text.grammar import ANY_OBJECT
+from ...states.text.prompts import PastTurn
+from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
 from .errors import bad_field, invalid
 
@@ -72,6 +76,7 @@ Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MAX_STOP
 TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
 Bias = Annotated[Real, Field(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=MAX_BIASES)]
+EndpointFields = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 Text = Annotated[str, Field(strict=True)]
 
 
@@ -166,13 +171,14 @@ class SamplingFields(BaseModel):
             raise bad_field("modalities", "answers are texts", UNSUPPORTED)
         return sorted(extras)
 
-    def prompt_fields(self) -> list[dict[str, Any]]:
-        """The fields of a `Submit` that are of one endpoint, for each prompt; raises ApiError."""
+    def prompt_fields(self) -> list[EndpointFields]:
+        """What one endpoint alone has, for each prompt: fields of the `Prompt`, its settings, and
+        its `Submit`; raises ApiError."""
         raise NotImplementedError
 
     def submits(self, graph: str, new_id: Callable[[], str], timeout: float) -> list[Submit]:
         prompts = self.prompt_fields()
-        limit = prompts[0]["max_tokens"]
+        limit = prompts[0][0]["max_new_tokens"]
         if limit is not None and self.min_tokens > limit:
             raise bad_field("min_tokens", f"{self.min_tokens}, more than max_tokens")
         if self.stream_options is not None and not self.stream:
@@ -180,30 +186,32 @@ class SamplingFields(BaseModel):
         vendor = self.specsot
         if self.stream and vendor.stream == "multiplexed" and self.stop:
             raise bad_field("stop", "not with specsot.stream multiplexed")
-        documents = [
-            [str(number), document]
+        documents = tuple(
+            Document(str(number), document)
             if isinstance(document, str)
-            else [document.title or str(number), document.text]
+            else Document(document.title or str(number), document.text)
             for number, document in enumerate(vendor.documents, 1)
-        ]
+        )
         seed = random.getrandbits(62) if self.seed is None else self.seed
         sampling = self._sampling()
+        common = RequestSettings(
+            skeleton=vendor.skeleton,
+            stop_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+        )
+        salt = self.cache_salt or vendor.cache_salt
+        shared: dict[str, Any] = {"documents": documents, "cache_salt": salt}
         return [
             Submit(
-                id=new_id(),
-                graph=graph,
-                seed=seed + choice,
+                graph,
+                Prompt(new_id(), seed=seed + choice, **shared, **fields),
+                replace(common, **settings),
                 sampling=sampling,
-                skeleton=vendor.skeleton,
                 stop=self.stop,
-                stop_ids=self.stop_token_ids,
-                ignore_eos=self.ignore_eos,
-                cache_salt=self.cache_salt or vendor.cache_salt,
-                documents=documents,
                 timeout=min(timeout, vendor.timeout or timeout),
-                **prompt,
+                **rest,
             )
-            for prompt in prompts
+            for fields, settings, rest in prompts
             for choice in range(self.n)
         ]
 
@@ -248,21 +256,17 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
-    def prompt_fields(self) -> list[dict[str, Any]]:
+    def prompt_fields(self) -> list[EndpointFields]:
         question, past, rules = conversation(self.messages)
-        for text in (question, rules, *chain.from_iterable(past)):
+        turns = chain.from_iterable((turn.question, turn.answer) for turn in past)
+        for text in (question, rules, *turns):
             check_length(text, "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_field("top_logprobs", "needs logprobs: true")
-        fields = {
-            "question": question,
-            "past": past,
-            "rules": rules,
-            "max_tokens": self.max_completion_tokens or self.max_tokens,
-            "schema": self._schema(),
-            "logprobs": (self.top_logprobs or 0) if self.logprobs else -1,
-        }
-        return [fields]
+        limit = self.max_completion_tokens or self.max_tokens
+        fields = {"text": question, "past": past, "rules": rules, "max_new_tokens": limit}
+        top = (self.top_logprobs or 0) if self.logprobs else -1
+        return [(fields, {"schema": self._schema()}, {"logprobs": top})]
 
     def _schema(self) -> str | None:
         form = self.response_format
@@ -306,7 +310,7 @@ class CompletionRequest(SamplingFields):
         many = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if many else [self.prompt]
 
-    def prompt_fields(self) -> list[dict[str, Any]]:
+    def prompt_fields(self) -> list[EndpointFields]:
         if self.best_of not in (None, self.n):
             why = "every choice is given back; ask for n of them"
             raise bad_field("best_of", why, UNSUPPORTED)
@@ -319,15 +323,14 @@ class CompletionRequest(SamplingFields):
                 raise bad_field("prompt", "must not be empty")
             if isinstance(prompt, str):
                 check_length(prompt, "prompt")
-        common = {
-            "max_tokens": self.max_tokens,
-            "echo": self.echo,
-            "logprobs": -1 if self.logprobs is None else self.logprobs,
-        }
-        return [
-            {"text" if isinstance(prompt, str) else "token_ids": prompt, **common}
-            for prompt in self.prompts
-        ]
+        scores = {"echo": self.echo, "logprobs": -1 if self.logprobs is None else self.logprobs}
+        prompts: list[EndpointFields] = []
+        for prompt in self.prompts:
+            raw = isinstance(prompt, str)
+            fields = {"text": prompt if raw else "", "max_new_tokens": self.max_tokens}
+            ids = {} if raw else {"token_ids": tuple(prompt)}
+            prompts.append((fields, ids, {**scores, "raw": raw}))
+        return prompts
 
 
 class TokenizeRequest(RequestPart):
@@ -348,7 +351,7 @@ class DetokenizeRequest(RequestPart):
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
-def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]], str]:
+def conversation(messages: Sequence[ChatMessage]) -> tuple[str, tuple[PastTurn, ...], str]:
     """(question, past, rules) of a conversation, in which turns of one role that follow each other
     are one turn; raises ApiError."""
     rules: list[str] = []
@@ -365,7 +368,7 @@ def conversation(messages: Sequence[ChatMessage]) -> tuple[str, list[list[str]],
         if not turns or turns[index][0] != "user":
             raise bad_field("messages", f"the {place} turn must be a user's")
     texts = [text for _, text in turns]
-    past = [list(pair) for pair in zip(texts[:-1:2], texts[1:-1:2], strict=True)]
+    past = tuple(map(PastTurn, texts[:-1:2], texts[1:-1:2]))
     return texts[-1], past, "\n\n".join(rule for rule in rules if rule.strip())
 
 

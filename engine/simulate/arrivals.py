@@ -30,12 +30,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The distribution of generated requests; ranges are uniform, both ends included. The budget
-    of a request is the next power of two above its longest text.
-
-    stems: how many beginnings there are, of `shared` tokens each; 0 for none. parts: (0, 0) for
-    plain answers.
-    """
+    """The distribution of generated requests; ranges are uniform, both ends included. The budget of
+    a request is the next power of two above its longest text. stems: how many beginnings there are,
+    of `shared` tokens each; 0 for none. parts: (0, 0) for plain answers."""
 
     prompt: tuple[int, int] = (20, 120)
     answer: tuple[int, int] = (16, 256)

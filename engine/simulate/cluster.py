@@ -15,18 +15,10 @@ from typing import NamedTuple
 
 from ...states.graph.graph import Graph
 from ..errors import UsageError
-from ..workers.placement import (
-    TOKENS_READ_PER_WRITTEN,
-    Loads,
-    PrefixIndex,
-    candidates,
-    place_branches,
-    prefix_keys,
-    route,
-)
+from ..workers import placement
 from .arrivals import Arrival
 from .costs import GroupCost, Link, ModelShape, StepCost
-from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, ServedFigures, Simulation
+from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, Live, ServedFigures, Simulation
 
 WHOLE_ANSWER = -1  # the part number of an outline, or of an answer without parts
 
@@ -134,8 +126,8 @@ class ClusterSimulation:
         self.served = ClusterFigures(workers=setup.workers)
         self.now = 0.0
         self.workers = [worker(number, cost) for number in range(setup.workers)]
-        self.loads = Loads(range(setup.workers))
-        self.beginnings = PrefixIndex()
+        self.loads = placement.Loads(range(setup.workers))
+        self.beginnings = placement.PrefixIndex()
         tree = self.workers[0].manager.capacity.round_rows(1)
         together = GroupCost(
             **asdict(cost), ranks=setup.tp, link=setup.link, shape=setup.shape, tree=tree
@@ -147,8 +139,8 @@ class ClusterSimulation:
             )
             for number, first in enumerate(firsts)
         ]
-        self.group_loads = Loads(range(len(self.groups)))
-        self.group_beginnings = PrefixIndex()
+        self.group_loads = placement.Loads(range(len(self.groups)))
+        self.group_beginnings = placement.PrefixIndex()
         self._token_seconds = cost.seconds(tree, 1, 0) / cost.mean_tokens
         self._rng = random.Random(f"cluster {seed}")
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -191,8 +183,8 @@ class ClusterSimulation:
         stem = (-1 - arrival.stem,) * arrival.shared
         new = ((2 * number + 1) % MAX_IDS,) * (arrival.prompt - arrival.shared)
         job = ClusterJob(number, arrival, stem + new)
-        keys = prefix_keys(stem)  # keys of a whole prompt would be unique
-        tokens = arrival.prompt // TOKENS_READ_PER_WRITTEN + arrival.outline
+        keys = placement.prefix_keys(stem)  # keys of a whole prompt would be unique
+        tokens = arrival.prompt // placement.TOKENS_READ_PER_WRITTEN + arrival.outline
         outlines = bool(arrival.outline) and not self.setup.together
         first = arrival
         if outlines:
@@ -204,23 +196,17 @@ class ClusterSimulation:
         by_group = outlines and bool(self.groups)
         loads = self.group_loads if by_group else self.loads
         beginnings = self.group_beginnings if by_group else self.beginnings
-        chosen = route(arrival.prompt, beginnings.find(keys), loads)
+        chosen = placement.route(arrival.prompt, beginnings.find(keys), loads)
         beginnings.note_(keys, chosen)
         if by_group:
             loads.add_(chosen, tokens)
             group = self.groups[chosen]
-            group.both.submit(first, job.ids, tag=tag, place=number)
+            group.both.submit(Live(first, tag), job.ids, number)
             self._step_together(group)
         else:
             self._add_load(chosen, tokens)
-            self._submit(chosen, tag, first, job.ids)
-
-    def _submit(
-        self, number: int, tag: TextTag, arrival: Arrival, ids: tuple[int, ...], received: int = 0
-    ) -> None:
-        worker = self.workers[number]
-        worker.submit(arrival, ids, received=received, tag=tag, place=tag.job.number)
-        self._step(worker)
+            self.workers[chosen].submit(Live(first, tag), job.ids, number)
+            self._step(self.workers[chosen])
 
     def _submit_part(self, number: int, tag: TextTag, received: int) -> None:
         """A part of an outline, as a request whose prompt begins with `received` rows."""
@@ -228,7 +214,8 @@ class ClusterSimulation:
         ids = job.ids + (MAX_IDS - 1 - tag.part,) * PART_PROMPT
         texts = (job.arrival.texts[tag.part],)
         arrival = Arrival(self.now, len(ids), texts, budget=job.arrival.budget)
-        self._submit(number, tag, arrival, ids, received=received)
+        self.workers[number].submit(Live(arrival, tag, received), ids, job.number)
+        self._step(self.workers[number])
 
     def _add_load(self, worker: int, tokens: int) -> None:
         self.loads.add_(worker, tokens)
@@ -321,8 +308,8 @@ class ClusterSimulation:
         seconds = self.setup.link.send(size)
         fee = round(seconds / self._token_seconds) + 1
         expected = [max(round(n * self._rng.uniform(*HINT_FACTORS)), 1) for n in job.arrival.texts]
-        waits = candidates(holders, len(expected), fee, self.loads)
-        placed = [one for one in place_branches(expected, waits) if one is not None]
+        waits = placement.candidates(holders, len(expected), fee, self.loads)
+        placed = [one for one in placement.place_branches(expected, waits) if one is not None]
         sent = {worker for worker in placed if worker not in holders}
         self.served.sent += len(sent)
         self.served.sent_bytes += len(sent) * size

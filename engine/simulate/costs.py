@@ -110,9 +110,6 @@ def fit(records: Iterable[Record]) -> StepCost:
     return StepCost(step=0.0, tokens=counts, error=error, steps=len(values_S5), **costs)
 
 
-# -- clusters -------------------------------------------------------------------------------------
-
-
 class Link(NamedTuple):
     """base: seconds of any collective; hop: of each step; bandwidth: bytes a second, one way."""
 

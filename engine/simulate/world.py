@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...ops.kv.pool import CopyLedger, KVCache, PoolFullError, Region
+from ...ops.kv.pool import CopyLedger, KVCache, PoolFullError, Region, SlotTable
 from ...states.graph.graph import Graph
 from ...states.manager import BranchStateManager
 from ...states.phases.schedule import plan_
@@ -33,16 +33,10 @@ class CountedPool(KVCache):
     owner, the first position and one past the last."""
 
     def __init__(self, capacity: int) -> None:  # the tables of slots are not made
-        self.capacity = capacity
-        self.rows = 1
-        self.slots = capacity
+        SlotTable.__init__(self, 0)
+        self.capacity = self.slots = capacity
         self.data = torch.zeros(0)
-        self.owner = np.zeros(0, np.int32)
-        self.committed = np.zeros(0, np.bool_)
-        self.regions: dict[int, Region] = {}
         self.ledger = CopyLedger()
-        self.current_length = self.idle_length = self.peak_length = 0
-        self._idle: set[int] = set()
         self.spans: dict[int, tuple[int, int]] = {}
 
     def grow_(self, owner: int, position: int, count: int) -> None:
@@ -123,11 +117,8 @@ QUANTILES = (0.5, 0.95, 0.99)
 
 @dataclass(slots=True)
 class ServedFigures:
-    """The figures of a simulation under their documented names.
-
-    seconds: from the start to the last answer, on the simulated clock. time_to_first_token,
-    time_to_answer: seconds of each request.
-    """
+    """The figures of a simulation under their documented names. seconds: from the start to the last
+    answer, on the simulated clock; time_to_first_token, time_to_answer: of each request."""
 
     requests: int = 0
     refused: int = 0
@@ -173,11 +164,8 @@ class WorkerFigures(ServedFigures):
 
 @dataclass(slots=True)
 class Live:
-    """An open request.
-
-    tag: of the caller. received: rows of its prompt from another worker, which are not computed.
-    started: its first token is written. refused: a branch was refused.
-    """
+    """An open request. tag: of the caller. received: rows of its prompt from another worker, which
+    are not computed. started: its first token is written. refused: a branch was refused."""
 
     arrival: Arrival
     tag: Any = None
@@ -226,7 +214,7 @@ class Simulation:
         after = next(source, None)
         while after is not None or self._live:  # until the last answer is delivered
             while after is not None and after.at <= self.now:
-                self.submit(after)
+                self.submit(Live(after))
                 after = next(source, None)
             if self.step():
                 first = [self.now - live.arrival.at for live in self.started]
@@ -269,17 +257,10 @@ class Simulation:
     def is_idle(self) -> bool:
         return not self._live
 
-    def submit(
-        self,
-        arrival: Arrival,
-        ids: tuple[int, ...] = (),
-        *,
-        received: int = 0,
-        tag: Any = None,
-        place: int = -1,
-    ) -> None:
-        """Submit a request. ids: of its prompt; by default new ones after the shared ones.
-        received, tag: see `Live`. place: in the order of arrivals; by default the next."""
+    def submit(self, live: Live, ids: tuple[int, ...] = (), place: int = -1) -> None:
+        """Submit a request. ids: of its prompt; by default new ones after the shared ones. place:
+        in the order of arrivals; by default the next."""
+        arrival = live.arrival
         stem = (-1 - arrival.stem,) * arrival.shared
         ids = ids or stem + self._new(arrival.prompt - arrival.shared)
         skeleton = self.graph.skeleton if arrival.outline else None
@@ -297,7 +278,7 @@ class Simulation:
         self.served.requests += 1
         request.arrival = place
         self.manager.lifecycle.submit(request)
-        self._live[request.prefix_owner] = Live(arrival, tag, received)
+        self._live[request.prefix_owner] = live
         waiting = len(self.manager.table.waiting)
         self.served.most_waiting = max(self.served.most_waiting, waiting)
 

@@ -49,16 +49,15 @@ MACHINE = "machines/cluster"
 class RequestState:
     """A request with its branches, in host integers, so that any worker can continue it.
 
-    writer: writes the outline. source: has the rows of the prefix, `rows` of each pool, for its
-    first `ids`; holders: groups that decode branches and have them. assigned: the group that
-    decodes a branch, by its index; sent: those that it has received.
+    source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
+    and have them. assigned: the group that decodes a branch, by its index; sent: those that it has
+    received.
     """
 
     session: Session
     table: RequestTable
     prompt: Prompt
     request: Request
-    writer: WorkerGroup | None = None
     source: WorkerGroup | None = None
     rows: tuple[int, ...] = ()
     holders: set[WorkerGroup] = field(default_factory=set)
@@ -69,7 +68,7 @@ class RequestState:
     def needs_writer(self) -> bool:
         """Whether its outline is not written, and no group writes it."""
         root = self.request.root
-        return root is not None and not root.ended and self.writer is None
+        return root is not None and not root.ended and OUTLINE not in self.assigned
 
     @property
     def outlined(self) -> bool:
@@ -93,10 +92,7 @@ class RequestState:
 
     def running(self) -> Iterator[tuple[WorkerGroup, Branch]]:
         """Branches that a group has, the root branch among them, with the group."""
-        root = self.request.root
-        if self.writer is not None and root is not None and not root.ended:
-            yield self.writer, root
-        for branch in self.request.branches:
+        for branch in self.request.all_branches():
             if not branch.ended and branch.index in self.assigned:
                 yield self.assigned[branch.index], branch
 
@@ -179,10 +175,7 @@ class RequestState:
         """Take back what groups had that are not present any more; names of its branches."""
         request = self.request
         lost = {index for index, group in self.assigned.items() if group not in present}
-        names = [branch.name for branch in request.branches if branch.index in lost]
-        if self.writer is not None and self.writer not in present and request.root is not None:
-            self.writer = None
-            names += [] if request.root.ended else [request.root.name]
+        names = [branch.name for branch in request.all_branches() if branch.index in lost]
         self.assigned = {i: group for i, group in self.assigned.items() if i not in lost}
         self.sent -= lost
         self.holders = {group for group in self.holders if group in present}
@@ -216,12 +209,9 @@ def new_request_state(session: Session, table: RequestTable, prompt: Prompt) -> 
 
 
 class Director:
-    """Requests, workers, and which group decodes what.
-
-    report: takes events for the trace. tokens: committed, by worker. figures: of the prefixes that
-    were sent. bytes: that arrived; seconds: in all, and of the collectives; failed: collectives
-    that did not end.
-    """
+    """Requests, workers, and which group decodes what. report: takes events for the trace. tokens:
+    committed, by worker. figures: of the prefixes that were sent: bytes that arrived, seconds,
+    collectives that failed."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.session = session
@@ -377,7 +367,7 @@ def write_outlines_(cluster: Director) -> None:
     """Assign outlines to the groups with the least work, first come first served."""
     for state in cluster.states:
         if state.needs_writer and (free := cluster.free(cluster.workers.writers)):
-            state.writer = free[0]
+            state.assigned[OUTLINE] = free[0]
             cluster.assign_(state, free[0], ())
 
 
@@ -467,11 +457,8 @@ def all_ended(cluster: Director) -> bool:
 
 
 class ClusterRecorder(Recorder):
-    """Records the events of the director's machine, and what happens to workers; there are no
-    pictures, as the director has no pool.
-
-    director: whose workers are counted. memory: `held_figures` of their engines, the latest.
-    """
+    """Records the events of the director's machine, and what happens to workers. memory: the latest
+    `held_figures` of their engines."""
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
         super().__init__(decode, write)
@@ -479,7 +466,7 @@ class ClusterRecorder(Recorder):
         self.memory: list[Mapping[str, Any]] = []
 
     def take_snapshot(self) -> None:
-        """No pictures."""
+        """No pictures: the director has no pool."""
 
     def report(self, record: Mapping[str, Any]) -> None:
         """Record something that is not an event of the machine."""
@@ -525,19 +512,15 @@ class ClusterRecorder(Recorder):
 
 def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
     """The counters of all workers together, and the director's transitions and times."""
+    values = summed(counts) or {}
+    requests = values.pop("requests", {})
     total = Meter()
+    for name, value in values.items():
+        setattr(total, name, _counter(value) if isinstance(value, Mapping) else value)
     total.add(director)
+    total.most_active = max((one.get("most_active", 0) for one in counts), default=0)
+    total.requests = {key: _counter(lengths) for key, lengths in requests.items()}
     total.marks = director.marks
-    for values in counts:
-        meter = Meter()
-        for key, lengths in values["requests"].items():
-            total.requests.setdefault(key, Counter()).update(_counter(lengths))
-        for name in values.keys() - {"requests"}:
-            value = values[name]
-            setattr(meter, name, _counter(value) if isinstance(value, Mapping) else value)
-        most_active = max(total.most_active, meter.most_active)
-        total.add(meter)
-        total.most_active = most_active
     return total
 
 

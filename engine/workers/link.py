@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -42,31 +42,24 @@ class WorkerGoneError(RuntimeError):
 class WorkerHost(Protocol):
     """Runs a worker's process, one life after another: a thread, a process, a Ray actor.
 
-    first: message to each process. pid: of the process, if it is on this machine.
+    first: message to each process. pid: of the process, if it is on this machine. `start` starts
+    another process and connects to it, or raises HostError; `end` asks it to end; `reap` makes sure
+    that it has.
     """
 
     first: Start | Load
 
     @property
     def pid(self) -> int | None: ...
-
-    async def start(self) -> Pipe:
-        """Start another process and connect to it; raises HostError."""
-
-    def end(self) -> None:
-        """Ask the process to end."""
-
-    async def reap(self) -> None:
-        """Make sure that the process has ended."""
+    async def start(self) -> Pipe: ...
+    def end(self) -> None: ...
+    async def reap(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSource:
-    """Where workers come from.
-
-    host: of worker number i with part p of the target's weights. parts: of the weights.
-    services: open while workers run.
-    """
+    """Where workers come from. host: of worker number i with part p of the target's weights.
+    services: open while workers run."""
 
     host: Callable[[int, int], WorkerHost]
     parts: int = 1
@@ -111,14 +104,9 @@ class ProcessHost:
             await asyncio.to_thread(self._process.wait)
 
 
-# -- workers that connect from elsewhere ----------------------------------------------------------
-
-
 class WorkerListener:
-    """Listens at an address of this machine; a connection without an expected secret is closed.
-
-    expected: the workers that will present a secret, by secret.
-    """
+    """Listens at an address of this machine; a connection without an `expected` secret is
+    closed."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -169,9 +157,6 @@ def connect_to(address: str, port: int, secret: str) -> socket.socket:
     return pipe
 
 
-# -- the lives of workers -------------------------------------------------------------------------
-
-
 class LinkState(StrEnum):
     STARTING = "starting"
     READY = "ready"
@@ -181,11 +166,9 @@ class LinkState(StrEnum):
 
 @dataclass(eq=False)
 class WorkerLink:
-    """A worker's process and the connection to it.
-
-    failed: why the worker cannot start. why: its process ended, the last time. greeting: of this
-    life. lives: processes started so far; messages: received in this life.
-    """
+    """A worker's process and the connection to it. failed: why the worker cannot start. why: its
+    process ended, the last time. greeting: of this life. lives: processes started so far; messages:
+    received in this life."""
 
     name: str
     host: WorkerHost
@@ -229,22 +212,17 @@ class WorkerLink:
         self.why = "has ended"
         if self.lives > 1:
             self._set(LinkState.STARTING)
-        watch: asyncio.Task[None] | None = None
+        watch = asyncio.create_task(self._watch(self.members.deadline))
         try:
             reader, self._writer = await self.host.start()
-            if self.members.deadline is not None:
-                watch = asyncio.create_task(self._watch(self.members.deadline))
-            try:
-                if not self.ended and not self.over:
+            with closing(self._writer):
+                if not (self.ended or self.over):
                     self.send(self.host.first)
                     await self._listen(reader)
-            finally:
-                self._writer.close()
         except HostError as error:
             self.why = f"cannot be started: {error}"
         finally:
-            if watch is not None:
-                watch.cancel()
+            watch.cancel()
             if self.state is not LinkState.DEAD:
                 self._set(LinkState.DEAD)
             await self.host.reap()
@@ -265,10 +243,10 @@ class WorkerLink:
                     case message:
                         self.members.on_message(self, message)
 
-    async def _watch(self, deadline: float) -> None:
+    async def _watch(self, deadline: float | None) -> None:
         """Cut off a silent worker; only time in which this process could listen counts."""
         silent = 0.0
-        while silent <= (deadline if self.ready else LOADING_DEADLINE):
+        while deadline is None or silent <= (deadline if self.ready else LOADING_DEADLINE):
             started = monotonic()
             messages = self.messages
             await asyncio.sleep(WATCH_INTERVAL)

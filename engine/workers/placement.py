@@ -7,9 +7,9 @@ index those that have the rows of a prompt's beginning.
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...states.request import Branch
 
@@ -80,7 +80,7 @@ class Holders(NamedTuple):
     """Workers that have the rows of a prompt's first `tokens` tokens, the latest first."""
 
     tokens: int
-    workers: tuple[int, ...]
+    workers: tuple[Any, ...]
 
 
 class PrefixIndex:
@@ -89,9 +89,9 @@ class PrefixIndex:
     def __init__(self, block: int = BLOCK, size: int = MAX_BEGINNINGS) -> None:
         self.block = block
         self.size = size
-        self._workers = OrderedDict[int, tuple[int, ...]]()
+        self._workers = OrderedDict[int, tuple[Hashable, ...]]()
 
-    def note_(self, keys: Sequence[int], worker: int) -> None:
+    def note_(self, keys: Sequence[int], worker: Hashable) -> None:
         """A worker reads a prompt of these `prefix_keys`."""
         for key in keys:
             others = (other for other in self._workers.pop(key, ()) if other != worker)

@@ -1,16 +1,17 @@
 """The process of a worker: the engines of a server, or those of a run.
 
 In a server's process one thread reads messages, the other drives all engines in turn. Several
-graphs share one target, which is loaded once; each has its own drafter and pools.
+graphs share one target, which is loaded once; each has its own drafter and pools. A request goes
+from its message to the engine, and back to text; nothing of a stop text is ever sent.
 """
 
 import os
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from queue import SimpleQueue
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -20,55 +21,241 @@ from ...models.load.weights import model_hash
 from ...states.machine import Event as TraceEvent
 from ...states.machine import Moved
 from ...states.round import RoundSummary
-from ...states.text.tokens import PromptError
+from ...states.text.grammar import GrammarError
+from ...states.text.tokens import Encoder, PromptError, check_question, leading_id
+from .. import events
 from ..errors import Code, code_of, message_of
 from ..models import Models, with_drafter
 from ..prepare.environment import model_folders
+from ..prepare.inputs import Prompt, RequestSettings
 from ..prepare.job import prepare_graphs
 from ..prepare.options import RunOptions
 from ..record.run_view import pool_view, runs_of
-from ..run.session import Session, load, tie
+from ..run.engine import Engine, Handle
+from ..run.scoring import Scorer
+from ..run.session import Session, derive_seed, load, tie
 from ..shell import complain
-from .protocol import (
-    Admitted,
-    Cancel,
-    Counts,
-    Decode,
-    Decoded,
-    Encode,
-    Encoded,
-    Failed,
-    Heartbeat,
-    Load,
-    Message,
-    Picture,
-    ProtocolError,
-    Ready,
-    Refused,
-    SnapshotRequest,
-    Start,
-    Submit,
-    WorkerSocket,
-)
-from .served_request import Refusal, RequestBuilder, ServedRequest
+from . import protocol
 from .worker_loop import WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
 HEARTBEAT_INTERVAL = 0.5  # seconds
 MAX_MOVES = 24  # of a picture
+FIRST_KEY = "1"  # of the only prompt of a run, from which its coins follow
+TOO_LONG = "context_length_exceeded"
+NATURAL_ENDS = ("stop", "length")
+
+
+@dataclass(slots=True)
+class StopTexts:
+    """Lets text through up to the first of the stop texts, none of them empty, however tokens cut
+    these. pending: text that may start a stop. match: the stop that was found."""
+
+    stops: Sequence[str]
+    pending: str = ""
+    match: str | None = None
+
+    def feed(self, text: str) -> str:
+        """Text that is certain to precede any stop."""
+        if self.match is not None:
+            return ""
+        if not (self.stops and text):
+            return text
+        text = self.pending + text
+        matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if matches:  # of stops with the same start, the one that ends first is complete first
+            at, self.match = min(matches, key=lambda pair: (pair[0] + len(pair[1]), pair[0]))
+            self.pending = ""
+            return text[:at]
+        starts = (stop[:size] for stop in self.stops for size in range(1, len(stop)))
+        open_size = max((len(start) for start in starts if text.endswith(start)), default=0)
+        certain = len(text) - open_size
+        self.pending = text[certain:]
+        return text[:certain]
+
+    def rest(self) -> str:
+        pending = self.pending
+        self.pending = ""
+        return pending
+
+
+@dataclass(slots=True)
+class ScoreRows:
+    """Log-probabilities of tokens, each branch after its own context. top: alternatives per token;
+    -1: no scores. echo: score the prompt's tokens too. silent: do not score what is written. rows:
+    of `Wrote.scores`, those that were not sent."""
+
+    engine: Engine
+    top: int
+    echo: bool = False
+    silent: bool = False
+    rows: list[list[Any]] = field(default_factory=list)
+    _scorers: dict[int, Scorer] = field(default_factory=dict)
+
+    def start(self, index: int, context: Sequence[int]) -> None:
+        """A branch will continue these tokens."""
+        if self.top < 0:
+            return
+        models = self.engine.session.models
+        scorer = self._scorers[index] = Scorer(models, models.target.max_positions)
+        if not self.echo:
+            scorer.read(context)
+            return
+        self.rows.append([index, context[0], self.engine.decode([context[0]]), None, []])
+        scorer.read(context[:1])
+        self._add(index, context[1:])
+
+    def score(self, index: int, tokens: Sequence[int]) -> None:
+        """The next tokens of a branch."""
+        if self.top >= 0 and tokens and not self.silent:
+            self._add(index, tokens)
+
+    def _add(self, index: int, tokens: Sequence[int]) -> None:
+        decode = self.engine.decode
+        for score in self._scorers[index].score(tokens, self.top):
+            top = [[token, decode([token]), logprob] for token, logprob in score.top]
+            self.rows.append([index, score.token, decode([score.token]), score.logprob, top])
+
+
+@dataclass(slots=True)
+class PartText(events.TextStream):
+    """A branch's text, token by token. num_sent: its tokens that were sent."""
+
+    num_sent: int = 0
+
+
+class ServedRequest:
+    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds, which
+    others append to. done: it has ended, and `output` has said so."""
+
+    def __init__(self, engine: Engine, message: protocol.Submit, handle: Handle) -> None:
+        self.message = message
+        self.handle = handle
+        self.done = False
+        self.rounds: list[tuple[int, int]] = []
+        self._decode = engine.decode
+        raw = message.raw or bool(message.settings.token_ids)
+        self._order = events.ReadingOrder.of(engine.session.program.graph, raw=raw)
+        self._stops = StopTexts(message.stop)
+        self._parts: dict[int, PartText] = {}
+        silent = message.prompt.max_new_tokens == 0
+        self._scores = ScoreRows(engine, message.logprobs, message.echo, silent)
+        self._num_read = 0  # events of the handle
+        self._text = ""
+        self._tokens_to_stop: int | None = None  # of the branch that wrote the stop text
+
+    def output(self) -> Iterator[protocol.Message]:
+        """What is new since the last call."""
+        token_events = self.handle.since(self._num_read)
+        self._num_read += len(token_events)
+        if not token_events:
+            return
+        branch_events: list[list[Any]] = []
+        text = ""
+        step = 0
+        for event in token_events:
+            step = event.round if isinstance(event, events.Committed) else step
+            if self._stops.match is None:  # else it was cancelled, and the last step brought more
+                text += self._read(event, branch_events)
+        self._text += text
+        scores = self._scores.rows
+        self._scores.rows = []
+        if text or branch_events or scores:
+            ids = []
+            for index, part in self._parts.items():
+                if new := part.tokens[part.num_sent :]:
+                    ids.append([index, new])
+                    part.num_sent = len(part.tokens)
+            tokens = sum(len(part.tokens) for part in self._parts.values())
+            output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
+            yield output._replace(scores=scores, ids=ids)
+        if isinstance(token_events[-1], events.AnswerReady):
+            self.done = True
+            yield self._ended(token_events[-1])
+
+    def _read(self, event: events.TokenEvent, branch_events: list[list[Any]]) -> str:
+        """The readable text of a token event; appends it as `Wrote.events` has it."""
+        match event:
+            case events.OutlineRead():
+                branch_events.append(["outline", -1, list(event.titles)])
+                return self._stops.feed(self._order.read(event))
+            case events.BranchOpened():
+                branch_events.append(["opened", event.index, event.title])
+            case events.TokensReused():
+                runs = [[self._decode(ids), how] for ids, how in event.runs]
+                branch_events.append(["reused", event.index, runs])
+            case events.BranchContext():
+                self._scores.start(event.index, event.tokens)
+            case events.Committed():
+                return self._written(event, branch_events)
+            case events.BranchFinished():
+                branch_events.append(["ended", event.index, event.finish])
+                return self._stops.feed(self._order.read(event))
+            case events.AnswerReady():
+                return self._stops.rest()
+        return ""
+
+    def _written(self, event: events.Committed, branch_events: list[list[Any]]) -> str:
+        """The same of tokens; with a stop text complete, the request is cancelled."""
+        part = self._parts.setdefault(event.branch, PartText(self._decode))
+        before = len(part.tokens)
+        pieces = []
+        text = ""
+        for token, origin in zip(event.tokens, event.origins, strict=True):
+            piece = part.feed(token)
+            pieces.append([piece, origin])
+            text += self._stops.feed(self._order.written(event.branch, piece))
+            if self._stops.match is not None:
+                self._tokens_to_stop = len(part.tokens)
+                self.handle.cancel()
+                break
+        self._scores.score(event.branch, part.tokens[before:])
+        if event.final and (rest := part.feed(final=True)) and self._stops.match is None:
+            pieces.append([rest, event.origins[-1:] or "t"])
+            text += self._stops.feed(self._order.written(event.branch, rest))
+        if pieces:
+            branch_events.append(["wrote", event.branch, pieces])
+        return text
+
+    def _ended(self, ready: events.AnswerReady) -> protocol.Ended:
+        answer = ready.answer
+        stop = self._stops.match
+        usage = asdict(ready.usage)
+        plain = len(answer.sections) == 1 and not answer.outline_finish
+        if plain and self._tokens_to_stop is not None:
+            usage["answer"] = self._tokens_to_stop
+        whole = ready.finish in NATURAL_ENDS and not (self._order.raw or self.message.stop)
+        text = answer.text if whole else self._text
+        finish = ready.finish if stop is None else "stop"
+        ended = protocol.Ended(self.message.id, text, finish, usage, stop=stop)
+        return ended._replace(
+            note="; ".join(part.note for part in answer.sections if part.note),
+            accepted=[accepted for accepted, _ in self.rounds],
+            drafted=[drafted for _, drafted in self.rounds],
+        )
+
+
+class Refusal(ValueError):
+    """A request that cannot run; param: the field to blame, code: for clients."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class ServedGraph(WorkerEngine):
     """One graph's engine and its open requests. watched: record the transitions for `picture`."""
 
-    def __init__(self, session: Session, send: Callable[[Message], None]) -> None:
+    def __init__(self, session: Session, send: Callable[[protocol.Message], None]) -> None:
         super().__init__(session, send, rounds=self._round_done, sink=self._happened)
         self.name = session.program.graph.name
         self.watched = False
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
         self._positions: list[int] = []  # drafts accepted at each depth
-        self._builder = RequestBuilder(self.engine)
+        self._encoder = Encoder(session.models.tokenizer)
+        self._leading = leading_id(session.models.tokenizer)
 
     def _happened(self, event: TraceEvent) -> None:
         if self.watched and isinstance(event, Moved):
@@ -85,37 +272,108 @@ class ServedGraph(WorkerEngine):
             if isinstance(request, ServedRequest):
                 request.rounds.append((accepted, drafted))
 
-    def submit(self, message: Submit) -> None:
+    def submit(self, message: protocol.Submit) -> None:
         try:
-            prompt, settings, prompt_tokens = self._builder.build(message)
+            prompt, settings, prompt_tokens = self.build(message)
         except Refusal as error:
-            self.send(Refused(message.id, str(error), error.param, error.code))
+            self.send(protocol.Refused(message.id, str(error), error.param, error.code))
         except PromptError as error:
-            param = "messages" if message.text is None else "prompt"
-            self.send(Refused(message.id, str(error), param))
+            param = "prompt" if message.raw else "messages"
+            self.send(protocol.Refused(message.id, str(error), param))
         except Exception as error:  # of a model's tokenizer
-            self.send(Refused(message.id, message_of(error)))
+            self.send(protocol.Refused(message.id, message_of(error)))
         else:
-            self.send(Admitted(message.id, prompt_tokens))
+            self.send(protocol.Admitted(message.id, prompt_tokens))
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
             self.requests[message.id] = ServedRequest(self.engine, message, handle)
 
-    def encode(self, message: Encode) -> Encoded | Refused:
+    def encode(self, message: protocol.Encode) -> protocol.Encoded | protocol.Refused:
+        """The tokens of a text, or of the whole prompt with it."""
         try:
-            ids = self._builder.encode(message)
+            if message.chat:
+                request = self.session.request(message.prompt, RequestSettings(skeleton=False))
+                ids = [*request.prefix, *request.tail]
+            else:
+                ids = self._raw(message.prompt.text)
         except PromptError as error:
-            return Refused(message.id, str(error), "prompt")
-        return Encoded(message.id, ids, [self.engine.decode([token]) for token in ids])
+            return protocol.Refused(message.id, str(error), "prompt")
+        return protocol.Encoded(message.id, ids, [self.engine.decode([token]) for token in ids])
+
+    def build(self, message: protocol.Submit) -> tuple[Prompt, RequestSettings, int]:
+        """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
+        PromptError: the request cannot run."""
+        limit = message.prompt.max_new_tokens
+        prompt = replace(
+            message.prompt,
+            seed=derive_seed(message.prompt.seed or 0, FIRST_KEY),
+            max_new_tokens=None if limit is None else max(limit, 1),
+        )
+        settings = self._settings(message)
+        try:
+            fit = self.engine.fit(prompt, settings)
+        except GrammarError as error:
+            raise Refusal(str(error), "response_format", "invalid_schema") from None
+        plain = settings.plain or self.session.program.graph.skeleton is None
+        if fit.why and limit is None and plain and fit.remaining > 0:
+            prompt = replace(prompt, max_new_tokens=fit.remaining)
+            fit = self.engine.fit(prompt, settings)
+        if fit.why:
+            sizes = (
+                f"{fit.prompt} tokens of prompt and {limit or self.session.budget} to be written"
+            )
+            most = f"at most {fit.prompt + fit.remaining} together"
+            raise Refusal(f"{sizes}: {fit.why} ({most})", "messages", TOO_LONG)
+        return prompt, settings, fit.prompt
+
+    def _raw(self, text: str) -> list[int]:
+        """A text's ids after the tokenizer's leading token; the text may be blank."""
+        check_question(f"{text}.")
+        leading = [] if self._leading is None else [self._leading]
+        return leading + self._encoder.text(text)
+
+    def _settings(self, message: protocol.Submit) -> RequestSettings:
+        graph = self.session.program.graph
+        skeleton = graph.skeleton
+        settings = message.settings
+        sampling = dict(message.sampling)
+        self._check_ids("prompt", settings.token_ids)
+        self._check_ids("stop_token_ids", settings.stop_ids)
+        if message.raw:
+            settings = replace(settings, token_ids=tuple(self._raw(message.prompt.text)))
+        if bias := sampling.get("logit_bias"):
+            self._check_ids("logit_bias", [token for token, _ in bias])
+            sampling["logit_bias"] = tuple((int(token), float(add)) for token, add in bias)
+        if graph.beam is not None and (sampling or settings.schema):
+            param = "response_format" if settings.schema else next(iter(sampling))
+            raise Refusal(f"graph {graph.name!r} searches with beams: no {param}", param)
+        scores = message.logprobs >= 0
+        if scores and skeleton is not None and skeleton.merge == "attend" and not settings.plain:
+            what = f"graph {graph.name!r} merges parts in place, which no plain forward repeats"
+            raise Refusal(f"logprobs: {what} (specsot.skeleton: false)", "logprobs")
+        # Where an engine cannot continue behind what another one wrote, the request starts anew.
+        single = graph.beam is None and graph.blend is None and graph.limits.n == 1
+        continues = single and (skeleton is None or skeleton.merge == "concat")
+        return replace(
+            settings,
+            sampling=replace(self.session.sampling, **sampling) if sampling else None,
+            contexts=scores,
+            resumed=settings.resumed if continues else {},
+        )
+
+    def _check_ids(self, param: str, ids: Sequence[int]) -> None:
+        size = self.session.models.target.vocab_size
+        if wrong := [token for token in ids if not 0 <= token < size]:
+            raise Refusal(f"{param}: no token {wrong[0]}: the model has {size} of them", param)
 
     def counts(self) -> dict[str, Any]:
         return asdict(self.engine.stats()) | {"positions": list(self._positions)}
 
-    def picture(self) -> Picture:
+    def picture(self) -> protocol.Picture:
         pool = pool_view(self.engine.core.board)
         stats = self.engine.stats()
         moves = [*self.moves]
         self.moves.clear()
-        return Picture(
+        return protocol.Picture(
             graph=self.name,
             state=self.engine.core.state,
             runs=runs_of(pool.codes),
@@ -127,11 +385,8 @@ class ServedGraph(WorkerEngine):
         )
 
     def facts(self, model: str, digest: str) -> dict[str, Any]:
-        """What the HTTP side knows of the graph.
-
-        states, ways: of its machine. longest: tokens of prompt and answer together. budget: default
-        tokens of an answer, or of each part.
-        """
+        """What the HTTP side knows of the graph. states, ways: of its machine. longest: tokens of
+        prompt and answer together. budget: default tokens of an answer, or of each part."""
         session = self.session
         graph = session.program.graph
         target = session.models.target
@@ -158,21 +413,21 @@ class EngineProcess:
     """Engines of several graphs over one target, fed through a socket until it is closed. Raises
     Exception: what prevents loading."""
 
-    def __init__(self, pipe: WorkerSocket, start: Start) -> None:
+    def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
-        self._orders: SimpleQueue[Cancel | SnapshotRequest] = SimpleQueue()
+        self._orders: SimpleQueue[protocol.Cancel | protocol.SnapshotRequest] = SimpleQueue()
         self._wake = Event()
         self._graphs: dict[str, ServedGraph] = {}
         self._report_time = 0.0
         self._picture_time = 0.0
-        pipe.send(Ready(self._open(start)))
+        pipe.send(protocol.Ready(self._open(start)))
 
     def serve(self) -> None:
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
         while not self._pipe.closed:
             self._turn()
 
-    def _open(self, start: Start) -> dict[str, dict[str, Any]]:
+    def _open(self, start: protocol.Start) -> dict[str, dict[str, Any]]:
         """Facts of the graphs by name; the first graph loads the target."""
         models: Models | None = None
         facts = {}
@@ -195,14 +450,15 @@ class EngineProcess:
         """Tokenizes on this thread, so that a long prompt does not delay the engines."""
         for message in self._pipe:
             match message:
-                case Encode():
+                case protocol.Encode():
                     self._pipe.send(self._graphs[message.graph].encode(message))
-                case Decode():
+                case protocol.Decode():
                     graph = next(iter(self._graphs.values()))
-                    self._pipe.send(Decoded(message.id, graph.engine.decode(message.token_ids)))
-                case Submit():
+                    text = graph.engine.decode(message.token_ids)
+                    self._pipe.send(protocol.Decoded(message.id, text))
+                case protocol.Submit():
                     self._graphs[message.graph].submit(message)
-                case Cancel() | SnapshotRequest():
+                case protocol.Cancel() | protocol.SnapshotRequest():
                     self._orders.put(message)
             self._wake.set()
         self._wake.set()
@@ -213,7 +469,7 @@ class EngineProcess:
         while not self._orders.empty():
             order = self._orders.get()
             for graph in graphs:
-                if isinstance(order, SnapshotRequest):
+                if isinstance(order, protocol.SnapshotRequest):
                     graph.watched = order.on
                 elif order.id in graph.requests:
                     graph.requests[order.id].handle.cancel()
@@ -228,13 +484,10 @@ class EngineProcess:
                 self._pipe.send(graph.picture())
         if now - self._report_time >= REPORT_INTERVAL:
             self._report_time = now
-            self._pipe.send(Counts({graph.name: graph.counts() for graph in graphs}))
+            self._pipe.send(protocol.Counts({graph.name: graph.counts() for graph in graphs}))
         if not any(graph.requests for graph in graphs):
             self._wake.wait(REPORT_INTERVAL)
             self._wake.clear()
-
-
-# -- any worker -----------------------------------------------------------------------------------
 
 
 class WorkerProcess:
@@ -247,29 +500,30 @@ class WorkerProcess:
 
     def serve(self, connection: socket.socket) -> int:
         """Serve a connection until it is closed; the exit code. Raises ProtocolError."""
-        pipe = WorkerSocket(connection)
+        pipe = protocol.WorkerSocket(connection)
         with closing(pipe):
             start = next(iter(pipe), None)
-            if not isinstance(start, Start | Load):
-                raise ProtocolError(f"the first message is not a Start: {type(start).__name__}")
+            if not isinstance(start, protocol.Start | protocol.Load):
+                kind = type(start).__name__
+                raise protocol.ProtocolError(f"the first message is not a Start: {kind}")
             try:
-                if isinstance(start, Load):
+                if isinstance(start, protocol.Load):
                     Thread(target=_send_heartbeats, args=(pipe,), daemon=True).start()
                     self.loop = self.loop or WorkerLoop(self._load_session(start.job))
                     self.loop.serve(pipe)
                     return int(Code.OK)
                 engines = EngineProcess(pipe, start)
             except Exception as error:
-                pipe.send(Failed(int(code_of(error)), message_of(error)))
+                pipe.send(protocol.Failed(int(code_of(error)), message_of(error)))
                 self.loop = None
                 return int(code_of(error))
             engines.serve()
         return int(Code.OK)
 
 
-def _send_heartbeats(pipe: WorkerSocket) -> None:
+def _send_heartbeats(pipe: protocol.WorkerSocket) -> None:
     while not pipe.closed:
-        pipe.send(Heartbeat())
+        pipe.send(protocol.Heartbeat())
         sleep(HEARTBEAT_INTERVAL)
 
 

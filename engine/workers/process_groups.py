@@ -5,7 +5,6 @@ group, so that a worker can leave a group for another at any time, and several w
 process. Neither the store nor gloo authenticates: this is for networks that can be trusted.
 """
 
-import ipaddress
 import os
 import socket
 from collections.abc import Sequence
@@ -31,39 +30,32 @@ MAX_TRIES = 3  # connections to a store, each with its part of the deadline
 
 
 def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
-    """The worker groups of `tp` ranks each, by number; the same for drivers and workers.
-
-    Groups of several sizes are nested (`place`): only as many ranks as fill groups of the largest
-    size, a multiple of `tp`, form groups; the others decode with tp 1, or not at all.
-    """
+    """The worker groups of `tp` ranks each, by number; the same for drivers and workers. Groups of
+    several sizes are nested (`place`): only as many ranks as fill groups of the largest size, a
+    multiple of `tp`, form groups; the others decode with tp 1, or not at all."""
     if tp == 1:
         return [(rank,) for rank in range(size)]
     whole = size // largest * largest
     return [tuple(place(rank, whole, tp).members) for rank in range(whole // tp)]
 
 
-class Store:
+def open_store(address: str, deadline: float) -> TCPStore:
     """The driver's store, where the members of groups meet; listens at one address of this machine.
     Raises UsageError: this machine does not have the address."""
-
-    def __init__(self, address: str, deadline: float) -> None:
-        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-        with socket.socket(family) as listener:
-            try:
-                listener.bind((address, 0))
-            except OSError as error:
-                raise UsageError(f"cluster.interface {address}: {error.strerror}") from None
-            listener.listen(BACKLOG)
-            self.address = address
-            self.port = int(listener.getsockname()[1])
-            self._store = TCPStore(
-                address,
-                self.port,
-                is_master=True,
-                timeout=timedelta(seconds=deadline),
-                wait_for_workers=False,
-                master_listen_fd=os.dup(listener.fileno()),
-            )
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise UsageError(f"cluster.interface {address}: {reason}") from None
+    return TCPStore(
+        address,
+        int(listener.getsockname()[1]),
+        is_master=True,
+        timeout=timedelta(seconds=deadline),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 class StoreClient:
@@ -71,34 +63,34 @@ class StoreClient:
 
     def __init__(self) -> None:
         self._address = ("", 0)
-        self._store: TCPStore | None = None
+        self._store: Any = None
 
-    def store(self, order: FormGroup) -> TCPStore:
+    def store(self, order: FormGroup) -> Any:
         """The store of a group; raises RuntimeError if it is not reached before the deadline."""
         address = (order.block.interface, order.port)
-        if self._store is not None and self._address == address:
-            return self._store
         deadline = timedelta(seconds=order.block.deadline)
-        for remaining in reversed(range(MAX_TRIES)):
+        tries = MAX_TRIES if address != self._address else 0
+        while tries:
+            tries -= 1
             try:  # one connection in some thousands is not answered: then another one is made
                 store = TCPStore(*address, timeout=deadline / MAX_TRIES, wait_for_workers=False)
-                break
             except RuntimeError:
-                if not remaining:
+                if not tries:
                     raise
-        store.set_timeout(deadline)
-        self._store = store
-        self._address = address
-        return store
+            else:
+                store.set_timeout(deadline)
+                self._store = store
+                self._address = address
+                break
+        return self._store
 
 
 class GroupMembership:
     """All process groups of a worker, by one `FormGroup`.
 
-    address: of this worker. world: all workers. groups: the worker groups of this worker, by tp:
-    number, and ranks (None for tp 1). peers: those with the other heads of what this worker decodes
-    branches with, where all workers write outlines together. Raises RuntimeError: not all members
-    came before the deadline.
+    world: all workers. groups: the worker groups of this worker, by tp: number, and ranks (None for
+    tp 1). peers: those with the other heads of what this worker decodes branches with, where all
+    workers write outlines together. Raises RuntimeError: not all members came before the deadline.
     """
 
     def __init__(self, order: FormGroup, client: StoreClient, address: str) -> None:
@@ -136,9 +128,6 @@ class GroupMembership:
 
     def ranks_of(self, tp: int) -> list[tuple[int, ...]]:
         return ranks_of_groups(self.order.size, tp, self.order.block.together)
-
-
-# -- the rows of a prefix -------------------------------------------------------------------------
 
 
 def exchange_prefix(

@@ -17,7 +17,7 @@ from pydantic import SkipValidation, TypeAdapter
 
 from ...states.request import MigratedRequest
 from ..events import Committed
-from ..prepare.inputs import Prompt
+from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
 from ..prepare.options import ClusterBlock
 
 MAX_LINE_BYTES = 64 << 20
@@ -41,36 +41,26 @@ class Start(NamedTuple):
 
 
 class Submit(NamedTuple):
-    """A request.
+    """A request. Its id is the prompt's key; the seed as of `specsot run --seed`.
 
-    question: the last turn; past: [question, answer] of earlier turns; rules: the system text;
-    or text: a raw prompt; or token_ids: its ids. sampling: differences from the graph's
-    `SamplingRules`. stop: texts that end the answer. logprobs: number of alternatives per token,
-    -1 for no scores; echo: score the prompt as well. documents: [title, text]. resumed:
-    [branch, token ids] that another engine has written.
+    raw: the prompt's text is tokenized without a template. sampling: differences from the graph's
+    `SamplingRules`. stop: texts that end the answer. logprobs: number of alternatives per token, -1
+    for no scores; echo: score the prompt as well.
     """
 
-    id: str
     graph: Text
-    question: Text = ""
-    past: Sequence[Sequence[Text]] = ()
-    rules: Text = ""
-    text: Text | None = None
-    token_ids: Sequence[int] = ()
-    max_tokens: int | None = None
-    seed: int = 0
+    prompt: Prompt
+    settings: RequestSettings = AS_THE_GRAPH
+    raw: bool = False
     sampling: Mapping[str, Any] = {}
-    skeleton: bool = True
     stop: Sequence[Text] = ()
-    stop_ids: Sequence[int] = ()
-    ignore_eos: bool = False
-    schema: Text | None = None
-    documents: Sequence[Sequence[Text]] = ()
-    cache_salt: Text = ""
     timeout: float | None = None
     logprobs: int = -1
     echo: bool = False
-    resumed: Sequence[Sequence[Any]] = ()
+
+    @property
+    def id(self) -> str:
+        return self.prompt.key
 
 
 class Cancel(NamedTuple):
@@ -78,14 +68,15 @@ class Cancel(NamedTuple):
 
 
 class Encode(NamedTuple):
-    """Tokenize a text; with `chat`, the whole prompt that the conversation makes."""
+    """Tokenize a prompt's text; with `chat`, the whole prompt with its template."""
 
-    id: str
     graph: Text
-    text: Text
+    prompt: Prompt
     chat: bool = False
-    past: Sequence[Sequence[Text]] = ()
-    rules: Text = ""
+
+    @property
+    def id(self) -> str:
+        return self.prompt.key
 
 
 class Decode(NamedTuple):
@@ -103,10 +94,8 @@ class SnapshotRequest(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The models are loaded: `ServedGraph.facts` of a server's graphs by name, or those of a run.
-
-    max_branches: decoded concurrently. weights: address of the first parameter, and bytes of all.
-    """
+    """The models are loaded. graphs: `ServedGraph.facts` of a server's, by name. max_branches:
+    decoded concurrently. weights: address of the first parameter, and bytes of all."""
 
     graphs: Mapping[str, Mapping[str, Any]] = {}
     pid: int = 0
@@ -158,11 +147,8 @@ class Wrote(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """End of a request.
-
-    text: the whole answer. finish: as of `specsot run`; stop: the text or id that ended it.
-    usage: as `TokenUsage`. accepted, drafted: tokens of each of its rounds.
-    """
+    """End of a request. text: the whole answer. finish: as of `specsot run`; stop: the text or id
+    that ended it. usage: as `TokenUsage`. accepted, drafted: tokens of each of its rounds."""
 
     id: str
     text: Text
@@ -228,11 +214,9 @@ class FormGroup(NamedTuple):
 
 
 class Assign(NamedTuple):
-    """Decode a part of a request: its outline, or some of its branches.
-
-    id: what replies name. prompt: of the request, with its seed. tp, group: the worker group that
-    decodes it: number `group` among those of `tp` workers; with tp 1 the worker itself.
-    """
+    """Decode a part of a request: its outline, or some of its branches. id: what replies name. tp,
+    group: the worker group that decodes it, number `group` among those of `tp` workers; with tp 1
+    the worker itself."""
 
     id: str
     prompt: Prompt
@@ -243,9 +227,7 @@ class Assign(NamedTuple):
 
 class Regroup(NamedTuple):
     """Send the rows of a prefix from the group that has them to all workers, in one collective.
-
-    number: what replies name. tp, group: the source. ids: of the target's rows. rows: per pool.
-    """
+    number: what replies name. tp, group: the source. ids: of the target's rows. rows: per pool."""
 
     number: int
     epoch: int
@@ -258,9 +240,6 @@ class Regroup(NamedTuple):
 
 class CountWork(NamedTuple):
     number: int
-
-
-# -- from a worker of a run -----------------------------------------------------------------------
 
 
 class Grouped(NamedTuple):

@@ -93,14 +93,8 @@ def start_head(workers: int, graph: str) -> StandingCluster:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    cluster = StandingCluster(
-        address=f"{host}:{port}",
-        pid=head.pid,
-        token=token,
-        folder=folder,
-        workers=workers,
-        graph=graph,
-    )
+    address = f"{host}:{port}"
+    cluster = StandingCluster(address, head.pid, token, folder, workers=workers, graph=graph)
     file = cluster_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)
@@ -108,7 +102,10 @@ def start_head(workers: int, graph: str) -> StandingCluster:
         out.write(json.dumps(asdict(cluster)))
     deadline = monotonic() + START_DEADLINE
     try:
-        while not _answers(host, port):
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex((host, port)) == 0:
+                    return cluster
             if head.poll() is not None or monotonic() > deadline:
                 lines = log.read_text(errors="replace").strip().splitlines()
                 raise ClusterError(f"Ray does not start: {(lines or ['no reason given'])[-1]}")
@@ -116,7 +113,6 @@ def start_head(workers: int, graph: str) -> StandingCluster:
     except BaseException:  # Ctrl-C among them
         end_cluster(cluster)
         raise
-    return cluster
 
 
 def end_cluster(cluster: StandingCluster) -> None:
@@ -146,23 +142,10 @@ def _processes_of(folder: str) -> list[int]:
     return [pid for pid in pids if pid != os.getpid()]
 
 
-def _answers(host: str, port: int) -> bool:
-    with suppress(OSError), socket.create_connection((host, port), timeout=1):
-        return True
-    return False
-
-
-# -- being a driver -------------------------------------------------------------------------------
-
-
 def set_up_ray(address: str) -> None:
-    """Authentication by token, no statistics; must precede the first import of Ray.
-
-    The token is that of the cluster that `specsot cluster up` has started at this address, or that
-    of the environment, or a new one.
-
-    Raises UsageError: Ray is not installed.
-    """
+    """Authentication by token, no statistics; must precede the first import of Ray. The token is
+    that of the cluster that `specsot cluster up` has started at this address, or that of the
+    environment, or a new one. Raises UsageError: Ray is not installed."""
     if find_spec("ray") is None:
         raise UsageError(NO_RAY)
     cluster = standing_cluster()
@@ -177,19 +160,13 @@ def set_up_ray(address: str) -> None:
 @contextmanager
 def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
     """Be a driver of a Ray cluster; with LOCAL, of one that is started and ends with this process.
-
-    Signals do what they did before: Ray would end the process, without Python's knowledge.
-
-    Raises ClusterError: there is no such cluster, or it refuses the token.
-    """
+    Signals do what they did before: Ray would end the process, without Python's knowledge. Raises
+    ClusterError: there is no such cluster, or it refuses the token."""
     import ray
     from ray.exceptions import RayError
 
-    settings: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-    }
+    settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+    settings["logging_level"] = "ERROR"
     before = signal.getsignal(signal.SIGTERM)
     in_main = current_thread() is main_thread()
     with ExitStack() as stack:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from queue import SimpleQueue
 from threading import Thread
@@ -71,52 +72,38 @@ class RayWorker:
             self._busy = False
 
 
+@dataclass(eq=False)
 class RayHost:
     """Runs a worker as an actor of the cluster that this process is a driver of.
 
     With a `Start` the actor ends with its connection; with a `Load` only if it is lost, and a free
     actor of the same job is used before one is started.
 
-    caller: the thread that calls Ray. detached: the actor outlives this driver. deadline: seconds
-    in which a free actor has to answer. adopted: its actor was there before.
+    caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
+    detached: the actor outlives this driver. adopted: it was there before.
     """
 
-    def __init__(
-        self,
-        first: Start | Load,
-        listener: WorkerListener,
-        caller: ThreadPoolExecutor,
-        deadline: float,
-        *,
-        detached: bool,
-    ) -> None:
-        self.first = first
-        self.adopted = False
-        self.pid: int | None = None
-        self._listener = listener
-        self._caller = caller
-        self._deadline = deadline
-        self._job = ""
-        options = first.options if isinstance(first, Start) else first.job["options"]
-        if isinstance(first, Load):
-            self._job = sha256(json.dumps(first.job).encode()).hexdigest()[:12]
-        self._settings: dict[str, Any] = {
-            # No processor of Ray's count, which would limit the number of workers; over the
-            # machines of a cluster, as Ray would fill one first.
-            "num_cpus": 0,
-            "num_gpus": int(str(options["device"]).startswith("cuda")),
-            "scheduling_strategy": "SPREAD",
-            "max_restarts": 0,
-            "max_task_retries": 0,
-        }
-        self._settings |= {"lifetime": "detached"} if detached else {}
-        self._ended = False
-        self._actor: Any = None
-        self._expected: asyncio.Future[Connection] | None = None
+    first: Start | Load
+    listener: WorkerListener
+    caller: ThreadPoolExecutor
+    deadline: float
+    detached: bool
+    adopted: bool = False
+    pid: int | None = None
+    _ended: bool = False
+    _actor: Any = None
+    _expected: asyncio.Future[Connection] | None = None
+
+    @property
+    def _job(self) -> str:
+        """Digest of what the worker of a run loads."""
+        if isinstance(self.first, Start):
+            return ""
+        return sha256(json.dumps(self.first.job).encode()).hexdigest()[:12]
 
     async def start(self) -> Pipe:
         self._ended = False
-        secret, expected = self._listener.expect()
+        secret, expected = self.listener.expect()
         self._expected = expected
         connecting = asyncio.ensure_future(self._connect(secret))
         try:
@@ -136,33 +123,45 @@ class RayHost:
             raise HostError(lines[-1] if lines else type(error).__name__) from None
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
-            self._listener.expected.pop(secret, None)
+            self.listener.expected.pop(secret, None)
         return pipe
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
         for _, actor in await self._call(lambda: actors(f"{self._job}-")) if self._job else ():
             with suppress(RayError, TimeoutError):
-                if await self._send_secret(actor, secret, self._deadline):
+                if await self._send_secret(actor, secret, self.deadline):
                     self._actor = actor
                     self.adopted = True
                     return
         self.adopted = False
         kind: Any = ray.remote(RayWorker)
-        names = {"name": f"{self._job}-{secrets.token_hex(8)}"} if self._job else {}
-        options = kind.options(**self._settings, **names)
-        self._actor = await self._call(lambda: options.remote(os.getcwd()))
+        first = self.first
+        options = first.options if isinstance(first, Start) else first.job["options"]
+        settings: dict[str, Any] = {"lifetime": "detached"} if self.detached else {}
+        settings |= {"name": f"{self._job}-{secrets.token_hex(8)}"} if self._job else {}
+        # No processor of Ray's count, which would limit the number of workers; over the machines of
+        # a cluster, as Ray would fill one first.
+        actor = kind.options(
+            num_cpus=0,
+            num_gpus=int(str(options["device"]).startswith("cuda")),
+            scheduling_strategy="SPREAD",
+            max_restarts=0,
+            max_task_retries=0,
+            **settings,
+        )
+        self._actor = await self._call(lambda: actor.remote(os.getcwd()))
         await self._send_secret(self._actor, secret, START_DEADLINE)
 
     async def _send_secret(self, actor: Any, secret: str, seconds: float) -> bool:
         """Whether the actor connects."""
-        address = self._listener.address
-        port = self._listener.port
+        address = self.listener.address
+        port = self.listener.port
         answer = await self._call(lambda: actor.connect.remote(address, port, secret).future())
         return bool(await asyncio.wait_for(asyncio.wrap_future(answer), seconds))
 
     async def _call(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._caller, function)
+        return await asyncio.get_running_loop().run_in_executor(self.caller, function)
 
     def end(self) -> None:
         """Its process is free, or ends, once the connection is closed."""
@@ -202,11 +201,9 @@ def actors(prefix: str = "") -> list[tuple[str, Any]]:
 
 
 class RayWorkers:
-    """Workers on the cluster that this process is a driver of.
-
-    first: message of worker number i with part p of the weights. Those of a `Load` may have been
-    there before, and be used again. parts: of the weights. detached: they outlive this driver.
-    """
+    """Workers on the cluster that this process is a driver of. first: message of worker number i
+    with part p of the weights. Those of a `Load` may have been there before, and be used again.
+    parts: of the weights. detached: they outlive this driver."""
 
     def __init__(
         self,

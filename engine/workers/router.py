@@ -19,30 +19,16 @@ from typing import Any, Self
 
 from ..errors import ClusterError, UsageError
 from ..shell import complain
+from . import protocol
 from .link import LinkState, Membership, WorkerGoneError, WorkerSource
-from .protocol import (
-    Admitted,
-    Cancel,
-    Counts,
-    Decode,
-    Encode,
-    Ended,
-    Failed,
-    Message,
-    Picture,
-    Request,
-    SnapshotRequest,
-    Wrote,
-    summed,
-)
 from .ray_cluster import cluster_file
 from .tickets import (
     MAX_LOSSES,
     AnswerLengths,
     CountsByGraph,
     DiffersError,
+    PromptRoutes,
     Replica,
-    RoutingTable,
     Ticket,
 )
 
@@ -95,18 +81,17 @@ class Router(Membership[Replica]):
         super().__init__(source, deadline, restarts=True, tries=None if single else MAX_LIVES)
         self.state = LinkState.STARTING
         self.graphs: CountsByGraph = {}
-        self.failed: Failed | None = None
+        self.failed: protocol.Failed | None = None
         self.reruns = 0
-        self.watchers: set[Callable[[Picture], None]] = set()
+        self.watchers: set[Callable[[protocol.Picture], None]] = set()
         self.changed = asyncio.Event()
         self.single = single
-        self.table = RoutingTable()
+        self._routes = PromptRoutes()
         self._count = count
         self._requested_count = count
         self._lengths = AnswerLengths()
         self._ids = itertools.count(1)
         self._tickets: dict[str, Ticket] = {}
-        self._waiting: list[Ticket] = []
         self._past_counts: CountsByGraph = {}
         self._pictured: dict[str, tuple[Replica, int]] = {}
 
@@ -122,7 +107,9 @@ class Router(Membership[Replica]):
     @property
     def counts(self) -> CountsByGraph:
         """Counters of the engines of each graph, over all replicas."""
-        total: CountsByGraph = summed([self._past_counts, *(one.counts for one in self.links)])
+        total: CountsByGraph = protocol.summed(
+            [self._past_counts, *(one.counts for one in self.links)]
+        )
         return total
 
     @property
@@ -133,7 +120,7 @@ class Router(Membership[Replica]):
                 state=DRAINING if replica.draining and not replica.closed else str(replica.state),
                 pid=replica.host.pid,
                 open=len(replica.expected),
-                tokens=sum(replica.expected.values()),
+                tokens=replica.load,
                 written=sum(values["tokens"] for values in replica.counts.values()),
                 restarts=max(replica.lives - 1, 0),
             )
@@ -155,7 +142,6 @@ class Router(Membership[Replica]):
                     if replica.draining and not (replica.closed or replica.expected):
                         replica.close()
                 for ticket in [one for one in self._waiting if one.remaining_seconds <= 0]:
-                    self._waiting.remove(ticket)
                     ticket.fail_("no replica was available", "timeout")
         finally:
             await self.ended()
@@ -167,9 +153,7 @@ class Router(Membership[Replica]):
     async def close(self) -> None:
         self._set(LinkState.CLOSED)
         self.end_all()
-        waiting = self._waiting
-        self._waiting = []
-        for ticket in waiting:
+        for ticket in self._waiting:
             ticket.deliver(None)
 
     def _set(self, state: LinkState) -> None:
@@ -189,17 +173,14 @@ class Router(Membership[Replica]):
             assert link.greeting is not None
             self.graphs = link.greeting.graphs
             if self.watchers:
-                link.post(SnapshotRequest(True))
+                link.post(protocol.SnapshotRequest(True))
             if not self.single:
                 where = f" (process {link.host.pid})" if link.host.pid is not None else ""
                 complain(f"{link.name} is ready{where}")
-            if not link.draining:
-                self.table.attach_(link)
         else:
-            self.table.lose_(link)
             no_gauges = dict.fromkeys(GAUGES, 0)
             past = {graph: {**values, **no_gauges} for graph, values in link.counts.items()}
-            self._past_counts = summed([self._past_counts, past])
+            self._past_counts = protocol.summed([self._past_counts, past])
             link.counts = {}
             for ticket in [one for one in self._tickets.values() if one.replica is link]:
                 self._lost(ticket)
@@ -213,28 +194,24 @@ class Router(Membership[Replica]):
         best = next((state for state in order if state in states), LinkState.DEAD)
         if self.state not in (best, LinkState.CLOSED):
             self._set(best)
-        self._place_waiting()
+        for waiting in self._waiting:
+            self._place(waiting)
 
     async def scale(self, count: int, report: Callable[[str], None]) -> None:
         """Have `count` replicas: new ones get requests once they are loaded, those too many end
-        when they have answered theirs.
-
-        report: takes a line for each thing done. Raises ScaleError: some cannot start, or another
-        number was requested meanwhile.
-        """
+        when they have answered theirs. report: takes a line for each thing done. Raises ScaleError:
+        some cannot start, or another number was requested meanwhile."""
         self._requested_count = count
         staying = [replica for replica in self.links if not replica.draining]
         for replica in self.links:
             if replica.draining and len(staying) < count and replica.ready:
                 replica.draining = False
-                self.table.attach_(replica)
                 staying.append(replica)
                 report(f"{replica.name} stays")
         new = [self._add() for _ in range(count - len(staying))]
         staying.sort(key=lambda one: (one.ready, len(one.expected)))
         for replica in staying[: max(len(staying) - count, 0)]:
             replica.draining = True
-            self.table.detach_(replica)
             report(f"{replica.name} drains, {len(replica.expected)} requests are open")
         starts = dict.fromkeys(new, monotonic())
         draining = [replica for replica in self.links if replica.draining]
@@ -255,7 +232,7 @@ class Router(Membership[Replica]):
             if self._requested_count != count:
                 raise ScaleError("another number was requested")
 
-    def ask(self, request: Request) -> Ticket:
+    def ask(self, request: protocol.Request) -> Ticket:
         """Hand a request over; its messages come to the ticket. Raises WorkerGoneError."""
         if not self.ready:
             raise WorkerGoneError("the engine is not running")
@@ -264,7 +241,7 @@ class Router(Membership[Replica]):
         self._place(ticket)
         return ticket
 
-    async def answer(self, request: Encode | Decode) -> Message:
+    async def answer(self, request: protocol.Encode | protocol.Decode) -> protocol.Message:
         """The only message that answers a request; raises WorkerGoneError."""
         ticket = self.ask(request)
         try:
@@ -274,47 +251,46 @@ class Router(Membership[Replica]):
             ticket.close()
 
     def _forget(self, ticket: Ticket) -> None:
-        self._tickets.pop(ticket.id, None)
+        self._tickets.pop(ticket.request.id, None)
         self._withdraw(ticket)
 
     def _withdraw(self, ticket: Ticket) -> None:
         """Take a request from its replica; what has not ended is cancelled."""
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
         replica = ticket.replica
         ticket.replica = None
         if replica is not None:
-            self.table.release_(replica, ticket.id)
+            replica.expected.pop(ticket.request.id, None)
             if not ticket.ended:
-                replica.post(Cancel(ticket.id))
-        self._place_waiting()
+                replica.post(protocol.Cancel(ticket.request.id))
+        for waiting in self._waiting:
+            self._place(waiting)
 
     def _place(self, ticket: Ticket) -> None:
-        """Give a request to a replica, or let it wait for one."""
+        """Give a request to a replica, if there is one for it."""
         blocked = ticket.isolated and any(
             other.isolated and other.replica is not None for other in self._tickets.values()
         )
-        while not blocked and (replica := self.table.choose_(ticket.remaining_request)):
+        request = ticket.remaining_request
+        replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
+        while replica := self._routes.choose_(request, replicas):
             try:
-                replica.send(ticket.remaining_request)
+                replica.send(request)
             except WorkerGoneError:  # its loss is about to be noticed
-                self.table.detach_(replica)
+                replicas.remove(replica)
                 continue
             ticket.replica = replica
-            self.table.weigh_(replica, ticket.id, ticket.remaining_tokens)
+            replica.expected[request.id] = ticket.remaining_tokens
             return
-        self._waiting.append(ticket)
 
-    def _place_waiting(self) -> None:
-        waiting = self._waiting
-        self._waiting = []
-        for ticket in waiting:
-            self._place(ticket)
+    @property
+    def _waiting(self) -> list[Ticket]:
+        """Requests that have no replica yet."""
+        return [one for one in self._tickets.values() if one.replica is None and not one.ended]
 
     def _lost(self, ticket: Ticket) -> None:
         """The replica of a request is lost: it continues in another one, if that is useful."""
         assert ticket.replica is not None
-        self.table.release_(ticket.replica, ticket.id)
+        ticket.replica.expected.pop(ticket.request.id, None)
         ticket.restart_()
         if self._over or self.single:
             ticket.deliver(None)
@@ -326,10 +302,10 @@ class Router(Membership[Replica]):
             self.reruns += 1
             self._place(ticket)
 
-    def on_message(self, link: Replica, message: Message) -> None:
-        if isinstance(message, Counts):
+    def on_message(self, link: Replica, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Counts):
             link.counts = message.graphs
-        elif isinstance(message, Picture):
+        elif isinstance(message, protocol.Picture):
             # Of each graph one replica is shown: the same one as long as it has requests.
             shown, running = self._pictured.get(message.graph, (link, 0))
             if shown is link or not shown.ready or (message.running and not running):
@@ -342,22 +318,23 @@ class Router(Membership[Replica]):
             try:
                 ticket.deliver(message)
             except DiffersError as error:
-                self._withdraw(ticket)
+                link.post(protocol.Cancel(ticket.request.id))
                 ticket.fail_(str(error))
+                self._withdraw(ticket)
                 return
-            if isinstance(message, Wrote):
-                self.table.weigh_(link, ticket.id, ticket.remaining_tokens)
-            elif not isinstance(message, Admitted):
-                if isinstance(message, Ended):
+            if isinstance(message, protocol.Wrote):
+                link.expected[message.id] = ticket.remaining_tokens
+            elif not isinstance(message, protocol.Admitted):
+                if isinstance(message, protocol.Ended):
                     self._lengths.note_(ticket.request, message, self.graphs)
                 self._withdraw(ticket)
 
-    async def pictures(self) -> AsyncIterator[Picture]:
+    async def pictures(self) -> AsyncIterator[protocol.Picture]:
         """Pictures for one reader; of several that wait only the last of each graph."""
-        latest: dict[str, Picture] = {}
+        latest: dict[str, protocol.Picture] = {}
         some = asyncio.Event()
 
-        def watcher(picture: Picture) -> None:
+        def watcher(picture: protocol.Picture) -> None:
             latest[picture.graph] = picture
             some.set()
 
@@ -378,7 +355,7 @@ class Router(Membership[Replica]):
 
     def _request_pictures(self, on: bool) -> None:
         for replica in self.links:
-            replica.post(SnapshotRequest(on))
+            replica.post(protocol.SnapshotRequest(on))
 
 
 def lower_priority() -> None:

@@ -77,9 +77,6 @@ def check_cluster(job: Job, block: ClusterBlock) -> None:
             raise UsageError(f"cluster.*.tp: {why}: give drafter.costs, or fixed sizes")
 
 
-# -- a run ----------------------------------------------------------------------------------------
-
-
 def checked_block(job: Job) -> ClusterBlock:
     """The block `cluster` of a job; raises UsageError if workers cannot decode it."""
     block = read_cluster(job.options)
@@ -112,9 +109,6 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
             return run, recorder
 
         yield session, start
-
-
-# -- a server -------------------------------------------------------------------------------------
 
 
 def engine_router(start: Start) -> Router:

@@ -3,13 +3,13 @@
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
 from .link import WorkerGoneError, WorkerLink
-from .placement import BLOCK, TOKENS_READ_PER_WRITTEN, Loads, PrefixIndex, prefix_keys, route
+from .placement import BLOCK, TOKENS_READ_PER_WRITTEN, PrefixIndex, prefix_keys
 from .protocol import Admitted, Ended, Message, Request, Submit, Wrote
 
 MAX_UNREAD = 4096  # messages that wait for a slow client before it is cut off
@@ -20,7 +20,6 @@ BYTES_PER_TOKEN = 4  # of a text, about
 MAX_BEGINNING = 32 << 10  # bytes of a prompt that are compared
 UNSEEN_PARTS = 4  # parts of an outlined answer before any has ended
 AVERAGED_ANSWERS = 8
-NO_NUMBER = -1  # of a replica that is not loaded
 NO_USAGE = {"prompt": 0, "cached": 0, "outline": 0, "answer": 0}
 CountsByGraph = Mapping[str, Mapping[str, Any]]
 
@@ -33,92 +32,65 @@ class DiffersError(RuntimeError):
     """A second run of a request has another output than the first."""
 
 
-# -- what each replica will write -----------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class Replica(WorkerLink):
-    """A worker that decodes whole requests, through all lives of its process. number: of its
-    process in the table, once its models are loaded. expected: tokens to be written for
-    each of its requests. counts: of its engines, the latest."""
+    """A worker that decodes whole requests, through all lives of its process. expected: tokens to
+    be written for each of its requests. counts: of its engines, the latest."""
 
-    number: int = NO_NUMBER
     draining: bool = False
     expected: dict[str, int] = field(default_factory=dict)
     counts: CountsByGraph = field(default_factory=dict)
 
+    @property
+    def load(self) -> int:
+        """Tokens that it has not written yet, so that a slow one gets fewer requests."""
+        return sum(self.expected.values())
 
-class RoutingTable:
-    """The replicas that get requests, what each will write, and which prompts it has read.
 
-    A replica's load is what it has not written yet. So a slow replica gets fewer requests.
-    """
+class PromptRoutes:
+    """Which replicas have read which prompts, each in one life: its cache ends with its process."""
 
     def __init__(self) -> None:
-        self._loads = Loads()
         self._index = PrefixIndex(BLOCK * BYTES_PER_TOKEN)
-        self._replicas = dict[int, Replica]()
-        self._numbers = itertools.count()
 
-    def attach_(self, replica: Replica) -> None:
-        if replica.number == NO_NUMBER:
-            replica.number = next(self._numbers)
-        if replica.number not in self._replicas:
-            self._replicas[replica.number] = replica
-            self._loads.attach_(replica.number, sum(replica.expected.values()))
-
-    def detach_(self, replica: Replica) -> None:
-        if self._replicas.pop(replica.number, None) is not None:
-            self._loads.detach_(replica.number)
-
-    def lose_(self, replica: Replica) -> None:
-        """The replica's process has ended: its cache is empty when it comes back."""
-        self.detach_(replica)
-        replica.number = NO_NUMBER
-
-    def choose_(self, request: Request) -> Replica | None:
-        """The replica for a request, which has its prompt from then on; None if there is none."""
-        if not self._replicas:
-            return None
-        keys = prefix_keys(_beginning(request), self._index.block)
+    def choose_(self, request: Request, replicas: Iterable[Replica]) -> Replica | None:
+        """The replica that would have read a request's prompt first, and has it from then on; None
+        if there is none."""
+        beginning, whole = _prompt_of(request)
+        keys = prefix_keys(beginning, self._index.block)
         holders = self._index.find(keys)
-        holders = holders._replace(tokens=holders.tokens // BYTES_PER_TOKEN)
-        number = route(prompt_tokens(request), holders, self._loads)
-        self._index.note_(keys, number)
-        return self._replicas[number]
+        unread = max(whole - holders.tokens // BYTES_PER_TOKEN, 1)
 
-    def weigh_(self, replica: Replica, id: str, tokens: int) -> None:
-        """Set the number of tokens that the replica is expected to write for a request."""
-        self._loads.add_(replica.number, tokens - replica.expected.get(id, 0))
-        replica.expected[id] = tokens
+        def wait(replica: Replica) -> int:
+            known = (replica.name, replica.lives) in holders.workers
+            return replica.load * TOKENS_READ_PER_WRITTEN + (unread if known else whole)
 
-    def release_(self, replica: Replica, id: str) -> None:
-        self._loads.add_(replica.number, -replica.expected.pop(id, 0))
+        chosen = min(replicas, key=wait, default=None)
+        if chosen is not None:
+            self._index.note_(keys, (chosen.name, chosen.lives))
+        return chosen
 
 
-def _beginning(request: Request) -> bytes:
-    """What comes first in a prompt: equal bytes are equal prompts up to there."""
+def _prompt_of(request: Request) -> tuple[bytes, int]:
+    """What comes first in a prompt: equal bytes are equal prompts up to there; and about how many
+    tokens it has."""
     if not isinstance(request, Submit):
-        return b""
-    texts = [request.graph, request.cache_salt, request.rules]
-    texts += itertools.chain(*request.documents, *request.past)
-    texts += [request.question if request.text is None else request.text]
-    first_ids = request.token_ids[: MAX_BEGINNING // BYTES_PER_TOKEN]
-    ids = b"".join(token.to_bytes(BYTES_PER_TOKEN, "big") for token in first_ids)
-    return ("\0".join(texts).encode("utf-8", "surrogatepass") + ids)[:MAX_BEGINNING]
-
-
-def prompt_tokens(request: Request) -> int:
-    """About how many tokens the prompt of a request has."""
-    if not isinstance(request, Submit):
-        return 0
-    texts = (request.rules, request.question, request.text or "")
-    parts = itertools.chain(texts, *request.past, *request.documents)
-    return len(request.token_ids) + sum(map(len, parts)) // BYTES_PER_TOKEN
+        return b"", 0
+    prompt = request.prompt
+    ids = request.settings.token_ids
+    pairs = [(document.title, document.text) for document in prompt.documents]
+    pairs += [(turn.question, turn.answer) for turn in prompt.past]
+    texts = [prompt.rules, *itertools.chain(*pairs), prompt.text]
+    num_tokens = len(ids) + sum(map(len, texts)) // BYTES_PER_TOKEN
+    text = "\0".join([request.graph, prompt.cache_salt, *texts])
+    first_ids = ids[: MAX_BEGINNING // BYTES_PER_TOKEN]
+    id_bytes = b"".join(token.to_bytes(BYTES_PER_TOKEN, "big") for token in first_ids)
+    return (text.encode("utf-8", "surrogatepass") + id_bytes)[:MAX_BEGINNING], num_tokens
 
 
 class AnswerLengths:
-    """Mean lengths of the answers of each graph: what the next ones are expected to be."""
+    """Mean lengths of the answers of each graph, with and without an outline: what the next ones
+    are expected to be."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, bool], float] = {}
@@ -128,7 +100,7 @@ class AnswerLengths:
         if not isinstance(request, Submit):
             return 0
         facts = graphs.get(request.graph, {})
-        budget = request.max_tokens or int(facts.get("budget", 1))
+        budget = request.prompt.max_new_tokens or int(facts.get("budget", 1))
         outlined = _is_outlined(request, facts)
         default = budget * (UNSEEN_PARTS if outlined else 1)
         mean = self._means.get((request.graph, outlined), default)
@@ -143,19 +115,13 @@ class AnswerLengths:
 
 
 def _is_outlined(request: Submit, facts: Mapping[str, Any]) -> bool:
-    raw = request.text is not None or bool(request.token_ids) or request.schema is not None
-    return bool(facts.get("skeleton")) and request.skeleton and not raw
-
-
-# -- one request ----------------------------------------------------------------------------------
+    return bool(facts.get("skeleton")) and not (request.raw or request.settings.plain)
 
 
 class DeliveredStream:
-    """The output of a request that its client has received.
-
-    A second run of the request repeats it, in steps of other sizes: `new_part` drops what the
-    client has. Texts, tokens, scores and events of a branch come in the same order in every run.
-    """
+    """The output of a request that its client has received. A second run of the request repeats it,
+    in steps of other sizes: `new_part` drops what the client has. Texts, tokens, scores and events
+    of a branch come in the same order in every run."""
 
     def __init__(self) -> None:
         self._delivered: dict[tuple[str, int], list[Any]] = {}
@@ -198,30 +164,23 @@ class DeliveredStream:
         return items[len(known) :]
 
 
+@dataclass(eq=False, slots=True)
 class Ticket:
-    """One message to the engines, and the messages that answer it, in order.
+    """One message to the engines, and the messages that answer it, in order. on_close: is called
+    once the ticket is no longer read. replica: None while the request waits, and after its end.
+    losses: replicas that were lost while they had it."""
 
-    expected_tokens: of the answer. on_close: is called once the ticket is no longer read. replica:
-    that has the request; None while it waits, and after its end. ended: no further message will
-    come. losses: replicas that were lost while they had it.
-    """
-
-    def __init__(
-        self, request: Request, expected_tokens: int, on_close: Callable[["Ticket"], None]
-    ) -> None:
-        self.request = request
-        self.id = request.id
-        self.replica: Replica | None = None
-        self.losses = 0
-        self.ended = False
-        self._delivered = DeliveredStream()
-        self._on_close = on_close
-        self._expected_tokens = expected_tokens
-        self._prompt_tokens = prompt_tokens(request)
-        self._start_time = monotonic()
-        self._admitted = False
-        self._written_tokens = 0
-        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+    request: Request
+    expected_tokens: int
+    on_close: Callable[["Ticket"], None]
+    replica: Replica | None = None
+    losses: int = 0
+    ended: bool = False
+    _delivered: DeliveredStream = field(default_factory=DeliveredStream)
+    _start_time: float = field(default_factory=monotonic)
+    _admitted: bool = False
+    _written_tokens: int = 0
+    _messages: asyncio.Queue[Message | None] = field(default_factory=asyncio.Queue)
 
     async def next(self) -> Message:
         """The next message; raises WorkerGoneError, StalledError."""
@@ -234,7 +193,7 @@ class Ticket:
 
     def close(self) -> None:
         """Read no further; a request that has not ended is cancelled."""
-        self._on_close(self)
+        self.on_close(self)
 
     def deliver(self, message: Message | None) -> None:
         """Hand what is new of a message to the HTTP side; None: no replica will answer. Raises
@@ -262,8 +221,8 @@ class Ticket:
         if not isinstance(self.request, Submit):
             self.deliver(None)
             return
-        self.deliver(Admitted(self.id, 0))
-        self.deliver(Ended(self.id, "", finish, NO_USAGE, note=why))
+        self.deliver(Admitted(self.request.id, 0))
+        self.deliver(Ended(self.request.id, "", finish, NO_USAGE, note=why))
 
     @property
     def isolated(self) -> bool:
@@ -275,8 +234,9 @@ class Ticket:
         """Expected of the replica that has the request."""
         if not isinstance(self.request, Submit):
             return 0
-        unread = 0 if self._written_tokens else self._prompt_tokens // TOKENS_READ_PER_WRITTEN
-        return unread + max(self._expected_tokens - self._written_tokens, MIN_EXPECTED)
+        written = self._written_tokens
+        unread = 0 if written else _prompt_of(self.request)[1] // TOKENS_READ_PER_WRITTEN
+        return unread + max(self.expected_tokens - written, MIN_EXPECTED)
 
     @property
     def remaining_seconds(self) -> float:
@@ -285,13 +245,12 @@ class Ticket:
 
     @property
     def remaining_request(self) -> Request:
-        """The request, with the answer so far and the remaining time.
-
-        The last token of each branch is written again, so that its end is found again.
-        """
+        """The request, with the answer so far and the remaining time. The last token of each branch
+        is written again, so that its end is found again."""
         request = self.request
         if not isinstance(request, Submit) or not self.losses:
             return request
-        resumed = [[branch, ids[:-1]] for branch, ids in self._delivered.ids.items()]
+        resumed = {branch: ids[:-1] for branch, ids in self._delivered.ids.items()}
+        settings = replace(request.settings, resumed=resumed)
         timeout = None if request.timeout is None else max(self.remaining_seconds, 0.001)
-        return request._replace(resumed=resumed, timeout=timeout)
+        return request._replace(settings=settings, timeout=timeout)

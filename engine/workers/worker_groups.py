@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
 from .link import Membership, WorkerLink, WorkerSource
-from .process_groups import Store, ranks_of_groups
+from .process_groups import open_store, ranks_of_groups
 from .protocol import FormGroup, Grouped, Message, NumberedReply, Order, Output
 
 MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
@@ -42,10 +42,8 @@ class RunWorker(WorkerLink):
 @dataclass(eq=False, slots=True)
 class WorkerGroup:
     """Workers that decode together, as one; only the first sends replies. A group of one lives as
-    long as its worker, one of several as long as the process group.
-
-    place: its number among those of its size.
-    """
+    long as its worker, one of several as long as the process group. place: among those of its
+    size."""
 
     workers: tuple[RunWorker, ...]
     place: int = 0
@@ -83,7 +81,7 @@ class WorkerGroups(Membership[RunWorker]):
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
         super().__init__(source, block.deadline)
-        self.store = Store(block.interface, block.deadline)
+        self._store = open_store(block.interface, block.deadline)
         self.block = block
         self.report = report
         self.on_output: Callable[[RunWorker, Output], None] = lambda worker, output: None
@@ -248,7 +246,7 @@ class WorkerGroups(Membership[RunWorker]):
         for rank, worker in enumerate(workers):
             worker.rank = rank
             orders[worker] = FormGroup(
-                self.epoch, rank, len(workers), self.store.port, block=self.block
+                self.epoch, rank, len(workers), self._store.port, block=self.block
             )
         replies: dict[RunWorker, Grouped] = self.collect_(Grouped, self.epoch, orders)
         for worker, reply in replies.items():

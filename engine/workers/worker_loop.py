@@ -7,7 +7,6 @@ exactly that many.
 """
 
 import gc
-import json
 import os
 import resource
 from collections import Counter
@@ -18,7 +17,7 @@ from dataclasses import asdict, replace
 from queue import Empty, Queue
 from threading import Thread
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ...states.graph.load import load_program, op_table
@@ -36,23 +35,8 @@ from ..prepare.repeat import graph_yaml
 from ..record.metrics import Meter, held_figures
 from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session, load
+from . import protocol
 from .process_groups import GroupMembership, StoreClient, exchange_prefix
-from .protocol import (
-    Assign,
-    BranchEnded,
-    CountWork,
-    FormGroup,
-    Grouped,
-    Message,
-    Order,
-    Output,
-    Ready,
-    Regroup,
-    Regrouped,
-    WorkCounts,
-    WorkerSocket,
-)
-from .served_request import ServedRequest
 
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
 
@@ -70,13 +54,12 @@ def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[st
     if block.devices:
         options["device"] = block.devices[number % len(block.devices)]
     options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
-    values = {
+    return {
         "graph": graph_yaml(job.program.graph),
         "options": options,
         "packed": block.together == 1,
-        "part": (part, parts_of(job, block)),
+        "part": [part, parts_of(job, block)],
     }
-    return dict(json.loads(json.dumps(values)))
 
 
 def load_job(values: Mapping[str, Any]) -> Session:
@@ -87,14 +70,11 @@ def load_job(values: Mapping[str, Any]) -> Session:
     return load(job, packed=values["packed"], part=tuple(values["part"]))
 
 
-# -- engines --------------------------------------------------------------------------------------
-
-
 class AssignedPart:
     """A part of a request in an engine: its new tokens, the ends of its branches, or the end of its
     outline with the rows of the prefix that others can get, once these are retained."""
 
-    def __init__(self, order: Assign, handle: Handle, engine: Engine) -> None:
+    def __init__(self, order: protocol.Assign, handle: Handle, engine: Engine) -> None:
         assert handle.request is not None
         self.handle = handle
         self.done = False
@@ -105,9 +85,9 @@ class AssignedPart:
         self._num_read = 0  # events of the handle
         self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
         self._resumed[OUTLINE] = len(order.part.outline)
-        self._last: BranchEnded | None = None
+        self._last: protocol.BranchEnded | None = None
 
-    def output(self) -> Iterator[Output]:
+    def output(self) -> Iterator[protocol.Output]:
         self._request = self.handle.request or self._request  # another one, if it was run again
         events = self.handle.since(self._num_read)
         self._num_read += len(events)
@@ -116,7 +96,7 @@ class AssignedPart:
                 if tokens := event.tokens[self._resumed.pop(event.branch, 0) :]:
                     yield replace(event, request=self._id, tokens=tokens)
             elif isinstance(event, BranchFinished):
-                self._last = BranchEnded(self._id, event.index, event.finish, event.note)
+                self._last = protocol.BranchEnded(self._id, event.index, event.finish, event.note)
                 if not self._writes_outline:
                     yield self._last
         self.done = self.handle.done
@@ -126,6 +106,16 @@ class AssignedPart:
             yield self._last._replace(branch=OUTLINE, rows=rows)
 
 
+class OpenRequest(Protocol):
+    """A request in an engine. output: what is new since the last call. done: it has ended, and
+    `output` has said so."""
+
+    handle: Handle
+    done: bool
+
+    def output(self) -> Iterator[protocol.Message]: ...
+
+
 class WorkerEngine:
     """An engine of a worker and its open requests by id. send: sends what the requests bring.
     rounds, sink: as of `Engine`."""
@@ -133,7 +123,7 @@ class WorkerEngine:
     def __init__(
         self,
         session: Session,
-        send: Callable[[Message], None],
+        send: Callable[[protocol.Message], None],
         *,
         rounds: Callable[[RoundSummary], None] | None = None,
         sink: Sink | None = None,
@@ -141,7 +131,7 @@ class WorkerEngine:
         self.session = session
         self.send = send
         self.engine = Engine(session, threaded=False, rounds=rounds, sink=sink)
-        self.requests: dict[str, AssignedPart | ServedRequest] = {}
+        self.requests: dict[str, OpenRequest] = {}
 
     def advance(self) -> None:
         """A step of the engine alone."""
@@ -161,17 +151,14 @@ class WorkerEngine:
 
 class TensorParallelEngine(WorkerEngine):
     """One engine of a worker of a run. Workers that compute a decoder together have one each, which
-    do the same; only the first rank sends.
-
-    session: with the replica of this worker. rounds: takes what every forward committed, on the
-    first rank. ranks: that compute the target together; None for this worker alone. Raises
-    RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be sharded.
-    """
+    do the same; only the first rank sends, and counts `rounds`. ranks: None for this worker alone.
+    Raises RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be
+    sharded."""
 
     def __init__(
         self,
         session: Session,
-        send: Callable[[Message], None],
+        send: Callable[[protocol.Message], None],
         rounds: Callable[[RoundSummary], None],
         ranks: Ranks | None,
     ) -> None:
@@ -186,12 +173,12 @@ class TensorParallelEngine(WorkerEngine):
             session, send if leads else lambda message: None, rounds=rounds if leads else None
         )
 
-    def assign(self, order: Assign) -> None:
+    def assign(self, order: protocol.Assign) -> None:
         try:
             handle = self.engine.submit(order.prompt, settings=RequestSettings(handed=order.part))
         except Exception as error:  # of a model's tokenizer, or a grammar
             note = message_of(error)
-            self.send(BranchEnded(order.id, OUTLINE, finish="failed", note=note))
+            self.send(protocol.BranchEnded(order.id, OUTLINE, finish="failed", note=note))
         else:
             self.requests[order.id] = AssignedPart(order, handle, self.engine)
 
@@ -212,25 +199,22 @@ class TensorParallelEngine(WorkerEngine):
         self.engine.close(cancel=True)
 
 
-# -- orders ---------------------------------------------------------------------------------------
-
-
-class OrderQueue(Queue[Order | None]):
+class OrderQueue(Queue[protocol.Order | None]):
     """Orders in order of arrival, put in by one thread and taken by another; None wakes it."""
 
-    def pop(self, seconds: float = 0.0) -> Order | None:
+    def pop(self, seconds: float = 0.0) -> protocol.Order | None:
         """The next order; waits up to `seconds` for it."""
         with suppress(Empty):
             return self.get(timeout=seconds)
         return None
 
     @staticmethod
-    def is_shared(order: Order | None) -> bool:
+    def is_shared(order: protocol.Order | None) -> bool:
         """Whether all workers of the group get an order, in the same order among all of these."""
-        together = isinstance(order, Assign) and order.tp > 1
-        return together or isinstance(order, FormGroup | Regroup)
+        together = isinstance(order, protocol.Assign) and order.tp > 1
+        return together or isinstance(order, protocol.FormGroup | protocol.Regroup)
 
-    def pop_unshared(self) -> Order | None:
+    def pop_unshared(self) -> protocol.Order | None:
         """The next order, unless it is shared."""
         return self.get() if self.queue and not self.is_shared(self.queue[0]) else None
 
@@ -250,9 +234,9 @@ class WorkerLoop:
         self.meter = Meter()
         self._client = StoreClient()
         self._orders = OrderQueue()
-        self._pipe: WorkerSocket | None = None
+        self._pipe: protocol.WorkerSocket | None = None
 
-    def serve(self, pipe: WorkerSocket) -> None:
+    def serve(self, pipe: protocol.WorkerSocket) -> None:
         """Serve a driver until its connection is closed."""
         self._pipe = pipe
         self._orders = orders = OrderQueue()
@@ -260,12 +244,12 @@ class WorkerLoop:
 
         def listen() -> None:
             for message in pipe:
-                if isinstance(message, Order):
+                if isinstance(message, protocol.Order):
                     orders.put(message)
             orders.put(None)
 
         weights = [*self.session.models.target.parameters()]
-        ready = Ready(
+        ready = protocol.Ready(
             pid=os.getpid(),
             max_branches=self.session.program.graph.layout.max_num_branches,
             weights=(weights[0].data_ptr(), sum(one.nbytes for one in weights)),
@@ -280,7 +264,7 @@ class WorkerLoop:
                 request.handle.cancel()
             engine.requests.clear()
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: protocol.Message) -> None:
         assert self._pipe is not None
         self._pipe.send(message)
 
@@ -288,10 +272,7 @@ class WorkerLoop:
         """Execute orders, then make a step with every busy engine; waits a little if none is."""
         common = self._common
         try:
-            if common is None:
-                self._take_orders()
-            else:
-                self._take_orders_with(common)
+            self._take_orders(common)
             if self._common is common:  # else the other ranks must be asked first
                 for engine in [*self.engines.values()]:
                     engine.step()
@@ -299,7 +280,7 @@ class WorkerLoop:
             assert self.groups is not None
             number = self.groups.order.number
             self._leave()
-            self._send(Grouped(number, str(error)))
+            self._send(protocol.Grouped(number, str(error)))
 
     @property
     def _common(self) -> TensorParallelEngine | None:
@@ -307,17 +288,17 @@ class WorkerLoop:
         busy = (engine for engine in self.engines.values() if engine.requests and engine.ranks)
         return next(busy, None)
 
-    def _take_orders(self) -> None:
-        """Execute all orders, up to one that starts common work."""
-        busy = any(engine.requests for engine in self.engines.values())
-        order = self._orders.pop(0.0 if busy else IDLE_INTERVAL)
-        while order is not None:
-            self._execute(order)
-            order = self._orders.pop() if self._common is None else None
-
-    def _take_orders_with(self, common: TensorParallelEngine) -> None:
-        """Execute as many shared orders as the first rank has, and all others. Raises RankLost: the
-        other ranks did not come, or the orders that they have."""
+    def _take_orders(self, common: TensorParallelEngine | None) -> None:
+        """Execute all orders, up to one that starts common work; before a common step as many
+        shared orders as the first rank has, and all others. Raises RankLost: the other ranks did
+        not come, or the orders that they have."""
+        if common is None:
+            busy = any(engine.requests for engine in self.engines.values())
+            order = self._orders.pop(0.0 if busy else IDLE_INTERVAL)
+            while order is not None:
+                self._execute(order)
+                order = self._orders.pop() if self._common is None else None
+            return
         assert self.groups is not None and common.ranks is not None
         count = common.ranks.first(self._orders.count_shared(), self.session.models.device)
         while count and self._common is common:
@@ -329,18 +310,18 @@ class WorkerLoop:
         while self._common is common and (order := self._orders.pop_unshared()) is not None:
             self._execute(order)
 
-    def _execute(self, order: Order) -> None:
+    def _execute(self, order: protocol.Order) -> None:
         match order:
-            case FormGroup():
+            case protocol.FormGroup():
                 self._form_group(order)
-            case Assign(tp=1):
+            case protocol.Assign(tp=1):
                 self._start_engine(1).assign(order)
-            case Assign():  # void for a group that has ended
+            case protocol.Assign():  # void for a group that has ended
                 if (engine := self._engine_in(order.tp, order.group)) is not None:
                     engine.assign(order)
-            case Regroup():
+            case protocol.Regroup():
                 self._send(self._regroup(order))
-            case CountWork():
+            case protocol.CountWork():
                 self._send(self._count(order.number))
 
     def _start_engine(self, tp: int, ranks: Ranks | None = None) -> TensorParallelEngine:
@@ -356,7 +337,7 @@ class WorkerLoop:
         groups = {} if self.groups is None else self.groups.groups
         return self.engines.get(tp) if tp in groups and groups[tp][0] == number else None
 
-    def _form_group(self, order: FormGroup) -> None:
+    def _form_group(self, order: protocol.FormGroup) -> None:
         assert self._pipe is not None
         error = ""
         self._leave()
@@ -368,7 +349,7 @@ class WorkerLoop:
         except RuntimeError as failure:
             self._leave()
             error = message_of(failure)
-        self._send(Grouped(order.number, error))
+        self._send(protocol.Grouped(order.number, error))
 
     def _leave(self) -> None:
         """Leave all groups, and drop what was computed in them."""
@@ -379,10 +360,10 @@ class WorkerLoop:
         if shared:
             gc.collect()  # pools are large, and sockets few
 
-    def _regroup(self, order: Regroup) -> Regrouped:
+    def _regroup(self, order: protocol.Regroup) -> protocol.Regrouped:
         groups = self.groups
         if groups is None or groups.order.number != order.epoch:
-            return Regrouped(order.number, error="is not in this group")
+            return protocol.Regrouped(order.number, error="is not in this group")
         source = self._engine_in(order.tp, order.group)
         destination = self.engines.get(groups.order.block.branches.tp)
         start = perf_counter()
@@ -397,21 +378,21 @@ class WorkerLoop:
         except RuntimeError as failure:
             self._leave()
             seconds = perf_counter() - start
-            error = message_of(failure)
-            return Regrouped(order.number, seconds=seconds, collective=seconds, error=error)
+            reply = protocol.Regrouped(order.number, seconds=seconds, collective=seconds)
+            return reply._replace(error=message_of(failure))
         return reply._replace(seconds=perf_counter() - start)
 
     def _round_done(self, summary: RoundSummary) -> None:
         self.meter.forward_done(summary, 0)
 
-    def _count(self, number: int) -> WorkCounts:
+    def _count(self, number: int) -> protocol.WorkCounts:
         """The counters since the last time that are not zero."""
         meter = self.meter
         self.meter = Meter()
         values = {name: getattr(meter, name) for name in Meter.__slots__}
         counts = {k: v for k, v in values.items() if isinstance(v, int | Counter) and v}
         engines = reversed(self.engines.values())
-        return WorkCounts(
+        return protocol.WorkCounts(
             number=number,
             counts=counts | {"requests": meter.requests},
             memory=[held_figures(meter, engine.engine.core.board) for engine in engines],

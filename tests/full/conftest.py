@@ -1,5 +1,6 @@
 """These take as long as they take."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,3 +11,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         own = item.path.is_relative_to(Path(__file__).parent)
         if own and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.fixture
+def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
+    """Prints a line at once."""
+
+    def put(line: str) -> None:
+        with capsys.disabled():
+            print(f"\n{line}", flush=True)
+
+    return put

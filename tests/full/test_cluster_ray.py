@@ -6,6 +6,7 @@ Reports how long it took until what the lost worker had was in other hands.
 import os
 import random
 import signal
+from collections.abc import Callable
 from statistics import median
 
 import pytest
@@ -49,51 +50,34 @@ class Moment:
         return run.steps > 1
 
 
-def test_killed_workers_change_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_lost_workers_change_nothing(number: signal.Signals, report: Callable[[str], None]) -> None:
     dice = random.Random(SEED)
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
     prompts = [BEES, CAMPING]
     expected = alone(session, prompts)
+    runs = KILLS if number is signal.SIGKILL else max(KILLS // 10, 1)
     seconds: dict[str, list[float]] = {part: [] for part in MOMENTS}
     losses = broken = 0
     with ray_cluster() as hosts:
-        for number in range(KILLS):
-            part = MOMENTS[number % len(MOMENTS)]
+        for run in range(runs):
+            part = MOMENTS[run % len(MOMENTS)]
 
             def anybody(director: Director) -> RunWorker:
                 return dice.choice(director.workers.ready)
 
             delay = dice.uniform(0, REGROUP) if part == "collective" else 0.0
             when = Moment(part, dice)
-            ran, took = disturbed(hosts, session, prompts, when, anybody, delay=delay)
-            assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
+            ran, took = disturbed(hosts, session, prompts, when, anybody, number, delay)
+            assert ran.digest == expected, f"run {run}, {part}, seed {SEED}"
             losses += ran.director.workers.losses
             broken += ran.director.figures["failed"]
             if took:
                 seconds[part].append(took)
-    with capsys.disabled():
-        for part, times in seconds.items():
-            if times:
-                shown = f"median {median(times):.2f} s, at most {max(times):.2f} s"
-                print(f"{part}: {len(times)} recoveries, {shown}")
-        what = f"{losses} workers lost, {broken} collectives broken"
-        print(f"{KILLS} runs, {what}, {KILLS} identical answers")
-    assert losses >= KILLS * 3 // 4
-
-
-def test_a_hung_worker_is_a_lost_one(capsys: pytest.CaptureFixture[str]) -> None:
-    dice = random.Random(SEED)
-    session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
-    expected = alone(session, [BEES])
-    with ray_cluster() as hosts:
-        for number in range(max(KILLS // 10, 1)):
-            part = MOMENTS[number % len(MOMENTS)]
-            ran, _ = disturbed(
-                hosts,
-                session,
-                [BEES],
-                Moment(part, dice),
-                lambda director: dice.choice(director.workers.ready),
-                signal.SIGSTOP,
-            )
-            assert ran.digest == expected, f"run {number}, {part}, seed {SEED}"
+    for part, times in seconds.items():
+        if times:
+            shown = f"median {median(times):.2f} s, at most {max(times):.2f} s"
+            report(f"{part}: {len(times)} recoveries, {shown}")
+    what = f"{losses} workers lost, {broken} collectives broken"
+    report(f"{runs} runs, {what}, {runs} identical answers")
+    assert losses >= runs * 3 // 4

@@ -6,6 +6,7 @@ Prints what it has shown; docs/cluster.md and docs/tensor_parallel.md have the f
 import json
 import resource
 import signal
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -31,6 +32,7 @@ from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, ra
 from helpers.support import outline_of
 
 from specsot.engine.prepare.files import graph_names
+from specsot.states.text.outline import Outline
 
 DRAFTERS = ("bim_eagle", "bim_dflash", "bim_vanilla", "bim_ngram", "bim_plain")
 GROUPS = ((2, 2, 1), (2, 2, 2), (2, 1, 2), (4, 4, 1), (4, 4, 2), (4, 2, 1), (3, 2, 1))
@@ -67,26 +69,22 @@ def test_every_shipped_graph(graph: str, coins: str) -> None:
         assert ran.digest == expected, sizes
 
 
+DEPS = {2: (1,), 3: (1,), 4: (2, 3)}
+
+
 @pytest.mark.parametrize("layout", ["bim", "paged"])
-@pytest.mark.parametrize("count", range(1, 9))
-def test_any_number_of_branches(count: int, layout: str) -> None:
-    outline, sets = outline_of(count), (f"layout.kind={layout}", *SAMPLED)
+@pytest.mark.parametrize("outline", [*map(outline_of, range(1, 9)), outline_of(4, deps=DEPS)])
+def test_any_number_of_branches(outline: Outline, layout: str) -> None:
+    sets = (f"layout.kind={layout}", *SAMPLED)
     session = session_of("bim_eagle", *sets, budget=12, outline=outline, packed=False)
-    expected = alone(session, [BEES])
+    expected = alone(session, [CAMPING, BEES])
     for workers, skeleton, branches in ((2, 2, 1), (4, 4, 2)):
         sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
-        assert on_workers(session, [BEES], **sizes, deadline=60.0).digest == expected
-
-
-def test_parts_that_depend_on_others_and_more_requests_than_units() -> None:
-    outline = outline_of(4, deps={2: (1,), 3: (1,), 4: (2, 3)})
-    session = session_of("bim_eagle", *SAMPLED, budget=12, outline=outline, packed=False)
-    ran = on_workers(session, [CAMPING, BEES], workers=2, skeleton=2)
-    assert ran.digest == alone(session, [CAMPING, BEES])
+        assert on_workers(session, [CAMPING, BEES], **sizes, deadline=60.0).digest == expected
 
 
 @pytest.mark.parametrize("groups", [False, True], ids=["one group", "a new group each time"])
-def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hundred_regroups(groups: bool, report: Callable[[str], None]) -> None:
     pair = Together("bim_eagle")
     try:
         ids, rows = pair.outlined()
@@ -108,10 +106,9 @@ def test_a_hundred_regroups(groups: bool, capsys: pytest.CaptureFixture[str]) ->
         assert pair.weights() == weights
     finally:
         pair.workers.close()
-    with capsys.disabled():
-        whole, gather = 1e3 * median(seconds), 1e3 * median(collective)
-        print(f"\n100 regroups of {rows[0]} rows: {whole:.1f} ms, the gather {gather:.1f} of them")
-        print(f"{grown} KB more after the last 80 of them")
+    whole, gather = 1e3 * median(seconds), 1e3 * median(collective)
+    report(f"100 regroups of {rows[0]} rows: {whole:.1f} ms, the gather {gather:.1f} of them")
+    report(f"{grown} KB more after the last 80 of them")
 
 
 def test_a_run_on_ranks_is_held_to_transformers(tmp_path: Path) -> None:
@@ -146,7 +143,7 @@ def _peak() -> int:
 
 @pytest.mark.parametrize("branches", [1, 2])
 def test_ranks_that_die_or_hang_change_nothing(
-    branches: int, capsys: pytest.CaptureFixture[str]
+    branches: int, report: Callable[[str], None]
 ) -> None:
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
     expected = alone(session, [BEES])
@@ -161,5 +158,4 @@ def test_ranks_that_die_or_hang_change_nothing(
                 (lost,) = ran.told("lost")
                 assert lost["why"] in (f"has not answered for {DEADLINE:g} s", "has ended")
             moment = f"{number.name}, branches by {branches}, {when.__name__}"
-            with capsys.disabled():
-                print(f"\n{moment}: {took:.1f} s of {whole:.1f}", flush=True)
+            report(f"{moment}: {took:.1f} s of {whole:.1f}")

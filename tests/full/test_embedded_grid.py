@@ -66,14 +66,8 @@ def test_given_outlines_in_every_layout(
         graph = f"bim_{case['drafter']}"
         models = drafting.get(case["drafter"])
         question = QUESTIONS[case["parts"] + case["max_num_branches"]]
-        run = embedded.run(
-            graph,
-            [question],
-            outline=outline,
-            sets=[*sets, f"layout.kind={layout}"],
-            budget=48,
-            models=models,
-        )
+        settings = {"sets": [*sets, f"layout.kind={layout}"], "models": models}
+        run = embedded.run(graph, [question], outline=outline, budget=48, **settings)
         assert embedded.check(run, graph) >= case["parts"]
         found.append((tokens_of(run), accepted_of(run)))
     assert found[0] == found[1] == found[2]

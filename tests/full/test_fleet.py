@@ -7,7 +7,7 @@ where they are times.
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -65,13 +65,8 @@ def busiest(fleet: ServedFleet) -> str:
     return max(tokens, key=lambda name: tokens[name])
 
 
-def report(capsys: pytest.CaptureFixture[str], line: str) -> None:
-    with capsys.disabled():
-        print(f"\n{line}")
-
-
 def test_replicas_come_and_go_under_16_streams(
-    fleet: ServedFleet, wanted: list[str], capsys: pytest.CaptureFixture[str]
+    fleet: ServedFleet, wanted: list[str], report: Callable[[str], None]
 ) -> None:
     stop, began = Event(), monotonic()
 
@@ -93,15 +88,12 @@ def test_replicas_come_and_go_under_16_streams(
         answers = sum(one.result() for one in clients)
     assert fleet.server.metric("specsot:request_reruns_total") == 0
     shown = f"{answers} answers in {monotonic() - began:.0f} s while there were 2, 3, 1, 2, 4, 2"
-    report(capsys, f"{shown} replicas: none lost, all as of one engine")
+    report(f"{shown} replicas: none lost, all as of one engine")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_streams_go_on_when_replicas_are_lost(
-    fleet: ServedFleet,
-    wanted: list[str],
-    number: signal.Signals,
-    capsys: pytest.CaptureFixture[str],
+    fleet: ServedFleet, wanted: list[str], number: signal.Signals, report: Callable[[str], None]
 ) -> None:
     dice, server = random.Random(SEED), fleet.server
     times = 2 if number == signal.SIGSTOP else KILLS
@@ -124,15 +116,15 @@ def test_streams_go_on_when_replicas_are_lost(
     shown = f"median {median(pauses):.1f} s, at most {max(pauses):.1f} s"
     undisturbed = f"median {median(calm):.1f} s, at most {max(calm):.1f} s"
     line = f"{times} replicas {number.name}, {times * CLIENTS} streams continuous and identical"
-    report(capsys, f"{line}, {reruns:.0f} went on elsewhere; longest pauses {shown}")
-    report(capsys, f"the same streams undisturbed: longest pauses {undisturbed}")
+    report(f"{line}, {reruns:.0f} went on elsewhere; longest pauses {shown}")
+    report(f"the same streams undisturbed: longest pauses {undisturbed}")
 
 
 def longest_pause(one: Streamed) -> float:
     return max(b - a for a, b in zip(one.times, one.times[1:], strict=False))
 
 
-def test_load_follows_speed(fleet: ServedFleet, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_follows_speed(fleet: ServedFleet, report: Callable[[str], None]) -> None:
     """Both replicas on one core, one at a lower rank: its share of the core is its speed."""
     pids = {name: fleet.pid_of(name) for name in ("replica-0", "replica-1")}
     core = {max(os.sched_getaffinity(0))}
@@ -159,7 +151,7 @@ def test_load_follows_speed(fleet: ServedFleet, capsys: pytest.CaptureFixture[st
     seconds = {name: used[name] - spent[name] for name in pids}
     share = tokens["replica-0"] / sum(tokens.values())
     speed = seconds["replica-0"] / sum(seconds.values())
-    report(capsys, f"replica-0 had {speed:.0%} of the core and wrote {share:.0%} of the tokens")
+    report(f"replica-0 had {speed:.0%} of the core and wrote {share:.0%} of the tokens")
     assert speed > 0.55 and abs(share - speed) < 0.15
 
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -16,35 +17,34 @@ from specsot.engine.models import load_models
 
 @pytest.mark.parametrize("first", range(0, 600, 100))
 def test_changed_graphs_are_explained_or_run(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    report(try_graphs(range(first, first + 100), SEED), f"graphs from {first}", capsys, 10, code=3)
+    tally = try_graphs(range(first, first + 100), SEED)
+    report(tally.report(f"graphs from {first}"))
+    check(tally, 10, code=3)
 
 
 @pytest.mark.parametrize("first", range(0, 350, 70))
 def test_odd_inputs_are_explained_or_answered(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    report(try_inputs(range(first, first + 70), SEED), f"inputs from {first}", capsys, 7, code=2)
+    tally = try_inputs(range(first, first + 70), SEED)
+    report(tally.report(f"inputs from {first}"))
+    check(tally, 7, code=2)
 
 
-def report(
-    tally: Tally, what: str, capsys: pytest.CaptureFixture[str], least: int, *, code: int
-) -> None:
-    with capsys.disabled():
-        print(f"\n{tally.report(what)}")
+def check(tally: Tally, least: int, *, code: int) -> None:
     assert not tally.faults, "\n".join(tally.faults)
     assert tally.ended[0] > least and tally.ended[code] > least
 
 
-def test_streams_disks_and_signals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_streams_disks_and_signals(tmp_path: Path, report: Callable[[str], None]) -> None:
     cases = stream_cases(Random(SEED))
     codes, faults = run_cases(cases, tmp_path)
     counts = ", ".join(f"{count} x {code}" for code, count in sorted(Counter(codes).items()))
-    with capsys.disabled():
-        print(f"\nstreams: {len(codes)} tried ({counts}), {len(faults)} faults")
+    report(f"streams: {len(codes)} tried ({counts}), {len(faults)} faults")
     assert not faults, "\n".join(faults)
     assert len(codes) >= 80
 

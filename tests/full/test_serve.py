@@ -37,15 +37,8 @@ GRAPH = "autoregressive"
 
 
 def test_many_choices_wait_for_room_in_a_small_pool(tmp_path: Path) -> None:
-    small = (
-        "--set",
-        "layout.kv_slots=160",
-        "--set",
-        "limits.max_new_tokens=64",
-        "--max-queue",
-        "32",
-    )
-    with serving(tmp_path, GRAPH, *small) as server:
+    small = "--set layout.kv_slots=160 --set limits.max_new_tokens=64 --max-queue 32"
+    with serving(tmp_path, GRAPH, *small.split()) as server:
         body: dict[str, Any] = {"messages": said(RAIN), "max_tokens": 12, "ignore_eos": True}
 
         def ask(number: int) -> Any:
@@ -75,12 +68,8 @@ def test_generated_requests(tmp_path: Path) -> None:
         words = ["run", f"{server.url}/openapi.json", "--checks", checks, "--phases", "fuzzing"]
         more = ["--max-examples", str(EXAMPLES), "--seed", "15", "--include-method", "POST"]
         code = "from schemathesis.cli import schemathesis; schemathesis()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *words, *more],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-        )
+        command = [sys.executable, "-c", code, *words, *more]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-500:]
         assert server.chat().status_code == 200 and "Traceback" not in server.told
 

@@ -11,6 +11,7 @@ from threading import Event, Thread
 from time import monotonic
 from typing import Any
 
+from specsot.engine.events import OUTLINE
 from specsot.engine.models import Models, load_models
 from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
@@ -240,7 +241,8 @@ def mid_branch(director: Director, run: Run) -> bool:
 
 
 def decoder(director: Director) -> RunWorker:
-    return next(group.leader for state in director.states for group in state.assigned.values())
+    pairs = (pair for state in director.states for pair in state.assigned.items())
+    return next(group.leader for index, group in pairs if index != OUTLINE)
 
 
 def last(director: Director) -> RunWorker:

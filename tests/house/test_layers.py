@@ -76,7 +76,7 @@ MAY_IMPORT = {
     "engine/workers": (
         "engine engine/prepare engine/run engine/record states states/* models models/load ops"
     ),
-    "engine/serve": "engine engine/record engine/workers states/text",
+    "engine/serve": "engine engine/prepare engine/record engine/workers states/text",
     "engine/cli": "engine engine/* states/* models models/*",
 }
 

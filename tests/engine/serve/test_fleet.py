@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Event, Lock
 from typing import Any
 
@@ -15,6 +16,7 @@ from helpers.clusters import ThreadHost
 from helpers.servers import BEES, RAIN
 
 from specsot.engine.cli.serve import plain_options
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers.link import WorkerSource
 from specsot.engine.workers.process import WorkerProcess
@@ -24,8 +26,8 @@ from specsot.engine.workers.tickets import (
     MAX_LOSSES,
     DeliveredStream,
     DiffersError,
+    PromptRoutes,
     Replica,
-    RoutingTable,
 )
 
 LOADS = Lock()
@@ -160,71 +162,67 @@ class ThreadFleet:
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 WARM = {"temperature": 0.9}
 REQUESTS = (
-    Submit("outlined", "bim_dflash", BEES),
-    Submit("drawn", "bim_dflash", BEES, seed=5, sampling=WARM),
-    Submit("scored", "dflash", RAIN, seed=7, sampling=WARM, logprobs=1),
-    Submit("held", "dflash", RAIN, schema=SCHEMA),
-    Submit("stopped", "dflash", BEES, stop=("e", "zz"), max_tokens=20),
-    Submit("raw", "dflash", text="Rain is ", max_tokens=30, ignore_eos=True, echo=True, logprobs=0),
+    Submit("bim_dflash", Prompt("outlined", BEES)),
+    Submit("bim_dflash", Prompt("drawn", BEES, seed=5), sampling=WARM),
+    Submit("dflash", Prompt("scored", RAIN, seed=7), sampling=WARM, logprobs=1),
+    Submit("dflash", Prompt("held", RAIN), RequestSettings(schema=SCHEMA)),
+    Submit("dflash", Prompt("stopped", BEES, max_new_tokens=20), stop=("e", "zz")),
+    Submit(
+        "dflash",
+        Prompt("raw", "Rain is ", max_new_tokens=30),
+        RequestSettings(ignore_eos=True),
+        raw=True,
+        echo=True,
+        logprobs=0,
+    ),
 )
 
 
-def replicas(count: int) -> tuple[RoutingTable, list[Replica]]:
-    router = RoutingTable()
+def replicas(count: int) -> tuple[PromptRoutes, list[Replica]]:
     host = engine_host(start_of())
     fleet = Router(WorkerSource(lambda number, part: host))
-    members = [Replica(f"{i}", host, fleet) for i in range(count)]
-    for one in members:
-        router.attach_(one)
-    return router, members
+    return PromptRoutes(), [Replica(f"{i}", host, fleet) for i in range(count)]
 
 
-def asked(id: str, question: str, rules: str = "") -> Submit:
-    return Submit(id, "dflash", question, rules=rules)
+def asked(id: str, question: str, rules: str = "", salt: str = "") -> Submit:
+    return Submit("dflash", Prompt(id, question, rules=rules, cache_salt=salt))
 
 
 def test_who_has_read_a_beginning_gets_it_again_unless_others_have_less_to_do() -> None:
-    router, members = replicas(3)
+    routes, members = replicas(3)
+    choose = partial(routes.choose_, replicas=members)
     long, other = "You answer in one line. " * 60, "You answer like a poet. " * 60
-    first = router.choose_(asked("1", RAIN, long))
+    first = choose(asked("1", RAIN, long))
     assert first is not None
-    router.weigh_(first, "1", 40)
-    second = router.choose_(asked("2", BEES, other))
+    first.expected["1"] = 40
+    second = choose(asked("2", BEES, other))
     assert second is not None and second is not first
-    router.release_(first, "1")
-    router.weigh_(second, "2", 1)
+    first.expected.clear()
+    second.expected["2"] = 1
     for number in range(5):
-        assert router.choose_(asked(str(number), BEES * number, long)) is first
-        assert router.choose_(asked(str(number), BEES * number, other)) is second
-    router.weigh_(first, "3", 1000)
-    assert router.choose_(asked("4", RAIN, long)) is not first, "waiting would take longer"
-    salted = asked("5", RAIN, long)._replace(cache_salt="mine")
-    router.release_(first, "3")
-    assert router.choose_(salted) is members[0], "others' rows are not shared"
+        assert choose(asked(str(number), BEES * number, long)) is first
+        assert choose(asked(str(number), BEES * number, other)) is second
+    first.expected["3"] = 1000
+    assert choose(asked("4", RAIN, long)) is not first, "waiting would take longer"
+    salted = asked("5", RAIN, long, salt="mine")
+    first.expected.clear()
+    assert choose(salted) is members[0], "others' rows are not shared"
 
 
 def test_who_drains_gets_nothing_and_who_is_lost_has_read_nothing() -> None:
-    router, (first, second) = replicas(2)
+    routes, (first, second) = replicas(2)
     long = "You answer in one line. " * 60
-    assert router.choose_(asked("1", RAIN, long)) is first
-    router.weigh_(first, "1", 50)
-    router.detach_(first)
-    assert router.choose_(asked("2", RAIN, long)) is second
-    router.attach_(first)
-    assert first.expected == {"1": 50}, "what it has still counts"
-    router.release_(first, "1")
-    router.lose_(first)
-    router.attach_(first)
-    router.weigh_(first, "3", 1)
-    assert router.choose_(asked("4", RAIN, long)) is second
-    router.detach_(first)
-    router.detach_(second)
-    assert router.choose_(asked("5", RAIN)) is None
+    assert routes.choose_(asked("1", RAIN, long), [first, second]) is first
+    assert routes.choose_(asked("2", RAIN, long), [second]) is second
+    first.lives += 1
+    first.expected["3"] = 1
+    assert routes.choose_(asked("4", RAIN, long), [first, second]) is second
+    assert routes.choose_(asked("5", RAIN), []) is None
 
 
 @pytest.mark.parametrize("speeds", [(3.0, 1.0), (1.0, 1.0), (1.0, 5.0)])
 def test_load_follows_speed(speeds: tuple[float, float]) -> None:
-    router, members = replicas(2)
+    routes, members = replicas(2)
     dice, clock, number = random.Random(3), 0.0, 0
     working: dict[Replica, dict[str, float]] = {one: {} for one in members}
     wrote = dict.fromkeys(members, 0.0)
@@ -232,10 +230,10 @@ def test_load_follows_speed(speeds: tuple[float, float]) -> None:
     def ask() -> None:
         nonlocal number
         number += 1
-        chosen = router.choose_(asked(str(number), f"{number} {RAIN}"))
+        chosen = routes.choose_(asked(str(number), f"{number} {RAIN}"), members)
         assert chosen is not None
         working[chosen][str(number)] = dice.randrange(20, 60)
-        router.weigh_(chosen, str(number), 40)
+        chosen.expected[str(number)] = 40
 
     for _ in range(16):
         ask()
@@ -247,10 +245,9 @@ def test_load_follows_speed(speeds: tuple[float, float]) -> None:
         for id in [*working[one]]:
             working[one][id] -= 1
             wrote[one] += 1
-            router.weigh_(one, id, int(max(working[one][id], 8)))
+            one.expected[id] = int(max(working[one][id], 8))
             if working[one][id] <= 0:
-                del working[one][id]
-                router.release_(one, id)
+                del working[one][id], one.expected[id]
                 ended += 1
         for _ in range(ended):
             ask()
@@ -333,13 +330,14 @@ def test_replicas_come_and_go_under_load_and_a_request_that_kills_fails_alone() 
     async def check() -> None:
         lines = list[str]()
         own = ThreadFleet(start_of("dflash"), 1)
-        many = [Submit(f"q{i}", "dflash", f"{RAIN} {i}", seed=i, sampling=WARM) for i in range(16)]
+        prompts = [Prompt(f"q{i}", f"{RAIN} {i}", seed=i) for i in range(16)]
+        many = [Submit("dflash", prompt, sampling=WARM) for prompt in prompts]
         async with running(own.fleet, 1):
             wanted = await hear_all(own.fleet, many)
             hearing = asyncio.create_task(hear_all(own.fleet, many))
             await own.fleet.scale(3, lines.append)
             assert [one.result for one in await hearing] == [one.result for one in wanted]
-            bad = asyncio.create_task(hear(own.fleet, Submit("bad", "dflash", BEES)))
+            bad = asyncio.create_task(hear(own.fleet, asked("bad", BEES)))
             for _ in range(MAX_LOSSES):
                 await until(lambda: any(one.open for one in own.fleet.replicas))
                 again = own.fleet.reruns + 1

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
-from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.serve.server import StrictProtocol, config_of
+from specsot.engine.workers.process import StopTexts
 from specsot.engine.workers.protocol import KINDS, ProtocolError, Text, decode, encode
-from specsot.engine.workers.served_request import StopTexts
 from specsot.states.request import MigratedRequest
 
 FEW = st.text("abc", max_size=30)
@@ -53,6 +53,7 @@ def example(kind: Any) -> Any:
     plain = {str: "x", Text: "\ud83d ü\n", int: 7, float: 0.5, bool: True, Any: ["x", [1]]}
     plain |= {Prompt: Prompt("1", "Hi"), MigratedRequest: MigratedRequest((1, 2), outline=(3,))}
     plain |= {ClusterBlock: ClusterBlock(workers=3, skeleton=GroupSize(tp=2))}
+    plain |= {RequestSettings: RequestSettings(token_ids=(1,), resumed={-1: [2, 3]})}
     if kind in plain:
         return plain[kind]
     origin, inside = get_origin(kind), get_args(kind)

@@ -8,11 +8,12 @@ from helpers.servers import BEES, RAIN, Served, said
 
 from specsot.engine.models import load_models
 from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.scoring import Scorer
 from specsot.engine.serve.answers import Scores
+from specsot.engine.workers.process import Refusal, ServedGraph
 from specsot.engine.workers.protocol import Submit, Wrote
-from specsot.engine.workers.served_request import Refusal, RequestBuilder
 
 
 def content_of(chunks: list[Any]) -> list[Any]:
@@ -105,9 +106,11 @@ def test_parts_are_told_in_reading_order() -> None:
 
 def test_parts_that_are_read_where_they_lie_have_none() -> None:
     with Engine("bim_attend_merge", threaded=False) as engine:
-        asked = Submit("r1", "bim_attend_merge", BEES, max_tokens=4, logprobs=0)
+        graph = ServedGraph(engine.session, lambda message: None)
+        asked = Submit("bim_attend_merge", Prompt("r1", BEES, max_new_tokens=4), logprobs=0)
         with pytest.raises(Refusal, match="in place") as told:
-            RequestBuilder(engine).build(asked)
+            graph.build(asked)
         assert told.value.param == "logprobs"
-        plain = asked._replace(skeleton=False)
-        assert RequestBuilder(engine).build(plain)[1].contexts
+        plain = asked._replace(settings=RequestSettings(skeleton=False))
+        assert graph.build(plain)[1].contexts
+        graph.engine.close()

@@ -40,23 +40,38 @@ def test_without_ray_one_line_says_how_to_have_it(
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "sizes", "why"),
     [
-        ({"step": True}, "--step looks into one engine"),
-        ({"graph": "beam"}, "graph 'beam' has beam, which one engine does"),
-        ({"graph": "bim_attend_merge"}, "has skeleton.merge, which one engine does"),
-        ({"graph": "blend_eagle"}, "has blend, which one engine does"),
-        ({"workers": 0}, "--workers 0: "),
-        ({"cluster": "nowhere"}, "--cluster nowhere: must be `local`, or HOST:PORT"),
+        ({"step": True}, (1, 1), "--step looks into one engine"),
+        ({"graph": "beam"}, (1, 1), "graph 'beam' has beam, which one engine does"),
+        ({"graph": "bim_attend_merge"}, (1, 1), "has skeleton.merge, which one engine does"),
+        ({"graph": "blend_eagle"}, (1, 1), "has blend, which one engine does"),
+        ({"graph": "blend_eagle"}, (2, 1), "has blend, which one engine does"),
+        ({"workers": 0}, (1, 1), "--workers 0: "),
+        ({"cluster": "nowhere"}, (1, 1), "--cluster nowhere: must be `local`, or HOST:PORT"),
+        ({}, (3, 1), "cluster.skeleton.tp 3: there are 2 workers"),
+        ({}, (1, 4), "cluster.branches.tp 4: there are 2 workers"),
+        ({"workers": 3}, (3, 2), "3 and branches.tp 2: one of them must be a multiple"),
+        (
+            {"graph": "bim_eagle", "sets": ("drafter.num_draft_tokens=auto",)},
+            (2, 1),
+            "give drafter.costs",
+        ),
     ],
 )
-def test_what_only_one_engine_does_is_refused(
+def test_what_workers_do_not_do_is_refused(
     options: dict[str, object],
+    sizes: tuple[int, int],
     why: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert why in refused(capsys, tmp_path, **options)
+    monkeypatch.chdir(tmp_path)
+    block = f"cluster: {{skeleton: {{tp: {sizes[0]}}}, branches: {{tp: {sizes[1]}}}}}\n"
+    Path("specsot.yaml").write_text(block)
+    told = refused(capsys, tmp_path, **options)
+    assert why in told and told.count("\n") == 1
 
 
 def test_a_block_with_mistakes_is_told_with_its_places(
@@ -70,35 +85,6 @@ def test_a_block_with_mistakes_is_told_with_its_places(
     for place in (":2:3: cluster.wrokers: unknown key", ":3:14: cluster.interface: must be an IP"):
         assert place in told
     assert ":4:18: cluster.skeleton.tp: must be at least 1, not 0" in told
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options", "why"),
-    [
-        ((3, 1), {}, "cluster.skeleton.tp 3: there are 2 workers"),
-        ((1, 4), {}, "cluster.branches.tp 4: there are 2 workers"),
-        ((3, 2), {"workers": 3}, "3 and branches.tp 2: one of them must be a multiple"),
-        (
-            (2, 1),
-            {"graph": "bim_eagle", "sets": ("drafter.num_draft_tokens=auto",)},
-            "give drafter.costs",
-        ),
-        ((2, 1), {"graph": "blend_eagle"}, "has blend, which one engine does"),
-    ],
-)
-def test_groups_that_cannot_be_are_refused(
-    sizes: tuple[int, int],
-    options: dict[str, object],
-    why: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    block = f"cluster: {{skeleton: {{tp: {sizes[0]}}}, branches: {{tp: {sizes[1]}}}}}\n"
-    Path("specsot.yaml").write_text(block)
-    told = refused(capsys, tmp_path, **options)
-    assert why in told and told.count("\n") == 1
 
 
 def test_the_commands_of_the_page(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """Workers write what one engine writes, each by itself, as ranks of one decoder, and with a part of
 the weights each: every drafter, layout, number of branches, coin."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from helpers.clusters import (
     BEES,
@@ -19,9 +22,9 @@ from helpers.support import outline_of
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
+from specsot.engine.run.session import Session
 from specsot.engine.workers.director import Director, new_request_state
 from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
-from specsot.states.migration import CAUSE
 from specsot.states.request_table import RequestTable
 
 SAMPLED = "sampling.temperature=0.8"
@@ -36,67 +39,61 @@ GRAPHS = (
     ("bim_plain", "skeleton.share=prompt"),
     ("bim_eagle", SAMPLED, "skeleton.share=prompt"),
 )
-TARGET, EAGLE = 8192, 1024  # layers x 2 x kv heads x head_dim x 4 bytes of the embedded models
 PAIRS = ClusterBlock(skeleton=GroupSize(tp=2), branches=GroupSize(tp=2))
+
+
+def as_alone(session: Session, prompts: Sequence[Prompt] = (CAMPING,), **settings: Any) -> Ran:
+    """A run on workers whose digest is that of an ordinary run."""
+    ran = on_workers(session, prompts, **settings)
+    assert ran.digest == alone(session, prompts)
+    return ran
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=" ".join)
 def test_workers_write_what_one_engine_writes(graph: tuple[str, ...]) -> None:
-    session = session_of(*graph)
-    ran = on_workers(session, [CAMPING, BEES])
-    assert ran.digest == alone(session, [CAMPING, BEES])
+    ran = as_alone(session_of(*graph), [CAMPING, BEES])
     assert len(ran.director.tokens) == 2, "both workers have written"
     assert not ran.director.workers.losses
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_any_number_of_branches(count: int) -> None:
-    outline = outline_of(count)
-    kind = "paged" if count % 2 else "bim"
-    session = session_of("bim_eagle", SAMPLED, f"layout.kind={kind}", budget=12, outline=outline)
-    assert on_workers(session, [CAMPING]).digest == alone(session, [CAMPING])
+    kind = f"layout.kind={'paged' if count % 2 else 'bim'}"
+    as_alone(session_of("bim_eagle", SAMPLED, kind, budget=12, outline=outline_of(count)))
 
 
 def test_an_answer_without_an_outline() -> None:
-    session = session_of("eagle", SAMPLED)
     prompts = [Prompt(str(number), f"What is {number}?") for number in range(6)]
-    ran = on_workers(session, prompts, workers=3)
-    assert ran.digest == alone(session, prompts)
+    ran = as_alone(session_of("eagle", SAMPLED), prompts, workers=3)
     assert len(ran.director.tokens) == 3
 
 
 def test_several_samples_of_a_prompt() -> None:
-    session = session_of("eagle", "sampling.temperature=1.0", "limits.n=5", budget=12)
-    assert on_workers(session, [CAMPING]).digest == alone(session, [CAMPING])
+    as_alone(session_of("eagle", "sampling.temperature=1.0", "limits.n=5", budget=12))
 
 
 def test_a_pool_that_is_too_small_for_the_prefix_that_arrives() -> None:
-    session = session_of("bim_eagle", "layout.kv_slots=640", "layout.max_num_branches=2")
-    assert on_workers(session, [CAMPING, BEES]).digest == alone(session, [CAMPING, BEES])
+    """What has no room is read when its turn comes; nothing waits for it."""
+    small = ("layout.kv_slots=640", "layout.max_num_branches=2")
+    as_alone(session_of("bim_eagle", *small), [CAMPING, BEES])
 
 
 def test_a_prompt_that_never_fits_is_refused_as_alone() -> None:
     session = session_of("bim_eagle", "layout.kv_slots=450", "layout.max_num_branches=2")
-    long = Prompt("3", "Tell me about tea. " * 60)
-    ran = on_workers(session, [long, CAMPING])
-    assert ran.digest == alone(session, [long, CAMPING])
+    ran = as_alone(session, [Prompt("3", "Tell me about tea. " * 60), CAMPING])
     assert ran.answers[0].sections[0].finish == "refused"
     assert "slots" in ran.answers[0].sections[0].note
 
 
 def test_parts_that_depend_on_others() -> None:
     outline = outline_of(4, deps={2: (1,), 3: (1,), 4: (2, 3)})
-    session = session_of("bim_eagle", SAMPLED, outline=outline)
-    ran = on_workers(session, [CAMPING])
-    assert ran.digest == alone(session, [CAMPING])
+    ran = as_alone(session_of("bim_eagle", SAMPLED, outline=outline))
     assert len(ran.told("placed")) == 3, "each wave once the one before has ended"
 
 
 def test_branches_that_nobody_has_room_for_go_to_whoever_is_free_first() -> None:
-    outline = outline_of(4)
-    session = session_of("bim_plain", "layout.max_num_branches=1", budget=12, outline=outline)
-    ran = on_workers(session, [CAMPING])
-    assert ran.digest == alone(session, [CAMPING])
+    single = "layout.max_num_branches=1"
+    ran = as_alone(session_of("bim_plain", single, budget=12, outline=outline_of(4)))
     first, *later = [one["branches"] for one in ran.told("placed")]
     assert len(set(first.values())) == len(first) == 2, "one for each"
     assert sum(map(len, later)) == 2 and all(len(one) <= 2 for one in later)
@@ -130,33 +127,16 @@ def test_ranks_write_what_one_engine_writes(
     graph: tuple[str, ...], workers: int, skeleton: int, branches: int
 ) -> None:
     session = session_of(*graph, budget=10, packed=False)
-    sizes = {"skeleton": skeleton, "branches": branches}
-    ran = on_workers(session, [CAMPING], workers=workers, **sizes)
-    assert ran.digest == alone(session, [CAMPING])
+    ran = as_alone(session, workers=workers, skeleton=skeleton, branches=branches)
     assert not ran.director.workers.losses and not ran.told("group_lost")
     placed = {name for one in ran.told("placed") for name in one["branches"].values()}
     assert {name.count("+") for name in placed} == {branches - 1}
     assert len(placed) == workers // branches, "every unit has decoded branches"
 
 
-def test_the_prefix_moves_once_and_weighs_what_the_formula_says() -> None:
-    ran = on_workers(
-        session_of("bim_eagle", budget=10, packed=False), [BEES], workers=2, skeleton=2
-    )
-    (told,) = ran.told("regroup")
-    rows, drafted = told["rows"]
-    assert rows >= 90 and told["bytes"] == 2 * (rows * TARGET + drafted * EAGLE)
-    moved = [pool["moved_bytes"].get(CAUSE, 0) for pool in ran.figures["kv"].values() if pool]
-    assert sum(moved) == told["bytes"], "the pools' ledgers say the same"
-    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
-    assert sorted(reused)[-2] >= rows - 1, "and nobody computes them again"
-
-
 def test_a_lost_rank_changes_nothing() -> None:
     session = session_of("bim_eagle", SAMPLED, budget=20, packed=False)
-    sizes = {"workers": 2, "skeleton": 2}
-    ran = on_workers(session, [BEES], **sizes, chaos=Chaos(outline_begun, last))
-    assert ran.digest == alone(session, [BEES])
+    ran = as_alone(session, [BEES], skeleton=2, chaos=Chaos(outline_begun, last))
     assert ran.director.workers.losses == 1 and ran.told("again")
 
 
@@ -167,11 +147,10 @@ def in_halves(
     graph: str, *sets: str, workers: int = 2, skeleton: int = 2, chaos: Chaos | None = None
 ) -> Ran:
     asked = {"budget": 16, "packed": False}
-    whole, prompts = session_of(graph, *sets, **asked), [CAMPING, BEES]
     halves = ThreadWorkers(*(session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)))
     sizes = {"workers": workers, "skeleton": skeleton, "branches": 2}
-    ran = on_workers(whole, prompts, hosts=halves, chaos=chaos, **sizes)
-    assert ran.digest == alone(whole, prompts)
+    whole = session_of(graph, *sets, **asked)
+    ran = as_alone(whole, [CAMPING, BEES], hosts=halves, chaos=chaos, **sizes)
     assert not ran.told("group_lost") or chaos is not None
     return ran
 

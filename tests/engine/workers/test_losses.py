@@ -1,13 +1,14 @@
 """Workers that are lost on the way: others go on from the last committed token, same text."""
 
+import socket
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 from helpers.clusters import (
     BEES,
     CAMPING,
     Chaos,
-    Ran,
     ThreadHost,
     ThreadWorkers,
     alone,
@@ -19,22 +20,34 @@ from helpers.clusters import (
 )
 
 from specsot.engine.errors import ClusterError
+from specsot.engine.events import OUTLINE
 from specsot.engine.workers.director import Director
 from specsot.engine.workers.link import HostError, Pipe, WorkerLink
-from specsot.engine.workers.protocol import Load, Message, Regroup
+from specsot.engine.workers.process import WorkerProcess
+from specsot.engine.workers.protocol import (
+    Assign,
+    Heartbeat,
+    Load,
+    Message,
+    Ready,
+    Regroup,
+    WorkerSocket,
+)
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
+from specsot.states.request import MigratedRequest
 
 SETS = ("sampling.temperature=0.8",)
 
 
 def writer(director: Director) -> RunWorker:
-    courses = sorted(director.states, key=lambda one: one.outlined)
-    return next(one.writer.leader for one in courses if one.writer is not None)
+    states = sorted(director.states, key=lambda one: one.outlined)
+    groups = (one.assigned.get(OUTLINE, one.source) for one in states)
+    return next(group.leader for group in groups if group is not None)
 
 
 def outline_asked(director: Director, run: Run) -> bool:
-    return any(one.writer is not None for one in director.states)
+    return any(OUTLINE in one.assigned for one in director.states)
 
 
 def branches_given(director: Director, run: Run) -> bool:
@@ -62,6 +75,7 @@ def test_a_lost_worker_changes_nothing(moment: str) -> None:
     assert ran.digest == alone(session, [BEES, CAMPING])
     assert len(chaos.lost) == ran.director.workers.losses == 1
     assert [one["worker"] for one in ran.told("lost")] == chaos.lost
+    assert {one.name for one in ran.director.workers.workers}.isdisjoint(chaos.lost)
 
 
 def test_what_was_committed_is_not_written_again() -> None:
@@ -111,8 +125,29 @@ def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
         on_workers(session, [BEES], hosts=BrokenWorkers(session))
 
 
-def test_nothing_of_a_lost_worker_is_heard_later() -> None:
-    chaos = Chaos(mid_branch, decoder)
-    ran: Ran = on_workers(session_of("bim_eagle"), [BEES], chaos=chaos)
-    names = {one.name for one in ran.director.workers.workers}
-    assert len(names) == 2 and chaos.lost and names.isdisjoint(chaos.lost)
+def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
+    process = WorkerProcess(lambda job: session_of("autoregressive"))
+
+    def drive(*orders: Load | Assign) -> tuple[WorkerSocket, Thread]:
+        ours, theirs = socket.socketpair()
+        thread = Thread(target=process.serve, args=(theirs,), daemon=True)
+        thread.start()
+        driver = WorkerSocket(ours)
+        for order in orders:
+            driver.send(order)
+        return driver, thread
+
+    first, thread = drive(Load({}), Assign("1", BEES, MigratedRequest()))
+    replies = iter(one for one in first if not isinstance(one, Heartbeat))
+    assert isinstance(next(replies), Ready)
+    loop = process.loop
+    first.close()
+    thread.join(20)
+    second, thread = drive(Load({}))
+    replies = iter(one for one in second if not isinstance(one, Heartbeat))
+    assert isinstance(next(replies), Ready) and process.loop is loop, "its models stay loaded"
+    heard = [next(iter(second)) for _ in range(3)]
+    assert all(isinstance(one, Heartbeat) for one in heard)
+    second.close()
+    thread.join(20)
+    assert not thread.is_alive()
