@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specsot.engine.cli.options import Json
+from specsot.engine.cli.options import JSON
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.environment import model_folder
 from specsot.engine.record.run_folder import json_lines, write_whole
@@ -68,7 +68,7 @@ def main(
         float, typer.Option(min=0.0, max=1.0, help="Share of documents that are lists of fields.")
     ] = 0.4,
     seed: Annotated[int, typer.Option(help="Another seed, other people.")] = 0,
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Write prompts about invented people, the documents that answer them, and the answers.
 

@@ -6,9 +6,13 @@
 `python -m tools.embedded.train KIND --help` lists the options of each.
 """
 
+from collections.abc import Callable
+from inspect import Signature
+from typing import Any
+
 import typer
 
-from specsot.engine.cli.options import flat_options
+from specsot.engine.cli.train import _parameters
 from specsot.engine.train.dflash import DFlashTrainer
 from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer
 from specsot.engine.train.loop import train_drafter
@@ -26,39 +30,29 @@ from .target import TargetTraining, train_target
 app = typer.Typer(help="Train the embedded target and its drafters.", no_args_is_help=True)
 
 
-@app.command()
-@flat_options
-def target(settings: TargetTraining) -> None:
-    """Train tokenizer and target on texts generated from the almanac."""
-    typer.echo(train_target(settings))
+def add(name: str, help: str, kind: type[Any], train: Callable[[Any], object]) -> None:
+    """Add a command with an option for each setting."""
+
+    def command(**values: Any) -> None:
+        typer.echo(train(kind(**values)))
+
+    command.__signature__ = Signature([*_parameters(kind)])  # type: ignore[attr-defined]
+    command.__annotations__ = {}
+    app.command(name, help=help)(command)
 
 
-@app.command()
-@flat_options
-def eagle2(settings: Eagle2Training) -> None:
-    """Train the head of EAGLE-1 and EAGLE-2."""
-    typer.echo(train_drafter(Eagle2Trainer, settings, corpus_lessons))
+def drafter(trainer: Any) -> Callable[[Any], object]:
+    return lambda settings: train_drafter(trainer, settings, corpus_lessons)
 
 
-@app.command()
-@flat_options
-def eagle3(settings: Eagle3Training) -> None:
-    """Train the EAGLE-3 drafter."""
-    typer.echo(train_drafter(Eagle3Trainer, settings, corpus_lessons))
-
-
-@app.command()
-@flat_options
-def dflash(settings: DFlashTraining) -> None:
-    """Train the DFlash drafter."""
-    typer.echo(train_drafter(DFlashTrainer, settings, corpus_lessons))
-
-
-@app.command()
-@flat_options
-def vanilla(settings: VanillaTraining) -> None:
-    """Train the small language model that drafts."""
-    typer.echo(train_drafter(VanillaTrainer, settings, corpus_lessons))
+TARGET = "Train tokenizer and target on texts generated from the almanac."
+add("target", TARGET, TargetTraining, train_target)
+EAGLE2 = "Train the head of EAGLE-1 and EAGLE-2."
+add("eagle2", EAGLE2, Eagle2Training, drafter(Eagle2Trainer))
+add("eagle3", "Train the EAGLE-3 drafter.", Eagle3Training, drafter(Eagle3Trainer))
+add("dflash", "Train the DFlash drafter.", DFlashTraining, drafter(DFlashTrainer))
+VANILLA = "Train the small language model that drafts."
+add("vanilla", VANILLA, VanillaTraining, drafter(VanillaTrainer))
 
 
 if __name__ == "__main__":
