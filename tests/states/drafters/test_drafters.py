@@ -51,8 +51,9 @@ def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
 
 
 def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> CommittedRows:
-    """Rows that all branches share."""
-    return CommittedRows(PREFIX, PREFIX, position, list(tokens), rows=flat, features_QF=of)
+    return CommittedRows(
+        owner=PREFIX, prefix=PREFIX, position=position, tokens=[*tokens], rows=flat, features_QF=of
+    )
 
 
 def take_in_path(
