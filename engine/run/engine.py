@@ -115,6 +115,10 @@ class Handle:
         self._wakers: set[Callable[[], object]] = set()
 
     @property
+    def key(self) -> str:
+        return self.prompt.key
+
+    @property
     def done(self) -> bool:
         """True once the answer is ready, or the engine has stopped."""
         return self._error is not None or self._last is not None
