@@ -112,7 +112,6 @@ class DecoderConfig(DecoderShape):
 
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
     """The fields of a `DecoderShape` without its biases and norms; ModelError names a wrong key.
-
     trained: positions, and head_dim: of a head (0: hidden size / heads), where the file is silent.
     """
     hidden = fields.integer("hidden_size")

@@ -123,10 +123,8 @@ class LayerHook:
 
 class DecoderLayer(nn.Module):
     """Attention and a gated MLP behind a norm each, the projections fused: fewer kernels, which is
-    what counts for small models on a CPU. What comes before attention is the caller's.
-
-    wide: width of attention's input; 0 for that of the residual. norms: names of the layer's norms.
-    """
+    what counts for small models on a CPU. What comes before attention is the caller's. wide: width
+    of attention's input; 0 for that of the residual. norms: names of the layer's norms."""
 
     kind_h: Tensor
     input_layernorm: RMSNorm
@@ -239,10 +237,8 @@ class DecoderLayer(nn.Module):
 
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
-
     groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
-    leave of the masks; None: everything. notes: what the loader assumed or ignored.
-    """
+    leave of the masks; None: everything. notes: what the loader assumed or ignored."""
 
     frequencies: Tensor
 

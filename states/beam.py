@@ -23,11 +23,9 @@ from .round import Ids, Trees
 
 @dataclass(eq=False, slots=True)
 class BeamSearch:
-    """The hypotheses of one branch; W beams of n tokens each, best first.
-
-    tokens_Wn: int64; the last ones have no rows yet. owners_Wm: int32, the segments of the rows.
-    ended: the best ended hypotheses, best first, the stop token included; None for a free place.
-    """
+    """The hypotheses of one branch; W beams of n tokens each, best first. tokens_Wn: int64; the
+    last ones have no rows yet. owners_Wm: int32, the segments of the rows. ended: the best ended
+    hypotheses, best first, the stop token included; None for a free place."""
 
     beams: Beams
     tokens_Wn: Ids

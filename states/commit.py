@@ -56,7 +56,6 @@ class Committer:
         report: BlendReport | None = None,
     ) -> RoundSummary:
         """Read the round, commit accepted rows in place, advance the branches, release and prepare.
-
         features_QF: the target's tapped hidden states. roots: tokens drawn at the ends of prompts.
         """
         kv = self.pools[0]

@@ -41,10 +41,8 @@ class QueryRun:
 
 class PackedQueries:
     """The runs of a forward, right-aligned in tensor rows; row b is the pool's `first_row + b`.
-
     flat, slots: int32, flat row indices and pool slots of each run; index, all_slots: of all runs.
-    paddings: padding rows at the start of each tensor row.
-    """
+    paddings: padding rows at the start of each tensor row."""
 
     def __init__(self, kv: KVCache, runs: Sequence[QueryRun]) -> None:
         self.runs = runs

@@ -165,11 +165,9 @@ class Lifecycle:
         return branch is not None or request is not None
 
     def preempt_(self, item: Branch | Request) -> None:
-        """Free the rows of a running branch, or of a request with its prefix and branches.
-
-        When a branch resumes, its rows are prefilled again. Its next token is known, and coins are
-        keyed by position, so the text does not change.
-        """
+        """Free the rows of a running branch, or of a request with its prefix and branches. When a
+        branch resumes, its rows are prefilled again. Its next token is known, and coins are keyed
+        by position, so the text does not change."""
         self.preemptions += 1
         if isinstance(item, Branch):
             self._preempt_branch_(item)

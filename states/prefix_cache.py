@@ -34,10 +34,8 @@ class PrefixFigures:
 @dataclass(eq=False, slots=True)
 class CachedSegment:
     """A node of the tree: a segment with its token ids, int32, the first at position `start`.
-
     children: cached segments that continue it. pins: requests that continue after it or its
-    descendants. used: time of its last use. salt: of the requests that may continue after it.
-    """
+    descendants. used: time of its last use. salt: of the requests that may continue after it."""
 
     segment: int
     start: int
@@ -93,10 +91,8 @@ def shared_length(first: Ints, second: Ints) -> int:
 
 
 class PrefixCache:
-    """The cached segments of all pools of a run; pools[0] is the target's.
-
-    idle: rows of the target's pool that no request continues after; pinned: the other ones.
-    """
+    """The cached segments of all pools of a run; pools[0] is the target's. idle: rows of the
+    target's pool that no request continues after; pinned: the other ones."""
 
     def __init__(
         self,

@@ -430,12 +430,9 @@ class MigratedBranch:
 
 @dataclass(frozen=True, slots=True)
 class MigratedRequest:
-    """The part of a request that one of several engines decodes.
-
-    branches: to continue, all after `prefix`; without any the engine writes the outline only.
-    outline: its tokens so far.
-    arrival: number of the request among those of all engines; below 0: the engine numbers it.
-    """
+    """The part of a request that one of several engines decodes. branches: to continue, all after
+    `prefix`; without any the engine writes the outline only. outline: its tokens so far. arrival:
+    number of the request among those of all engines; below 0: the engine numbers it."""
 
     prefix: tuple[int, ...] = ()
     branches: tuple[MigratedBranch, ...] = ()

@@ -137,11 +137,9 @@ SPARE_DEADLINES = 64  # deadlines of ended requests that stay in the heap
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What a graph fixes for all requests of a run.
-
-    holds_parts: finished parts stay until one more branch has read them (`merge: attend`).
-    costs, outline_costs: measured, for the drafters that choose their draft size.
-    """
+    """What a graph fixes for all requests of a run. holds_parts: finished parts stay until one more
+    branch has read them (`merge: attend`). costs, outline_costs: measured, for the drafters that
+    choose their draft size."""
 
     layout: AnyLayout
     drafter: DrafterSettings

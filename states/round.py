@@ -26,11 +26,9 @@ from .text.tokens import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prefill rows of one segment, in reading order.
-
-    request: prefix owner of its request. draws: the last row's logits draw a root token; bound: a
-    grammar restricts it. chunks: document chunks in `tokens`.
-    """
+    """Prefill rows of one segment, in reading order. request: prefix owner of its request. draws:
+    the last row's logits draw a root token; bound: a grammar restricts it. chunks: document chunks
+    in `tokens`."""
 
     owner: int
     request: int
@@ -63,11 +61,9 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The active branches as roots of token trees, in the proposal's order.
-
-    bound: numbers of the trees under a grammar. segments: for each tree the segments whose history
-    its nodes see; None if every tree sees its owner's.
-    """
+    """The active branches as roots of token trees, in the proposal's order. bound: numbers of the
+    trees under a grammar. segments: for each tree the segments whose history its nodes see; None if
+    every tree sees its owner's."""
 
     roots: Sequence[int]
     positions: Sequence[int]
@@ -88,12 +84,9 @@ class SpanSlots:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """The rows of a forward and their places.
-
-    tree_rows, tree_slots: flat indices and slots of the trees' nodes, each [S, T]; [R] while only
-    the device knows their owners. fresh: all of the slots. paddings: at the start of each tensor
-    row; padding: of all rows.
-    """
+    """The rows of a forward and their places. tree_rows, tree_slots: flat indices and slots of the
+    trees' nodes, each [S, T]; [R] while only the device knows their owners. fresh: all of the
+    slots. paddings: at the start of each tensor row; padding: of all rows."""
 
     rows: Rows
     tree_rows: Ints
@@ -107,10 +100,8 @@ class PlacedRows:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one target forward and their owners; on the blackboard until it is committed.
-
     rows: those of `placed`, with sampling parameters and cached rows. ran: branches with a tree, in
-    the proposal's order; newcomers: branches that start. forced: trees that a grammar forces.
-    """
+    the proposal's order; newcomers: branches that start. forced: trees that a grammar forces."""
 
     rows: Rows
     placed: PlacedRows
@@ -152,11 +143,9 @@ class CommittedRows:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`).
-
-    best_RC, best_GC: the best ids of prompts' and of trees' rows under a grammar.
-    picked_P: flat indices of the cached rows that were recomputed.
-    """
+    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`). best_RC, best_GC: the
+    best ids of prompts' and of trees' rows under a grammar. picked_P: flat indices of the cached
+    rows that were recomputed."""
 
     drawn_R: Ids
     best_RC: Ids
@@ -251,11 +240,9 @@ class VerifiedTree:
 
 @dataclass(frozen=True, slots=True)
 class BlendSummary:
-    """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`.
-
-    picked: rows that each check layer went on with, the suffix not counted. parts: cached and
-    computed rows of every prompt, or part of one, that had cached rows.
-    """
+    """What a forward with cached rows did, in host ints; see `ops.blend.BlendReport`. picked: rows
+    that each check layer went on with, the suffix not counted. parts: cached and computed rows of
+    every prompt, or part of one, that had cached rows."""
 
     plan: tuple[int, ...]
     live: tuple[int, ...]

@@ -132,11 +132,9 @@ class Starts:
 def within_budget(
     intake: Intake, half_read: Sequence[Request], *, tree_rows: int, max_tokens: int | None
 ) -> Starts:
-    """Of all that could start, what fits into the rows of the next forward.
-
-    Prompts that are half read come first, then branches, then new requests. The first prompt that
-    does not fit is read in part, or alone if it contains reused documents.
-    """
+    """Of all that could start, what fits into the rows of the next forward. Prompts that are half
+    read come first, then branches, then new requests. The first prompt that does not fit is read in
+    part, or alone if it contains reused documents."""
     if max_tokens is None:
         return Starts(intake.branches, intake.requests)
     starts = Starts()

@@ -301,11 +301,9 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The figures that became worse and those that became better, of rows of both results.
-
-    Times depend on the load of the machine, so timed figures are compared only as ratios to the
-    reference row: those with disjoint intervals that differ by at least LEAST.
-    """
+    """The figures that became worse and those that became better, of rows of both results. Times
+    depend on the load of the machine, so timed figures are compared only as ratios to the reference
+    row: those with disjoint intervals that differ by at least LEAST."""
     changed: dict[int, list[str]] = {-1: [], 0: [], 1: []}
     for label in (label for label in now["rows"] if label in before["rows"]):
         old = before["rows"][label]["figures"]

@@ -63,10 +63,8 @@ WARM_UP_OF_EXPERIMENTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Complete or up to an interruption; prompts: those that every graph has answered.
-
-    setup: everything that the figures depend on; empty where nothing is saved.
-    """
+    """Complete or up to an interruption; prompts: those that every graph has answered. setup:
+    everything that the figures depend on; empty where nothing is saved."""
 
     status: Status
     sides: list[Side]
@@ -359,10 +357,8 @@ def compare_jobs(
     jobs: Sequence[Job], files: RunFolder | None = None, prepared: Prepared | None = None
 ) -> Comparison:
     """Answer the jobs' prompts with each graph, and compare; rounds in the files are not repeated.
-
     prepared: an experiment: prompts are repeated, peers answer, the sides are shuffled, and more is
-    warmed up. Raises UsageError, ModelError, GraphError, PromptError.
-    """
+    warmed up. Raises UsageError, ModelError, GraphError, PromptError."""
     with measuring(f"loading models for {len(jobs)} graphs ...") as show:
         models = SharedModels()
         common = set(jobs[0].options.sets).intersection(*(job.options.sets for job in jobs))

@@ -80,11 +80,9 @@ class ExperimentOptions(Spec):
 
 
 class Experiment(Spec):
-    """Every side runs at every point of `vary`; those of `against` run once, unchanged.
-
-    Ratios refer to the first of `against`; without one to the first side, at its first point or
-    (`pairing: point`) at the same point.
-    """
+    """Every side runs at every point of `vary`; those of `against` run once, unchanged. Ratios
+    refer to the first of `against`; without one to the first side, at its first point or (`pairing:
+    point`) at the same point."""
 
     version: Literal[1] = 1
     name: Name
@@ -405,10 +403,8 @@ class Estimate(NamedTuple):
 
 def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
     """[DRAWS, rounds]: numbers of rounds, always the same; groups: the prompt of each round.
-
     Prompts are drawn with replacement, then as many rounds of each as the largest prompt has: the
-    variances between prompts and between repeats both count.
-    """
+    variances between prompts and between repeats both count."""
     random = np.random.default_rng(0)
     rounds_of = [np.flatnonzero(np.asarray(groups) == name) for name in sorted(set(groups))]
     sizes = np.array([len(rounds) for rounds in rounds_of])

@@ -157,10 +157,8 @@ RUNS = TypeAdapter(dict[str, SideRun])  # of one prompt, by the sides' letters
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompt:
-    """A prompt with its runs, by the sides' letters, and its compared branches.
-
-    cpu_share: of a busy loop just before.
-    """
+    """A prompt with its runs, by the sides' letters, and its compared branches. cpu_share: of a
+    busy loop just before."""
 
     prompt: Prompt
     runs: Mapping[str, SideRun]
@@ -216,11 +214,9 @@ def answer_all(
     show: Callable[[str, float], None],
     numbers: Sequence[int] = (),
 ) -> Iterator[ComparedPrompt]:
-    """Every prompt through every graph, prompt by prompt, in one state of the machine.
-
-    The first side changes from round to round, or the order is drawn from the numbers of rounds, so
-    that a slower machine favours no graph. A prompt that a stop signal interrupts is omitted.
-    """
+    """Every prompt through every graph, prompt by prompt, in one state of the machine. The first
+    side changes from round to round, or the order is drawn from the numbers of rounds, so that a
+    slower machine favours no graph. A prompt that a stop signal interrupts is omitted."""
     start_time = monotonic()
     done = 0
     every = len(prompts) * len(sides)
@@ -305,10 +301,8 @@ class BranchAnswer(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Where two answers first differ; position: tokens before it; before: text that ends there.
-
     reference, other: token ids, END or CUT. margin: of their scores (`scoring.next_scores`) by the
-    target alone; None where one side has no token.
-    """
+    target alone; None where one side has no token."""
 
     position: int
     before: str

@@ -38,11 +38,8 @@ DRAFTED = "draft.expand_root_"
 @dataclass(frozen=True, slots=True)
 class Trial:
     """A run of `parts` branches, of one given outline or of as many requests; greedy without
-    `sets`.
-
-    tokens: the budget of every branch. stops: stop ids; None for the model's own, and then it
-    writes the outlines itself. expected: the length of parts in the outline.
-    """
+    `sets`. tokens: the budget of every branch. stops: stop ids; None for the model's own, and then
+    it writes the outlines itself. expected: the length of parts in the outline."""
 
     sets: tuple[str, ...] = ()
     parts: int = 4

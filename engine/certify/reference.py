@@ -40,10 +40,8 @@ class Check:
 @dataclass(frozen=True, slots=True)
 class Extent:
     """How much is checked; None for all prompts, and for the graph's tokens of each branch.
-
     generated: prompts whose answers `generate` writes too. drawn_*, seeds: of every setting that is
-    drawn with. answers: drawn through whole runs. gate_tokens: of each branch in a gate.
-    """
+    drawn with. answers: drawn through whole runs. gate_tokens: of each branch in a gate."""
 
     prompts: int | None
     tokens: int | None

@@ -23,9 +23,8 @@ def embedded_folder(name: str) -> Path:
 
 
 def model_folder(ref: str, kind: str, dtype: str = "float32") -> Path:
-    """The folder of a model named by the user; kind: `target` or a drafter's kind.
-
-    Raises ModelError, UsageError: the model is missing."""
+    """The folder of a model named by the user; kind: `target` or a drafter's kind. Raises
+    ModelError, UsageError: the model is missing."""
     if ref != EMBEDDED:
         from ..hub import find_model
 

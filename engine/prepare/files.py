@@ -43,10 +43,9 @@ def _machine_names() -> list[str]:
 
 
 def open_graph(ref: str, sets: Iterable[str] = (), table: OpTable | None = None) -> Program:
-    """Read, check and resolve a graph; raises GraphError.
-
-    ref: a path, or the name of a shipped graph (`x`, `x.yaml` or `graphs/x.yaml`).
-    sets: `path=value` changes. table: the ops and guards; None reads them."""
+    """Read, check and resolve a graph; raises GraphError. ref: a path, or the name of a shipped
+    graph (`x`, `x.yaml` or `graphs/x.yaml`). sets: `path=value` changes. table: the ops and guards;
+    None reads them."""
     return load_program(open_source(ref), table or op_table(), sets=sets)
 
 
@@ -99,9 +98,8 @@ def _is_there(ref: str) -> bool:
 
 
 def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | None = None) -> Source:
-    """Read a YAML file; raises GraphError for anything but a readable regular file.
-
-    shown: how messages call the file, if not by its path; wrong: the problem to raise."""
+    """Read a YAML file; raises GraphError for anything but a readable regular file. shown: how
+    messages call the file, if not by its path; wrong: the problem to raise."""
     name = shown or ref or "''"
     problem = wrong or (lambda message: Problem(name, 0, 0, "file", message, ProblemCode.FILE))
     try:

@@ -36,11 +36,9 @@ MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question; without `seed`, its seed is derived from the run's seed and `key`.
-
-    documents: the context of the question, in prompt order.
-    cache_salt: prompts share cached KV rows only with prompts of the same salt.
-    past: earlier turns of the conversation. rules: the system message."""
+    """One question; without `seed`, its seed is derived from the run's seed and `key`. documents:
+    the context of the question, in prompt order. cache_salt: prompts share cached KV rows only with
+    prompts of the same salt. past: earlier turns of the conversation. rules: the system message."""
 
     key: str
     text: str
@@ -61,9 +59,8 @@ class Prompts:
 
 
 def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts:
-    """The prompts that the command line asks for; `-` reads one prompt from standard input.
-
-    Raises UsageError, PromptError: with the file and the line where there is one."""
+    """The prompts that the command line asks for; `-` reads one prompt from standard input. Raises
+    UsageError, PromptError: with the file and the line where there is one."""
     if prompt is not None and file is not None:
         raise UsageError("give either a PROMPT or --prompts FILE, not both")
     if file is not None:
@@ -76,10 +73,8 @@ def read_prompts(prompt: str | None, file: Path | None, default: str) -> Prompts
 
 
 def read_file(file: Path) -> Prompts:
-    """One prompt per line: plain text, or JSON objects if the name ends in .jsonl.
-
-    The keys of plain lines are their line numbers; an object has its own `id`, or else its line
-    number too."""
+    """One prompt per line: plain text, or JSON objects if the name ends in .jsonl. The keys of
+    plain lines are their line numbers; an object has its own `id`, or else its line number too."""
     if file.suffix.lower() in OTHERS:
         raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
     lines = _lines(read_text(file))

@@ -37,9 +37,8 @@ Origins = dict[tuple[str | int, ...], str]  # of settings by their key, for mess
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A checked graph with its prompts and settings: the whole input of the engine.
-
-    options: with no setting left open. made_with, result: of the run that is repeated."""
+    """A checked graph with its prompts and settings: the whole input of the engine. options: with
+    no setting left open. made_with, result: of the run that is repeated."""
 
     program: Program
     options: RunOptions
@@ -135,13 +134,9 @@ def _merged(packaged: Any, overrides: Any) -> Any:
 
 
 def prepare(options: RunOptions, folder: Path = Path(), prompts: Prompts | None = None) -> Job:
-    """Read and check all inputs of a run.
-
-    The command line overrides a run.yaml's settings, prompts and outline; these override defaults.
-
-    prompts: read already; None reads those that the options name.
-
-    Raises UsageError, PromptError, OutlineError, GraphError: each message says where."""
+    """Read and check all inputs of a run. The command line overrides a run.yaml's settings, prompts
+    and outline; these override defaults. prompts: read already; None reads those that the options
+    name. Raises UsageError, PromptError, OutlineError, GraphError: each message says where."""
     _check(options)
     config, profile = read_config(folder, options)
     graph = source = open_source(config.graph)

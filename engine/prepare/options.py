@@ -29,11 +29,9 @@ TokenIds = tuple[Annotated[Int, Field(ge=0, lt=1 << 31)], ...]
 
 @dataclass(frozen=True, slots=True)
 class OptionText:
-    """What the command line says about an option.
-
-    flags: how it is written, unless that follows from its name; argument: without any, by its
-    place. mirrored: an environment variable gives it too. kind: of a setting, which `specsot.yaml`
-    has a key for, what the file may say."""
+    """What the command line says about an option. flags: how it is written, unless that follows
+    from its name; argument: without any, by its place. mirrored: an environment variable gives it
+    too. kind: of a setting, which `specsot.yaml` has a key for, what the file may say."""
 
     help: str
     flags: tuple[str, ...] = ()

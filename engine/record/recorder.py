@@ -20,11 +20,9 @@ BATCH_SIZE = 256  # trace records that are written together
 
 
 class Recorder:
-    """Records every event of one run; without `write` it writes no trace.
-
-    snapshot_requested: the next event updates `snapshot`. listeners: called with each event after
-    it was folded into `view`.
-    """
+    """Records every event of one run; without `write` it writes no trace. snapshot_requested: the
+    next event updates `snapshot`. listeners: called with each event after it was folded into
+    `view`."""
 
     def __init__(self, decode: Decode, write: Write | None = None) -> None:
         self.decode = decode

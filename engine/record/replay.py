@@ -139,10 +139,8 @@ class ReplayedRequest:
 
 
 class Replay:
-    """The frames of a saved run: one for each state that it was in; raises UsageError.
-
-    times: nanoseconds of the run at the end of each frame. missing: what the run folder lacks.
-    """
+    """The frames of a saved run: one for each state that it was in; raises UsageError. times:
+    nanoseconds of the run at the end of each frame. missing: what the run folder lacks."""
 
     def __init__(self, run: SavedRun) -> None:
         self.run = run

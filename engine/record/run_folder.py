@@ -46,11 +46,9 @@ def json_lines(values: Iterable[Mapping[str, Any]]) -> str:
 
 
 class RunFolder:
-    """`<runs>/<utc>-<graph>-<id>/`: manifest, run.yaml, trace, outputs, metrics, summary.
-
-    exists: whether it could be created. faults: files that could not be written and why: the disk
-    may be full, the place read-only.
-    """
+    """`<runs>/<utc>-<graph>-<id>/`: manifest, run.yaml, trace, outputs, metrics, summary. exists:
+    whether it could be created. faults: files that could not be written and why: the disk may be
+    full, the place read-only."""
 
     def __init__(self, path: Path, fault: str = "") -> None:
         self.path = path

@@ -15,11 +15,9 @@ Intermediate = Annotated[int, Option(min=1, help="Width of the MLP.")]
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterTraining:
-    """What all drafters' trainings have in common.
-
-    The first of ``minutes``, ``tokens`` and ``steps`` ends the training, and the learning rate
-    follows whichever is furthest; without ``minutes`` nothing depends on the time.
-    """
+    """What all drafters' trainings have in common. The first of ``minutes``, ``tokens`` and
+    ``steps`` ends the training, and the learning rate follows whichever is furthest; without
+    ``minutes`` nothing depends on the time."""
 
     out: Annotated[Path, Option(help="Folder of the finished model.")]
     target: Annotated[str, Option(help="`embedded`, a checkpoint folder or a Hub id.")] = "embedded"

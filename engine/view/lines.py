@@ -30,7 +30,6 @@ ENDS = {
 @dataclass(eq=False)
 class PlainView:
     """A line when an outline is parsed and when a branch ends; otherwise one line every 10 s.
-
     announced: keys of requests whose outlines, and owners of branches whose ends were announced."""
 
     recorder: Recorder

@@ -272,10 +272,9 @@ CELLS = {  # character, style and name; characters differ as well as colours
 
 
 def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
-    """The target's pool as coloured cells, and the number of slots in a cell.
-
-    Of one sequence the part in use is drawn, with some of the free slots after it; of a batch the
-    rows in use, side by side if they are more than the lines."""
+    """The target's pool as coloured cells, and the number of slots in a cell. Of one sequence the
+    part in use is drawn, with some of the free slots after it; of a batch the rows in use, side by
+    side if they are more than the lines."""
     text = Text(no_wrap=True)
     codes_RC = pool.codes.reshape(pool.rows, -1)
     codes_RC = codes_RC[codes_RC.any(1)]  # FREE is 0

@@ -288,7 +288,6 @@ def picture(program: Program, run: Run) -> str:
 @dataclass(kw_only=True)
 class Stepper:
     """The pause of a stepped run: it halts before each transition, or before those out of `breaks`.
-
     free: the run continues to the next of these states, or to its end if there are none."""
 
     program: Program
@@ -311,7 +310,6 @@ class Stepper:
 @dataclass(kw_only=True)
 class PlainStepper(Stepper):
     """A stepper in plain lines: a line of `source` is an answer, or the name of a page to print.
-
     The end of `source` means continue."""
 
     source: TextIO
@@ -336,10 +334,9 @@ class PlainStepper(Stepper):
 
 @dataclass(kw_only=True)
 class LiveStepper(Stepper):
-    """A stepper inside the live view: keys turn pages and end the pause.
-
-    stopped: whether a stop signal has arrived. page: 0 is the picture of the run.
-    first: number of the first visible line of a page. where: the place of the halt."""
+    """A stepper inside the live view: keys turn pages and end the pause. stopped: whether a stop
+    signal has arrived. page: 0 is the picture of the run. first: number of the first visible line
+    of a page. where: the place of the halt."""
 
     view: LiveView
     keys: Keys

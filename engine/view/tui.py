@@ -52,9 +52,8 @@ Paint = Callable[[Snapshot, int, int], RenderableType]
 
 
 class LiveView(Live):
-    """Shows a recorder's run on a terminal while the context is open.
-
-    paint: makes a picture of a snapshot and a size."""
+    """Shows a recorder's run on a terminal while the context is open. paint: makes a picture of a
+    snapshot and a size."""
 
     def __init__(self, recorder: Recorder, scene: Scene, console: Console) -> None:
         self.recorder = recorder
@@ -230,7 +229,6 @@ def panel(body: RenderableType, title: str, key: str = "") -> Panel:
 
 class Keys:
     """Reads single keys, without Enter, while the context is open; then restores the terminal.
-
     available: whether the stream is a terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -286,9 +284,8 @@ KEY_ALIASES = {  # for keyboards and terminals that lack a key
 
 
 class Player:
-    """Position and speed of a replay, without a terminal.
-
-    frame: the shown frame. at: nanoseconds of the run. speed: 1 is the speed of the run."""
+    """Position and speed of a replay, without a terminal. frame: the shown frame. at: nanoseconds
+    of the run. speed: 1 is the speed of the run."""
 
     def __init__(self, replay: Replay, speed: float = 1.0) -> None:
         self.replay = replay

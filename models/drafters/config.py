@@ -88,11 +88,9 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Config(DrafterConfig):
-    """One EAGLE-3 layer that drafts for one target, whose vocabulary is `vocab_size`.
-
-    taps: hidden_states indices of the target that feed `fc`. norm_*, fc_norm: speculators'
-    switches. speculators: the layer is published as `layers.0` instead of `midlayer`.
-    """
+    """One EAGLE-3 layer that drafts for one target, whose vocabulary is `vocab_size`. taps:
+    hidden_states indices of the target that feed `fc`. norm_*, fc_norm: speculators' switches.
+    speculators: the layer is published as `layers.0` instead of `midlayer`."""
 
     draft_vocab_size: int
     target_hidden_size: int
@@ -119,11 +117,9 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
-    """config.json of a drafter folder; ModelError for another kind or one of another target.
-
-    EAGLE, speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge
-    and SGLang (key inside `eagle_config`) by the layer whose output is taken: one less.
-    """
+    """config.json of a drafter folder; ModelError for another kind or one of another target. EAGLE,
+    speculators and vLLM number taps as `hidden_states` indices (top-level key); SpecForge and
+    SGLang (key inside `eagle_config`) by the layer whose output is taken: one less."""
     fields = read_fields(folder)
     layer, speculators = _layer_section(fields, "eagle3")
     family = layer.get("model_type")

@@ -104,10 +104,8 @@ class Eagle(EagleHead):
 
 class Eagle3(EagleHead):
     """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
-
     d2t: int64 [draft vocabulary], offset from a draft id to its target id. t2d: bool [vocabulary],
-    True for target ids in the draft vocabulary.
-    """
+    True for target ids in the draft vocabulary."""
 
     ends = frozenset((EMBEDDING,))
     d2t: Tensor

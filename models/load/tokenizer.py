@@ -110,9 +110,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
 def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool = False) -> None:
     """Raise ModelError unless the vocabularies have one size and ids mean the same in both
     tokenizers, special tokens included, where both folders have one (a drafter may come without).
-
-    extra: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token.
-    """
+    extra: either tokenizer may have up to MAX_EXTRA tokens more, e.g. a mask token."""
     problems: list[str] = []
     same_size = drafter.vocab_size == target.vocab_size
     if not same_size:

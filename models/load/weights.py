@@ -232,10 +232,8 @@ def fill(
     windows: Mapping[str, Window] = NO_WINDOWS,
 ) -> None:
     """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
-
     scan: raise ModelError for NaN and infinity in the dtype of the views. windows: the parts of the
-    tensors to copy; of tensors not named, everything.
-    """
+    tensors to copy; of tensors not named, everything."""
     ordered = sorted(views, key=lambda name: (stored[name].path, name))
     for path, names in groupby(ordered, lambda name: stored[name].path):
         try:

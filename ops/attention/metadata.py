@@ -55,9 +55,8 @@ def row_index(rows_Gq: npt.NDArray[np.int64], rows: int, device: torch.device) -
 
 
 class QuerySequence(NamedTuple):
-    """Query rows (int64, flat, increasing) that may see the same homes of the pool's `row`, or
-    all of it; `owners`: the segments that they see here, where they see others in other
-    sequences."""
+    """Query rows (int64, flat, increasing) that may see the same homes of the pool's `row`, or all
+    of it; `owners`: the segments that they see here, where they see others in other sequences."""
 
     rows: npt.NDArray[np.int64]
     row: int

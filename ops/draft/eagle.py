@@ -18,7 +18,6 @@ from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 class Workspace:
     """Temporary slots of each branch after its committed rows, and the attention of rows in them.
-
     slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` has prepared.
     """
 

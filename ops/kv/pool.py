@@ -81,10 +81,8 @@ class Region:
 
 class BlockManager:
     """For each segment its blocks of `size` slots, and the number of its slots in each (`tables`).
-
     references, writer: int32 [blocks], how many tables name a block, and the segment that may take
-    its free slots. in_use: blocks that are named; high_water, most_wasted: maxima.
-    """
+    its free slots. in_use: blocks that are named; high_water, most_wasted: maxima."""
 
     def __init__(self, slots: int, size: int) -> None:
         self.slots = slots

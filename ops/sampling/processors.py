@@ -134,10 +134,9 @@ def take_in_(seen_SV: Tensor, counts_SV: Tensor, branch_C: Tensor, ids_C: Tensor
 def process(
     logits_RV: Tensor, sampler: Sampler, branch_R: Tensor, *, tokens_RC: Tensor, path_RC: Tensor
 ) -> Tensor:
-    """Scores [R, V] that tokens are drawn from, float32 (float64 for float64): log-probabilities
-    up to a constant per row. branch_R: int64. tokens_RC, path_RC: int64 and bool, the tree's
-    tokens and which of them are on the row's path (its own token included); [R, 0] outside
-    trees."""
+    """Scores [R, V] that tokens are drawn from, float32 (float64 for float64): log-probabilities up
+    to a constant per row. branch_R: int64. tokens_RC, path_RC: int64 and bool, the tree's tokens
+    and which of them are on the row's path (its own token included); [R, 0] outside trees."""
     rules = sampler.rules
     rows = rules.of_rows(branch_R)
     scores_RV = logits_RV if logits_RV.dtype == torch.float64 else logits_RV.float()

@@ -69,7 +69,6 @@ def nodes_for(nodes: int | Mapping[int, int], active: int) -> int:
 
 class DrafterSettings(Spec):
     """Settings of a kind of drafter; the kind is the only value of the Literal field `kind`.
-
     drafts: whether it ever drafts a token. has_model: whether it has a checkpoint and a KV pool.
     checkpoint: the kind whose checkpoints it reads, if not its own."""
 

@@ -50,7 +50,6 @@ def load_program(
     sets: Iterable[str | Change] = (),
 ) -> Program:
     """Apply `sets` to a source (`override`), validate it, check it stage by stage, resolve its ops.
-
     given: initial blackboard keys; by default those of a run, or of a cluster if ops read it.
     Raises GraphError: every problem of the first stage that found any."""
     override(source, sets, table)

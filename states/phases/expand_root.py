@@ -10,10 +10,8 @@ from ..request import Branch
 
 @op("branch.intake_", writes="draft_rows")
 def intake_(drafter: Drafter, *, attention: str = "auto") -> DraftRows | tuple[Branch, ...]:
-    """The rows committed since the drafter's last forward, of all branches.
-
-    Only the active branches for a drafter that needs no forward in this round.
-    """
+    """The rows committed since the drafter's last forward, of all branches. Only the active
+    branches for a drafter that needs no forward in this round."""
     return drafter.intake_(attention=attention)
 
 

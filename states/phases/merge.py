@@ -50,10 +50,8 @@ class Answer:
 
 @op("branch.fold_", writes="batch rows", needs="skeleton")
 def fold_(branches: BranchStateManager, step: StepPlan) -> tuple[Batch, Rows]:
-    """Prompt rows of the branches that combine finished parts: the parts one after another, or
-    with `merge: attend` the request for one answer alone.
-
-    There are no rows if this step combines none.
+    """Prompt rows of the branches that combine finished parts: the parts one after another, or with
+    `merge: attend` the request for one answer alone. There are no rows if this step combines none.
     """
     batch = branches.batch_builder.build_(step)
     if branches.admission.optimistic:  # a preempted branch prefills the parts again

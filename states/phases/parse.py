@@ -24,10 +24,8 @@ def parse_(
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> None:
     """Parse complete outlines into branches, with plain decoding as the fallback. A request with a
-    budget of 0 ends with its outline.
-
-    Only generated ids are parsed, so the text of a prompt is never read as an outline.
-    """
+    budget of 0 ends with its outline. Only generated ids are parsed, so the text of a prompt is
+    never read as an outline."""
     builder = PromptBuilder(prompts, search_top_k, chunk_tokens)
     for request in [r for r in branches.table.open.values() if r.outline_ended]:
         root = request.root
@@ -62,10 +60,8 @@ def fan_out_(
     pending: Sequence[int],
     direct_tokens: int,
 ) -> None:
-    """Create the branches of a parsed outline, or one plain answer if it has no points.
-
-    pending: tokens of the outline before the common prompt. direct_tokens: of the plain answer.
-    """
+    """Create the branches of a parsed outline, or one plain answer if it has no points. pending:
+    tokens of the outline before the common prompt. direct_tokens: of the plain answer."""
     before = PromptTokens(tuple(pending)) + request.opening
     assert request.outline is not None
     points = request.outline.points

@@ -11,10 +11,8 @@ from ..scheduler import Inbox, StepPlan
 
 @op("schedule.plan_", writes="step")
 def plan_(branches: BranchStateManager, inbox: Inbox) -> StepPlan:
-    """Queue new requests, release ended ones, and plan the step.
-
-    A request that can never run next to the others is refused instead of waiting forever.
-    """
+    """Queue new requests, release ended ones, and plan the step. A request that can never run next
+    to the others is refused instead of waiting forever."""
     table = branches.table
     arrived, ended = inbox.drain()
     for request in arrived:

@@ -407,10 +407,9 @@ class PromptBook:
     def skeleton(
         self, question: str, documents: PromptTokens = NOTHING
     ) -> tuple[PromptTokens, PromptTokens]:
-        """The prompt for an outline: the half that prompts of parts share, and the rest.
-
-        The shared half ends with the question, with documents right before it. Under a template
-        with examples, which only outlines have, it is the beginning of the chat format."""
+        """The prompt for an outline: the half that prompts of parts share, and the rest. The shared
+        half ends with the question, with documents right before it. Under a template with examples,
+        which only outlines have, it is the beginning of the chat format."""
         before, after = self._split("skeleton")
         if self._repeats_question:
             first, *rest = before

@@ -106,10 +106,8 @@ def validated(model: type[Block], source: Source) -> Block:
 
 
 def problem_of(source: Source, error: Any, known_keys: Callable[[KeyPath], list[str]]) -> Problem:
-    """A pydantic error as a problem with its place, without names of Python types.
-
-    known_keys: the keys that the mapping at a path of the file may have.
-    """
+    """A pydantic error as a problem with its place, without names of Python types. known_keys: the
+    keys that the mapping at a path of the file may have."""
     loc: KeyPath = error["loc"]
     kind: str = error["type"]
     value = error["input"]
