@@ -49,12 +49,7 @@ class SuffixIndex:
 
 
 def lookup_tree(
-    index: SuffixIndex,
-    *,
-    nodes: int,
-    levels: int,
-    matches: int = 1,
-    stop_ids: Collection[int] = (),
+    index: SuffixIndex, *, nodes: int, levels: int, matches: int = 1, stop_ids: Collection[int] = ()
 ) -> HostTree:
     """What followed the best `matches`, as a tree: of the nodes those that most matches pass
     through, of equals the first ones. Neither a stop token nor anything after one is drafted."""

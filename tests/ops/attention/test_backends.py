@@ -13,12 +13,7 @@ from helpers.support import Graphs, drive, start, tokens_of
 from helpers.toy_graph import install
 from torch import Tensor
 
-from specsot.ops.attention.backends import (
-    AttentionBackend,
-    AttentionPlan,
-    LayerAttention,
-    backend,
-)
+from specsot.ops.attention.backends import AttentionBackend, AttentionPlan, LayerAttention, backend
 from specsot.ops.attention.metadata import AttentionBatch, AttentionMetadata
 from specsot.states.graph.plugins import attention_backends
 

@@ -7,11 +7,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from helpers.vanilla import (
-    cases,
-    tensor,
-    vectors,
-)
+from helpers.vanilla import cases, tensor, vectors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,11 +191,7 @@ def test_lengths_stay_within_their_bounds(
     policy: Policy, low: int, more: int, rounds: list[tuple[float, int, int]]
 ) -> None:
     bounds = policy_of(
-        gamma=3,
-        gamma_policy=policy,
-        gamma_min=low,
-        gamma_max=max(low + more, 1),
-        egag_ema_beta=0.5,
+        gamma=3, gamma_policy=policy, gamma_min=low, gamma_max=max(low + more, 1), egag_ema_beta=0.5
     )
     state = first_state(bounds)
     for h, remaining, accepted in rounds:

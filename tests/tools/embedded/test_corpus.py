@@ -9,9 +9,7 @@ from tools.embedded.almanac import load_almanac
 from tools.embedded.corpus import MIXTURE, Corpus
 from tools.embedded.heldout import KINDS, probes
 from tools.embedded.people import people, person
-from tools.embedded.pieces import (
-    Pieces,
-)
+from tools.embedded.pieces import Pieces
 from tools.embedded.quality import outline_titles
 from tools.embedded.questions import broad_question, cores, fill, held_out
 from tools.embedded.subjects import overview

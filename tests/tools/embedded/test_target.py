@@ -74,10 +74,7 @@ def test_a_packer_goes_on_where_another_stopped() -> None:
 
 
 def test_stages_follow_one_another() -> None:
-    assert [stage_at(STAGES, done) for done in (0.0, 0.2, 0.6, 0.9, 1.0)] == [
-        *STAGES,
-        STAGES[-1],
-    ]
+    assert [stage_at(STAGES, done) for done in (0.0, 0.2, 0.6, 0.9, 1.0)] == [*STAGES, STAGES[-1]]
 
 
 def small(folder: Path) -> TargetTraining:
