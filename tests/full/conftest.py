@@ -15,8 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def report(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints a line at once."""
-
     def put(line: str) -> None:
         with capsys.disabled():
             print(f"\n{line}", flush=True)

@@ -25,7 +25,6 @@ from specsot.states.round import Span, Trees
 
 
 def plain(folded_BgQd: Tensor, keys_BgKd: Tensor, values_BgKd: Tensor, attn_mask: Tensor) -> Tensor:
-    """Two matrix products and a softmax."""
     scaled_BgQd = folded_BgQd * keys_BgKd.shape[-1] ** -0.5
     return torch.softmax(scaled_BgQd @ keys_BgKd.transpose(-1, -2) + attn_mask, -1) @ values_BgKd
 
@@ -149,7 +148,6 @@ class Forward:
         return segment
 
     def history(self, owners: Sequence[int], positions: Sequence[int]) -> None:
-        """Committed slots, in this order."""
         slots = self.kv.append_(owners, positions, home=[self.root(one) for one in owners])
         self.kv.commit_(slots, positions)
 
@@ -377,7 +375,6 @@ def proposal_of(
 
 
 def scene(draw: Random, pool_rows: int, shared: bool = False, ragged: bool = False) -> Scene:
-    """A forward of trees and prompts over a pool in which anything may lie anywhere."""
     segments = SegmentTree()
     ids = [segments.add() for _ in range(draw.randint(1, 4))]
     ids += [segments.add(draw.choice(ids)) for _ in range(draw.randint(0, 6))]
@@ -426,7 +423,6 @@ def _fill_(kv: KVCache, segments: SegmentTree, ids: list[int], draw: Random) -> 
 
 
 def seen_slots(one: Scene) -> dict[int, set[int]]:
-    """For every row that stands for something the slots that it may attend to."""
     rows, kv = one.rows, one.kv
     nodes = _nodes(one)
     slot_N, position_N = rows.slots_BQ.view(-1).tolist(), rows.positions_BQ.view(-1).tolist()

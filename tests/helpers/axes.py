@@ -143,7 +143,6 @@ class Case:
         return self.work not in TWINNED and self.accept == "match"
 
     def plain(self) -> "Case":
-        """The plain run whose tokens these must be."""
         case = replace(self, layout="bim", block_size=1, attention="dense")
         if self.accept == "rejection":  # the text depends on what is drafted
             return case
@@ -365,7 +364,6 @@ def _is_time(run: EngineCore, case: Case, draw: random.Random) -> bool:
 
 
 def preempt_at_random(run: EngineCore, draw: random.Random, chance: float = 0.3) -> None:
-    """Rows run out at any moment, in any layout."""
     admission = run.manager.scheduler.admission
     admission.optimistic = True
     admission.missing = lambda requests, active: int(draw.random() < chance)

@@ -51,7 +51,6 @@ class Vectors:
 
     @property
     def chunk_rows(self) -> list[Tensor]:
-        """The rows of each chunk in the prompt."""
         return list(torch.arange(sum(self.meta["chunk_lens"])).split(self.meta["chunk_lens"]))
 
 
@@ -205,7 +204,6 @@ class Sequence:
 
 
 def near(ours: Tensor, theirs: Tensor, dtype: torch.dtype | None = None) -> None:
-    """As near as the vectors' tolerance for the dtype says."""
     assert ours.shape == theirs.shape
     assert not ours.isnan().any()
     assert (ours - theirs).abs().max() <= LIMIT[dtype or ours.dtype]

@@ -86,7 +86,6 @@ class ThreadHost:
         _shut(ends)
 
     def end(self) -> None:
-        """Lose the worker, whatever it does."""
         _shut(self._ends)
 
     async def reap(self) -> None:
@@ -190,7 +189,6 @@ class Chaos:
 
 
 def alone(session: Session, prompts: Sequence[Prompt]) -> str:
-    """The digest of an ordinary run."""
     run, _, _ = perform(session, prompts)
     return output_digest(answers_of(run.manager.requests, session.prompts))
 

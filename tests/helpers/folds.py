@@ -29,7 +29,6 @@ class FoldBook(DocumentBook):
     """What follows a part begins otherwise than what follows the prefix."""
 
     def branch(self, *given: Any, own: PromptTokens = NOTHING) -> Halves:
-        """A branch's documents stand behind the first token of its prompt."""
         hoist, rest = super().branch(*given)
         return hoist, PromptTokens((rest.ids[0],)) + own + rest[1:]
 

@@ -126,14 +126,12 @@ def command(words: list[str], stdin: str = "") -> Ended:
 
 @cache
 def good_graphs() -> tuple[str, ...]:
-    """Shipped graphs as they are, and in full."""
     files = [*SHIPPED.glob("*.yaml"), *SHIPPED.glob("machines/*.yaml")]
     texts = [path.read_text(encoding="utf-8") for path in sorted(files)]
     return (*texts, *(graph_yaml(open_graph(name).graph) for name in graph_names()))
 
 
 def odd_graph(draw: Random) -> str:
-    """A graph with one to three places changed; what it extends is shipped."""
     text = re.sub(r"^extends: (\w+)\.yaml", r"extends: \1", draw.choice(good_graphs()), flags=re.M)
     for _ in range(draw.choice([1, 1, 2, 3])):
         text = draw.choice(CHANGES)(draw, text)
@@ -166,13 +164,10 @@ def _other(draw: Random, text: str, pattern: str, new: Callable[[str, list[str]]
 
 
 def _value(draw: Random, text: str) -> str:
-    """Another value behind a colon."""
     return _other(draw, text, r"(?<=: )[^,{}\[\]#\n]+", lambda *_: draw.choice(ODD))
 
 
 def _number(draw: Random, text: str) -> str:
-    """A number that is a little or very different."""
-
     def new(old_text: str, _: list[str]) -> str:
         old = float(old_text)
         value = draw.choice([old + 1, old - 1, old * 2, old / 2, old * 1000, -old, 0, 1])
@@ -193,7 +188,6 @@ def _character(draw: Random, text: str) -> str:
 
 
 def _block(draw: Random, text: str) -> str:
-    """A block more, or another one in its place."""
     block = draw.choice(BLOCKS)
     name = block.partition(":")[0]
     kept = re.sub(rf"^{name}:.*\n(?:[ #].*\n|\n)*", "", text, flags=re.M)
@@ -270,7 +264,6 @@ class Case:
 
 
 def odd_input(draw: Random, number: int) -> Case:
-    """Files are written into the working directory."""
     graph = draw.choice(["autoregressive", "autoregressive", "eagle", "bim_plain", "bim_dflash"])
     words = ["run", graph, "Why?", "--max-new-tokens", "2", "--no-tui"]
     kind = sorted(MAKERS)[number % len(MAKERS)]
@@ -403,7 +396,6 @@ def try_inputs(numbers: range, seed: int) -> Tally:
 
 
 def _lost(ran: Ended) -> list[str]:
-    """An answer that was made and not delivered."""
     if ran.code == Code.OK and "run folder" in ran.err and not ran.out.strip():
         folder = re.search(r"^run folder (\S+)", ran.err, re.M)
         kept = Path(folder[1], "outputs.jsonl").read_text(encoding="utf-8") if folder else ""

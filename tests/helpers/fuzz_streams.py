@@ -193,7 +193,6 @@ def _faults(one: StreamCase, end: dict[str, float], answer: str) -> list[str]:
 
 
 def _kept(one: StreamCase, code: int) -> bool:
-    """Whether the run that was halted says so; it may have come to its end before."""
     status = HALTED.get(code, "ok")
     texts = [_read(path) for path in Path(one.folder).glob("runs/2*/metrics.json")]
     return [json.loads(text)["status"] for text in texts] == [status]

@@ -73,7 +73,6 @@ class Outcomes:
 
 
 def outcomes(accept: Accept, drafts: Drafts) -> Outcomes:
-    """All drafts under all patterns of coins."""
     nodes, kind = drafts.tokens_SN.shape[1], drafts.kind
     patterns = torch.tensor(list(product((0.0, 1.0), repeat=nodes)), dtype=torch.float64)
     coin_SN = patterns.repeat(len(drafts.chance_S), 1)

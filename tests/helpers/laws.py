@@ -241,8 +241,6 @@ Step = Callable[[Toy, Round], Tensor]
 
 
 def chain_round(rule: ChainRule) -> Step:
-    """A chain of drafts drawn from q."""
-
     def step(toy: Toy, now: Round) -> Tensor:
         parents = tuple(range(-1, GAMMA - 1))
         tokens_SN, valid_SN = drafted(toy, now, parents, Choice.WITH)
@@ -469,7 +467,6 @@ TOYS = {"reversed toy": reference_toy(), "leftover toy": leftover_toy()}
 def p_values(
     step: Step, toy: Toy, *, samples: int = SAMPLES, seed: int = SEED, keys: Keys = round_keys
 ) -> list[float]:
-    """Of what a way of accepting says, one per length of the beginning that is looked at."""
     said_SC = sample(step, toy, max(LENGTHS), samples, seed, keys)
     return [_p_value(said_SC[:, :length], toy) for length in LENGTHS]
 

@@ -74,7 +74,6 @@ def running(made: BranchStateManager, *requests: Request, first: int = 20) -> li
 def fan_out_(
     made: BranchStateManager, one: Request, hoist: Sequence[int], prompts: Sequence[Sequence[int]]
 ) -> list[Branch]:
-    """A finished outline becomes the prefix, and branches wait behind it, as parsing makes them."""
     made.kv_cache.promote_root_(one)
     one.common_prompt, one.stage = PromptTokens(tuple(hoist)), Stage.RUNNING
     for index, ids in enumerate(prompts):
@@ -149,7 +148,6 @@ def accepted(
 
 
 def none() -> GrammarRows:
-    """No row is under a grammar."""
     return GrammarRows(torch.zeros(0, 1, dtype=torch.int64), torch.zeros(0, VOCABULARY))
 
 
@@ -178,7 +176,6 @@ def starting(made: BranchStateManager, step: StepPlan) -> list[Branch]:
 
 
 def start_(made: BranchStateManager, *requests: Request) -> Batch:
-    """The prompts of these requests, whatever the scheduler says."""
     owners = tuple(one.prefix_owner for one in requests)
     return made.batch_builder.build_(StepPlan(0, "", requests=owners))
 
@@ -195,12 +192,10 @@ def fork_(made: BranchStateManager) -> Batch:
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
-    """All trees, each node with a row of its own."""
     return verify.tree_(made, offer)[0]
 
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
-    """The same, and whoever can start."""
     return verify.admit_(made, offer, plan_(made, Inbox()))[0]
 
 

@@ -112,7 +112,6 @@ def serve(session: Session, texts: Sequence[str], blocks: int) -> Served:
 
 
 def check(served: Served, requests: int) -> None:
-    """Raise AssertionError if anything has grown."""
     assert served.requests == requests
     first, last = served.held[len(served.held) // 4], served.held[-1]
     grown = {path: (first[path], last[path]) for path in first | last if first[path] != last[path]}

@@ -138,7 +138,6 @@ def change_weights(draw: Random, path: Path) -> None:
 
 
 def change_index(draw: Random, folder: Path) -> None:
-    """An index beside weights of another name, which leads to all kinds of places."""
     single = folder / SINGLE
     if not single.is_file():
         return

@@ -22,7 +22,6 @@ def pool(capacity: int = 8, rows: int = 1, block_size: int = 1) -> KVCache:
 
 
 def mark_(kv: KVCache, slot: int, value: float) -> None:
-    """Give a row a content that can be told from all others."""
     for layer in range(LAYERS):
         row = torch.full((HEADS, 1, DIM), value + layer / 8)
         kv.write_(layer, torch.tensor([slot]), row, -row)

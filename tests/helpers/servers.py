@@ -71,7 +71,6 @@ class Served:
             return b"".join(_received(pipe))
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
         text = self.http.get("/metrics").text
         found = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.M)
         return sum(map(float, found))
@@ -103,7 +102,6 @@ def _received(pipe: socket.socket) -> Iterator[bytes]:
 
 @contextmanager
 def serving(folder: Path, *words: str, ready: bool = True, **environment: str) -> Iterator[Served]:
-    """A server of these words on a free port."""
     log = folder / "server.log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -134,7 +132,6 @@ class ServedFleet:
     folder: Path
 
     def specsot(self, *words: str, code: int = 0) -> str:
-        """What a command says; it must end with this code."""
         done = ended(words, self.folder, self.environment, code)
         return done.stdout if code == 0 else done.stderr
 
@@ -173,7 +170,6 @@ class ServedFleet:
 
 @contextmanager
 def serving_fleet(folder: Path, *words: str, workers: int = 2) -> Iterator[ServedFleet]:
-    """A server with so many replicas, all of them ready."""
     environment = {"SPECSOT_CLUSTER_FILE": str(folder / "cluster.json"), "SPECSOT_THREADS": "1"}
     with serving(folder, *words, "--workers", str(workers), **environment) as server:
         fleet = ServedFleet(server, environment, folder)
@@ -191,7 +187,6 @@ class Streamed:
 
 
 def stream(url: str, text: str, model: str, **fields: Any) -> Streamed:
-    """One answer, streamed."""
     began, pieces, times, finish = monotonic(), [], [], ""
     body = {"model": model, "messages": said(text), "stream": True, **fields}
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE) as got:

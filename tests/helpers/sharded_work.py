@@ -105,7 +105,6 @@ def tensors(module: nn.Module) -> list[Tensor]:
 
 
 def copied(shard: nn.Module, replica: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of what does not lie in a replica's memory."""
     lent = {one.untyped_storage().data_ptr() for one in tensors(replica)}
     own = [one for one in tensors(shard) if one.numel() and one.is_floating_point()]
     parts = [part for one in shard.modules() for part in getattr(one, "parts", ())]
@@ -115,7 +114,6 @@ def copied(shard: nn.Module, replica: nn.Module) -> list[tuple[int, ...]]:
 
 
 def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, Any]]:
-    """Logits and taps of a sequence in chunks, and what it took, for each model."""
     found = []
     for folder in folders:
         replica = load_target(folder)
@@ -151,7 +149,6 @@ def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dic
 
 
 def in_codes(rank: int | None, folder: Path, ids: Tensor) -> Tensor:
-    """Logits of a model whose weights are kept in eight bits."""
     model = load_target(folder)
     prepare_(model, Weights.of("int8"), torch.device("cpu"), packed=False)
     if rank is not None:
@@ -161,7 +158,6 @@ def in_codes(rank: int | None, folder: Path, ids: Tensor) -> Tensor:
 
 
 def unlike(rank: int, folder: Path) -> str:
-    """What is said where ranks do not have the same model."""
     replica = load_target(folder, torch.float64 if rank else torch.float32)
     try:
         sharded(replica, None, rank, 2)
@@ -171,7 +167,6 @@ def unlike(rank: int, folder: Path) -> str:
 
 
 def late(rank: int) -> tuple[float, list[str]]:
-    """What a rank is told that waits for one that does not come, and how long that takes."""
     ranks, _ = split_ranks(2, seconds=1.5)
     ranks.sum_(torch.ones(3))
     said, began = list[str](), time.monotonic()
@@ -217,7 +212,6 @@ def engine(rank: int | None) -> list[list[list[int]]]:
 
 
 def measured(rank: int) -> str:
-    """What is said where a drafter would choose by costs that each rank measures for itself."""
     try:
         Session(
             open_graph("eagle", sets=("drafter.num_draft_tokens=auto",)), models_of("eagle3", rank)
@@ -228,7 +222,6 @@ def measured(rank: int) -> str:
 
 
 def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]:
-    """Tokens behind a prompt, and the KV heads that were used for it."""
     model = load_target(folder)
     if rank is not None:
         model = sharded(model, None, rank, dist.get_world_size())

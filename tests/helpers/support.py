@@ -132,7 +132,6 @@ def outline_of(count: int, deps: dict[int, tuple[int, ...]] | None = None) -> Ou
 def tiny_models(
     target_dir: Path, drafter_dir: Path | None, stop_ids: Sequence[int], dtype: str = "float32"
 ) -> Models:
-    """A tiny target and drafter, no tokenizer."""
     kind = getattr(torch, dtype)
     target = load_target(target_dir, dtype=kind)
     drafter: Eagle3 | None = None
@@ -413,7 +412,6 @@ def _positions(run: EngineCore, pool: Any, branch: Branch) -> list[int]:
 
 
 def contexts(request: Request, book: Any, plain: bool) -> list[tuple[Branch, list[int]]]:
-    """Every branch with the token ids it was decoded behind, put together without the engine."""
     if plain:
         return [(branch, list(book.plain(request.question))) for branch in request.branches]
     prefix, tail = book.skeleton(request.question)

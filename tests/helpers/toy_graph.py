@@ -44,7 +44,6 @@ def problems(text: str, sets: Iterable[str] = ()) -> list[str]:
 
 
 def refused(call: Callable[..., object], *given: object) -> list[str]:
-    """The problems of a graph that a call refuses."""
     with pytest.raises(GraphError) as caught:
         call(*given)
     return told(caught.value)
@@ -87,7 +86,6 @@ Write = Callable[[dict[str, str]], Path]
 
 
 def install(folder: Path, group: str, value: str, point: str = "echo", name: str = "own") -> None:
-    """What pip leaves of an installed distribution."""
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")

@@ -5,7 +5,6 @@ from specsot.ops.registry import guard, op
 
 @op("toy.open", writes="rows")
 def open_(counter: dict[str, int]) -> list[int]:
-    """Rows of the prompt."""
     return [counter["n"]]
 
 

@@ -31,7 +31,6 @@ MOST_GAMMA = 32
 
 
 def mean_emitted(alpha: float, gamma: int) -> float:
-    """Tokens per round, the target's own included."""
     return sum(alpha**accepted for accepted in range(gamma + 1))
 
 

@@ -23,7 +23,6 @@ MODULES = (
 
 
 def serve(place: str) -> None:
-    """Fork for every command that comes; ends when whoever started it closes standard input."""
     import importlib
 
     import torch

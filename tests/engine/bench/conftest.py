@@ -14,7 +14,6 @@ from specsot.engine.prepare.options import RunOptions
 def quick(
     endless: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> RunOptions:
-    """Random models that never stop by themselves."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sides, "cpu_share", lambda: 1.0)  # independent of the machine's load
     Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\n")

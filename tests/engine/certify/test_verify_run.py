@@ -21,7 +21,6 @@ PROMPTS = '{"id": "a", "prompt": "Tell me about honey bees."}\n{"id": "b", "prom
 
 
 def a_run(root: Path, **options: Any) -> Path:
-    """The folder of a run."""
     given = {"max_new_tokens": 24, **options}
     assert run_command(RunOptions(runs_dir=root / "runs", quiet=True, **given)) == Code.OK
     return (root / "runs" / "latest").resolve()
@@ -128,7 +127,6 @@ def test_ids_that_are_none_are_refused(ids: Any, folder: Path, capsys: Output) -
 
 @pytest.fixture(scope="module")
 def attended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose parts are combined where they lie."""
     return a_run(tmp_path_factory.mktemp("attended"), graph="bim_attend_merge", prompt=BEES)
 
 

@@ -13,6 +13,5 @@ def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, empty."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -112,7 +112,6 @@ def repeat(shell: Any, **options: Any) -> int:
 
 
 def edit(shell: Any, *changes: tuple[str, str]) -> None:
-    """Change the run.yaml of the last run."""
     file = shell.latest / "run.yaml"
     text = file.read_text()
     for old, new in changes:
@@ -242,7 +241,6 @@ def test_the_round_limit_ends_a_run(shell: Any) -> None:
 
 
 def at_a_move(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-    """Act before the twelfth move of a run."""
     advance, count = Run.advance, []
 
     def acts(run: Run) -> None:

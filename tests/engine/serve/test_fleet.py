@@ -88,7 +88,6 @@ class Heard:
 
     @property
     def result(self) -> tuple[Any, ...]:
-        """What does not depend on who wrote it, and when."""
         assert self.ended is not None
         usage = {name: count for name, count in self.ended.usage.items() if name != "cached"}
         ended = self.ended.text, self.ended.finish, self.ended.stop, usage
@@ -96,7 +95,6 @@ class Heard:
 
 
 async def hear(engines: Router, asked: Submit, into: list[Heard] | None = None) -> Heard:
-    """All that is said of a request; it is in the list from its beginning."""
     heard, ticket = Heard(), engines.ask(asked)
     if into is not None:
         into.append(heard)
@@ -114,7 +112,6 @@ async def hear_all(
 
 @asynccontextmanager
 async def running(engines: Router, replicas: int = 1) -> AsyncIterator[None]:
-    """Router while they run, from when so many are ready."""
     running = asyncio.create_task(engines.run())
     try:
         await until(lambda: sum(one.state == "ready" for one in engines.replicas) == replicas)
@@ -125,14 +122,12 @@ async def running(engines: Router, replicas: int = 1) -> AsyncIterator[None]:
 
 
 async def until(holds: Any, seconds: float = 60.0) -> None:
-    """Wait until something is true."""
     async with asyncio.timeout(seconds):
         while not holds():
             await asyncio.sleep(0.01)
 
 
 def one_engine(start: Start) -> Router:
-    """What a server without replicas has."""
     return Router(WorkerSource(lambda number, part: engine_host(start)), single=True)
 
 
@@ -154,7 +149,6 @@ class ThreadFleet:
 
     @property
     def busiest(self) -> int:
-        """The number of the replica with most to do."""
         facts = max(self.fleet.replicas, key=lambda one: one.tokens)
         return int(facts.name.rpartition("-")[2])
 

@@ -192,7 +192,6 @@ TABLES = {"eagle": EAGLE, "eagle3": EAGLE3, "dflash": DFLASH, "speculators": SPE
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Decoder]]:
-    """A folder of each kind, and its target."""
     root = tmp_path_factory.mktemp("good")
     tiny = write_tiny_target(root / "target", layers=7)
     eagle = EAGLE_GOLDEN / "drafts" / "llama_eagle2", EAGLE_GOLDEN / "targets" / "llama"

@@ -58,7 +58,6 @@ class Past(NamedTuple):
 def scores_of(
     logits_RV: Tensor, rules: SamplingRules, past: Past | None = None, stops: tuple[int, ...] = ()
 ) -> Tensor:
-    """All rows under the same rules."""
     rows, size = logits_RV.shape
     past = past or wrote(size, [], [])
     if len(past.tokens_RC) != rows:
