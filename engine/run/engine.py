@@ -28,7 +28,8 @@ from ..events import (
     answer_ready,
     finish_of,
 )
-from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
+from ..prepare.inputs import Fit, Prompt
+from ..request_settings import AS_THE_GRAPH, RequestSettings
 from .core import EngineCore
 from .session import Session, open_session
 

@@ -40,9 +40,10 @@ from ..prepare.environment import (
     set_up_torch,
     threads_of,
 )
-from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
+from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED, Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
+from ..request_settings import AS_THE_GRAPH, RequestSettings
 from .core import EngineCore
 from .scoring import costs_of
 

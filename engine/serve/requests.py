@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from ...states.text.documents import Document
 from ...states.text.grammar import ANY_OBJECT
 from ...states.text.prompts import PastTurn
-from ..prepare.inputs import Prompt, RequestSettings
+from ..prepare.inputs import Prompt
+from ..request_settings import RequestSettings
 from ..workers.protocol import Submit
 from .errors import bad_field, invalid
 

@@ -35,8 +35,7 @@ class CoinRole(IntEnum):
 
 def branch_key(seed: int, branch: int) -> int:
     """The key of a branch (an int64 value) from its request's seed and its index; root is -1."""
-    seed_key = fold(torch.zeros((), dtype=torch.int64), torch.tensor(_signed(seed % WORD)))
-    return int(fold(seed_key, torch.tensor(branch)))
+    return _signed(_fold_host(_fold_host(0, seed), branch))
 
 
 def token_keys(key_R: Tensor, position_R: Tensor) -> Tensor:
@@ -121,6 +120,14 @@ def _mix(x: Tensor) -> Tensor:
 def _shifted(x: Tensor, count: int) -> Tensor:
     """Logical shift to the right: int64 shifts copy the sign bit."""
     return (x >> count) & (WORD - 1 >> count)
+
+
+def _fold_host(key: int, value: int) -> int:
+    """`fold` of Python integers, as an unsigned word."""
+    x = (key + value * STEP) % WORD
+    for shift, factor in zip(SHIFTS, MULTIPLIERS, strict=False):
+        x = (x ^ x >> shift) * factor % WORD
+    return x ^ x >> SHIFTS[-1]
 
 
 def _signed(word: int) -> int:

@@ -50,11 +50,10 @@ MAY_IMPORT = {
     "states/drafters": "states states/graph states/yaml ops ops/*",
     "states/phases": "states states/text ops ops/*",
     "engine": (
-        "models models/* states states/yaml states/graph states/text states/phases ops ops/kv"
+        "models models/* states states/yaml states/graph states/text states/phases ops ops/kv "
+        "ops/sampling"
     ),
-    "engine/prepare": (
-        "engine states/yaml states/graph states states/text models ops ops/sampling"
-    ),
+    "engine/prepare": "engine states/yaml states/graph states/text models ops",
     "engine/chunks": "engine states/yaml states/graph states/text models models/load ops",
     "engine/record": "engine engine/chunks states states/* ops",
     "engine/run": (

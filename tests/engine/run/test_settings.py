@@ -10,7 +10,8 @@ from helpers.clusters import BEES as FIRST
 from helpers.clusters import CAMPING, session_of
 
 from specsot.engine.events import AnswerReady, Committed
-from specsot.engine.prepare.inputs import Prompt, RequestSettings
+from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.request_settings import RequestSettings
 from specsot.engine.run.engine import Engine, Handle
 from specsot.engine.run.session import Session
 from specsot.ops.sampling.settings import SamplingRules

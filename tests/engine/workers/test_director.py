@@ -19,9 +19,10 @@ from helpers.clusters import (
 )
 from helpers.support import outline_of
 
-from specsot.engine.prepare.inputs import Prompt, RequestSettings
+from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
+from specsot.engine.request_settings import RequestSettings
 from specsot.engine.run.session import Session
 from specsot.engine.workers.director import Director, new_request_state
 from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
