@@ -241,7 +241,7 @@ def _check(file: Path, sha256: str) -> None:
 
 def find_model(ref: str, dtype: str = "float32") -> Path:
     """The folder of a model: a folder, a .gguf file (converted once), a name, or a Hub id. Raises
-    ModelError, UsageError: there is no such model, or it cannot be read or fetched. dtype: of a
+    ModelError, UsageError: the model does not exist, or cannot be read or fetched. dtype: of a
     converted .gguf file: bfloat16, or else float32."""
     from ..models.load.weights import resolve
 

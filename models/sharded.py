@@ -36,7 +36,7 @@ class Place(NamedTuple):
 def place(rank: int, ranks: int, tp: int) -> Place:
     """The place of a rank in groups of every (ranks / tp)-th rank: its part of a group of all ranks
     is inside its part of any smaller group, so that regrouping moves no weight. ValueError if `tp`
-    does not divide the number of ranks, or there is no such rank."""
+    does not divide the number of ranks, or the rank is out of range."""
     if tp < 1 or ranks % tp or not 0 <= rank < ranks:
         raise ValueError(f"rank {rank} of {ranks} in groups of {tp}: the groups must come out even")
     groups = ranks // tp

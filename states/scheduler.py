@@ -144,7 +144,7 @@ def within_budget(
     for request in half_read:
         if request in finishing:
             continue
-        # There is no slot for its first branch yet, so only the prefix is read.
+        # Its first branch has no slot yet, so only the prefix is prefilled.
         if (count := min(_max_chunk(request), remaining)) > 0:
             starts.chunks.append((request, count))
             remaining -= count

@@ -103,8 +103,8 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another program with the side's models; answer: of one prompt, at most so many tokens; codes:
-    its number format of the weights, if it differs."""
+    """Another program with the side's models. answer: decodes one prompt within a token budget.
+    codes: the number format of its weights, if it differs."""
 
     name: str
     answer: "Callable[[Side, Prompt, int | None], SideRun]"

@@ -324,7 +324,7 @@ def decode(line: bytes) -> Message:
 
 def summed(values: Sequence[Any], name: str = "") -> Any:
     """Counters of several workers together: sums of numbers, of lists place by place, of mappings
-    key by key; None is no number, and what CONSTANTS names is not added."""
+    key by key. None counts as absent, and the fields in CONSTANTS are not added."""
     present = [value for value in values if value is not None]
     if not present:
         return None

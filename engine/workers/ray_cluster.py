@@ -159,9 +159,9 @@ def set_up_ray(address: str) -> None:
 
 @contextmanager
 def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
-    """Be a driver of a Ray cluster; with LOCAL, of one that is started and ends with this process.
-    Signals do what they did before: Ray would end the process, without Python's knowledge. Raises
-    ClusterError: there is no such cluster, or it refuses the token."""
+    """Connect this process to a Ray cluster as a driver; LOCAL starts a cluster that ends with the
+    process. Restores the signal handlers, because those of Ray end the process without Python
+    cleanup. Raises ClusterError: the cluster does not exist, or refuses the token."""
     import ray
     from ray.exceptions import RayError
 

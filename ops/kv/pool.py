@@ -395,7 +395,8 @@ class SlotTable:
         if slots.size:
             self._label_(slots, first)
             self.blocks.writer[self.blocks.table(first)] = NO_SEGMENT
-            self.home[slots], region = first, self._include_(first, slots)
+            region = self._include_(first, slots)
+            self.home[slots] = first
             region.first = region.low // self.blocks.size * self.blocks.size
             region.size = self.blocks.whole(region.high - region.first, up=True)
 

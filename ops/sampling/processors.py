@@ -18,9 +18,9 @@ from .settings import TIES, SamplingRules
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """The rules of several branches (or rows; S stands for either) as columns, float64 or int64;
-    biases are padded with (0, 0), -inf for real stop ids, forced tokens with -1. On the host:
-    how many best scores the filters read, the most ids that a drawn row keeps, and which
-    settings occur."""
+    biases are padded with (0, 0), forced tokens with -1; stop ids have a bias of -inf. Host fields:
+    the number of best scores that the filters read, the largest number of ids that a drawn row
+    keeps, and the settings that occur."""
 
     greedy_S: Tensor
     temperature_S: Tensor

@@ -120,7 +120,7 @@ def validate(source: Source) -> Graph:
 
 
 def _check_version(source: Source) -> None:
-    """Raise GraphError if the file is no mapping, or needs a later version of specsot."""
+    """Raise GraphError if the file is not a mapping, or needs a later version of specsot."""
     check_mapping(source, "graph")
     version = source.data.get("version")
     if isinstance(version, int) and not isinstance(version, bool) and version > VERSION:

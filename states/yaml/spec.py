@@ -89,7 +89,7 @@ def model_at(model: type[BaseModel], path: KeyPath) -> type[BaseModel] | None:
         return next(filter(None, map(model_in, get_args(kind))), None)
 
     inner: type[BaseModel] | None = model
-    for key in path:  # what is no key of a model is an index or a key of many models
+    for key in path:  # a key that the model lacks is an index, or the key of a mapping of models
         fields = inner.model_fields if inner is not None else {}
         field = next((f for name, f in fields.items() if key in (name, f.alias)), None)
         inner = inner if field is None else model_in(field.annotation)
