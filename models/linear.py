@@ -79,7 +79,7 @@ class Linear(nn.Linear):
     few_rows = 0
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x @ weight.T + bias, plus the residual [N, O]; without a bias one kernel computes both."""
+        """x @ weight.T + bias, plus the residual [N, O]. Without a bias, one kernel does both."""
         bias = self.bias
         if residual is not None and bias is not None:
             return residual + self.forward(x)
