@@ -66,7 +66,7 @@ class Ranks:
     all others after it, on GPUs (NCCL) by torch's watchdog, which ends the process.
 
     group: of torch.distributed, or a bare process group; None for all ranks of the default one.
-    sent: bytes that this rank put into the collectives. lost: why the group has failed, if it has.
+    lost: why the group has failed, if it has.
     """
 
     group: Any
@@ -74,13 +74,12 @@ class Ranks:
     count: int
     sums: int = 0
     gathers: int = 0
-    sent: int = 0
     lost: str = ""
 
     def sum_(self, x: Tensor) -> Tensor:
         """Sum over all ranks, in place; the same bits everywhere. Raises RankLost."""
         self.sums += 1
-        self._run("all_reduce", x, lambda members: members.allreduce([x]))
+        self._run("all_reduce", lambda members: members.allreduce([x]))
         return x
 
     def gather(self, x: Tensor) -> Tensor:
@@ -88,7 +87,7 @@ class Ranks:
         self.gathers += 1
         parts = x.new_empty(self.count, *x.shape)
         into = [list(parts.unbind())]
-        self._run("all_gather", x, lambda members: members.allgather(into, [x.contiguous()]))
+        self._run("all_gather", lambda members: members.allgather(into, [x.contiguous()]))
         return parts
 
     def first(self, number: int, device: torch.device) -> int:
@@ -101,10 +100,9 @@ class Ranks:
         if any(rank_N != all_RN[0] for rank_N in all_RN):
             raise ValueError(f"the ranks are not alike: {all_RN}")
 
-    def _run(self, what: str, x: Tensor, collective: Callable[[Any], Any]) -> None:
+    def _run(self, what: str, collective: Callable[[Any], Any]) -> None:
         if self.lost:
             raise RankLost(self.lost)
-        self.sent += x.numel() * x.element_size()
         try:
             collective(dist.group.WORLD if self.group is None else self.group).wait()
         except RuntimeError as error:
