@@ -43,18 +43,6 @@ def place(rank: int, ranks: int, tp: int) -> Place:
     return Place(rank // groups, range(rank % groups, ranks, groups))
 
 
-def peers(rank: int, ranks: int, before: int, tp: int) -> range:
-    """The ranks that compute, in groups of `before`, a part of what this rank computes in groups of
-    `tp`, in the order of the parts: they exchange their rows when groups become smaller. ValueError
-    if such groups are not parts of each other."""
-    here = place(rank, ranks, before)
-    there = place(rank, ranks, tp)
-    if before % tp:
-        raise ValueError(f"groups of {before} do not become groups of {tp}")
-    parts = before // tp
-    return here.members[there.number * parts : (there.number + 1) * parts]
-
-
 class RankLost(RuntimeError):
     """A collective failed: a rank is dead, hangs, or calls another collective."""
 
@@ -109,22 +97,6 @@ class Ranks:
             reason = str(error).splitlines()[0]
             self.lost = f"rank {self.index} of {self.count}: {what} failed: {reason}"
             raise RankLost(self.lost) from error
-
-
-def gather_heads(rows_L2hRd: Tensor, peers: Ranks, heads: Sequence[int]) -> Tensor:
-    """The same rows of every peer, each with its number of KV heads -> [L, 2, all their heads, R,
-    head_dim]. Raises RankLost."""
-    rows_hL2Rd = rows_L2hRd.permute(2, 0, 1, 3, 4)
-    padded = rows_hL2Rd.new_zeros(max(heads), *rows_hL2Rd.shape[1:])
-    padded[: len(rows_hL2Rd)] = rows_hL2Rd
-    parts = zip(peers.gather(padded), heads, strict=True)
-    return torch.cat([rows[:count] for rows, count in parts]).permute(1, 2, 0, 3, 4)
-
-
-def peer_heads(kv_heads: int, ranks: int, before: int, peers: Sequence[int]) -> list[int]:
-    """KV heads that each of these peers has in groups of `before`."""
-    numbers = [place(rank, ranks, before).number for rank in peers]
-    return [len(part(kv_heads, number, before)) for number in numbers]
 
 
 def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:

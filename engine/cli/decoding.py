@@ -243,13 +243,13 @@ def simulate(
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]
     source = partial(arrivals_of, arrivals, requests, work, seed)
+    simulate = partial(command.simulate, program.graph, cost, names, source, seed=seed)
     if cluster is None:
-        results = command.simulate(program.graph, cost, names, source, seed=seed)
+        results = simulate()
         show_result(as_json, [command.described(results)], policies=results)
         return
-    setups = command.cluster_setups(cluster, tp, link, shape=shape, together=together)
-    results = command.simulate_clusters(
-        program.graph, cost, names, source, setups=setups, seed=seed
+    results = simulate(
+        setups=command.cluster_setups(cluster, tp, link, shape=shape, together=together)
     )
     show_result(as_json, [command.clusters_described(results)], clusters=results)
 

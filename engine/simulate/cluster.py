@@ -7,8 +7,8 @@ Every part has the place of its request in the order of arrivals.
 """
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -82,15 +82,30 @@ class TextTag(NamedTuple):
 
 
 class SimulatedWorker(Simulation):
-    """One worker, or the common steps of a group; the tag of a text is a `TextTag`. in_step: busy.
-    owed: the group has just stepped, so the worker steps next. worked: busy seconds."""
+    """One worker, or a group of workers (`members`) that write outlines together. The tag of a text
+    is a `TextTag`.
 
-    def __init__(self, number: int, graph: Graph, cost: StepCost, policy: str, seed: int) -> None:
-        super().__init__(graph, cost, policy, f"{seed}/{number}")
+    number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
+    with the regroup after a step. stepping: members in a step of their own. owed: the group has
+    just stepped, so the worker steps next. worked: busy seconds.
+    """
+
+    def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: str, number: int) -> None:
+        super().__init__(graph, cost, policy, seed)
         self.number = number
+        self.members: Sequence[SimulatedWorker] = ()
+        self.group: SimulatedWorker | None = None
         self.in_step = False
+        self.stepping = 0
         self.owed = False
         self.worked = 0.0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether others step first: members before their group, the group before a worker."""
+        if self.group is None:
+            return self.stepping > 0
+        return self.group.in_step or not (self.group.is_idle or self.owed)
 
     def start(self, now: float) -> bool:
         """Start a step, if there is anything to do; afterwards `self.now` is its end."""
@@ -100,18 +115,6 @@ class SimulatedWorker(Simulation):
         return self.in_step
 
 
-@dataclass(eq=False, slots=True)
-class WorkerGroup:
-    """Workers that write outlines together. running: in a common step or a regroup after it;
-    stepping: number of members in a step of their own."""
-
-    number: int
-    both: SimulatedWorker
-    members: list[SimulatedWorker]
-    running: bool = False
-    stepping: int = 0
-
-
 class ClusterSimulation:
     """A cluster on arrivals in the order of time. Raises UsageError: the graph cannot be
     simulated."""
@@ -119,27 +122,28 @@ class ClusterSimulation:
     def __init__(
         self, graph: Graph, cost: StepCost, policy: str, setup: ClusterSetup, seed: int = 0
     ) -> None:
-        def worker(number: int, cost: StepCost) -> SimulatedWorker:
-            return SimulatedWorker(number, graph, cost, policy=policy, seed=seed)
-
         self.setup = setup
         self.served = ClusterFigures(workers=setup.workers)
         self.now = 0.0
-        self.workers = [worker(number, cost) for number in range(setup.workers)]
-        self.loads = placement.Loads(range(setup.workers))
+        self.workers = [
+            SimulatedWorker(graph, cost, policy, f"{seed}/{number}", number)
+            for number in range(setup.workers)
+        ]
+        self.loads = placement.Loads(setup.workers)
         self.beginnings = placement.PrefixIndex()
         tree = self.workers[0].manager.capacity.round_rows(1)
         together = GroupCost(
             **asdict(cost), ranks=setup.tp, link=setup.link, shape=setup.shape, tree=tree
         )
-        firsts = range(0, setup.workers, setup.tp) if setup.tp > 1 else ()
-        self.groups = [
-            WorkerGroup(
-                number, worker(-1 - number, together), self.workers[first : first + setup.tp]
-            )
-            for number, first in enumerate(firsts)
-        ]
-        self.group_loads = placement.Loads(range(len(self.groups)))
+        self.groups = list[SimulatedWorker]()
+        for first in range(0, setup.workers, setup.tp) if setup.tp > 1 else ():
+            number = len(self.groups)
+            group = SimulatedWorker(graph, together, policy, f"{seed}/{-1 - number}", number)
+            group.members = self.workers[first : first + setup.tp]
+            for member in group.members:
+                member.group = group
+            self.groups.append(group)
+        self.group_loads = placement.Loads(len(self.groups))
         self.group_beginnings = placement.PrefixIndex()
         self._token_seconds = cost.seconds(tree, 1, 0) / cost.mean_tokens
         self._rng = random.Random(f"cluster {seed}")
@@ -159,15 +163,14 @@ class ClusterSimulation:
             else:
                 self.now, _, handle = heappop(self._events)
                 handle()
-        groups = [group.both for group in self.groups]
-        simulations = [*self.workers, *groups]
+        simulations = [*self.workers, *self.groups]
         for simulation in simulations:
             served.refused += simulation.served.refused
             served.tokens += simulation.served.tokens
             served.steps += simulation.served.steps
         served.count_schedulers([simulation.manager for simulation in simulations])
         served.seconds = self.now
-        common = served.regroup_seconds + sum(group.worked for group in groups)
+        common = served.regroup_seconds + sum(group.worked for group in self.groups)
         worked = self.setup.tp * common + sum(worker.worked for worker in self.workers)
         served.busy = worked / (self.setup.workers * self.now) if self.now else 0.0
         return served
@@ -188,107 +191,79 @@ class ClusterSimulation:
         outlines = bool(arrival.outline) and not self.setup.together
         first = arrival
         if outlines:
-            texts = (arrival.outline,)
-            first = Arrival(arrival.at, arrival.prompt, texts, budget=arrival.outline)
+            budget = arrival.outline
+            first = replace(arrival, texts=(budget,), outline=0, budget=budget)
         else:
             tokens += sum(arrival.texts)
-        tag = TextTag(job, WHOLE_ANSWER, tokens)
         by_group = outlines and bool(self.groups)
-        loads = self.group_loads if by_group else self.loads
         beginnings = self.group_beginnings if by_group else self.beginnings
+        loads = self.group_loads if by_group else self.loads
         chosen = placement.route(arrival.prompt, beginnings.find(keys), loads)
         beginnings.note_(keys, chosen)
-        if by_group:
-            loads.add_(chosen, tokens)
-            group = self.groups[chosen]
-            group.both.submit(Live(first, tag), job.ids, number)
-            self._step_together(group)
-        else:
-            self._add_load(chosen, tokens)
-            self.workers[chosen].submit(Live(first, tag), job.ids, number)
-            self._step(self.workers[chosen])
+        worker = (self.groups if by_group else self.workers)[chosen]
+        self._add_load(worker, tokens)
+        self._submit(worker, Live(first, TextTag(job, WHOLE_ANSWER, tokens)), job.ids)
 
-    def _submit_part(self, number: int, tag: TextTag, received: int) -> None:
-        """A part of an outline, as a request whose prompt begins with `received` rows."""
-        job = tag.job
-        ids = job.ids + (MAX_IDS - 1 - tag.part,) * PART_PROMPT
-        texts = (job.arrival.texts[tag.part],)
-        arrival = Arrival(self.now, len(ids), texts, budget=job.arrival.budget)
-        self.workers[number].submit(Live(arrival, tag, received), ids, job.number)
-        self._step(self.workers[number])
+    def _submit(self, worker: SimulatedWorker, live: Live, ids: tuple[int, ...]) -> None:
+        worker.submit(live, ids, live.tag.job.number)
+        self._step(worker)
 
-    def _add_load(self, worker: int, tokens: int) -> None:
-        self.loads.add_(worker, tokens)
-        if self.groups:
-            self.group_loads.add_(worker // self.setup.tp, tokens)
-
-    def _group_of(self, worker: SimulatedWorker) -> WorkerGroup | None:
-        return self.groups[worker.number // self.setup.tp] if self.groups else None
+    def _add_load(self, worker: SimulatedWorker, tokens: int) -> None:
+        if not worker.members:
+            self.loads.add_(worker.number, tokens)
+        if (group := worker if worker.members else worker.group) is not None:
+            self.group_loads.add_(group.number, tokens)
 
     def _step(self, worker: SimulatedWorker) -> None:
-        """Start the next step of a free worker, unless its group steps first."""
-        group = self._group_of(worker)
-        blocked = group is not None and (group.running or not (group.both.is_idle or worker.owed))
-        if worker.in_step or blocked:
+        """Start the next step of a worker or group that is free and not blocked."""
+        if worker.in_step or worker.blocked:
             return
         worker.owed = False
         if worker.start(self.now):
-            if group is not None:
-                group.stepping += 1
+            if worker.group is not None:
+                worker.group.stepping += 1
             self._later(worker.now, partial(self._stepped, worker))
 
     def _stepped(self, worker: SimulatedWorker) -> None:
+        """After a step; a group gathers the prefixes of the outlines that it has written."""
+        written = self._collect(worker)
+        if worker.members:
+            sizes = [len(job.ids) * self.setup.shape.kv_bytes for job in written]
+            seconds = sum(self.setup.link.all_gather(size, self.setup.tp) for size in sizes)
+            self.served.regroups += len(written)
+            self.served.regroup_bytes += sum(sizes)
+            self.served.regroup_seconds += seconds
+            if written:
+                self._later(self.now + seconds, partial(self._regrouped, worker, written))
+            else:
+                self._regrouped(worker, written)
+            return
         worker.in_step = False
-        group = self._group_of(worker)
-        if group is not None:
-            group.stepping -= 1
-        for job in self._collect(worker):
+        if worker.group is not None:
+            worker.group.stepping -= 1
+        for job in written:
             self._spread(job, [worker.number], 0)
-        if group is not None:
-            self._step_together(group)
+        if worker.group is not None:
+            self._step(worker.group)
         self._step(worker)
 
-    def _step_together(self, group: WorkerGroup) -> None:
-        """Start a common step, if no member of the group is in a step."""
-        if not (group.running or group.stepping) and group.both.start(self.now):
-            group.running = True
-            self._later(group.both.now, partial(self._stepped_together, group))
-
-    def _stepped_together(self, group: WorkerGroup) -> None:
-        """After a common step: gather the prefixes of the written outlines."""
-        written = self._collect(group.both, group)
-        sizes = [len(job.ids) * self.setup.shape.kv_bytes for job in written]
-        seconds = sum(self.setup.link.all_gather(size, self.setup.tp) for size in sizes)
-        self.served.regroups += len(written)
-        self.served.regroup_bytes += sum(sizes)
-        self.served.regroup_seconds += seconds
-        if written:
-            self._later(self.now + seconds, partial(self._regrouped, group, written))
-        else:
-            self._regrouped(group, written)
-
-    def _regrouped(self, group: WorkerGroup, written: list[ClusterJob]) -> None:
+    def _regrouped(self, group: SimulatedWorker, written: list[ClusterJob]) -> None:
         """Place the parts of outlines, and let every member step by itself."""
         for job in written:
             self._spread(job, [member.number for member in group.members], len(job.ids))
-        group.running = False
+        group.in_step = False
         for member in group.members:
             member.owed = True
             self._step(member)
-        self._step_together(group)
+        self._step(group)
 
-    def _collect(
-        self, worker: SimulatedWorker, group: WorkerGroup | None = None
-    ) -> list[ClusterJob]:
+    def _collect(self, worker: SimulatedWorker) -> list[ClusterJob]:
         """Count the results of a step; returns the jobs whose outline is written."""
         first = [live.tag.job for live in worker.started if live.tag.part == WHOLE_ANSWER]
         self.served.time_to_first_token += [self.now - job.arrival.at for job in first]
         written = list[ClusterJob]()
         for job, part, tokens in (live.tag for live in worker.ended):
-            if group is None:
-                self._add_load(worker.number, -tokens)
-            else:
-                self.group_loads.add_(group.number, -tokens)
+            self._add_load(worker, -tokens)
             if part == WHOLE_ANSWER and job.arrival.outline and not self.setup.together:
                 # The ids of the outline become part of the prefix.
                 job.ids += ((2 * job.number + 2) % MAX_IDS,) * job.arrival.outline
@@ -303,8 +278,7 @@ class ClusterSimulation:
     def _spread(self, job: ClusterJob, holders: list[int], received: int) -> None:
         """Place a request's parts on the workers that finish them first. holders: workers with the
         prefix; received: rows of it that are not in their trees."""
-        rows = len(job.ids)
-        size = rows * self.setup.shape.kv_bytes
+        size = len(job.ids) * self.setup.shape.kv_bytes
         seconds = self.setup.link.send(size)
         fee = round(seconds / self._token_seconds) + 1
         expected = [max(round(n * self._rng.uniform(*HINT_FACTORS)), 1) for n in job.arrival.texts]
@@ -315,10 +289,16 @@ class ClusterSimulation:
         self.served.sent_bytes += len(sent) * size
         self.served.sent_seconds += len(sent) * seconds
         for part, number in enumerate(placed):
-            tag = TextTag(job, part, expected[part])
-            self._add_load(number, tag.tokens)
+            worker = self.workers[number]
+            self._add_load(worker, expected[part])
+            # A part is a request whose prompt begins with the rows that the worker has received.
+            at = self.now + seconds if number in sent else self.now
+            ids = job.ids + (MAX_IDS - 1 - part,) * PART_PROMPT
+            texts = (job.arrival.texts[part],)
+            arrival = Arrival(at, len(ids), texts, budget=job.arrival.budget)
+            rows = len(job.ids) if number in sent else received
+            live = Live(arrival, TextTag(job, part, expected[part]), rows)
             if number in sent:
-                submit = partial(self._submit_part, number, tag, rows)
-                self._later(self.now + seconds, submit)
+                self._later(at, partial(self._submit, worker, live, ids))
             else:
-                self._submit_part(number, tag, received)
+                self._submit(worker, live, ids)

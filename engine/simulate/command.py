@@ -16,38 +16,30 @@ Source = Callable[[], Iterator[Arrival]]  # the same arrivals at each call
 
 
 def simulate(
-    graph: Graph, cost: StepCost, policies: Sequence[str], source: Source, *, seed: int
+    graph: Graph,
+    cost: StepCost,
+    policies: Sequence[str],
+    source: Source,
+    *,
+    setups: Sequence[ClusterSetup] = (),
+    seed: int,
 ) -> dict[str, Document]:
-    """All policies on the same arrivals."""
+    """All policies on the same arrivals, or all clusters under one policy; with the real duration
+    of each simulation, and its speed in units."""
+    if setups and len(policies) != 1:
+        raise UsageError("--cluster compares clusters under one policy: --policies NAME")
     results = {}
-    for policy in policies:
+    for setup in setups:
+        cluster = ClusterSimulation(graph, cost, policies[0], setup, seed=seed)
+        results[setup.name] = _served(cluster, source, "events")
+    for policy in () if setups else policies:
         world = Simulation(graph, cost, policy, seed)
         document = results[policy] = _served(world, source, "requests")
         document["microseconds_per_plan"] = 1e6 * world.busy / max(document["steps"], 1)
     return results
 
 
-def simulate_clusters(
-    graph: Graph,
-    cost: StepCost,
-    policies: Sequence[str],
-    source: Source,
-    *,
-    setups: Sequence[ClusterSetup],
-    seed: int,
-) -> dict[str, Document]:
-    """All clusters under one policy on the same arrivals."""
-    if len(policies) != 1:
-        raise UsageError("--cluster compares clusters under one policy: --policies NAME")
-    results = {}
-    for setup in setups:
-        world = ClusterSimulation(graph, cost, policies[0], setup, seed=seed)
-        results[setup.name] = _served(world, source, "events")
-    return results
-
-
 def _served(world: Simulation | ClusterSimulation, source: Source, unit: str) -> Document:
-    """The figures of a simulation, with its real duration and its speed in units."""
     start = perf_counter()
     served = world.run(source())
     wall = perf_counter() - start

@@ -7,7 +7,7 @@ index those that have the rows of a prompt's beginning.
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeVar
 
@@ -32,36 +32,18 @@ def prefix_keys(ids: Sequence[int], block: int = BLOCK) -> list[int]:
 
 class Loads:
     """Tokens that each worker will write: a heap whose outdated entries are dropped when they come
-    up."""
+    up. tokens: by worker."""
 
-    def __init__(self, workers: Iterable[int] = ()) -> None:
-        self._tokens = dict.fromkeys(workers, 0)
-        self._heap = [(0, worker) for worker in self._tokens]
-        heapify(self._heap)
-
-    def __contains__(self, worker: int) -> bool:
-        return worker in self._tokens
-
-    def of(self, worker: int) -> int:
-        """Tokens of one worker; KeyError if it is not attached."""
-        return self._tokens[worker]
-
-    def attach_(self, worker: int, tokens: int = 0) -> None:
-        self._tokens[worker] = 0
-        self.add_(worker, tokens)
-
-    def detach_(self, worker: int) -> None:
-        """Remove a worker; the caller drains or moves its requests."""
-        del self._tokens[worker]
+    def __init__(self, workers: int) -> None:
+        self.tokens = [0] * workers
+        self._heap = [(0, worker) for worker in range(workers)]
 
     def add_(self, worker: int, tokens: int) -> None:
-        """Add tokens to a worker's work, or subtract them; ignored if it is not attached."""
-        if worker not in self._tokens:
-            return
-        self._tokens[worker] += tokens
-        heappush(self._heap, (self._tokens[worker], worker))
-        if len(self._heap) > 4 * len(self._tokens) + 64:
-            self._heap = [(tokens, worker) for worker, tokens in self._tokens.items()]
+        """Add tokens to a worker's work, or subtract them."""
+        self.tokens[worker] += tokens
+        heappush(self._heap, (self.tokens[worker], worker))
+        if len(self._heap) > 4 * len(self.tokens) + 64:
+            self._heap = [(tokens, worker) for worker, tokens in enumerate(self.tokens)]
             heapify(self._heap)
 
     def least(self, count: int) -> list[int]:
@@ -69,7 +51,7 @@ class Loads:
         loads = dict[int, int]()
         while self._heap and len(loads) < count:
             tokens, worker = heappop(self._heap)
-            if self._tokens.get(worker) == tokens:
+            if self.tokens[worker] == tokens:
                 loads[worker] = tokens
         for worker, tokens in loads.items():
             heappush(self._heap, (tokens, worker))
@@ -89,9 +71,9 @@ class PrefixIndex:
     def __init__(self, block: int = BLOCK, size: int = MAX_BEGINNINGS) -> None:
         self.block = block
         self.size = size
-        self._workers = OrderedDict[int, tuple[Hashable, ...]]()
+        self._workers = OrderedDict[int, tuple[Any, ...]]()
 
-    def note_(self, keys: Sequence[int], worker: Hashable) -> None:
+    def note_(self, keys: Sequence[int], worker: Any) -> None:
         """A worker reads a prompt of these `prefix_keys`."""
         for key in keys:
             others = (other for other in self._workers.pop(key, ()) if other != worker)
@@ -108,23 +90,18 @@ class PrefixIndex:
 
 def route(prompt: int, holders: Holders, loads: Loads) -> int:
     """The worker that would have read a prompt of `prompt` tokens first, among the holders of its
-    beginning and the worker with the least work. Raises ValueError: no worker is attached."""
+    beginning and the worker with the least work."""
     unread = dict.fromkeys(loads.least(1), prompt)
-    if not unread:
-        raise ValueError("no worker is attached")
-    for worker in holders.workers:
-        if worker in loads:
-            unread[worker] = max(prompt - holders.tokens, 1)
+    unread |= dict.fromkeys(holders.workers, max(prompt - holders.tokens, 1))
     ratio = TOKENS_READ_PER_WRITTEN
-    return min(unread, key=lambda worker: (loads.of(worker) * ratio + unread[worker], worker))
+    return min(unread, key=lambda worker: (loads.tokens[worker] * ratio + unread[worker], worker))
 
 
 def candidates(holders: Iterable[int], count: int, fee: int, loads: Loads) -> dict[int, int]:
     """Tokens that each worker would write before it could start a branch, by number: holders of its
     prefix, and `count` others, which receive the prefix first, at a cost of `fee` tokens."""
-    waits = {worker: loads.of(worker) for worker in holders if worker in loads}
-    for worker in loads.least(count):
-        waits.setdefault(worker, loads.of(worker) + fee)
+    waits = {worker: loads.tokens[worker] + fee for worker in loads.least(count)}
+    waits |= {worker: loads.tokens[worker] for worker in holders}
     return dict(sorted(waits.items()))
 
 
@@ -137,10 +114,8 @@ def place_branches(
     one of equals; None where all are full.
 
     lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that each
-    worker can take; None for any number. Raises ValueError: there are no workers.
+    worker can take; None for any number.
     """
-    if not waits:
-        raise ValueError("no worker is attached")
     workers = [*waits]
     free = [len(lengths) if capacity is None else capacity[worker] for worker in workers]
     heap = [(waits[one], place) for place, one in enumerate(workers) if free[place] > 0]
@@ -170,8 +145,6 @@ def assign_branches(
 ) -> list[tuple[Branch, Worker]]:
     """Branches with their workers, without those that no worker has capacity for. Of workers with
     equal loads the holders of the prefix come first."""
-    if not loads:
-        return []
     waits = dict(sorted(loads.items(), key=lambda item: item[0] not in holders))
     workers = place_branches([expected_length(branch) for branch in branches], waits, capacity)
     pairs = zip(branches, workers, strict=True)

@@ -36,7 +36,7 @@ from ..request_settings import RequestSettings
 from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session, load
 from . import protocol
-from .process_groups import GroupMembership, StoreClient, exchange_prefix
+from .process_groups import GroupMembership, connect, exchange_prefix
 
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
 
@@ -232,7 +232,7 @@ class WorkerLoop:
         self.engines: dict[int, TensorParallelEngine] = {}
         self.groups: GroupMembership | None = None
         self.meter = Meter()
-        self._client = StoreClient()
+        self._store: Any = None  # of the driver
         self._orders = OrderQueue()
         self._pipe: protocol.WorkerSocket | None = None
 
@@ -240,6 +240,7 @@ class WorkerLoop:
         """Serve a driver until its connection is closed."""
         self._pipe = pipe
         self._orders = orders = OrderQueue()
+        self._store = None
         self.meter = Meter()
 
         def listen() -> None:
@@ -342,7 +343,9 @@ class WorkerLoop:
         error = ""
         self._leave()
         try:
-            groups = GroupMembership(order, self._client, self._pipe.address)
+            if self._store is None:
+                self._store = connect(order)
+            groups = GroupMembership(order, self._store, self._pipe.address)
             for tp, (_, ranks) in groups.groups.items():
                 self._start_engine(tp, ranks)
             self.groups = groups

@@ -10,7 +10,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -26,42 +25,12 @@ from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
 from specsot.models.linear import Weights
 from specsot.models.load.weights import load_target
-from specsot.models.sharded import RankLost, Ranks, gather_heads, peer_heads, peers, place, sharded
-from specsot.ops.kv.pool import KVCache
+from specsot.models.sharded import RankLost, Ranks, sharded
 
 Work = Callable[..., Any]
 LIMIT = 240  # seconds after which a test's ranks are given up
 QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
 BUDGET = 12
-
-
-def split_ranks(tp: int, seconds: float, before: int = 0) -> tuple[Ranks, Ranks]:
-    """Split all ranks of the default process group into groups of `tp`: this rank's group, and the
-    group of its `peers`, with which it exchanges the rows of groups of `before` (0: of all ranks).
-    Every rank must call it at the same time.
-
-    seconds: after which a collective of these groups is an error.
-    Raises ValueError: the groups do not come out even.
-    """
-    rank = dist.get_rank()
-    ranks = dist.get_world_size()
-
-    def new_group(groups: Sequence[range]) -> Ranks:
-        """Create every group, also those without this rank, as torch requires."""
-        limit = timedelta(seconds=seconds)
-        created = {
-            group: dist.new_group(list(group), timeout=limit) for group in dict.fromkeys(groups)
-        }
-        members = groups[rank]
-        return Ranks(created[members], members.index(rank), len(members))
-
-    own = new_group([place(i, ranks, tp).members for i in range(ranks)])
-    return own, new_group([peers(i, ranks, before or ranks, tp) for i in range(ranks)])
-
-
-def regroup_bytes(layers: int, kv_heads: int, head_dim: int, rows: int, itemsize: int) -> int:
-    """Bytes of the keys and values of these rows: all that a rank has after a regroup."""
-    return layers * 2 * kv_heads * head_dim * rows * itemsize
 
 
 def run_ranks(count: int, work: Work, folder: Path, *args: Any) -> list[Any]:
@@ -167,7 +136,7 @@ def unlike(rank: int, folder: Path) -> str:
 
 
 def late(rank: int) -> tuple[float, list[str]]:
-    ranks, _ = split_ranks(2, seconds=1.5)
+    ranks = Ranks(dist.new_group(timeout=timedelta(seconds=1.5)), rank, 2)
     ranks.sum_(torch.ones(3))
     said, began = list[str](), time.monotonic()
     for _ in range(0 if rank else 2):
@@ -227,78 +196,7 @@ def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]
         model = sharded(model, None, rank, dist.get_world_size())
     run = Pooled(model, torch.arange(len(ids) + 24))
     run.forward(ids[:-1], 0)
-    return decode(run, ids[-1], len(ids) - 1, 24), model.kv_heads
-
-
-def decode(run: Pooled, token: Tensor, start: int, count: int) -> list[int]:
-    """Greedy tokens of a sequence whose first `start` rows lie in the pool."""
-    tokens = list[int]()
-    for at in range(start, start + count):
-        token = run.forward(token.view(1), at).logits_RV[-1].argmax()
-        tokens.append(int(token))
-    return tokens
-
-
-def regrouped(rank: int, folder: Path, ids: Tensor, steps: Sequence[int]) -> list[dict[str, Any]]:
-    """A prefix by all ranks, then greedy decoding in groups of each size, smaller and smaller, each
-    with the prefix's rows from the group before; 1 is every rank alone."""
-    ranks, replica = dist.get_world_size(), load_target(folder)
-    pointers = [one.data_ptr() for one in tensors(replica)]
-    prefix, found, width = ids[:-1], list[dict[str, Any]](), ranks
-    own, _ = split_ranks(ranks, seconds=30)
-    before = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids) + 8))
-    before.forward(prefix, 0)
-    for tp in steps:
-        own, others = split_ranks(tp, seconds=30, before=width)
-        slots = torch.randperm(len(ids) + 8, generator=torch.Generator().manual_seed(tp))
-        after = Pooled(sharded(replica, own.group, own.index, own.count), slots)
-        heads = peer_heads(replica.kv_heads, ranks, width, peers(rank, ranks, width, tp))
-        rows = (one.slots[: len(prefix)].numpy().astype(np.int32) for one in (before, after))
-        gather_kv_(before.kv, next(rows), after.kv, into=next(rows), peers=others, heads=heads)
-        found.append(
-            {
-                "tokens": decode(after, ids[-1], len(prefix), 6),
-                "sent": before.kv.ledger.bytes["regroup"],
-                "got": after.kv.ledger.bytes["regroup"],
-                "heads": after.model.kv_heads,
-                "copied": [] if tp == 1 else copied(after.model, replica),
-            }
-        )
-        before, width = after, tp
-    assert pointers == [one.data_ptr() for one in tensors(replica)], "weights have moved"
-    return found
-
-
-def gather_kv_(
-    source: KVCache, slots: Any, whole: KVCache, *, into: Any, peers: Ranks, heads: Sequence[int]
-) -> None:
-    """Rows of every peer's pool, each with other heads, into a pool with the heads of all."""
-    rows_L2hRd = source.take_out(slots, "regroup")
-    index_R = torch.as_tensor(into, dtype=torch.int64)
-    whole.data.index_copy_(3, index_R, gather_heads(rows_L2hRd, peers, heads))
-    whole.ledger.add("regroup", len(index_R) * whole.slot_bytes)
-
-
-def alone(folder: Path, ids: Tensor) -> list[int]:
-    run = Pooled(load_target(folder), torch.arange(len(ids) + 8))
-    run.forward(ids[:-1], 0)
-    return decode(run, ids[-1], len(ids) - 1, 6)
-
-
-def often(rank: int, folder: Path, ids: Tensor, times: int) -> tuple[list[int], list[int]]:
-    """Open files, and kilobytes of memory, after each of many regroups."""
-    ranks, replica = dist.get_world_size(), load_target(folder)
-    rows, files, memory = np.arange(len(ids), dtype=np.int32), list[int](), list[int]()
-    whole = Pooled(replica, torch.arange(len(ids)))
-    for _ in range(times):
-        own, others = split_ranks(ranks, seconds=30)
-        run = Pooled(sharded(replica, own.group, own.index, own.count), torch.arange(len(ids)))
-        run.forward(ids, 0)
-        heads = peer_heads(replica.kv_heads, ranks, ranks, peers(rank, ranks, ranks, 1))
-        gather_kv_(run.kv, rows, whole.kv, into=rows, peers=own, heads=heads)
-        dist.destroy_process_group(own.group)
-        if others.group is not own.group:
-            dist.destroy_process_group(others.group)
-        files.append(len(list(Path("/proc/self/fd").iterdir())))
-        memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4)
-    return files, memory
+    tokens = [ids[-1]]
+    for at in range(len(ids) - 1, len(ids) + 23):
+        tokens.append(run.forward(tokens[-1].view(1), at).logits_RV[-1].argmax())
+    return [int(token) for token in tokens[1:]], model.kv_heads

@@ -8,13 +8,10 @@ import torch
 from helpers.decoders import CASES, LAYERS, SHAPE, UNEVEN, save
 from helpers.sequences import Pooled
 from helpers.sharded_work import (
-    alone,
     forwards,
     from_shares,
     in_codes,
     late,
-    regroup_bytes,
-    regrouped,
     run_ranks,
     unlike,
 )
@@ -25,7 +22,7 @@ from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
 from specsot.models.linear import pack_
 from specsot.models.load.weights import load_target, window
-from specsot.models.sharded import Ranks, ShardedDecoder, peer_heads, peers, place, sharded
+from specsot.models.sharded import Ranks, ShardedDecoder, place, sharded
 
 ALIKE = ("llama-biases-head_dim", "mistral-window", "qwen2-tied-theta", "qwen3-biases-layer_types")
 SOME = {
@@ -116,17 +113,6 @@ def test_weights_in_codes_that_are_not_packed(folders: dict[str, Path], tmp_path
     torch.testing.assert_close(first, whole, atol=2e-5, rtol=1e-4)
 
 
-def test_groups_become_smaller(folders: dict[str, Path], tmp_path: Path) -> None:
-    both = run_ranks(2, regrouped, tmp_path, folders["uneven"], IDS, [2, 1])
-    config, rows = decoder_config(folders["uneven"]), len(IDS) - 1
-    whole = regroup_bytes(config.num_layers, 3, config.head_dim, rows, 4)
-    for rank, steps in enumerate(both):
-        assert [one["tokens"] for one in steps] == [alone(folders["uneven"], IDS)] * 2
-        assert [one["heads"] for one in steps] == [2 - rank, 3]
-        assert steps[1]["got"] == whole and not any(one["copied"] for one in steps)
-    assert sum(steps[0]["sent"] for steps in both) == whole == 3 * 2 * 3 * 4 * 15 * 4
-
-
 def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
     replica, nobody = load_target(folders["uneven"]), Ranks(None, 0, 2)
     assert sharded(replica, None, 0, 1) is replica
@@ -159,11 +145,6 @@ def test_a_finer_share_lies_inside_a_coarser_one(folders: dict[str, Path]) -> No
             assert coarse.members[coarse.number] == rank
             own = Share.of(config, coarse.number, after)
             assert Share.of(config, fine.number, before).within(own) is not None
-            others = peers(rank, ranks, before, after)
-            assert all(peers(one, ranks, before, after) == others for one in others)
-            assert sum(peer_heads(3, ranks, before, others)) == len(own.kv_heads)
     for wrong in ((0, 4, 3), (4, 4, 2), (0, 4, 0)):
         with pytest.raises(ValueError, match="come out even"):
             place(*wrong)
-    with pytest.raises(ValueError, match="do not become"):
-        peers(0, 4, 2, 4)

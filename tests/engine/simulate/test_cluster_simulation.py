@@ -17,7 +17,6 @@ from specsot.engine.simulate.cluster import (
     ClusterSetup,
     ClusterSimulation,
     SimulatedWorker,
-    WorkerGroup,
 )
 from specsot.engine.simulate.costs import (
     LINKS,
@@ -62,12 +61,11 @@ def test_everything_is_answered(workers: int, tp: int, link: str, together: bool
     assert served.requests == 80 and served.refused == 0
     assert len(served.time_to_first_token) == len(served.time_to_answer) == 80
     assert served.tokens == sum(one.outline + sum(one.texts) for one in made)
-    every = [*world.workers, *(group.both for group in world.groups)]
+    every = [*world.workers, *world.groups]
     assert all(one.is_idle and one.pool.needed_length == 0 for one in every)
     for one in every:
         one.pool.check_integrity()
-    assert all(world.loads.of(one.number) == 0 for one in world.workers)
-    assert all(world.group_loads.of(group.number) == 0 for group in world.groups)
+    assert not any([*world.loads.tokens, *world.group_loads.tokens])
     assert 0 < served.busy <= 1 + 1e-9
     outlined = [one for one in made if one.outline]
     assert served.regroups == (len(outlined) if tp > 1 else 0)
@@ -97,9 +95,9 @@ def test_parts_stand_before_requests_that_came_later() -> None:
     ended = list[tuple[int, int]]()
     hear = world._collect
 
-    def hear_(worker: SimulatedWorker, group: WorkerGroup | None = None) -> list[ClusterJob]:
+    def hear_(worker: SimulatedWorker) -> list[ClusterJob]:
         ended.extend((live.tag.job.number, live.tag.part) for live in worker.ended)
-        return hear(worker, group)
+        return hear(worker)
 
     world._collect = hear_  # type: ignore[method-assign]
     world.run(many)

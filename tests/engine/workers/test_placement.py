@@ -3,8 +3,6 @@
 import random
 from time import perf_counter
 
-import pytest
-
 from specsot.engine.workers.placement import (
     MAX_HOLDERS,
     Holders,
@@ -29,28 +27,14 @@ def test_keys_of_beginnings() -> None:
 
 
 def test_the_least_loaded_are_those_of_a_full_scan() -> None:
-    chance = random.Random(5)
-    loads, plain = Loads(range(20)), dict.fromkeys(range(20), 0)
-    for number in range(4000):
-        worker = chance.randrange(30)
-        if worker in plain and chance.random() < 0.02:
-            loads.detach_(worker)
-            del plain[worker]
-        elif worker not in plain and chance.random() < 0.5:
-            loads.attach_(worker, number)
-            plain[worker] = number
-        elif worker in plain:
-            tokens = chance.randrange(-plain[worker], 100)
-            loads.add_(worker, tokens)
-            plain[worker] += tokens
-        else:
-            loads.add_(worker, 7)  # gone: nothing happens
+    chance, loads = random.Random(5), Loads(20)
+    for _ in range(4000):
+        worker = chance.randrange(20)
+        loads.add_(worker, chance.randrange(-loads.tokens[worker], 100))
+        wanted = sorted(range(20), key=lambda one: (loads.tokens[one], one))
         count = chance.randrange(1, 25)
-        wanted = sorted(plain, key=lambda one: (plain[one], one))[:count]
-        assert loads.least(count) == wanted
-        assert all(loads.of(one) == n for one, n in plain.items())
-        assert len(loads._heap) <= 4 * len(plain) + 65
-    assert 99 not in loads
+        assert loads.least(count) == wanted[:count]
+        assert len(loads._heap) <= 4 * 20 + 65
 
 
 def test_who_has_a_beginning() -> None:
@@ -70,17 +54,13 @@ def test_who_has_a_beginning() -> None:
 
 
 def test_a_request_goes_where_it_is_read_first() -> None:
-    loads = Loads(range(4))
+    loads = Loads(4)
     for worker in range(4):
         loads.add_(worker, 10 + worker)
     assert route(100, Holders(0, ()), loads) == 0
     assert route(100, Holders(96, (2,)), loads) == 2, "96 tokens less to read, 32 more to wait for"
     loads.add_(2, 50)
     assert route(100, Holders(96, (2,)), loads) == 0
-    loads.detach_(0)
-    assert route(100, Holders(96, (0, 1)), loads) == 1, "who is gone gets nothing"
-    with pytest.raises(ValueError, match="no worker"):
-        route(1, Holders(0, ()), Loads())
 
 
 def greedy(lengths: list[int], waits: dict[int, int]) -> list[int]:
@@ -98,15 +78,13 @@ def test_the_longest_branch_first_to_whoever_is_free_first() -> None:
         waits = {worker: chance.randrange(300) for worker in range(chance.randrange(1, 9))}
         assert place_branches(lengths, waits) == greedy(lengths, waits)
     assert place_branches([10, 50, 30, 20], {1: 0, 2: 0}) == [1, 1, 2, 2]
-    with pytest.raises(ValueError, match="no worker"):
-        place_branches([1], {})
+    assert place_branches([1], {}) == [None]
 
 
 def test_a_prefix_that_costs_too_much_to_bring_stays() -> None:
-    loads = Loads(range(10))
+    loads = Loads(10)
     loads.add_(3, 40)
     assert candidates([3], 2, 25, loads) == {3: 40, 0: 25, 1: 25}
-    assert candidates([3, 99], 1, 25, loads) == {3: 40, 0: 25}
     near = place_branches([60, 60], candidates([3], 2, 25, loads))
     far = place_branches([60, 60], candidates([3], 2, 1000, loads))
     assert near == [0, 1] and far == [3, 3]
@@ -115,7 +93,7 @@ def test_a_prefix_that_costs_too_much_to_bring_stays() -> None:
 def test_ten_thousand_workers_cost_hardly_more_than_ten() -> None:
     times = []
     for count in (10, 10_000):
-        loads, chance = Loads(range(count)), random.Random(1)
+        loads, chance = Loads(count), random.Random(1)
         began = perf_counter()
         for _ in range(4000):
             worker = route(chance.randrange(50, 500), Holders(0, ()), loads)

@@ -11,7 +11,7 @@ from helpers.clusters import BEES, Together, on_workers, open_files, session_of,
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ClusterBlock
-from specsot.engine.workers.process_groups import GroupMembership, StoreClient, open_store
+from specsot.engine.workers.process_groups import GroupMembership, connect, open_store
 from specsot.engine.workers.protocol import FormGroup
 from specsot.states.migration import CAUSE
 
@@ -87,7 +87,7 @@ def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
 
     def form(rank: int) -> None:
         told = FormGroup(0, rank, 2, store.port, block)
-        groups[rank] = GroupMembership(told, StoreClient(), "127.0.0.1")
+        groups[rank] = GroupMembership(told, connect(told), "127.0.0.1")
 
     threads = [Thread(target=form, args=(rank,)) for rank in range(2)]
     for one in threads:
@@ -100,7 +100,7 @@ def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
     assert monotonic() - began < 3
     with pytest.raises(RuntimeError):
         told = FormGroup(1, 0, 2, store.port, block)
-        GroupMembership(told, StoreClient(), "127.0.0.1")
+        GroupMembership(told, connect(told), "127.0.0.1")
     assert monotonic() - began < 6
 
 
