@@ -33,7 +33,7 @@ def answers(
     typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
 
 
-def _parameters(kind: type[Any]) -> Iterator[Parameter]:
+def parameters_of(kind: type[Any]) -> Iterator[Parameter]:
     """An option for each `Annotated` field of a dataclass."""
     hints = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
@@ -55,7 +55,7 @@ def _add(kind: type[settings.DrafterTraining], trainer: str, help: str) -> None:
             texts = partial(conversation_dataset, settings.ConversationFile(prompts=prompts))
             typer.echo(train_drafter(made, kind(**values), texts))
 
-    parameters = [*_parameters(kind), *_parameters(settings.ConversationFile)]
+    parameters = [*parameters_of(kind), *parameters_of(settings.ConversationFile)]
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {}
     text = f"{help} The defaults are the shape of the embedded one."

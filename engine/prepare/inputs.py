@@ -75,7 +75,7 @@ def read_file(file: Path) -> Prompts:
     plain lines are their line numbers; an object has its own `id`, or else its line number too."""
     if file.suffix.lower() in OTHERS:
         raise UsageError(f"{file}: prompts are read from text, one per line, or from .jsonl")
-    lines = _lines(read_text(file))
+    lines = numbered_lines(read_text(file))
     if not lines:
         raise UsageError(f"{file}: no prompts in it")
     prompts: list[Prompt] = []
@@ -176,7 +176,7 @@ def _documents(file: Path) -> Iterator[Document]:
         with _at(str(file)):
             yield _document({"title": name, "text": text.strip("\n")}, 1)
         return
-    lines = _lines(text)
+    lines = numbered_lines(text)
     with _at(str(file)):
         if not lines:
             raise UsageError("no documents in it")
@@ -218,21 +218,21 @@ def _document(value: Any, number: int) -> Document:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def read_text(file: Path) -> str:
-    """A file's text without a byte-order mark; raises UsageError, with the line where there is
-    one."""
+def read_text(file: Path, most: int | None = MAX_BYTES) -> str:
+    """A file's text without a byte-order mark, of `most` bytes or fewer; raises UsageError, with
+    the line where there is one."""
     try:
         with file.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+            data = stream.read(None if most is None else most + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{file}: cannot be read: {reason}") from None
-    return _decoded(data, str(file))
+    return _decoded(data, str(file), most)
 
 
-def _decoded(data: bytes, name: str) -> str:
-    if len(data) > MAX_BYTES:
-        raise UsageError(f"{name}: more than {MAX_BYTES} bytes")
+def _decoded(data: bytes, name: str, most: int | None = MAX_BYTES) -> str:
+    if most is not None and len(data) > most:
+        raise UsageError(f"{name}: more than {most} bytes")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -244,7 +244,7 @@ def _is_jsonl(file: Path) -> bool:
     return file.suffix.lower() in (".jsonl", ".ndjson")
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
+def numbered_lines(text: str) -> list[tuple[int, str]]:
     """The lines that are not blank, with their numbers from 1."""
     return [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
 

@@ -19,7 +19,7 @@ from ...models.files import ModelError
 from ...states.text.prompts import NO_THINKING
 from ...states.text.tokens import PromptError, check_question
 from ..errors import UsageError
-from ..prepare.inputs import json_object
+from ..prepare.inputs import json_object, numbered_lines, read_text
 from .data import GOLD, Source, Tokens, TrainingBatch, pack, trimmed
 from .settings import ConversationFile, DrafterTraining
 from .teacher import Teacher
@@ -63,20 +63,10 @@ class Conversation:
 
 def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
     """One per line; of `questions` the answers may be missing. UsageError names the line."""
-    try:
-        lines = file.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
     conversations = []
-    for number, data in enumerate(lines, 1):
+    for number, line in numbered_lines(read_text(file, most=None)):
         place = f"{file}:{number}"
-        try:
-            line = data.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError:
-            raise UsageError(f"{place}: not UTF-8") from None
-        if not line.strip():
-            continue
-        conversation = _conversation(json_object(line.rstrip("\r"), place, KEYS), place)
+        conversation = _conversation(json_object(line, place, KEYS), place)
         if conversation.turns[-1].role == "user" and not questions:
             how = "with `specsot train answers` the target writes it"
             raise UsageError(f"{place}: the last user turn has no answer; {how}")

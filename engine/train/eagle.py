@@ -10,7 +10,7 @@ features get some noise. EAGLE-3 learns the target's distribution alone.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,32 +28,22 @@ from .loop import LossReport, Trainer, load_checkpoint
 from .settings import Eagle2Training, Eagle3Training, EagleTraining
 from .teacher import Teacher, TeacherOutput, attend, copy_equal_, draw_
 
-AnyEagle = Eagle | Eagle3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EagleInputs:
-    """A batch with the target's outputs. Of token j: taps_BSF, its tapped hidden states, and its
-    position, int64; of token j + 1: the token, int64, and the target's likeliest token after it.
+    """A batch, whose labels are the tokens behind each, with the target's outputs: of token j its
+    tapped hidden states (taps_BSF), of token j + 1 the likeliest token after it (best_BS).
 
     goals_BSG: what row j learns: for EAGLE-1 and EAGLE-2 the target's last hidden state of token
         j + 1; for EAGLE-3 its distribution after that token, over the draft vocabulary.
-    counted_BS: float, 1 where row j counts at step 0. visible_BSS: bool, True where row j (second
-        axis) sees row k (third axis) of step 0.
+    counted_BS: float, 1 where row j counts at step 0.
     """
 
+    batch: TrainingBatch
     taps_BSF: Tensor
-    tokens_BS: Tensor
     best_BS: Tensor
     goals_BSG: Tensor
     counted_BS: Tensor
-    positions_BS: Tensor
-    visible_BSS: Tensor
-
-
-Score = Callable[[EagleInputs, Tensor, int], tuple[Tensor, Tensor]]
-"""score(inputs, hidden_BSH, step) -> the loss of a step's features, and the share of counted rows
-whose best id is right."""
 
 
 def shift(x: Tensor, by: int = 1) -> Tensor:
@@ -63,50 +53,27 @@ def shift(x: Tensor, by: int = 1) -> Tensor:
     return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
 
 
-def unrolled_scores(
-    drafter: AnyEagle, inputs: EagleInputs, steps: int, score: Score
-) -> tuple[Tensor, Tensor]:
-    """The losses and the accuracies of drafted steps, [K] both."""
-    unrolled = enumerate(unroll(drafter, inputs, steps))
-    losses, accuracies = zip(*(score(inputs, x_BSH, k) for k, x_BSH in unrolled), strict=True)
-    return torch.stack(losses), torch.stack(accuracies)
-
-
-def decayed_sum(losses_K: Tensor, decay: float) -> Tensor:
-    """Sum of decay ** k times the loss of step k."""
-    return (losses_K * decay ** torch.arange(len(losses_K), device=losses_K.device)).sum()
-
-
-def unroll(drafter: AnyEagle, inputs: EagleInputs, steps: int) -> Iterator[Tensor]:
-    """The hidden states of all rows after each step, [B, S, H]."""
-    keys: list[Tensor] = []  # one [B * S, kv_heads, d] per step
-    values: list[Tensor] = []
-    layer = drafter.layer
-    hidden_BSH = drafter.fuse(inputs.taps_BSF)
-    shape = hidden_BSH.shape
-    visible_BSS = inputs.visible_BSS
-    same_BSS = torch.eye(shape[1], device=visible_BSS.device).bool().expand_as(visible_BSS)
-    # Of step 0 the visible rows and, of later steps, the row itself.
-    masks = [visible_BSS] + [same_BSS] * (steps - 1)
-    for step in range(steps):
-        tokens_BS = shift(inputs.tokens_BS, step)
-        angles = drafter.angles((inputs.positions_BS + step).flatten())
-        embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
-        mixed_NW, residual_NH = drafter.mix(embedded_NH, hidden_BSH.flatten(0, 1))
-        q, k, v = layer.project(mixed_NW, angles)
-        keys.append(k)
-        values.append(v)
-        attended_NW = attend(q, keys, values, torch.cat(masks[: step + 1], -1))
-        hidden_BSH = drafter.to_features(layer.finish(residual_NH, attended_NW)).view(shape)
-        yield hidden_BSH
-
-
 class EagleTrainer(Trainer):
     """Common to the trainers of all EAGLE drafters."""
 
     settings: EagleTraining
-    model: AnyEagle
+    model: Eagle | Eagle3
     noise = 0.0  # half the width of the features' uniform noise, for texts of 512 tokens
+
+    @torch.no_grad()
+    def __init__(
+        self, settings: EagleTraining, teacher: Teacher, drafter: Eagle | Eagle3, wide: int = 0
+    ) -> None:
+        """A drafter with random weights; its layer becomes a copy of the target's last one where
+        shapes are equal, behind `wide` columns of the projections' inputs."""
+        draw_(drafter.published(), settings.seed)
+        drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
+        source = dict(teacher.model.base_model.layers[-1].named_parameters())
+        source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
+        copy_equal_(drafter.layer.published(), source, skip=wide)
+        drafter.to(teacher.device)
+        drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
+        super().__init__(settings, teacher, drafter)
 
     @abstractmethod
     def goals(self, output: TeacherOutput) -> Tensor:
@@ -114,7 +81,7 @@ class EagleTrainer(Trainer):
 
     @abstractmethod
     def score(self, inputs: EagleInputs, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """See `Score`."""
+        """The loss of a step's features, and the share of counted rows whose best id is right."""
 
     def inputs(
         self, batch: TrainingBatch, *, exact: bool = False, noise: torch.Generator | None = None
@@ -130,35 +97,58 @@ class EagleTrainer(Trainer):
             coins = torch.rand(taps_BSF.shape, generator=noise).to(taps_BSF.device)
             taps_BSF = taps_BSF + (coins - 0.5) * (2 * self.noise * 512 / taps_BSF.shape[1])
         return EagleInputs(
+            batch=batch,
             taps_BSF=taps_BSF,
-            tokens_BS=batch.labels,
             best_BS=shift(output.best_BS),
             goals_BSG=goals_BSG,
             counted_BS=(shift(batch.weights) >= GOLD).float(),
-            positions_BS=batch.positions,
-            visible_BSS=batch.mask[:, 0],
         )
+
+    def unroll(self, inputs: EagleInputs) -> Iterator[Tensor]:
+        """The hidden states of all rows after each step, [B, S, H]."""
+        drafter = self.model
+        layer = drafter.layer
+        keys: list[Tensor] = []  # one [B * S, kv_heads, d] per step
+        values: list[Tensor] = []
+        hidden_BSH = drafter.fuse(inputs.taps_BSF)
+        shape = hidden_BSH.shape
+        visible_BSS = inputs.batch.mask[:, 0]
+        same_BSS = torch.eye(shape[1], device=visible_BSS.device).bool().expand_as(visible_BSS)
+        # Of step 0 the visible rows and, of later steps, the row itself.
+        masks = [visible_BSS] + [same_BSS] * (self.settings.unroll - 1)
+        for step in range(self.settings.unroll):
+            tokens_BS = shift(inputs.batch.labels, step)
+            angles = drafter.angles((inputs.batch.positions + step).flatten())
+            embedded_NH = drafter.embed_tokens(tokens_BS.flatten()).to(drafter.fc.weight.dtype)
+            mixed_NW, residual_NH = drafter.mix(embedded_NH, hidden_BSH.flatten(0, 1))
+            q, k, v = layer.project(mixed_NW, angles)
+            keys.append(k)
+            values.append(v)
+            attended_NW = attend(q, keys, values, torch.cat(masks[: step + 1], -1))
+            hidden_BSH = drafter.to_features(layer.finish(residual_NH, attended_NW)).view(shape)
+            yield hidden_BSH
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         inputs = self.inputs(batch, noise=generator)
         with self.teacher.low_precision():
-            scores = unrolled_scores(self.model, inputs, self.settings.unroll, self.score)
-        losses_K, accuracies_K = scores
-        loss = decayed_sum(losses_K, self.settings.decay)
-        steps = {f"acc{i}": accuracy for i, accuracy in enumerate(accuracies_K)}
+            steps = enumerate(self.unroll(inputs))
+            scores = [self.score(inputs, hidden_BSH, step) for step, hidden_BSH in steps]
+        losses_K, accuracies_K = (torch.stack(part) for part in zip(*scores, strict=True))
+        decay_K = self.settings.decay ** torch.arange(len(losses_K), device=losses_K.device)
+        loss = (losses_K * decay_K).sum() / inputs.counted_BS.mean().clamp_min(1e-3)
+        by_step = {f"acc{i}": accuracy for i, accuracy in enumerate(accuracies_K)}
         tau = 1.0 + accuracies_K.cumprod(0).sum()  # of a chain with these drafts
-        figures = {"accuracy": accuracies_K[0], **steps, "tau": tau}
-        return loss / inputs.counted_BS.mean().clamp_min(1e-3), figures
+        return loss, {"accuracy": accuracies_K[0], **by_step, "tau": tau}
 
     def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
-        steps = self.settings.unroll
         inputs = self.inputs(sample.batch(self.teacher.device), exact=True)
-        right_SK = inputs.tokens_BS.new_zeros((len(sample.ids), steps), dtype=torch.bool)
+        labels_S = inputs.batch.labels[0]
+        right_SK = labels_S.new_zeros((len(labels_S), self.settings.unroll), dtype=torch.bool)
         # Each step drafts what a chain would draft if its earlier drafts were right.
-        for step, hidden_BSH in enumerate(unroll(self.model, inputs, steps)):
+        for step, hidden_BSH in enumerate(self.unroll(inputs)):
             drafts_S = self.model.to_target(self.model.logits(hidden_BSH[0]).argmax(-1))
-            labels_S = inputs.tokens_BS[0, step + 1 :]  # row j drafts after the root token j + 1
-            right_SK[1 : len(labels_S) + 1, step] = drafts_S[: len(labels_S)] == labels_S
+            after_S = labels_S[step + 1 :]  # row j drafts after the root token j + 1
+            right_SK[1 : len(after_S) + 1, step] = drafts_S[: len(after_S)] == after_S
         return right_SK
 
 
@@ -168,19 +158,6 @@ def drafter_sizes(settings: Eagle2Training | Eagle3Training, teacher: Teacher) -
     rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
     changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
     return target.sizes() | changes | {"rope": rope}
-
-
-@torch.no_grad()
-def initialise_(drafter: AnyEagle, teacher: Teacher, seed: int) -> None:
-    """Random weights; the layer a copy of the target's last one where shapes are equal."""
-    draw_(drafter.published(), seed)
-    drafter.fc.weight[:, -len(drafter.fc.weight) :].fill_diagonal_(1.0)
-    source = dict(teacher.model.base_model.layers[-1].named_parameters())
-    source["hidden_norm.weight"] = source.pop("input_layernorm.weight")
-    wide = drafter.config.hidden_size if isinstance(drafter, Eagle3) else 0
-    copy_equal_(drafter.layer.published(), source, skip=wide)
-    drafter.to(teacher.device)
-    drafter.embed_tokens.weight = nn.Parameter(teacher.embedding, requires_grad=False)
 
 
 class Eagle2Trainer(EagleTrainer):
@@ -193,9 +170,8 @@ class Eagle2Trainer(EagleTrainer):
     def __init__(self, settings: Eagle2Training, teacher: Teacher) -> None:
         sizes = drafter_sizes(settings, teacher)
         head = Eagle(EagleConfig(**sizes, taps=(teacher.config.num_layers,)))
-        initialise_(head, teacher, settings.seed)
-        head.lm_head.weight = nn.Parameter(teacher.head, requires_grad=False)
         super().__init__(settings, teacher, head)
+        head.lm_head.weight = nn.Parameter(teacher.head, requires_grad=False)
 
     def goals(self, output: TeacherOutput) -> Tensor:
         return shift(output.features_BSF)
@@ -217,50 +193,29 @@ class Eagle2Trainer(EagleTrainer):
         return losses_R.sum() / counted_BS.numel(), accuracy
 
 
-def distribution_score(
-    drafter: Eagle3, inputs: EagleInputs, hidden_BSH: Tensor, step: int
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy with the target's distribution over the draft vocabulary; see `Score`."""
-    best_BS = shift(inputs.best_BS, step)
-    counted_BS = shift(inputs.counted_BS, step)
-    draftable_BS = drafter.t2d[best_BS] * counted_BS
-    rows = draftable_BS.flatten().nonzero().flatten()  # nothing else contributes
-    teacher_RD = inputs.goals_BSG.flatten(0, 1)[rows + step].float()
-    logits_RD = drafter.logits(hidden_BSH.flatten(0, 1)[rows])
-    losses_R = -(teacher_RD * F.log_softmax(logits_RD, -1)).sum(-1)
-    weights_R = draftable_BS.flatten()[rows]
-    right_R = drafter.to_target(logits_RD.argmax(-1)) == best_BS.flatten()[rows]
-    accuracy = (right_R * weights_R).sum() / counted_BS.sum().clamp_min(1e-6)
-    return (losses_R * weights_R).sum() / draftable_BS.numel(), accuracy.detach()
-
-
-@torch.no_grad()
-def new_eagle3(settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> Eagle3:
-    """An untrained drafter of these ids (increasing, int64); its head starts from the target's."""
-    target = teacher.config
-    config = Eagle3Config(
-        **drafter_sizes(settings, teacher),
-        draft_vocab_size=settings.draft_vocabulary,
-        target_hidden_size=target.hidden_size,
-        taps=default_taps(target.num_layers),
-    )
-    drafter = Eagle3(config)
-    initialise_(drafter, teacher, settings.seed)
-    drafter.lm_head.weight.copy_(teacher.head[ids])
-    drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
-    drafter.d2t.copy_(ids - torch.arange(len(ids)))
-    drafter.t2d.fill_(False)[ids] = True
-    return drafter
-
-
 class Eagle3Trainer(EagleTrainer):
+    """Trains a drafter of some ids (increasing, int64), whose head starts from the target's."""
+
     name = "eagle3"
     settings: Eagle3Training
     model: Eagle3
 
+    @torch.no_grad()
     def __init__(self, settings: Eagle3Training, teacher: Teacher, ids: Tensor) -> None:
-        super().__init__(settings, teacher, new_eagle3(settings, teacher, ids))
+        target = teacher.config
+        config = Eagle3Config(
+            **drafter_sizes(settings, teacher),
+            draft_vocab_size=settings.draft_vocabulary,
+            target_hidden_size=target.hidden_size,
+            taps=default_taps(target.num_layers),
+        )
+        drafter = Eagle3(config)
+        super().__init__(settings, teacher, drafter, wide=target.hidden_size)
         self.head_DH = teacher.head[ids]
+        drafter.lm_head.weight.copy_(self.head_DH)
+        drafter.norm.weight.copy_(teacher.model.base_model.norm.weight)
+        drafter.d2t.copy_(ids - torch.arange(len(ids)))
+        drafter.t2d.fill_(False)[ids] = True
 
     @classmethod
     def create(cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset) -> Eagle3Trainer:
@@ -281,4 +236,15 @@ class Eagle3Trainer(EagleTrainer):
         return F.linear(shift(output.hidden_BSH), self.head_DH).softmax(-1)
 
     def score(self, inputs: EagleInputs, hidden_BSH: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        return distribution_score(self.model, inputs, hidden_BSH, step)
+        """Cross-entropy with the target's distribution over the draft vocabulary."""
+        best_BS = shift(inputs.best_BS, step)
+        counted_BS = shift(inputs.counted_BS, step)
+        draftable_BS = self.model.t2d[best_BS] * counted_BS
+        rows = draftable_BS.flatten().nonzero().flatten()  # nothing else contributes
+        teacher_RD = inputs.goals_BSG.flatten(0, 1)[rows + step].float()
+        logits_RD = self.model.logits(hidden_BSH.flatten(0, 1)[rows])
+        losses_R = -(teacher_RD * F.log_softmax(logits_RD, -1)).sum(-1)
+        weights_R = draftable_BS.flatten()[rows]
+        right_R = self.model.to_target(logits_RD.argmax(-1)) == best_BS.flatten()[rows]
+        accuracy = (right_R * weights_R).sum() / counted_BS.sum().clamp_min(1e-6)
+        return (losses_R * weights_R).sum() / draftable_BS.numel(), accuracy.detach()

@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from specsot.engine.cli.train import _parameters
+from specsot.engine.cli.train import parameters_of
 from specsot.engine.train.dflash import DFlashTrainer
 from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer
 from specsot.engine.train.loop import train_drafter
@@ -36,7 +36,7 @@ def add(name: str, help: str, kind: type[Any], train: Callable[[Any], object]) -
     def command(**values: Any) -> None:
         typer.echo(train(kind(**values)))
 
-    command.__signature__ = Signature([*_parameters(kind)])  # type: ignore[attr-defined]
+    command.__signature__ = Signature([*parameters_of(kind)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
     app.command(name, help=help)(command)
 

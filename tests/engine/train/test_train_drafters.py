@@ -2,28 +2,27 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.interrupted import EMBEDDED, KINDS, check_equal, log_of, train_twice, write_inputs
-from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair
+from helpers.sequences import DFLASH_GOLDEN, EAGLE_GOLDEN, Pair, golden_pair
 from helpers.tiny import write_tiny_eagle3, write_tiny_target, write_tiny_tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
-from specsot.engine.train import eagle as eagle_training
 from specsot.engine.train import loop, settings
-from specsot.engine.train.data import Tokens, pack
+from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dataset import HeldOutPrompt, held_out_tau, rounds
-from specsot.engine.train.dflash import DFlashTrainer, OnlineDFlashModel, decay_of
-from specsot.engine.train.dflash import new_drafter as new_dflash
+from specsot.engine.train.dflash import DFlashTrainer
+from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer, EagleInputs, shift
 from specsot.engine.train.teacher import Teacher
 from specsot.engine.train.vanilla import VanillaTrainer
 from specsot.models.drafters.eagle import Eagle3
@@ -43,6 +42,11 @@ LOADERS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def teacher(inputs: list[str]) -> Teacher:
+    return Teacher(Path(inputs[1]))
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -87,12 +91,11 @@ def test_the_embedded_drafters_are_what_the_documents_say() -> None:
     teacher = Teacher(EMBEDDED)
     vanilla = VanillaTrainer(settings.VanillaTraining(out=Path()), teacher).model
     assert sum(p.numel() for p in vanilla.parameters()) <= 1_500_000
-    course = DFlashTrainer(settings.DFlashTraining(out=Path()), teacher)
-    shape = course.model.config
+    dflash = DFlashTrainer(settings.DFlashTraining(out=Path()), teacher).model
+    shape = dflash.config
     assert (shape.block_size, len(shape.reaches), shape.mask_token_id) == (8, 2, 3)
-    assert shape.layer_ids == (1, 5) and course.online.gamma is None
-    assert decay_of(shape.block_size) == 4.0
-    assert 2 * sum(p.numel() for p in course.model.parameters()) <= 7_000_000
+    assert shape.layer_ids == (1, 5)
+    assert 2 * sum(p.numel() for p in dflash.parameters()) <= 7_000_000
 
 
 def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Path) -> None:
@@ -108,6 +111,7 @@ def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Pa
         ("eagle3", *inputs, *out, "--draft-vocabulary", "5000"): "the target has 4096",
         ("eagle3", *inputs, *out, "--resume"): "drafts 0 different ids",
         ("vanilla", *inputs, *out, "--device", "nowhere"): "--device nowhere",
+        ("vanilla", *out): "Missing option '--prompts'",
     }.items():
         code, output = run(*words)
         assert code == 2 and said in output, (words, output)
@@ -151,11 +155,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in tmp_path.iterdir()} == {"target", "draft", "out"}
 
 
-def test_a_training_needs_prompts(tmp_path: Path) -> None:
-    code, output = run("vanilla", "--out", str(tmp_path / "o"))
-    assert code == 2 and "Missing option '--prompts'" in output
-
-
 def test_minutes_are_not_looked_at_when_steps_are_given() -> None:
     training, spent = settings.DrafterTraining(out=Path(), steps=10), loop.Progress(4, 10**9, 300.0)
     assert spent.done(training) == 0.4
@@ -181,10 +180,9 @@ def test_rounds_of_a_chain() -> None:
     assert tau == {"held_a": 2.0, "held_b": 2.5, "held_tau": pytest.approx(11 / 5)}
 
 
-def golden_target(folder: Path) -> Path:
-    target = folder / "golden"
-    shutil.copytree(DFLASH_GOLDEN / "target", target)
-    return write_tiny_tokenizer(target, 128)
+def golden_teacher(source: Path, folder: Path) -> Teacher:
+    """A recorded target, which has no tokenizer, with one."""
+    return Teacher(write_tiny_tokenizer(Path(shutil.copytree(source, folder / "golden")), 128))
 
 
 def answered(teacher: Teacher, prompt: list[int], new: int) -> HeldOutPrompt:
@@ -195,11 +193,9 @@ def answered(teacher: Teacher, prompt: list[int], new: int) -> HeldOutPrompt:
 def test_held_out_rounds_of_dflash_are_those_of_a_run(tmp_path: Path) -> None:
     prompt = [5, 9, 3, 70, 31, 8]
     made = Pair(*golden_pair()).generate(prompt, 60, [], 8)
-    teacher = Teacher(golden_target(tmp_path))
-    config = settings.DFlashTraining(out=tmp_path)
-    course = DFlashTrainer(config, teacher)
+    teacher = golden_teacher(DFLASH_GOLDEN / "target", tmp_path)
+    course = DFlashTrainer(settings.DFlashTraining(out=tmp_path), teacher)
     course.model = golden_pair()[1]
-    course.online = OnlineDFlashModel(course.model)
     held = HeldOutPrompt("prompt", tuple(made.ids), len(prompt))
     found = rounds(course.draft_hits(held), len(prompt))
     assert found[:-1] == made.accepted[: len(found) - 1] and max(found) > 3 > min(found)
@@ -222,13 +218,12 @@ def chain(drafter: Eagle3, taps_SF: Tensor, ids: list[int], root: int, steps: in
     return drafts
 
 
-def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_path: Path) -> None:
-    folder = Path(inputs[1])
-    write_tiny_eagle3(tmp_path, folder)
-    teacher, steps = Teacher(folder), 3
-    drafter = loading.load_eagle3(tmp_path, loading.load_target(folder))
+def test_held_out_rounds_of_eagle3_are_those_of_a_run(teacher: Teacher, tmp_path: Path) -> None:
+    write_tiny_eagle3(tmp_path, teacher.folder)
+    steps = 3
+    drafter = loading.load_eagle3(tmp_path, loading.load_target(teacher.folder))
     config = settings.Eagle3Training(out=tmp_path, draft_vocabulary=32, unroll=steps)
-    course = eagle_training.Eagle3Trainer(config, teacher, torch.arange(32))
+    course = Eagle3Trainer(config, teacher, torch.arange(32))
     course.model = drafter
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 40)
     taps = teacher.read(held.batch(teacher.device), drafter.config.taps, exact=True).features_BSF
@@ -244,10 +239,8 @@ def test_held_out_rounds_of_eagle3_are_those_of_a_run(inputs: list[str], tmp_pat
     assert {0, 1, 2} <= set(lengths)
 
 
-def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path) -> None:
-    teacher = Teacher(Path(inputs[1]))
-    config = settings.VanillaTraining(out=tmp_path, gamma=3)
-    course = VanillaTrainer(config, teacher)
+def test_held_out_rounds_of_a_vanilla_drafter(teacher: Teacher, tmp_path: Path) -> None:
+    course = VanillaTrainer(settings.VanillaTraining(out=tmp_path, gamma=3), teacher)
     course.model = teacher.model
     held = answered(teacher, [5, 9, 3, 70, 31, 8], 21)
     size = len(held.ids) - held.first - 1
@@ -256,18 +249,17 @@ def test_held_out_rounds_of_a_vanilla_drafter(inputs: list[str], tmp_path: Path)
     other = list(held.ids)
     other[held.first + 2] = 4000
     wrong = HeldOutPrompt("prompt", tuple(other), held.first)
-    changed = rounds(course.draft_hits(wrong), held.first)
-    assert changed[0] == 2
+    assert rounds(course.draft_hits(wrong), held.first)[0] == 2
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_new_drafters_begin_as_layers(same: bool, inputs: list[str], tmp_path: Path) -> None:
-    teacher = Teacher(Path(inputs[1]))
+def test_new_drafters_begin_as_layers(same: bool, teacher: Teacher, tmp_path: Path) -> None:
     hidden, layers = teacher.config.hidden_size, teacher.model.base_model.layers
     wide = teacher.config.intermediate_size + (0 if same else 8)
     config = settings.Eagle3Training(out=tmp_path, draft_vocabulary=32, intermediate=wide)
-    eagle = eagle_training.new_eagle3(config, teacher, torch.arange(32))
-    dflash = new_dflash(settings.DFlashTraining(out=tmp_path, layers=2, intermediate=wide), teacher)
+    eagle = Eagle3Trainer(config, teacher, torch.arange(32)).model
+    blocks = settings.DFlashTraining(out=tmp_path, layers=2, intermediate=wide)
+    dflash = DFlashTrainer(blocks, teacher).model
     pairs = [(eagle.midlayer, layers[-1]), *zip(dflash.stack, layers[-2:], strict=True)]
     for mine, theirs in pairs:
         own, other = mine.published(), dict(theirs.named_parameters())
@@ -286,10 +278,9 @@ def test_new_drafters_begin_as_layers(same: bool, inputs: list[str], tmp_path: P
 
 
 def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
-    inputs: list[str], tmp_path: Path
+    teacher: Teacher, tmp_path: Path
 ) -> None:
-    teacher = Teacher(Path(inputs[1]))
-    course = eagle_training.Eagle2Trainer(
+    course = Eagle2Trainer(
         settings.Eagle2Training(out=tmp_path, intermediate=32, unroll=1), teacher
     )
     ids, first = list(answered(teacher, [5, 9, 3, 70, 31, 8], 12).ids), 6
@@ -301,7 +292,7 @@ def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
     noisy = course.inputs(batch, exact=True, noise=loop.step_generator(1, 1)).taps_BSF[0]
     off = (noisy - features_SH).abs().max()
     assert 0.05 < float(off) * features_SH.shape[0] / 512 <= 0.1
-    (found_SH,) = (hidden[0] for hidden in eagle_training.unroll(course.model, lesson, 1))
+    ((found_SH,),) = course.unroll(lesson)
     loss, accuracy = course.score(lesson, found_SH[None], 0)
     losses, right = [], []
     for row in range(first - 2, len(ids) - 2):
@@ -349,64 +340,57 @@ def test_a_training_killed_five_times_is_the_unbroken_one(tmp_path: Path) -> Non
 
 # -- EAGLE-3's loss against one step of the published trainer
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "eagle"
 
-
-@pytest.fixture(scope="module")
-def step() -> dict[str, Tensor]:
-    return load_file(GOLDEN / "e3_llama_training" / "ttt_step.safetensors")
-
-
-def drafter() -> Eagle3:
-    target = loading.load_target(GOLDEN / "targets" / "llama")
-    return loading.load_eagle3(GOLDEN / "drafts" / "llama_eagle3", target)
-
-
-def lesson(step: dict[str, Tensor], known_V: Tensor) -> eagle_training.EagleInputs:
+def test_losses_accuracies_and_gradients_of_eagle3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = load_file(EAGLE_GOLDEN / "e3_llama_training" / "ttt_step.safetensors")
+    facts = json.loads((EAGLE_GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
+    folder = EAGLE_GOLDEN / "targets" / "llama"
+    model = loading.load_eagle3(
+        EAGLE_GOLDEN / "drafts" / "llama_eagle3", loading.load_target(folder)
+    )
+    size = model.config.draft_vocab_size
+    config = settings.Eagle3Training(out=tmp_path, draft_vocabulary=size, unroll=7, decay=0.8)
+    course = Eagle3Trainer(config, golden_teacher(folder, tmp_path), torch.arange(size))
+    course.model = model
     rows, length = step["input_ids"].shape
-    keys = step["attention_mask"].bool()[:, None, :]
-    return eagle_training.EagleInputs(
+    visible_BSS = torch.ones(length, length).tril().bool() & step["attention_mask"].bool()[:, None]
+    batch = TrainingBatch(
+        ids=step["input_ids"],
+        labels=step["input_ids_shifted"].long(),
+        positions=torch.arange(length).expand(rows, -1),
+        weights=step["loss_mask"],
+        mask=visible_BSS[:, None],
+        samples=[],
+    )
+    inputs = EagleInputs(
+        batch=batch,
         taps_BSF=step["aux_hidden"],
-        tokens_BS=step["input_ids_shifted"].long(),
-        goals_BSG=step["target_logits_shifted"][..., known_V].softmax(-1),
+        goals_BSG=step["target_logits_shifted"][..., model.t2d].softmax(-1),
         best_BS=step["target_logits_shifted"].argmax(-1),
         counted_BS=step["loss_mask"].float(),
-        positions_BS=torch.arange(length).expand(rows, -1),
-        visible_BSS=torch.ones(length, length, dtype=torch.bool).tril() & keys,
     )
-
-
-def unrolled(model: Eagle3, step: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    score = partial(eagle_training.distribution_score, model)
-    return eagle_training.unrolled_scores(model, lesson(step, model.t2d), 7, score)
-
-
-def test_losses_and_accuracies_of_every_step(step: dict[str, Tensor]) -> None:
-    model = drafter()
-    losses, accuracies = unrolled(model, step)
-    torch.testing.assert_close(losses, step["plosses"], atol=2e-6, rtol=2e-6)
-    facts = json.loads((GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
-    expected = torch.tensor(facts["accuracies"])
-    torch.testing.assert_close(accuracies, expected, atol=1e-5, rtol=0)
-
-
-def test_gradients_of_the_decayed_sum(step: dict[str, Tensor]) -> None:
-    model = drafter()
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != "embed_tokens.weight")
-    total = eagle_training.decayed_sum(unrolled(model, step)[0], 0.8)
+    scores = [course.score(inputs, hidden, k) for k, hidden in enumerate(course.unroll(inputs))]
+    losses, accuracies = (torch.stack(part) for part in zip(*scores, strict=True))
+    torch.testing.assert_close(losses, step["plosses"], atol=2e-6, rtol=2e-6)
+    expected = torch.tensor(facts["accuracies"])
+    torch.testing.assert_close(accuracies, expected, atol=1e-5, rtol=0)
+    monkeypatch.setattr(course, "inputs", lambda batch, noise: inputs)
+    monkeypatch.setattr(course.teacher, "low_precision", nullcontext)
+    total = course.loss(batch, torch.Generator())[0] * inputs.counted_BS.mean()
     torch.testing.assert_close(total[None], step["loss"], atol=2e-5, rtol=2e-6)
     total.backward()
-    expected = {k.removeprefix("grad."): v for k, v in step.items() if k.startswith("grad.")}
     assert [n for n, p in model.named_parameters() if p.grad is None] == ["embed_tokens.weight"]
     views = model.published(lambda p: p if p.grad is None else p.grad)
-    found = {n: view for n, view in views.items() if view.is_floating_point()}
-    assert found.keys() == expected.keys()
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, atol=2e-6, rtol=2e-5, msg=name)
+    found = {f"grad.{n}": view for n, view in views.items() if view.is_floating_point()}
+    assert found.keys() == {name for name in step if name.startswith("grad.")}
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, step[name], atol=2e-6, rtol=2e-5, msg=name)
 
 
 def test_shift_moves_left_and_fills_with_zeros() -> None:
     x = torch.tensor([[1, 2, 3]])
-    assert eagle_training.shift(x, 2).tolist() == [[3, 0, 0]]
-    assert eagle_training.shift(x, 0) is x
+    assert shift(x, 2).tolist() == [[3, 0, 0]] and shift(x, 0) is x
