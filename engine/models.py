@@ -26,8 +26,8 @@ from ..models.load.weights import load_target
 from ..ops.forward import Target
 from ..ops.kv.pool import KVCache
 from ..states.graph.drafter_settings import DrafterSettings
+from ..states.graph.graph import Program
 from ..states.graph.plugins import drafter_class
-from ..states.graph.program import Program
 from ..states.yaml.source import GraphError, ProblemCode
 from .limits import free_memory
 

@@ -19,7 +19,7 @@ from ...models.files import ModelError
 from ...models.load.weights import model_hash
 from ...ops.blend import ChunkKV
 from ...ops.layer_plan import compile_layer_plan
-from ...states.graph.program import Program
+from ...states.graph.graph import Program
 from ...states.text.tokens import Chunk, leading_id
 from ...states.yaml.source import GraphError, ProblemCode
 from ..errors import UsageError

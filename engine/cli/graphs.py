@@ -10,9 +10,8 @@ from textwrap import fill, indent
 import typer
 from typer import BadParameter, Exit
 
-from ...states.graph.graph import json_schema
+from ...states.graph.graph import Program, json_schema
 from ...states.graph.load import op_table
-from ...states.graph.program import Program
 from ...states.yaml.source import GraphError, Problem, hint
 from ..errors import Code, UsageError
 from ..prepare.environment import embedded_folder

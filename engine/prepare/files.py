@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from ...ops.registry import OpTable
-from ...states.graph.graph import EXTENDS
+from ...states.graph.graph import EXTENDS, Program
 from ...states.graph.load import base_of, extend, load_program, op_table
-from ...states.graph.program import Program
 from ...states.yaml.source import (
     MAX_BYTES,
     GraphError,

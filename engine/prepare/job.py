@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 from pydantic import ValidationError, create_model
 
+from ...states.graph.graph import Program
 from ...states.graph.load import load_program, op_table, parse_change
 from ...states.graph.plugins import DRAFTERS, installed_kinds
-from ...states.graph.program import Program
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
-from ...states.yaml.source import GraphError, ProblemCode, Source, decode, hint
+from ...states.yaml.source import GraphError, Mark, ProblemCode, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
 from ..errors import LacksDrafterError, UsageError
 from .files import PACKAGE, is_run_file, open_source, read_source
@@ -103,7 +103,7 @@ def read_settings(
     if source.data is None:
         source.data = {}
     check_mapping(source, "configuration")
-    source.options.update(origins or {})
+    source.marks |= {path: Mark(option) for path, option in (origins or {}).items()}
     profiles = {KEY: _merged(packaged.data[KEY], source.data.get(KEY))}
     source.data = {**packaged.data, **source.data, **profiles, **(changes or {})}
     kinds = [*(kind for kind, drafter in DRAFTERS.items() if drafter.drafts), *installed_kinds()]

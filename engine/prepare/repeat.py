@@ -80,10 +80,7 @@ def graph_source(source: Source) -> Source:
     """The graph inside a run.yaml as a source of its own; positions stay those of the file."""
     inner = copy.copy(source)
     inner.data = source.data["graph"]
-    inner.keys = {path[1:]: at for path, at in source.keys.items() if path[:1] == ("graph",)}
-    inner.values = {path[1:]: at for path, at in source.values.items() if path[:1] == ("graph",)}
-    inner.options = {}
-    inner.files = {}
+    inner.marks = {path[1:]: mark for path, mark in source.marks.items() if path[:1] == ("graph",)}
     skeleton = inner.data.get("skeleton") if isinstance(inner.data, dict) else None
     if isinstance(skeleton, dict) and skeleton.get("template") == TEMPLATE_FILE:
         # The run folder holds a copy of the prompt template.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from ...ops.forward import HostReader
-from ...states.graph.program import Program
+from ...states.graph.graph import Program
 from ...states.machine import Run, Sink
 from ...states.manager import BranchStateManager
 from ...states.phases.merge import Answer

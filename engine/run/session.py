@@ -16,8 +16,7 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState
 from ...states.drafter import Drafter
 from ...states.fold import FoldState
-from ...states.graph.graph import Graph
-from ...states.graph.program import Program
+from ...states.graph.graph import Graph, Program
 from ...states.machine import Sink
 from ...states.manager import BranchStateManager
 from ...states.prompt_builder import PromptBuilder
@@ -27,7 +26,7 @@ from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
 from ...states.text.grammar import GrammarError, OutlineGrammar, SchemaGrammar
 from ...states.text.outline import Outline
-from ...states.text.prompts import PromptBook, TemplateError, load_template
+from ...states.text.prompts import PromptBook, load_template
 from ...states.text.tokens import PromptTokens
 from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for
@@ -336,7 +335,7 @@ def tie(job: Job, models: Models) -> Session:
 
 
 def prompt_book(graph: Graph, models: Models) -> PromptBook:
-    """The graph's template over the model's tokenizer; raises TemplateError. By default `embedded`
+    """The graph's template over the model's tokenizer; raises GraphError. By default `embedded`
     for models with the embedded model's chat template; others get the format of the graph, `list`
     by default."""
     skeleton = graph.skeleton
@@ -355,7 +354,7 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
         where = "template.format"
-        raise TemplateError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
+        raise GraphError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
     return PromptBook(
         models.tokenizer,
         template,

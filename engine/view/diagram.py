@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ...ops.registry import OpEntry, OpTable
-from ...states.graph.graph import BlendBlock, Graph
-from ...states.graph.program import VOCABULARY, Program
+from ...states.graph.graph import VOCABULARY, BlendBlock, Graph, Program
 
 # Mermaid's keywords at the place of a state's name.
 KEYWORDS = frozenset(

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ...ops.attention.metadata import SlotRun
 from ...ops.kv.pool import KVCache
-from ...states.graph.program import Program
+from ...states.graph.graph import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
 from ..events import TokenTexts, printable

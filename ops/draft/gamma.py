@@ -64,10 +64,10 @@ class GammaState:
 
 
 @dataclass(frozen=True, slots=True)
-class Length:
+class GammaRecord:
     """The planned length of a chain: the entropy in nats (NaN if not used or measured), over its
     reference in [0, 1]; the length before and after smoothing, rounded and clamped, and as the
-    answer needs it."""
+    answer needs it; after the round, the number of accepted drafts."""
 
     h: float
     h_norm: float
@@ -75,13 +75,7 @@ class Length:
     ema: float
     gamma: int
     gamma_eff: int
-
-
-@dataclass(frozen=True, slots=True)
-class GammaRecord(Length):
-    """The same after the round, for the trace, with the number of accepted drafts."""
-
-    accepted: int
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +93,9 @@ def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
     return min(max(h / reference, 0.0), 1.0) if reference > 0 else 0.0
 
 
-def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int) -> Length:
+def plan(
+    settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int
+) -> GammaRecord:
     """A chain's length; remaining: tokens of the branch to come, the target's own included."""
     h = state.h if settings.gamma_policy == "egag" else nan
     h_norm = nan
@@ -121,7 +117,7 @@ def plan(settings: GammaSettings, state: GammaState, vocabulary: int, remaining:
     if policy != "fixed":
         gamma = min(max(gamma, low), high)
     needed = max(min(gamma, remaining - 1), 0)  # the target adds one token itself
-    return Length(h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=needed)
+    return GammaRecord(h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=needed)
 
 
 def first_state(settings: GammaSettings) -> GammaState:
@@ -152,7 +148,7 @@ def reach(
 def next_state(
     settings: GammaSettings,
     state: GammaState,
-    length: Length,
+    length: GammaRecord,
     accepted: int,
     figures: DraftDistributions | None = None,
 ) -> GammaState:

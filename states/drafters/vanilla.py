@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -14,7 +14,6 @@ from ...ops.draft.gamma import (
     LOOKING,
     GammaRecord,
     GammaState,
-    Length,
     Policy,
     first_state,
     longest,
@@ -98,7 +97,7 @@ class VanillaDrafter(Drafter):
 
     def __init__(self, settings: VanillaSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
-        self.planned: list[Length] = []
+        self.planned: list[GammaRecord] = []
         self.lengths: dict[int, GammaState] = {}
 
     @classmethod
@@ -155,7 +154,7 @@ class VanillaDrafter(Drafter):
         """How many drafts each branch gets in this round."""
         if self.choice is not None and branches:
             self.planned = [
-                Length(nan, nan, count, nan, gamma=count, gamma_eff=count)
+                GammaRecord(nan, nan, count, nan, gamma=count, gamma_eff=count)
                 for count in self.choice.lengths
             ]
         else:
@@ -185,7 +184,7 @@ class VanillaDrafter(Drafter):
             accepted = len(path) - 1
             state = next_state(self.settings, self._state(branch), length, accepted, distributions)
             self.lengths[branch.owner] = state
-            records.append(GammaRecord(**asdict(length), accepted=accepted))
+            records.append(replace(length, accepted=accepted))
         return tuple(records)
 
     def forget(self, owners: Sequence[int]) -> None:

@@ -10,18 +10,22 @@ from ..yaml.source import GraphError, KeyPath, Problem, ProblemCode, Source, hin
 from ..yaml.spec import kind_of
 from .drafter_settings import DrafterSettings, largest, nodes_for
 from .graph import (
+    CLUSTER_KEYS,
+    LINEAR_KEYS,
     RENAMED_KEYS,
+    RUN_KEYS,
     SETTING_BLOCKS,
     TOP_SETTINGS,
     BeamBlock,
     BlendBlock,
     Call,
     Graph,
+    OpStep,
+    Program,
     Sampling,
     Skeleton,
 )
 from .plugins import named_function
-from .program import CLUSTER_KEYS, LINEAR_KEYS, RUN_KEYS, OpStep, Program
 
 MISSING = object()
 OPTIONAL_BLOCKS = [name for name, field in Graph.model_fields.items() if field.default is None]

@@ -22,9 +22,8 @@ from ..yaml.source import (
 )
 from ..yaml.spec import check_mapping, keys_of, kind_of, model_at, problem_of
 from .checks import checked_program
-from .graph import EXTENDS, KINDS, LAYOUTS, MACHINE, RENAMED_KEYS, VERSION, Graph
+from .graph import EXTENDS, KINDS, LAYOUTS, MACHINE, RENAMED_KEYS, VERSION, Graph, Program
 from .plugins import PLUG_INS, installed_kinds, settings_class, with_installed
-from .program import Program
 
 OPTION = "--set"
 OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
@@ -96,9 +95,7 @@ def extend(own: Source, base: Source) -> Source:
     whole = copy.copy(own)
     rest = base.data.keys() - own.data.keys()
     whole.data = {k: v for k, v in {**base.data, **own.data}.items() if k != EXTENDS}
-    whole.files = {key: base.files.get(key, base.file) for key in rest} | own.files
-    whole.keys = {p: at for p, at in base.keys.items() if p[0] in rest} | own.keys
-    whole.values = {p: at for p, at in base.values.items() if p[:1] and p[0] in rest} | own.values
+    whole.marks = {p: mark for p, mark in base.marks.items() if p and p[0] in rest} | own.marks
     return whole
 
 
@@ -229,88 +226,89 @@ def override(source: Source, sets: Iterable[str | Change], table: OpTable | None
     list, a value that is not YAML, or a key under both its old and its new name."""
     changes = [parse_change(text) if isinstance(text, str) else text for text in sets]
     changes.sort(key=lambda change: change.path not in _KIND_PATHS)  # stable: kinds first
-    renamer = _Renamer(source)
-    renamer.rename_in_blocks()
+    renamed: list[str] = []  # a sentence for each old name
     for path, value, option in changes:
         if path in _KIND_PATHS:
             path = path[:1]
             value = {"kind": value}
-        _put(source, renamer.new_path(path, option), value, option)
-        if path in RENAMED_BLOCKS:
-            renamer.rename_in_blocks()
-    renamer.rename_in_ops(table)
-    if renamer.sentences:
-        warnings.warn("\n".join(renamer.sentences), RenamedKeyWarning, stacklevel=2)
+        _rename_in_blocks(source, renamed)
+        if (new_path := _new_path(source, path)) != path:
+            renamed.append(_sentence(option, path, new_path))
+        _put(source, new_path, value, option)
+    _rename_in_blocks(source, renamed)
+    _rename_in_ops(source, table, renamed)
+    if renamed:
+        warnings.warn("\n".join(renamed), RenamedKeyWarning, stacklevel=2)
 
 
-class _Renamer:
-    """Replaces old names of keys in a source; raises GraphError for a key under both its names."""
+def _new_path(source: Source, path: KeyPath) -> KeyPath:
+    """The path with its key's new name, if its block has that and not the old one."""
+    block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
+    new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
+    if new_key is None:
+        return path
+    try:
+        keys = keys_of(_model_at(block, source.data))
+    except RegistryError:  # a drafter that cannot be imported: the schema reports it
+        return path
+    if path[len(block)] in keys or new_key not in keys:
+        return path
+    return (*block, new_key, *path[len(block) + 1 :])
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.sentences: list[str] = []  # one for each old name
 
-    def rename_in_blocks(self) -> None:
-        for block in RENAMED_BLOCKS:
-            settings = _at(block, self._source.data)
-            for key in list(settings) if isinstance(settings, dict) else ():
-                path = (*block, key)
-                if (new_path := self.new_path(path, path)) != path:
-                    self._rename(settings, path, str(new_path[-1]))
+def _rename_in_blocks(source: Source, renamed: list[str]) -> None:
+    """Replace old names of keys; raises GraphError for a key under both its names."""
+    for block in RENAMED_BLOCKS:
+        settings = _at(block, source.data)
+        for key in list(settings) if isinstance(settings, dict) else ():
+            path = (*block, key)
+            if (new_path := _new_path(source, path)) != path:
+                _rename(source, settings, path, new_path, renamed)
 
-    def rename_in_ops(self, table: OpTable | None) -> None:
-        """The same for settings of ops under `with`, and for values `$block.key`."""
-        states = _at(("states",), self._source.data)
-        for name in states if isinstance(states, dict) else ():
-            ops = _at(("states", name, "ops"), self._source.data)
-            for i, call in enumerate(ops if isinstance(ops, list) else ()):
-                settings = call.get("with") if isinstance(call, dict) else None
-                if not isinstance(settings, dict):
-                    continue
-                entries = table.ops.get(str(call.get("op")), ()) if table else ()
-                known = {setting.name for entry in entries for setting in entry.settings}
-                for key, value in list(settings.items()):
-                    at = ("states", name, "ops", i, "with", key)
-                    if isinstance(value, str) and value.startswith("$"):
-                        path = self.new_path(tuple(value[1:].split(".")), at)
-                        settings[key] = f"${'.'.join(map(str, path))}"
-                    new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
-                    if key not in known and new_keys:
-                        new_key = new_keys.pop()
-                        self._note(at, at, (*at[:-1], new_key))
-                        self._rename(settings, at, new_key)
 
-    def new_path(self, path: KeyPath, place: str | KeyPath) -> KeyPath:
-        """The path with its key's new name, if the block has that. place: of the old name."""
-        block = next((b for b in reversed(RENAMED_BLOCKS) if path[: len(b)] == b and path != b), ())
-        new_key = RENAMED_KEYS.get((str(block[-1]), str(path[len(block)]))) if block else None
-        if new_key is None:
-            return path
-        try:
-            model = _model_at(block, self._source.data)
-        except RegistryError:  # a drafter that cannot be imported: the schema reports it
-            return path
-        keys = model.model_fields if model is not None else {}
-        if path[len(block)] in keys or new_key not in keys:
-            return path
-        new_path = (*block, new_key, *path[len(block) + 1 :])
-        self._note(place, path, new_path)
-        return new_path
+def _rename_in_ops(source: Source, table: OpTable | None, renamed: list[str]) -> None:
+    """The same for settings of ops under `with`, and for values `$block.key`."""
+    states = _at(("states",), source.data)
+    for name in states if isinstance(states, dict) else ():
+        ops = _at(("states", name, "ops"), source.data)
+        for i, call in enumerate(ops if isinstance(ops, list) else ()):
+            settings = call.get("with") if isinstance(call, dict) else None
+            if not isinstance(settings, dict):
+                continue
+            entries = table.ops.get(str(call.get("op")), ()) if table else ()
+            known = {setting.name for entry in entries for setting in entry.settings}
+            for key, value in list(settings.items()):
+                at = ("states", name, "ops", i, "with", key)
+                if isinstance(value, str) and value.startswith("$"):
+                    path: KeyPath = tuple(value[1:].split("."))
+                    if (new_path := _new_path(source, path)) != path:
+                        renamed.append(_sentence(_place(source, at), path, new_path))
+                        settings[key] = f"${'.'.join(map(str, new_path))}"
+                new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
+                if key not in known and new_keys:
+                    _rename(source, settings, at, (*at[:-1], new_keys.pop()), renamed)
 
-    def _note(self, place: str | KeyPath, path: KeyPath, new_path: KeyPath) -> None:
-        if not isinstance(place, str):
-            file, line, column = self._source.place(place, key=True)
-            place = f"{file}:{line}:{column}" if line else file
-        names = " is now called ".join(".".join(map(str, p)) for p in (path, new_path))
-        self.sentences.append(f"{place}: {names}; the old name is read in this release only")
 
-    def _rename(self, settings: dict[Any, Any], path: KeyPath, new_key: str) -> None:
-        key = path[-1]
-        if new_key in settings:
-            message = f"given twice: {quoted(key)} is the old name of {quoted(new_key)}"
-            raise GraphError([self._source.problem(path, message, ProblemCode.TWICE, key=True)])
-        settings[new_key] = settings.pop(key)
-        self._source.move(path, (*path[:-1], new_key))
+def _rename(
+    source: Source, settings: dict[Any, Any], path: KeyPath, new_path: KeyPath, renamed: list[str]
+) -> None:
+    new_key = new_path[-1]
+    if new_key in settings:
+        message = f"given twice: {quoted(path[-1])} is the old name of {quoted(new_key)}"
+        raise GraphError([source.problem(path, message, ProblemCode.TWICE, key=True)])
+    renamed.append(_sentence(_place(source, path), path, new_path))
+    settings[new_key] = settings.pop(path[-1])
+    source.move(path, new_path)
+
+
+def _place(source: Source, path: KeyPath) -> str:
+    file, line, column = source.place(path, key=True)
+    return f"{file}:{line}:{column}" if line else file
+
+
+def _sentence(place: str, path: KeyPath, new_path: KeyPath) -> str:
+    names = " is now called ".join(".".join(map(str, p)) for p in (path, new_path))
+    return f"{place}: {names}; the old name is read in this release only"
 
 
 def parse_change(text: str) -> Change:
@@ -351,8 +349,5 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
         is_last = len(done) == len(path)
         if is_last or (isinstance(node, dict) and key not in node):
             node[key] = value if is_last else {}
-            for table in (source.keys, source.values, source.options):
-                for known in [p for p in table if p[: len(done)] == done]:
-                    del table[known]
-            source.options[done] = option
+            source.replace(done, option)
         node = node[key]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from operator import attrgetter
@@ -64,10 +64,6 @@ SLOTS = {
     "turns.assistant": ("text", ""),
     "turns.generation": ("", ""),
 }
-
-
-class TemplateError(GraphError):
-    """A template that cannot be used; `problems` as in a graph."""
 
 
 class TurnPair(Spec):
@@ -139,7 +135,7 @@ def pieces(text: str) -> list[Piece]:
 
 
 def load_template(name: str | Path) -> Template:
-    """A shipped template by its name, or a file by its path; raises TemplateError."""
+    """A shipped template by its name, or a file by its path; raises GraphError."""
     path = FOLDER / f"{name}.yaml" if str(name) in SHIPPED else Path(name)
     try:
         with path.open("rb") as file:
@@ -148,22 +144,18 @@ def load_template(name: str | Path) -> Template:
         known = f"there are {', '.join(SHIPPED)}, or give the path of a file"
         message = f"no template {str(name)!r} ({error.strerror}){hint(str(name), SHIPPED)}; {known}"
         problem = Problem(str(name), 0, 0, "template", message, ProblemCode.TEMPLATE_FILE)
-        raise TemplateError([problem]) from None
+        raise GraphError([problem]) from None
     if len(data) > MAX_BYTES:
         message = f"more than {MAX_BYTES} bytes"
         problem = Problem(str(path), 1, 1, "template", message, ProblemCode.TOO_LARGE)
-        raise TemplateError([problem])
-    try:
-        source = Source(decode(data, str(path)), str(path))
-        check_mapping(source, "template")
-        template = validated(Template, source)
-        for check in (_wrong_slots, _wrong_texts):
-            if problems := list(check(template, source)):
-                raise GraphError(problems)
-        return template
-    except GraphError as error:
-        found = [replace(p, where="template") if p.where == "graph" else p for p in error.problems]
-        raise TemplateError(found) from None
+        raise GraphError([problem])
+    source = Source(decode(data, str(path)), str(path), "template")
+    check_mapping(source, "template")
+    template = validated(Template, source)
+    for check in (_wrong_slots, _wrong_texts):
+        if problems := list(check(template, source)):
+            raise GraphError(problems)
+    return template
 
 
 def _slots(text: str) -> list[str]:
@@ -326,8 +318,8 @@ class ChatWriter:
         texts = [formats[turn["role"]].format(text=turn["content"]) for turn in turns]
         return "".join([beginning, *texts, formats["generation"].format()])
 
-    def _error(self, message: str) -> TemplateError:
-        return TemplateError(
+    def _error(self, message: str) -> GraphError:
+        return GraphError(
             [Problem(self._template.name, 0, 0, "template", message, ProblemCode.TEXTS)]
         )
 
@@ -343,7 +335,7 @@ class PromptBook:
     share: what the branches of a request share, the outline or the prompt.
     stop_ids: tokens that end a turn, besides those of tokenizer and template; then all of them.
     past, rules: turns before every question, and text before the first of them.
-    Raises TemplateError: the model's chat format and the template do not go together."""
+    Raises GraphError: the model's chat format and the template do not go together."""
 
     def __init__(
         self,

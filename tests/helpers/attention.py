@@ -1,7 +1,7 @@
 """Forwards made by hand or at random, what their rows may see, and attention written out."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -17,8 +17,8 @@ from specsot.ops.attention.metadata import (
     TreeMask,
     Visibility,
 )
-from specsot.ops.kv.pool import NO_SEGMENT, UNKNOWN, KVCache
-from specsot.ops.types import PackedTrees, Proposal, Rows, no_trees
+from specsot.ops.kv.pool import NO_SEGMENT, KVCache
+from specsot.ops.types import Proposal, Rows, no_trees
 from specsot.states.layout import BatchingLayout, Layout, PackedQueries
 from specsot.states.request_table import SegmentTree
 from specsot.states.round import Span, Trees
@@ -127,20 +127,16 @@ def lineages_of(parents: Mapping[int, int]) -> Visibility:
 
 @dataclass
 class Forward:
-    """Rows of one forward in a pool with one row; trees come first, as layouts have them.
-
-    parents: of every segment. Trees have `above` each, [T, T] which nodes are above which; the
-    nodes that are not `valid` have no row where the trees share theirs.
-    """
+    """Rows of one forward in a pool with one row; trees come first, as layouts have them. parents:
+    of every segment. above_STT: bool [T, T] of each tree, which nodes are above which."""
 
     kv: KVCache
     parents: Mapping[int, int]
     owners: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    trees: list[tuple[int, int, list[int]]] = field(default_factory=list)  # owner, start, rows
+    trees: list[list[int]] = field(default_factory=list)  # rows
     above_STT: list[Tensor] = field(default_factory=list)
-    forest: dict[str, Any] = field(default_factory=dict)
 
     def root(self, segment: int) -> int:
         while self.parents[segment] != NO_SEGMENT:
@@ -154,79 +150,34 @@ class Forward:
     def add_tree(self, owner: int, start: int, above_TT: Tensor) -> None:
         """A tree whose nodes all have a row, its root at position `start`."""
         count = len(above_TT)
-        slots = self.kv.append_([owner] * count, [0] * count, home=self.root(owner))
-        depths = (above_TT.long().sum(1) - 1).tolist()
-        self._add(owner, start, above_TT, slots.tolist(), [start + depth for depth in depths])
-
-    def _add(
-        self, owner: int, start: int, above_TT: Tensor, slots: list[int], positions: list[int]
-    ) -> None:
-        rows = list(range(len(self.owners), len(self.owners) + len(slots)))
-        self.trees.append((owner, start, rows))
+        self.trees.append(list(range(len(self.owners), len(self.owners) + count)))
         self.above_STT.append(above_TT)
-        self.owners += [owner] * len(slots)
-        self.positions += positions
-        self.slots += slots
-
-    def share_trees(
-        self, trees: Sequence[tuple[int, int]], above_STT: Tensor, valid_SN: Tensor, shared: int
-    ) -> None:
-        """All trees of the forward, (owner, start) each: the roots, then the valid nodes' rows, and
-        what is left of `shared` is nobody's."""
-        made, first = PackedTrees.of(valid_SN, shared), self.root(trees[0][0])
-        roots = [int(self.kv.append_([o], [0], home=self.root(o))[0]) for o, _ in trees]
-        drafted = self.kv.append_([UNKNOWN] * shared, [0] * shared, home=first).tolist()
-        self.slots, self.above_STT = [*roots, *drafted], list(above_STT)
-        tree_R, node_R = made.tree_R.tolist(), made.node_R.tolist()
-        for tree, node in zip(tree_R, node_R, strict=True):
-            self.owners.append(trees[tree][0] if tree >= 0 else NO_SEGMENT)
-            depth = int(above_STT[tree, node].sum()) - 1
-            self.positions.append(trees[tree][1] + depth if tree >= 0 else 0)
-        for tree, (owner, start) in enumerate(trees):
-            rows = [r for r, one in enumerate(tree_R) if one == tree]
-            self.trees.append((owner, start, rows))
-        self.forest = {"packed_trees": made, "node_R": node_R}
+        depths = (above_TT.long().sum(1) - 1).tolist()
+        self._add(owner, [start + depth for depth in depths], [0] * count, ())
 
     def add_prompt(self, owner: int, positions: Sequence[int], slots: Sequence[int] = ()) -> None:
         """Rows that are in no tree; they take slots unless they have some."""
+        self._add(owner, positions, positions, slots)
+
+    def _add(
+        self, owner: int, positions: Sequence[int], labels: Sequence[int], slots: Sequence[int]
+    ) -> None:
+        owners = [owner] * len(positions)
         if not len(slots):
-            slots = self.kv.append_(
-                [owner] * len(positions), positions, home=self.root(owner)
-            ).tolist()
-        self.owners += [owner] * len(positions)
+            slots = self.kv.append_(owners, labels, home=self.root(owner)).tolist()
+        self.owners += owners
         self.positions += positions
         self.slots += slots
 
-    @property
-    def in_trees(self) -> int:
-        return len(self.forest["node_R"]) if self.forest else sum(len(r) for _, _, r in self.trees)
-
-    def members(self) -> tuple[QuerySequence, ...]:
-        """The rows of a request; those of all trees if they are shared."""
-        parts: dict[tuple[int, ...], list[int]] = {}
-        drafted = tuple(dict.fromkeys(self.root(owner) for owner, _, _ in self.trees))
-        for row, owner in enumerate(self.owners):
-            shared = self.forest and row < self.in_trees
-            alone = (self.root(owner),) if owner >= 0 else ()
-            parts.setdefault(drafted if shared else alone, []).append(row)
-        return tuple(QuerySequence(np.array(rows), 0, roots) for roots, rows in parts.items())
-
     def rows(self) -> Rows:
-        segments = {s: self.parents[s] for s in sorted({*self.owners} - {NO_SEGMENT})}
-        lineages = lineages_of({s: p for one in segments for s, p in self._path(one)})
-        number = {segment: at for at, segment in enumerate(lineages.ids_S.tolist())}
-        segment_N = np.array([number.get(one, len(number)) for one in self.owners], np.int32)
+        lineages = lineages_of(self.parents)
+        flat = np.array(self.trees, np.int32)
+        parts: dict[int, list[int]] = {}
+        for row, owner in enumerate(self.owners):
+            parts.setdefault(self.root(owner), []).append(row)
         nodes_ST, ancestors_STT = no_trees(torch.device("cpu"))
         more: dict[str, Any] = {}
-        if self.forest:
-            count, made = self.in_trees, self.forest["packed_trees"]
-            nodes_ST, ancestors_STT = made.nodes_ST, torch.stack(self.above_STT)
-            more = {"packed_trees": made, "tree_segment_R": torch.tensor(segment_N[:count]).long()}
-            more |= {"node_rows_ST": np.arange(count, dtype=np.int32)}
-            more |= {"node_slots_ST": np.array(self.slots[:count], np.int32)}
-            segment_N[len(self.trees) : count] = len(number)
-        elif self.trees:
-            flat = np.array([rows for _, _, rows in self.trees], np.int32)
+        if self.trees:
             nodes_ST, ancestors_STT = torch.from_numpy(flat).long(), torch.stack(self.above_STT)
             more = {"node_rows_ST": flat, "node_slots_ST": np.array(self.slots, np.int32)[flat]}
         return Rows(
@@ -234,60 +185,14 @@ class Forward:
             torch.tensor([self.positions]),
             torch.tensor([self.slots]),
             lineages,
-            segment_N,
-            self.members(),
-            np.array(self.slots[self.in_trees :], np.int32),
+            np.searchsorted(lineages.ids_S, self.owners).astype(np.int32),
+            tuple(QuerySequence(np.array(rows), 0, (root,)) for root, rows in parts.items()),
+            np.array(self.slots[flat.size :], np.int32),
             nodes_ST,
             ancestors_STT,
             torch.tensor([], dtype=torch.int64),
             **more,
         )
-
-    def rows_of_pool(self, height: int, first_row: int) -> Rows:
-        """The rows as those of several rows of the pool, side by side."""
-        rows, size = self.rows(), len(self.owners) // height
-        flat = np.arange(len(self.owners)).reshape(height, size)
-        members = tuple(QuerySequence(flat[b], first_row + b, ()) for b in range(height))
-        three = (rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ)
-        tokens_BQ, positions_BQ, slots_BQ = (value.view(height, size) for value in three)
-        return replace(
-            rows,
-            tokens_BQ=tokens_BQ,
-            positions_BQ=positions_BQ,
-            slots_BQ=slots_BQ,
-            sequences=members,
-            prompt_slots=rows.prompt_slots[rows.prompt_slots != self.kv.scratch],
-        )
-
-    def _path(self, segment: int) -> Iterator[tuple[int, int]]:
-        while segment != NO_SEGMENT:
-            yield segment, self.parents[segment]
-            segment = self.parents[segment]
-
-    def naive(self) -> np.ndarray:
-        """bool [N, slots]: a row sees committed and prompt slots of its way to the root that do not
-        lie behind it, and of trees its ancestors and itself."""
-        kv, fresh = self.kv, {s: r for r, s in enumerate(self.slots)}
-        seen = np.zeros((len(self.owners), kv.slots), bool)
-        node_of = {
-            row: (tree, self.forest["node_R"][row] if self.forest else rows.index(row))
-            for tree, (_, _, rows) in enumerate(self.trees)
-            for row in rows
-        }
-        for row, owner in enumerate(self.owners):
-            path = [segment for segment, _ in self._path(owner)]
-            for slot in range(kv.slots):
-                other = fresh.get(slot)
-                if other is None or other >= self.in_trees:
-                    near = kv.position[slot] <= self.positions[row]
-                    there = kv.committed[slot] or other is not None
-                    seen[row, slot] = there and near and kv.owner[slot] in path
-                elif other in node_of and row in node_of:
-                    (tree, node), (mine, at) = node_of[other], node_of[row]
-                    seen[row, slot] = tree == mine and bool(self.above_STT[tree][at, node])
-                else:
-                    seen[row, slot] = other == row  # a row that is nobody's sees itself
-        return seen
 
 
 def sight(attention: AttentionPlan, kv: KVCache, rows: int) -> tuple[np.ndarray, np.ndarray]:

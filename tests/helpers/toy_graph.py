@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from specsot.ops.registry import OpTable, read_table
+from specsot.states.graph.graph import Program
 from specsot.states.graph.load import load_program
-from specsot.states.graph.program import Program
 from specsot.states.yaml.source import GraphError, Source
 
 GRAPH = """\

@@ -23,7 +23,7 @@ from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.registry import OpEntry, OpTable
 from specsot.states import machine
-from specsot.states.graph.program import OpStep
+from specsot.states.graph.graph import OpStep
 from specsot.states.machine import BoundOp
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request

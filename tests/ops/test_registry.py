@@ -9,10 +9,9 @@ import pytest
 from helpers.toy_graph import toy_table
 
 from specsot.ops.registry import NOTE, Declaration, OpEntry, RegistryError, guard, op, read_table
-from specsot.states.graph.graph import LAYOUTS
+from specsot.states.graph.graph import LAYOUTS, RUN_KEYS, VOCABULARY
 from specsot.states.graph.load import op_table, rooms
 from specsot.states.graph.plugins import DRAFTERS
-from specsot.states.graph.program import RUN_KEYS, VOCABULARY
 
 TABLE = op_table()
 ENTRIES = [e for variants in TABLE.ops.values() for e in variants] + [*TABLE.guards.values()]

@@ -9,8 +9,7 @@ import pytest
 from helpers.toy_graph import GIVEN, GRAPH, changed, load
 
 from specsot.states import machine
-from specsot.states.graph.graph import PREFIXES, RESERVED
-from specsot.states.graph.program import RUN_KEYS
+from specsot.states.graph.graph import PREFIXES, RESERVED, RUN_KEYS
 from specsot.states.machine import START, Event, Moved, OpRan, Run, RunError, describe
 
 

@@ -71,14 +71,41 @@ def cost(made: Sequence[AttentionBatch]) -> int:
     return sum(stack.rows_Gq.size * stack.slots_GK.shape[1] for stack in made)
 
 
-def test_equal_requests_at_equal_distances_are_computed_side_by_side() -> None:
-    kv = pool_of([40] * 5, 64)
-    (stack,) = batches(kv, members_of([6] * 5), "grouped")
-    assert stack.keys == SlotRun(0, 40, 64, 5)
-    assert stack.rows_Gq.tolist() == np.arange(30).reshape(5, 6).tolist()
-    check(kv, members_of([6] * 5), [stack])
-    backwards = batches(kv, members_of([6] * 5)[::-1], "grouped")
-    assert backwards[0].rows_Gq[:, 0].tolist() == [0, 6, 12, 18, 24], "in the order of their slots"
+# Slots of each request, distance of their regions, query rows of each, the backend, and the slots
+# of each batch with the first rows of its sequences.
+STACKED = {
+    "equal requests at equal distances": (
+        ([40] * 5, 64, [6] * 5, "grouped"), [(SlotRun(0, 40, 64, 5), [0, 6, 12, 18, 24])]),
+    "a long one is not computed beside short ones": (
+        ([300, 2000, 300, 300], 2048, [20] * 4, "grouped"),
+        [(SlotRun(0, 300), [0]), (SlotRun(2048, 2000), [20]),
+         (SlotRun(4096, 300, 2048, 2), [40, 60])]),
+    "a few entries are nothing": (
+        ([30, 20, 500], 512, [1] * 3, "auto"), [(SlotRun(0, 500, 512, 3), [0, 1, 2])]),
+    "a shorter sequence repeats its last row": (
+        ([10, 12, 11], 64, [2, 4, 1], "grouped"), [(SlotRun(0, 12, 64, 3), [0, 2, 6])]),
+    "other distances begin a new group": (
+        ([10, 10, 0, 10, 10], 64, [2] * 5, "grouped"),
+        [(SlotRun(0, 10, 64, 2), [0, 2]), (SlotRun(192, 10, 64, 2), [6, 8])]),
+    "the dense backend reads the whole pool once": (
+        ([10, 20, 5], 64, [2, 3, 1], "dense"), [(SlotRun(0, 133), [0])]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STACKED)
+def test_which_requests_are_computed_side_by_side(name: str) -> None:
+    (sizes, region, queries, backend), expected = STACKED[name]
+    kv = pool_of(sizes, region, 8192)
+    members = [one for one, size in zip(members_of(queries), sizes, strict=True) if size]
+    for order in (members, members[::-1]):  # in the order of their slots
+        made = batches(kv, order, backend)
+        assert [(stack.keys, stack.rows_Gq[:, 0].tolist()) for stack in made] == expected
+        if backend != "dense":
+            check(kv, members, made)
+
+
+def test_a_slot_has_a_place_in_its_run() -> None:
+    (stack,) = batches(pool_of([40] * 5, 64), members_of([6] * 5), "grouped")
     assert stack.places(np.array([[7], [67]]), np.array([0, 1])).tolist() == [[7], [3]]
 
 
@@ -99,35 +126,6 @@ def test_the_first_members_may_have_to_be_alone() -> None:
     assert [stack.rows_Gq[:, 0].tolist() for stack in made] == [[4], [0, 2]]
 
 
-def test_a_shorter_sequence_repeats_its_last_row() -> None:
-    kv = pool_of([10, 12, 11], 64)
-    (stack,) = batches(kv, members_of([2, 4, 1]), "grouped")
-    assert stack.rows_Gq.tolist() == [[0, 1, 1, 1], [2, 3, 4, 5], [6, 6, 6, 6]]
-    assert stack.keys == SlotRun(0, 12, 64, 3)
-    even = batches(kv, members_of([2, 4, 1]), "grouped", equal_lengths=True)
-    assert [one.rows_Gq.tolist() for one in even] == [[[0, 1]], [[2, 3, 4, 5]], [[6]]]
-    check(kv, members_of([2, 4, 1]), even)
-
-
-def test_a_long_request_is_not_computed_beside_short_ones() -> None:
-    kv = pool_of([300, 2000, 300, 300], 2048, 8192)
-    made = batches(kv, members_of([20] * 4), "grouped")
-    assert [stack.keys for stack in made] == [
-        SlotRun(0, 300),
-        SlotRun(2048, 2000),
-        SlotRun(4096, 300, 2048, 2),
-    ]
-    (few,) = batches(pool_of([30, 20, 500], 512), members_of([1] * 3), "auto")
-    assert few.keys == SlotRun(0, 500, 512, 3), "a few entries are nothing"
-
-
-def test_rows_that_lie_at_other_distances_begin_a_new_group() -> None:
-    kv = pool_of([10] * 5, 64)
-    members = [one for one in members_of([2] * 5) if one.homes != (2,)]
-    made = batches(kv, members, "grouped")
-    assert [stack.keys for stack in made] == [SlotRun(0, 10, 64, 2), SlotRun(192, 10, 64, 2)]
-
-
 def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
     kv = pool_of([4, 200, 4], 0)
     kv.append_([0] * 2, [4, 5], home=0)
@@ -139,34 +137,26 @@ def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
     assert lists[0].places(slots_EX, zero_E).tolist() == [[4, 0], [3, 5]]
 
 
-def test_the_dense_backend_reads_the_whole_pool_once() -> None:
-    kv = pool_of([10, 20, 5], 64)
-    (stack,) = batches(kv, members_of([2, 3, 1])[::-1], "dense")
-    assert stack.keys == SlotRun(0, 133) and stack.rows_Gq.tolist() == [[0, 1, 2, 3, 4, 5]]
-    assert batches(kv, members_of([2, 3, 1]), "auto")[0].keys == SlotRun(0, 20, 64, 3)
+# Rows of the pool with their used slots, the row of each sequence, and the batch of a backend.
+ROWS = {
+    "as far as they are used": ({1: 30, 2: 50, 3: 40}, (1, 2, 3), "grouped", (100, 50, 100, 3)),
+    "all as far as the fullest": ({1: 30, 2: 50, 3: 40}, (1, 2, 3), "dense", (100, 50, 100, 3)),
+    "an empty one is in no group": ({0: 5, 2: 5}, (0, 1, 2), "grouped", (0, 5, 200, 2)),
+    "of the reference it is": ({0: 5, 2: 5}, (0, 1, 2), "dense", (0, 5, 100, 3)),
+}
 
 
-@pytest.mark.parametrize("backend", ["dense", "grouped"])
-def test_rows_of_a_pool_are_read_as_far_as_they_are_used(backend: str) -> None:
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_of_a_pool(name: str) -> None:
+    used, rows, backend, run = ROWS[name]
     kv = KVCache(1, 1, 2, 100, 4)
-    for row, size in ((1, 30), (2, 50), (3, 40)):
+    for row, size in used.items():
         kv.append_([row] * size, range(size), row, row)
-    rows = np.arange(6).reshape(3, 2)
-    members = [QuerySequence(rows[b], b + 1, ()) for b in range(3)]
+    members = [QuerySequence(np.array([2 * b, 2 * b + 1]), row, ()) for b, row in enumerate(rows)]
     (stack,) = batches(kv, members, backend)
-    assert stack.keys == SlotRun(100, 50, 100, 3) and stack.rows_Gq.tolist() == rows.tolist()
-
-
-def test_an_empty_row_of_a_pool_is_in_no_group() -> None:
-    kv = KVCache(1, 1, 2, 100, 3)
-    for row in (0, 2):
-        kv.append_([row] * 5, range(5), row, row)
-    rows = np.arange(6).reshape(3, 2)
-    members = [QuerySequence(rows[b], b, ()) for b in range(3)]
-    (stack,) = batches(kv, members, "grouped")
-    assert stack.keys == SlotRun(0, 5, 200, 2) and stack.rows_Gq.tolist() == [[0, 1], [4, 5]]
-    (stack,) = batches(kv, members, "dense")
-    assert stack.keys == SlotRun(0, 5, 100, 3)
+    filled = [one for one in members if backend == "dense" or one.row in used]
+    assert stack.keys == SlotRun(*run)
+    assert stack.rows_Gq.tolist() == [one.rows.tolist() for one in filled]
 
 
 @pytest.mark.parametrize("backend", ["dense", "grouped"])
@@ -176,13 +166,9 @@ def test_rows_of_a_pool_come_in_any_order_and_with_gaps(backend: str) -> None:
         kv.append_([row] * 300, range(300), row, row)
     members = [QuerySequence(np.array([s]), row, ()) for s, row in enumerate((4, 0, 2, 3))]
     made = batches(kv, members, backend)
-    found = {
-        (int(rows[0]), int(slots[0] // 400))
-        for stack in made
-        for rows, slots in zip(stack.rows_Gq, stack.slots_GK, strict=True)
-    }
-    assert found == {(0, 4), (1, 0), (2, 2), (3, 3)}
-    assert [stack.keys for stack in made] == [SlotRun(0, 300, 800, 2), SlotRun(1200, 300, 400, 2)]
+    assert [(stack.keys, stack.rows_Gq[:, 0].tolist()) for stack in made] == [
+        (SlotRun(0, 300, 800, 2), [1, 2]), (SlotRun(1200, 300, 400, 2), [3, 0])
+    ]  # fmt: skip
 
 
 @settings(max_examples=200, deadline=None)

@@ -11,7 +11,7 @@ from helpers.attention import Forward, drawn, pool, sight
 
 from specsot.ops.attention.backends import window_mask
 from specsot.ops.forward import plan_attention
-from specsot.ops.kv.pool import FREE, NO_SEGMENT, KVCache
+from specsot.ops.kv.pool import FREE, NO_SEGMENT
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "specsot"
 PREFIX = 0  # segment of the shared rows; branch i is segment i + 1
@@ -141,70 +141,3 @@ def test_a_window_counts_positions_and_not_slots(attention: str) -> None:
         for g, q, k in np.argwhere(near.numpy()):
             seen[group.host_rows_Gq[g, q], slots_GK[g, k]] = True
     assert drawn(seen) == "..##..#.\n....##.#"
-
-
-def test_stale_fresh_rows_of_the_same_owner_stay_hidden(attention: str) -> None:
-    forward = Forward(pool(), BEHIND_PREFIX)
-    forward.history([PREFIX, 1], [0, 1])
-    forward.kv.append_([1, PREFIX], [0, 0], home=PREFIX)
-    forward.add_prompt(1, [2])
-    assert picture(forward, attention) == "##..#"
-
-
-def test_a_root_sees_neither_free_slots_nor_other_roots(attention: str) -> None:
-    forward = Forward(pool(), dict.fromkeys((3, 4, 5, 6), NO_SEGMENT))
-    forward.history([3, 4], [0, 0])
-    forward.kv.release_([0])
-    forward.add_prompt(5, [0])
-    forward.add_prompt(6, [0])
-    seen, _ = sight(plan_attention(forward.rows(), forward.kv, attention=attention), forward.kv, 2)
-    assert drawn(seen[:, forward.slots]) == "#.\n.#"
-    assert seen.sum() == 2
-
-
-def test_padding_sees_nothing_and_every_row_of_the_pool_is_read_by_itself(attention: str) -> None:
-    """As ``batching`` has it: each branch in a row of its own, behind a copy of the prefix."""
-    kv = KVCache(1, 1, 2, 8, 3)
-    for row in (1, 2):
-        slots = kv.append_([PREFIX] * 2, [0, 1], row, PREFIX)
-        kv.commit_(slots, [0, 1])
-    kv.commit_(kv.append_([1], [2], 1, PREFIX), [2])
-    forward = Forward(kv, BEHIND_PREFIX)
-    new = [*kv.append_([1], [3], 1, PREFIX), *kv.append_([2, 2, 2], [2, 3, 4], 2, PREFIX)]
-    prompts(
-        forward, [NO_SEGMENT, NO_SEGMENT, 1, 2, 2, 2], [0, 0, 3, 2, 3, 4], [kv.scratch] * 2 + new
-    )
-    rows = forward.rows_of_pool(height=2, first_row=1)
-    told = plan_attention(rows, kv, attention=attention)
-    seen, _ = sight(told, kv, 6)
-    dark = "........"
-    assert [drawn([line[8:16]]) for line in seen] == [dark, dark, "####....", *[dark] * 3]
-    assert [drawn([line[16:]]) for line in seen] == [
-        *[dark] * 3,
-        "###.....",
-        "####....",
-        "#####...",
-    ]
-    assert not seen[:, :8].any(), "row 0 is nobody's"
-    assert len(told.groups) == 1, "rows of the pool lie at equal distances"
-
-
-@pytest.mark.parametrize(("drafted", "newcomer"), [(1, 3), (3, 1)])
-@pytest.mark.parametrize("prompt", [1, 6])
-def test_shared_rows_of_trees_beside_another_requests_prompt(
-    drafted: int, newcomer: int, prompt: int, attention: str
-) -> None:
-    forward = Forward(pool(), {0: NO_SEGMENT, 1: 0, 2: NO_SEGMENT, 3: 2})
-    for root in (0, 2):
-        forward.kv.open_(root, 24)
-        forward.history([root] * 3, [0, 1, 2])
-    above_TT = torch.ones(3, 3, dtype=torch.bool).tril()
-    valid_SN = torch.tensor([[True, False]])
-    forward.share_trees([(drafted, 3)], above_TT[None], valid_SN, 2)
-    forward.add_prompt(newcomer, [3 + i for i in range(prompt)])
-    seen, _ = sight(
-        plan_attention(forward.rows(), forward.kv, attention=attention),
-        forward.kv,
-        len(forward.owners),
-    )
-    assert drawn(seen) == drawn(forward.naive())

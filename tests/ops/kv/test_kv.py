@@ -1,6 +1,7 @@
 """The KV pool: slots, labels, rows, copies, regions, blocks; any order: `test_kv_machine.py`."""
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,69 +16,72 @@ from specsot.ops.kv.pool import (
     FREE,
     NO_SEGMENT,
     SPREAD,
-    BlockManager,
     KVCache,
     PoolFullError,
     Region,
 )
 
 
+def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:
+    slots = kv.append_([segment] * count, range(first, first + count), home=home)
+    kv.commit_(slots, range(first, first + count))
+    return slots.tolist()
+
+
+def take(kv: KVCache, root: int, count: int) -> list[int]:
+    return written(kv, root, count, int(np.count_nonzero(kv.owner == root)), root)
+
+
 def test_new_rows_take_the_lowest_free_slots_in_their_order() -> None:
     kv = pool()
     assert kv.append_([5, 6, 5], [0, 0, 1]).tolist() == [0, 1, 2]
     kv.release_([1])
+    kv.release_([1])
     assert kv.append_([7, 7], [3, 4]).tolist() == [1, 3]
     assert kv.owner.tolist() == [5, 7, 5, 7, *[FREE] * 4]
     assert (kv.current_length, kv.extents(), kv.peak_length) == (4, [4], 4)
-    assert not kv.committed.any(), "a new row is fresh until it is committed"
-
-
-def test_a_pool_can_be_filled_to_the_last_slot_and_one_row_more_changes_nothing() -> None:
-    kv = pool(4)
-    commit(kv, 1, [0, 1, 2])
-    assert kv.append_([1], [3]).tolist() == [3]
-    before = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-    with pytest.raises(PoolFullError, match="1 slots requested, 0 free"):
-        kv.append_([2], [0])
-    assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
-    kv.check_integrity()
-    assert kv.scratch == 4 == kv.capacity, "the scratch slot lies behind and is never handed out"
-    assert kv.data.shape == (LAYERS, 2, HEADS, 5, DIM)
-
-
-def test_no_rows_are_no_fault() -> None:
-    kv = pool()
+    assert not kv.committed.any() and not kv.slots_of(5).size, "a new row is fresh"
     assert kv.append_([], []).tolist() == []
-    kv.release_([])
-    kv.retire_([])
-    assert (kv.current_length, kv.extents()) == (0, [0])
+    homes = kv.append_([7, 8, 7], [0, 0, 1], home=[1, 2, 1])
+    assert (homes.tolist(), kv.home[homes].tolist()) == ([4, 6, 5], [1, 2, 1])
 
 
-def test_committing_sets_positions_that_were_not_known_before() -> None:
-    kv = pool()
-    tree = kv.append_([1] * 4, [0] * 4)
-    kv.release_(tree[[1, 3]])
-    kv.commit_(tree[[0, 2]], [7, 8])
-    assert kv.slots_of(1).tolist() == [0, 2]
-    assert kv.position[[0, 2]].tolist() == [7, 8]
+def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:
+    kv = pool(4, 3)
+    assert kv.append_([5, 5], [0, 1], 1).tolist() == [4, 5]
+    rows = np.array([2, 0, 2, 1], np.int32)
+    assert kv.append_([7, 8, 7, 5], [0, 0, 1, 2], rows).tolist() == [8, 0, 9, 6]
+    kv.release_([4])
+    assert kv.append_([5], [3], 1).tolist() == [4]
+    assert kv.owner.tolist() == [8, *[FREE] * 3, 5, 5, 5, FREE, 7, 7, FREE, FREE]
+    assert kv.position[[4, 5, 6, 8, 9]].tolist() == [3, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("rows", "into", "message"),
+    [(1, 0, "2 slots requested, 1 free"), (2, [0, 0, 1, 1], "2 slots requested, 1 free")],
+)
+def test_where_too_few_slots_are_free_nothing_changes(rows: int, into: Any, message: str) -> None:
+    kv = pool(4, rows)
+    commit(kv, 1, [0, 1, 2], row=rows - 1)
+    before = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
+    count = np.size(into) if rows > 1 else 2
+    with pytest.raises(PoolFullError, match=message):
+        kv.append_([2] * count, [0] * count, np.array(into, np.int32))
+    assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
+    assert kv.scratch == kv.slots == 4 * rows, "the scratch slot is behind the others"
 
 
 def test_copying_takes_content_and_labels_along_and_is_counted() -> None:
     kv = pool(8, 2)
-    slots = commit(kv, 1, [0, 1, 2])
-    for slot in slots:
+    for slot in commit(kv, 1, [0, 1, 2]):
         mark_(kv, slot, 10.0 + slot)
-    address = kv.data.data_ptr()
     kv.copy_([1, 2], [14, 12], "test")
-    assert kv.slots_of(1).tolist() == [0, 1, 2]
     assert kv.slots_of(1, 1).tolist() == [14, 12]
     assert [content(kv, s) for s in (0, 1, 2, 14, 12)] == [10.0, 11.0, 12.0, 11.0, 12.0]
     assert kv.current_length == kv.peak_length == 5
-    kv.check_integrity()
-    assert kv.ledger.bytes == {"test": 2 * kv.slot_bytes}
-    assert kv.ledger.moves == {"test": 1}
+    assert kv.ledger.bytes == {"test": 2 * kv.slot_bytes} and kv.ledger.moves == {"test": 1}
     assert kv.slot_bytes == LAYERS * 2 * HEADS * DIM * 4
-    assert kv.data.data_ptr() == address
 
 
 @pytest.mark.parametrize(
@@ -91,10 +95,14 @@ def test_copying_takes_content_and_labels_along_and_is_counted() -> None:
         (lambda kv: kv.regions[NO_SEGMENT].include_(0, 0), None),
         (lambda kv: setattr(kv.regions[NO_SEGMENT], "high", 2), "slots outside region"),
         (lambda kv: setattr(kv.regions[NO_SEGMENT], "low", 1), "slots outside region"),
+        (lambda kv: kv.blocks.tables[1].__setitem__(3, 1), "disagree with the owners"),
+        (lambda kv: kv.blocks.references.__setitem__(0, 2), "references are counted wrongly"),
+        (lambda kv: setattr(kv.blocks, "in_use", 3), "counted wrongly"),
+        (lambda kv: kv.blocks.writer.__setitem__(3, 1), "a free block has a writer"),
     ],
 )
 def test_an_inconsistent_table_is_noticed(break_: object, message: str | None) -> None:
-    kv = pool()
+    kv = pool(16, block_size=1 if message and "gap" in message else 4)
     commit(kv, 1, [0, 1, 2])
     kv.check_integrity()
     break_(kv)  # type: ignore[operator]
@@ -112,57 +120,18 @@ def test_rows_that_are_wiped_hold_zeros_and_nobody_elses_change() -> None:
     assert made.owner[first].tolist() == [1, 1], "they are given back by whoever owns them"
 
 
-def test_new_slots_are_the_lowest_free_ones_of_their_row() -> None:
-    kv = pool(4, 3)
-    assert (kv.slots, kv.scratch) == (12, 12)
-    assert kv.append_([5, 5], [0, 1], 1).tolist() == [4, 5]
-    rows = np.array([2, 0, 2, 1], np.int32)
-    assert kv.append_([7, 8, 7, 5], [0, 0, 1, 2], rows).tolist() == [8, 0, 9, 6]
-    kv.release_([4])
-    assert kv.append_([5], [3], 1).tolist() == [4]
-    assert kv.owner.tolist() == [8, *[FREE] * 3, 5, 5, 5, FREE, 7, 7, FREE, FREE]
-    assert kv.position[[4, 5, 6, 8, 9]].tolist() == [3, 1, 2, 0, 1]
-
-
-def test_one_full_row_is_full_while_others_have_room_and_nothing_changes() -> None:
-    kv = pool(4, 2)
-    commit(kv, 1, [0, 1, 2], row=1)
-    before = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-    with pytest.raises(PoolFullError, match="2 slots requested, 1 free"):
-        kv.append_([2, 2, 1, 1], [0, 1, 3, 4], np.array([0, 0, 1, 1], np.int32))
-    assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
-
-
-def test_an_owners_slots_are_those_of_one_row_in_the_order_of_positions() -> None:
-    kv = pool(5, 2)
-    commit(kv, 1, [2, 0, 1], row=0)
-    commit(kv, 1, [1, 0], row=1)
-    kv.append_([1], [2], 1)
-    assert kv.slots_of(1).tolist() == [1, 2, 0]
-    assert kv.slots_of(1, 1).tolist() == [6, 5], "fresh slots are not history"
-
-
-def test_what_a_layer_reads_is_a_view_of_a_range_of_rows() -> None:
-    kv = pool(4, 3)
-    mark_(kv, 6, 5.0)  # slot 2 of row 1
-    for first, rows, at in ((0, 3, 1), (1, 2, 0), (1, 1, 0)):
-        keys, values = slots_of(*kv.layers[1], SlotRun(first * 4, 3, 4, rows))
-        assert keys.shape == values.shape == (rows, HEADS, 3, DIM)
-        for part in (keys, values):
-            assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
-        assert (keys[at, :, 2] == 5.125).all() and (values[at, :, 2] == -5.125).all()
-        assert int((keys != 0).sum()) == HEADS * DIM, "nothing else was written"
-
-
-def test_runs_may_lie_at_any_equal_distance_and_a_list_of_slots_may_cross_rows() -> None:
+def test_a_layer_reads_views_of_runs_or_copies_of_lists() -> None:
     kv = pool(4, 3)
     for slot in range(12):
         mark_(kv, slot, float(slot))
     run = SlotRun(1, 2, 5, 3)
     assert run.slots_GK.tolist() == [[1, 2], [6, 7], [11, 12]], "12 is the scratch slot"
     keys, values = slots_of(*kv.layers[0], run)
+    assert keys.shape == (3, HEADS, 2, DIM)
     assert keys[:, 1, :, 2].tolist() == [[1.0, 2.0], [6.0, 7.0], [11.0, 0.0]]
     assert torch.equal(values, -keys)
+    for part in (keys, values):
+        assert part.untyped_storage().data_ptr() == kv.data.untyped_storage().data_ptr()
     keys, values = slots_of(*kv.layers[0], torch.tensor([[3, 8, 9]]))
     assert keys[0, 2, :, 0].tolist() == [3.0, 8.0, 9.0] and torch.equal(values, -keys)
 
@@ -214,20 +183,6 @@ def test_the_lowest_free_slots_from_its_first_on_are_taken() -> None:
         left().append_([1] * 9, range(9), home=1)
 
 
-def take(kv: KVCache, root: int, count: int) -> list[int]:
-    return written(kv, root, count, int(np.count_nonzero(kv.owner == root)), root)
-
-
-def test_equal_shares_lie_at_equal_distances() -> None:
-    kv = pool(64)
-    for root in (1, 2, 3, 4):
-        kv.open_(root, 16)
-    for root in (3, 1, 4, 2):  # in whatever order they take slots
-        assert take(kv, root, 3)[0] == 16 * (root - 1)
-    assert [kv.keys_of([root]) for root in (1, 2, 3, 4)] == [(0, 3), (16, 3), (32, 3), (48, 3)]
-    kv.check_integrity()
-
-
 def test_the_share_of_a_root_that_ended_goes_to_the_next_one() -> None:
     kv = pool(80)
     for root in range(5):
@@ -251,15 +206,6 @@ def test_a_root_whose_region_is_full_takes_slots_behind_it() -> None:
     with pytest.raises(PoolFullError):
         take(kv, 1, 26)
     kv.check_integrity()
-
-
-def test_slots_of_several_roots_are_taken_in_the_order_of_their_owners() -> None:
-    kv = pool(32)
-    kv.open_(1, 8)
-    kv.open_(2, 8)
-    slots = kv.append_([7, 8, 7, 8], [0, 0, 1, 1], home=[1, 2, 1, 2])
-    assert slots.tolist() == [0, 8, 1, 9]
-    assert kv.home[slots].tolist() == [1, 2, 1, 2] and kv.owner[slots].tolist() == [7, 8, 7, 8]
 
 
 @pytest.mark.parametrize(("strangers", "is_run"), [(SPREAD + 3, True), (SPREAD + 4, False)])
@@ -294,40 +240,6 @@ def test_regions_are_of_pools_with_one_row() -> None:
     assert kv.append_([1, 1], [0, 1], 2, 1).tolist() == [16, 17]
     assert kv.home[16:18].tolist() == [1, 1] and kv.home[0] == NO_SEGMENT and kv.owner[0] == FREE
     kv.check_integrity()
-
-
-def test_keys_of_roots_without_slots_are_none() -> None:
-    kv = pool()
-    kv.open_(1, 4)
-    assert kv.keys_of([1]) == kv.keys_of([9]) == (0, 0)
-
-
-def test_committing_for_another_root_moves_its_region_along() -> None:
-    kv = pool(32)
-    kv.open_(1, 8)
-    kv.open_(2, 8)
-    slots = kv.append_([9, 9], [0, 0], home=1)
-    kv.commit_(slots[1:], [0], owner=2, home=2)
-    assert kv.home[slots].tolist() == [1, 2] and kv.owner[slots].tolist() == [9, 2]
-    assert kv.keys_of([2]) == (1, 1)
-    kv.check_integrity()
-    assert kv.keys_of([1]) == (0, 2), "what it once had is not looked for"
-
-
-def test_a_slot_that_was_given_back_is_nobodys() -> None:
-    kv = pool(16)
-    slots = take(kv, 1, 4)
-    kv.release_(slots[1:3])
-    kv.release_(slots[1:3])
-    assert kv.owner[:4].tolist() == [1, FREE, FREE, 1]
-    assert kv.home[:4].tolist() == [1, NO_SEGMENT, NO_SEGMENT, 1]
-    assert kv.current_length == 2, "what is given back twice is counted once"
-
-
-def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:
-    slots = kv.append_([segment] * count, range(first, first + count), home=home)
-    kv.commit_(slots, range(first, first + count))
-    return slots.tolist()
 
 
 def test_a_segment_takes_whole_blocks_and_goes_on_in_its_own() -> None:
@@ -384,40 +296,13 @@ def test_an_outline_that_becomes_the_prefix_takes_its_blocks_along() -> None:
     assert written(kv, 1, 4, first=5) == [3, 6, 7, 8]
 
 
-def test_a_last_block_may_be_shorter() -> None:
-    kv = pool(10, block_size=4)
-    assert len(kv.blocks) == 3
+def test_the_peak_is_remembered_and_nothing_is_left_in_the_end() -> None:
+    kv = pool(10, block_size=4)  # the last block is shorter
     written(kv, 1, 9)
     assert kv.blocks.wasted(kv.current_length) == 1
     assert written(kv, 2, 1) == [9]
-    assert (kv.blocks.high_water, kv.blocks.most_wasted) == (3, 1)
-
-
-def test_the_peak_is_remembered_and_nothing_is_left_in_the_end() -> None:
-    kv = pool(48, block_size=8)
-    for segment in (1, 2, 3):
-        written(kv, segment, 9)
+    kv.retire_([1])
+    assert (kv.blocks.in_use, kv.blocks.high_water, kv.blocks.most_wasted) == (1, 3, 1)
     kv.retire_([2])
-    assert (kv.blocks.in_use, kv.blocks.high_water) == (4, 6)
-    kv.retire_([1, 3])
     assert kv.blocks.in_use == 0 and not kv.blocks.tables
     assert (kv.blocks.writer == NO_SEGMENT).all()
-
-
-@pytest.mark.parametrize(
-    ("break_", "says"),
-    [
-        (lambda b: b.tables[1].__setitem__(3, 1), "disagree with the owners"),
-        (lambda b: b.references.__setitem__(0, 2), "references are counted wrongly"),
-        (lambda b: setattr(b, "in_use", 3), "counted wrongly"),
-        (lambda b: b.writer.__setitem__(3, 1), "a free block has a writer"),
-    ],
-)
-def test_integrity_sees_what_is_wrong(break_: object, says: str) -> None:
-    blocks, owner = BlockManager(16, 4), np.full(16, FREE, np.int32)
-    owner[:5] = 1
-    blocks.enter_(owner[:5], np.arange(5))
-    blocks.check_integrity(owner)
-    break_(blocks)  # type: ignore[operator]
-    with pytest.raises(AssertionError, match=says):
-        blocks.check_integrity(owner)

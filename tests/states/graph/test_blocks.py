@@ -18,7 +18,7 @@ from specsot.states.graph.graph import Graph
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import parse_outline
-from specsot.states.text.prompts import PromptBook, TemplateError, load_template
+from specsot.states.text.prompts import PromptBook, load_template
 from specsot.states.text.tokens import PromptTokens
 from specsot.states.yaml.source import GraphError, Source
 from tools.embedded.documents import combined_facts_sample
@@ -242,7 +242,7 @@ def test_what_asks_for_one_answer_has_no_slots(tmp_path) -> None:  # type: ignor
     data = load_template("embedded").model_dump(exclude_none=True) | {"combine": "All of {title}."}
     path = tmp_path / "t.yaml"
     path.write_text(yaml.safe_dump(data))
-    with pytest.raises(TemplateError, match=r"combine: no slot \{title\} here"):
+    with pytest.raises(GraphError, match=r"combine: no slot \{title\} here"):
         load_template(path)
 
 

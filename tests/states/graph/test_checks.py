@@ -322,7 +322,7 @@ def test_a_shipped_graph_is_called_as_its_file_and_explains_itself(name: str) ->
 
 def test_states_stand_in_a_few_machine_files() -> None:
     sources = {name: open_source(name) for name in graph_names()}
-    assert {source.files["states"] for source in sources.values()} == {
+    assert {source.marks[("states",)].file for source in sources.values()} == {
         f"graphs/{name}.yaml" for name in MACHINES
     }
     assert all(len(source.text.split("\n")) <= 25 for source in sources.values())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from specsot.engine.prepare.files import graph_names, open_graph
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.ops.registry import Declaration, OpEntry, OpTable
+from specsot.states.graph.graph import LINEAR_KEYS
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.program import LINEAR_KEYS
 from specsot.states.yaml.source import GraphError, Source
 
 GIVEN = frozenset({"k0"})

@@ -9,8 +9,8 @@ from helpers.support import TREES
 from specsot.engine.prepare.files import SHIPPED, open_graph
 from specsot.states.drafter import NoDrafterSettings
 from specsot.states.drafters.eagle import Eagle3Settings
+from specsot.states.graph.graph import Program
 from specsot.states.graph.load import load_program, op_table
-from specsot.states.graph.program import Program
 from specsot.states.yaml.source import GraphError, RenamedKeyWarning, Source
 
 TABLE = op_table()
@@ -68,8 +68,8 @@ def test_ops_and_ways_can_be_changed_too() -> None:
 
 def test_positions_of_untouched_values_stay() -> None:
     plain, other = opened(), opened("drafter.kind=none")
-    assert plain.source.values[("initial",)] == other.source.values[("initial",)]
-    assert ("drafter", "draft_depth") not in other.source.values
+    assert plain.source.marks[("initial",)] == other.source.marks[("initial",)]
+    assert ("drafter", "draft_depth") not in other.source.marks
     assert plain.steps["verify"][0].at == other.steps["verify"][0].at
 
 

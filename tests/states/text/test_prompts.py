@@ -19,11 +19,11 @@ from specsot.states.text.prompts import (
     PromptBook,
     Share,
     Template,
-    TemplateError,
     load_template,
     pieces,
 )
 from specsot.states.text.tokens import MAX_CHARACTERS, PromptError, PromptTokens, check_question
+from specsot.states.yaml.source import GraphError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<s>", "</s>"]
 CONTROL = ["<think>", "</think>", "[INST]", "[/INST]"]  # added, but not special
@@ -260,7 +260,7 @@ def test_what_chat_formats_are_given() -> None:
     assert shown(book(chat="thinking").plain("Hi")).endswith("<think>\n\n</think>\n\n")
     assert book("instruct").plain("Why?") == book("embedded").plain("Why?"), "no system turn"
     assert "<|im_start|>system" in shown(book("instruct").skeleton("Why?")[0])
-    with pytest.raises(TemplateError, match="drops or moves text"):
+    with pytest.raises(GraphError, match="drops or moves text"):
         book(chat="losing")
 
 
@@ -444,7 +444,7 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
 )
 def test_bad_templates(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GOOD
-    with pytest.raises(TemplateError) as error:
+    with pytest.raises(GraphError) as error:
         load(tmp_path, GOOD.replace(old, new))
     assert message in str(error.value)
     assert "graph" not in str(error.value)
@@ -452,9 +452,9 @@ def test_bad_templates(tmp_path: Path, old: str, new: str, message: str) -> None
 
 def test_a_template_without_any_chat_format(tmp_path: Path) -> None:
     text = GOOD[: GOOD.index("turns:")]
-    with pytest.raises(TemplateError, match="'turns' must give"):
+    with pytest.raises(GraphError, match="'turns' must give"):
         load(tmp_path, text.replace("chat: true", "chat: false"))
-    with pytest.raises(TemplateError, match="no chat format"):
+    with pytest.raises(GraphError, match="no chat format"):
         PromptBook(tokenizer_of("none"), load(tmp_path, text))
 
 
@@ -472,13 +472,13 @@ def test_a_template_may_hold_what_marks_a_slot(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["embeded", "nowhere/x.yaml", "", "."])
 def test_no_such_template(name: str) -> None:
-    with pytest.raises(TemplateError, match="embedded, instruct"):
+    with pytest.raises(GraphError, match="embedded, instruct"):
         load_template(name)
 
 
 def test_other_files_that_are_no_templates(tmp_path: Path) -> None:
     for text in ("", "- a\n", "just text", "x" * 100_001):
-        with pytest.raises(TemplateError):
+        with pytest.raises(GraphError):
             load(tmp_path, text)
 
 

@@ -73,10 +73,9 @@ def test_texts_and_their_values(text: str, value: Any) -> None:
 
 def test_every_key_and_value_has_its_place() -> None:
     source = Source("a: 1\nb:\n  - x\n  - {c: y}\n", "g.yaml")
-    assert source.values[("a",)] == (1, 4)
-    assert source.keys[("b", 1, "c")] == (4, 6)
-    assert source.values[("b", 1, "c")] == (4, 9)
-    assert source.values[("b", 0)] == (3, 5)
+    assert source.marks[("a",)].value == (1, 4)
+    assert source.marks[("b", 1, "c")] == ("g.yaml", (4, 9), (4, 6))
+    assert source.marks[("b", 0)].value == (3, 5)
     assert source.at(("b", 1)) == "g.yaml:4"
 
 
@@ -91,7 +90,7 @@ def test_byte_order_mark_and_windows_lines_are_fine() -> None:
     text = decode(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n", "g.yaml")
     source = Source(text, "g.yaml")
     assert source.data == {"a": 1, "b": 2}
-    assert source.keys[("a",)] == (1, 1) and source.values[("b",)] == (2, 4)
+    assert source.marks[("a",)].key == (1, 1) and source.marks[("b",)].value == (2, 4)
 
 
 @pytest.mark.parametrize(
