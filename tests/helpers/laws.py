@@ -3,21 +3,20 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from functools import partial
 
 import torch
 from specsot_eagle1.draft import drawn_children
 from torch import Tensor
 
+from helpers.vanilla import tensor, vectors
 from specsot.engine.certify.texts import chi_square, p_value
 from specsot.ops.draft.proposals import Drawing
 from specsot.ops.sampling.coins import (
-    CoinRole,
     branch_key,
     ranked,
-    round_keys,
     token_keys,
-    uniforms,
 )
 from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
@@ -27,7 +26,6 @@ from specsot.ops.verify.rejection import (
     RoundCoins,
     accept_chain,
     accept_rejection,
-    accept_tree,
     inverse_cdf,
 )
 from specsot.ops.verify.verify import matching
@@ -55,15 +53,19 @@ class Toy:
 
 
 def reference_toy() -> Toy:
-    """Four tokens, float64: the drafter likes best what the target likes least.
+    """Of the vectors, four tokens, float64: the drafter likes best what the target likes least.
 
     Wrong algorithms show on it; with three tokens a residual is often a single token, which hides
     a wrong rule. One pair of tokens never follows each other under the target, another one never
     under the drafter.
     """
-    target = [[2, 2, 12, 4], [5, 5, 5, 5], [0, 10, 6, 4], [14, 2, 2, 2], [8, 6, 4, 2]]
-    draft = [[4, 4, 10, 2], [10, 0, 4, 6], [2, 8, 6, 4], [8, 4, 4, 4], [2, 4, 6, 8]]
-    return Toy(_law(torch.tensor(target)), _law(torch.tensor(draft)))
+    tables = vectors("enumeration")["model"]
+    after = ("0", "1", "2", "3", "-1")
+    target, draft = (
+        tensor([[float(Fraction(x)) for x in tables[name][key]] for key in after])
+        for name in ("target", "draft")
+    )
+    return Toy(target, draft)
 
 
 def leftover_toy() -> Toy:
@@ -170,20 +172,11 @@ def draft_lists(
     return Drafts(tokens_SN, valid_SN, chance_S, parents, toy.q_KV.dtype)
 
 
-def sibling_law(
-    q_KV: Tensor,
-    tokens_SN: Tensor,
-    parents: Sequence[int],
-    choice: Choice,
-    root_S: Tensor | None = None,
-) -> Tensor:
-    """[S, V]: law of the last node of `parents`, given the tokens of those before it.
-
-    All zeros where the drafter has no further token. root_S: the roots' tokens, -1 by default.
-    """
+def sibling_law(q_KV: Tensor, tokens_SN: Tensor, parents: Sequence[int], choice: Choice) -> Tensor:
+    """[S, V]: law of the last node of `parents`, given the tokens of those before it; all zeros
+    where the drafter has no further token."""
     *earlier, parent = parents
-    last_S = tokens_SN.new_full((len(tokens_SN),), -1) if root_S is None else root_S
-    law_SV = q_KV[last_S if parent < 0 else tokens_SN[:, parent]]
+    law_SV = q_KV[tokens_SN.new_full((len(tokens_SN),), -1) if parent < 0 else tokens_SN[:, parent]]
     if choice is Choice.WITH:
         return law_SV
     siblings = [node for node, above in enumerate(earlier) if above == parent]
@@ -198,96 +191,33 @@ def _only_first(law_SV: Tensor) -> Tensor:
     return torch.zeros_like(law_SV).index_fill(1, torch.tensor([0]), 1.0)
 
 
-def drawn(law_SV: Tensor, u_S: Tensor) -> tuple[Tensor, Tensor]:
-    """(tokens int64 [S], whether there was one to draw, bool [S])."""
-    there_S = law_SV.any(1)
-    law_SV = law_SV.where(there_S[:, None], _only_first(law_SV))
-    return inverse_cdf(law_SV, u_S), there_S
-
-
 GAMMA = 2
-TREE = (-1, -1, 0, 0, 1, 1)
 PROMPT = 7  # position of the prompt's last token
 BRANCHES = 20  # per seed: the keys of a run differ in both
-
-Keys = Callable[[Tensor, Tensor, Tensor, Tensor, CoinRole], Tensor]
-"""(branch key, root position, depth, sibling rank, role) -> the coin's key; as `round_keys`."""
-
-ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Acceptance]
-accept_block: ChainRule = partial(accept_chain, rule=Rule.BLOCK)
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Where every sample stands, and its coins.
-
-    last_S: int64, the root token; -1 is the prompt's last one. root_S: its position.
-    key_S: int64, the keys of the branches.
-    """
+    """Where every sample stands: int64, the root token (-1 is the prompt's last one), its position,
+    and the keys of the branches."""
 
     last_S: Tensor
     root_S: Tensor
     key_S: Tensor
-    keys: Keys = round_keys
-
-    def coin(self, depth: int, rank: int, role: CoinRole) -> Tensor:
-        """Uniform numbers, float64 [S]."""
-        depth_S, rank_S = torch.full_like(self.key_S, depth), torch.full_like(self.key_S, rank)
-        return uniforms(self.keys(self.key_S, self.root_S, depth_S, rank_S, role))
 
 
 Step = Callable[[Toy, Round], Tensor]
 """What is said in one round, int64 [S, T]: at least one token each, -1 behind them."""
 
-
-def chain_round(rule: ChainRule) -> Step:
-    def step(toy: Toy, now: Round) -> Tensor:
-        parents = tuple(range(-1, GAMMA - 1))
-        tokens_SN, valid_SN = drafted(toy, now, parents, Choice.WITH)
-        before_ST = torch.cat([now.last_S[:, None], tokens_SN], 1)
-        r_SN = torch.stack([now.coin(n + 1, 0, CoinRole.ACCEPT) for n in range(GAMMA)], 1)
-        p_STV, q_SNV = toy.p_KV[before_ST], toy.q_KV[before_ST[:, :-1]]
-        u_S = now.coin(0, 0, CoinRole.FINAL)
-        verdict = rule(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S)
-        return emitted(verdict.path_ST, tokens_SN, verdict.bonus_S)
-
-    return step
-
-
-def tree_round(rule: Rule, choice: Choice, parents: Sequence[int] = TREE) -> Step:
-    """A tree of drafts; lossless only if the rule is one for drafts chosen like this."""
-
-    def step(toy: Toy, now: Round) -> Tensor:
-        tokens_SN, valid_SN = drafted(toy, now, parents, choice)
-        before_ST = torch.cat([now.last_S[:, None], tokens_SN], 1)
-        places = [(0, 0), *places_of(parents)]
-        r_SN = torch.stack([now.coin(d, k, CoinRole.ACCEPT) for d, k in places[1:]], 1)
-        u_ST = torch.stack([now.coin(d, k, CoinRole.FINAL) for d, k in places], 1)
-        told = rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
-        parents_SN = torch.tensor(parents).expand(tokens_SN.shape)
-        q_STV = toy.q_KV[before_ST] if told else None
-        p_STV = toy.p_KV[before_ST]
-        verdict = accept_tree(p_STV, q_STV, tokens_SN, parents_SN, valid_SN, r_SN, u_ST, rule)
-        return emitted(verdict.path_ST, tokens_SN, verdict.bonus_S)
-
-    return step
-
-
-def target_match_round(toy: Toy, now: Round) -> Tensor:
-    """The target draws at every node with a coin of its own; the children with its tokens stay."""
-    tokens_SN, valid_SN = drafted(toy, now, TREE, Choice.WITH)
-    before_ST = torch.cat([now.last_S[:, None], tokens_SN], 1)
-    places = [(0, 0), *places_of(TREE)]
-    u_ST = torch.stack([now.coin(d, k, CoinRole.FINAL) for d, k in places], 1)
-    parents_SN = torch.tensor(TREE).expand(tokens_SN.shape)
-    verdict = target_match(toy.p_KV[before_ST], tokens_SN, parents_SN, valid_SN, u_ST)
-    return emitted(verdict.path_ST, tokens_SN, verdict.bonus_S)
+ChainRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor], Acceptance]
+accept_block: ChainRule = partial(accept_chain, rule=Rule.BLOCK)
 
 
 def target_match(
     p_STV: Tensor, tokens_SN: Tensor, parents_SN: Tensor, valid_SN: Tensor, u_ST: Tensor
 ) -> Acceptance:
-    """Trees of one shape are matched with what the target draws at every node by inverse CDF."""
+    """Trees of one shape are matched with what the target draws at every node by inverse CDF, each
+    with a coin of its own."""
     drawn_ST = inverse_cdf(p_STV.flatten(0, 1), u_ST.flatten()).view(u_ST.shape)
     depths = [depth for depth, _ in places_of(parents_SN[0].tolist())]
     depths_SN = torch.tensor(depths, dtype=torch.int64).expand(tokens_SN.shape)
@@ -315,18 +245,6 @@ def match_round(toy: Toy, now: Round) -> Tensor:
     return emitted(path_ST, tokens_ST[:, 1 : GAMMA + 1], bonus_S)
 
 
-def drafted(toy: Toy, now: Round, parents: Sequence[int], choice: Choice) -> tuple[Tensor, Tensor]:
-    """(tokens int64 [S, N], valid bool [S, N]) of trees of this shape."""
-    tokens_SN = now.last_S.new_empty(len(now.last_S), 0)
-    valid_SN = tokens_SN.bool()
-    for node, (depth, rank) in enumerate(places_of(parents)):
-        law_SV = sibling_law(toy.q_KV, tokens_SN, parents[: node + 1], choice, now.last_S)
-        token_S, there_S = drawn(law_SV, now.coin(depth, rank, CoinRole.DRAFT))
-        tokens_SN = torch.cat([tokens_SN, token_S[:, None]], 1)
-        valid_SN = torch.cat([valid_SN, there_S[:, None]], 1)
-    return tokens_SN, valid_SN
-
-
 def places_of(parents: Sequence[int]) -> list[tuple[int, int]]:
     """(depth, rank among its siblings) of every drafted node."""
     found: list[tuple[int, int]] = []
@@ -336,12 +254,10 @@ def places_of(parents: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def sample(
-    step: Step, toy: Toy, length: int, count: int, seed: int, keys: Keys = round_keys
-) -> Tensor:
+def sample(step: Step, toy: Toy, length: int, count: int, seed: int) -> Tensor:
     """int64 [count, length]: the first tokens of so many branches, rounds one after another."""
     key_S = torch.tensor([branch_key(seed + n // BRANCHES, n % BRANCHES) for n in range(count)])
-    now = Round(torch.full_like(key_S, -1), torch.full_like(key_S, PROMPT), key_S, keys)
+    now = Round(torch.full_like(key_S, -1), torch.full_like(key_S, PROMPT), key_S)
     said_SC = torch.full((count, length + 1), -1)  # the last column takes what is too much
     while (said_SC[:, :length] < 0).any():
         more_ST = step(toy, now)
@@ -353,19 +269,6 @@ def sample(
         last_S = more_ST.gather(1, grown_S[:, None] - 1).squeeze(1)
         now = replace(now, last_S=last_S, root_S=now.root_S + grown_S)
     return said_SC[:, :length]
-
-
-def rounds() -> dict[str, Step]:
-    """Every way of accepting, with drafts that it is lossless for."""
-    return {
-        "chain": chain_round(accept_chain),
-        "block": chain_round(accept_block),
-        "tree with replacement": tree_round(Rule.WITH_REPLACEMENT, Choice.WITH),
-        "tree without replacement": tree_round(Rule.WITHOUT_REPLACEMENT, Choice.WITHOUT),
-        "top-k tree": tree_round(Rule.TOPK, Choice.TOP),
-        "target match": target_match_round,
-        "match": match_round,
-    }
 
 
 WIDTH = 2  # children of every node of a tree
@@ -393,15 +296,16 @@ def judged_round(rule: Rule, draws: Draws, *, skip_sample_adjustment: bool = Fal
     return step
 
 
-def judged_rounds() -> dict[str, Step]:
-    """Every rule that a graph can name, with draws that it is exact for."""
+def rounds() -> dict[str, Step]:
+    """Every way of accepting that a graph can name, with draws that it is exact for."""
     return {
-        "chain, as run": judged_round(Rule.CHAIN, Draws.SAMPLED),
-        "chain of best tokens, as run": judged_round(Rule.CHAIN, Draws.BEST),
-        "block, as run": judged_round(Rule.BLOCK, Draws.SAMPLED),
-        "tree with replacement, as run": judged_round(Rule.WITH_REPLACEMENT, Draws.SAMPLED),
-        "tree without replacement, as run": judged_round(Rule.WITHOUT_REPLACEMENT, Draws.DISTINCT),
-        "top-k tree, as run": judged_round(Rule.TOPK, Draws.BEST),
+        "chain": judged_round(Rule.CHAIN, Draws.SAMPLED),
+        "chain of best tokens": judged_round(Rule.CHAIN, Draws.BEST),
+        "block": judged_round(Rule.BLOCK, Draws.SAMPLED),
+        "tree with replacement": judged_round(Rule.WITH_REPLACEMENT, Draws.SAMPLED),
+        "tree without replacement": judged_round(Rule.WITHOUT_REPLACEMENT, Draws.DISTINCT),
+        "top-k tree": judged_round(Rule.TOPK, Draws.BEST),
+        "match": match_round,
     }
 
 
@@ -464,10 +368,8 @@ LENGTHS = (1, 2, GAMMA + 2)
 TOYS = {"reversed toy": reference_toy(), "leftover toy": leftover_toy()}
 
 
-def p_values(
-    step: Step, toy: Toy, *, samples: int = SAMPLES, seed: int = SEED, keys: Keys = round_keys
-) -> list[float]:
-    said_SC = sample(step, toy, max(LENGTHS), samples, seed, keys)
+def p_values(step: Step, toy: Toy, *, samples: int = SAMPLES, seed: int = SEED) -> list[float]:
+    said_SC = sample(step, toy, max(LENGTHS), samples, seed)
     return [_p_value(said_SC[:, :length], toy) for length in LENGTHS]
 
 

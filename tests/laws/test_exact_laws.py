@@ -9,7 +9,6 @@ import torch
 from helpers.law_outcomes import (
     RULES,
     TOLERANCE,
-    TREE,
     Outcomes,
     chain_outcomes,
     law_error,
@@ -48,24 +47,10 @@ def test_a_rule_emits_the_targets_law(name: str, kind: torch.dtype) -> None:
     assert error.worst <= TOLERANCE[kind] and error.strays == 0
 
 
-def test_the_reference_toy_is_that_of_the_vectors() -> None:
-    toy = reference_toy()
-    assert torch.allclose(toy.p_KV, TOY.p_KV, rtol=0, atol=1e-7)
-    assert torch.allclose(toy.q_KV, TOY.q_KV, rtol=0, atol=1e-7)
-
-
 def test_random_toys_have_every_size_and_zeros() -> None:
     toys = random_toys(200, 1)
     assert {toy.size for toy in toys} == {2, 3, 4, 5}
     assert 40 <= sum(bool((toy.p_KV == 0).any() and (toy.q_KV == 0).any()) for toy in toys) <= 80
-
-
-def test_where_the_drafter_has_nothing_more_no_node_is_valid() -> None:
-    sure_KV = torch.eye(3).double()[[1, 2, 0, 1]]
-    drafts = draft_lists(Toy(sure_KV, sure_KV), TREE, Choice.WITHOUT)
-    assert drafts.tokens_SN[:, [0, 2]].tolist() == [[1, 2]]
-    assert drafts.valid_SN.tolist() == [[True, False, True, False]]
-    assert drafts.chance_S.tolist() == [1.0]
 
 
 def unadjusted(p_STV: Tensor, q_SNV: Any, *others: Tensor) -> Acceptance:
@@ -114,17 +99,8 @@ def test_a_decision_that_is_not_made_at_its_probability_is_seen() -> None:
 
 
 SIZE = 4
+TOY = reference_toy()
 CHOICES = {"with": Choice.WITH, "without": Choice.WITHOUT, "top": Choice.TOP}
-
-
-def law(name: str) -> Tensor:
-    """float64 [5, 4] of the Markov model: row -1 (the last one) stands right after the prompt."""
-    table = ENUMERATION["model"][name]
-    rows = [[float(Fraction(x)) for x in table[str(key)]] for key in (0, 1, 2, 3, -1)]
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-TOY = Toy(law("target"), law("draft"))
 
 
 def same(found: Tensor, wanted: Tensor) -> bool:
@@ -138,10 +114,6 @@ def fractions(numbers: list[str]) -> Tensor:
 def lossless(found: Outcomes, toy: Toy) -> bool:
     wanted = joint(toy.p_KV, found.path_ST.shape[1])
     return found.strays == 0 and same(found.joint(toy.p_KV), wanted)
-
-
-def first_token(found: Outcomes) -> Tensor:
-    return found.joint(TOY.p_KV).view(SIZE, -1).sum(1)
 
 
 CHAINS = {"standard": accept_chain, "block": accept_block}
@@ -159,17 +131,6 @@ def test_a_chain_emits_the_targets_law(case: Any) -> None:
     assert lossless(found, TOY)
 
 
-@pytest.mark.parametrize("rule", CHAINS.values(), ids=CHAINS)
-@pytest.mark.parametrize("draft", [(3, 0, 2), (0, 2, 1), (1, 1, 1)])
-def test_drafts_that_were_not_drawn_leave_the_targets_law(
-    rule: Any, draft: tuple[int, ...]
-) -> None:
-    tokens_SN, one_S = torch.tensor([draft]), torch.ones(1, dtype=torch.float64)
-    valid_SN = torch.ones_like(tokens_SN, dtype=torch.bool)
-    drafts = Drafts(tokens_SN, valid_SN, one_S, (-1, 0, 1), torch.float64)
-    assert lossless(chain_outcomes(rule, TOY, drafts, drawn=False), TOY)
-
-
 @st.composite
 def laws(draw: st.DrawFn) -> Tensor:
     """float64 [5, 4]: rows of small weights, zeros among them."""
@@ -184,24 +145,6 @@ def test_blocks_accept_at_least_as_much_as_chains(p_KV: Tensor, q_KV: Tensor, ga
     counts_T = torch.arange(gamma + 1, dtype=torch.float64)
     chain, block = (of_chain(rule, Toy(p_KV, q_KV), gamma).lengths() @ counts_T for rule in CHAINS)
     assert chain <= block + 1e-12
-
-
-@settings(max_examples=60, deadline=None)
-@given(laws(), laws(), st.floats(0, 1, exclude_max=True), st.integers(0, SIZE - 1))
-def test_a_draft_is_accepted_exactly_below_its_chance(
-    p_KV: Tensor, q_KV: Tensor, r: float, token: int
-) -> None:
-    verdict = accept_chain(
-        p_KV[None, :2],
-        q_KV[None, :1],
-        torch.tensor([[token]]),
-        torch.tensor([[True]]),
-        torch.tensor([[r]], dtype=torch.float64),
-        torch.zeros(1),
-    )
-    chance = verdict.chance_SN.item()
-    if abs(r - chance) > 1e-12:
-        assert verdict.path_ST[0, 1].item() == (r < chance)
 
 
 SAMPLED = (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)
@@ -232,23 +175,3 @@ def test_target_match_emits_what_the_target_draws(case: Any) -> None:
     found = match_outcomes(TOY, drafts)
     assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"])
     assert lossless(found, TOY)
-
-
-CONTROLS = {case["name"]: fractions(case["output"]) for case in ENUMERATION["negative_controls"]}
-
-
-@pytest.mark.parametrize(
-    "name, rule, choice",
-    [
-        ("with_rule_on_without_samples_k2", Rule.WITH_REPLACEMENT, Choice.WITHOUT),
-        ("without_rule_on_with_samples_k2", Rule.WITHOUT_REPLACEMENT, Choice.WITH),
-    ],
-)
-def test_a_rule_on_the_wrong_candidates_is_biased(name: str, rule: Rule, choice: Choice) -> None:
-    found = tree_outcomes(rule, TOY, draft_lists(TOY, (-1, -1), choice))
-    assert same(first_token(found), CONTROLS[name])
-
-
-def test_a_draft_by_argmax_under_a_soft_law_is_biased() -> None:
-    found = chain_outcomes(accept_chain, TOY, draft_lists(TOY, (-1,), Choice.TOP))
-    assert same(first_token(found), CONTROLS["argmax_draft_softmax_q"])

@@ -84,20 +84,6 @@ def test_egag_goes_on_from_the_law_where_the_round_ended(accepted: int, found: f
     assert (after.h, plan(settings, after, 9, 99).h) == (found, found)
 
 
-def test_branches_have_their_own_lengths_and_averages() -> None:
-    settings = policy_of(gamma_policy="egag", gamma_min=0, gamma_max=10, egag_ema_beta=0.5)
-    first = plan(settings, GammaState(5, h=0.0), 50, 99)
-    second = plan(settings, GammaState(5, h=0.0, ema=2.0), 50, 4)
-    assert (first.ema, first.gamma, first.gamma_eff) == (10.0, 10, 10)
-    assert (second.ema, second.gamma) == (6.0, 6)
-    assert second.gamma_eff == 3, "the target adds one token itself"
-
-
-def test_a_round_that_needs_one_token_drafts_none() -> None:
-    length = plan(policy_of(), GammaState(5), 9, 1)
-    assert (length.gamma, length.gamma_eff) == (5, 0)
-
-
 @pytest.mark.parametrize("case", EGAG["stop_rules"])
 def test_svip_and_adaedl_stop_where_the_vectors_say(case: Any) -> None:
     seen, state = laws(case["H"], case["H"]), GammaState(5, threshold=0.4)

@@ -95,16 +95,8 @@ def test_the_best_nodes_over_all_trees_are_kept(made: tuple[list[Tree], int], mo
         assert [path for path in paths(kept, tree) if path] == expected
         scores = [trees[tree][node][2] for node in range(nodes) if (tree, node) in wanted]
         assert kept.scores_SN[tree][kept.valid_SN[tree]].tolist() == pytest.approx(scores)
-
-
-@given(forests(), st.integers(1, 50))
-@settings(max_examples=100, deadline=None)
-def test_what_is_left_over_is_padding_at_the_end_of_its_tree(
-    made: tuple[list[Tree], int], most: int
-) -> None:
-    kept = share(proposal_of(*made), most)
-    assert kept.tokens_SN.shape[1] == min(made[1], most), "no tree has more than all together"
-    assert (kept.valid_SN.int().diff(dim=1) <= 0).all()
+    assert kept.tokens_SN.shape[1] == min(nodes, most), "no tree has more than all together"
+    assert (kept.valid_SN.int().diff(dim=1) <= 0).all(), "padding is at the end"
     padding = ~kept.valid_SN
     assert (kept.parents_SN[padding] == -1).all() and (kept.depths_SN[padding] == 1).all()
     assert (kept.scores_SN[padding] == -torch.inf).all()
@@ -197,78 +189,39 @@ def test_reranking_keeps_the_golden_trees(case: Any) -> None:
     assert kept.tokens_SC.tolist() == [case["draft_tokens"][1:]]
     assert kept.depths_SC.tolist() == [case["tree_depths"][1:]]
     assert ancestors(kept.parents_SC, levels).int().tolist() == [case["tree_visible"]]
-    assert _paths(kept.parents_SC[0].tolist()) == _padded(case["retrieve_indices"])
-
-
-def _paths(parents: list[int]) -> set[tuple[int, ...]]:
-    inner = {parent + 1 for parent in parents}
-    paths = set()
-    for leaf in range(1, len(parents) + 1):
-        if leaf not in inner:
-            path = [leaf]
-            while path[-1]:
-                path.append(parents[path[-1] - 1] + 1)
-            paths.add(tuple(reversed(path)))
-    return paths
-
-
-def _padded(rows: list[list[int]]) -> set[tuple[int, ...]]:
-    return {tuple(node for node in row if node >= 0) for row in rows}
-
-
-@st.composite
-def created(draw: st.DrawFn) -> tuple[list[int], list[int], list[float]]:
-    """(parents, depths, scores) of a tree in creation order; a child may score as its parent."""
-    count = draw(st.integers(1, 24))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(count)]
-    losses = [draw(st.sampled_from([0.0, 0.0, 0.25, 1.0, 1e-9, 3.5])) for _ in range(count)]
-    depths: list[int] = []
-    scores: list[float] = []
-    for parent, loss in zip(parents, losses, strict=True):
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-        scores.append((0.0 if parent < 0 else scores[parent]) - loss)
-    return parents, depths, scores
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.lists(created(), min_size=1, max_size=3), st.integers(1, 24))
+@given(forests(), st.integers(1, 24))
 def test_reranking_keeps_the_best_set_connected_under_exact_ties(
-    trees: list[tuple[list[int], list[int], list[float]]], nodes: int
+    made: tuple[list[Tree], int], nodes: int
 ) -> None:
-    count = min(len(parents) for parents, _, _ in trees)  # every tree of a batch has as many
-    trees = [(p[:count], d[:count], s[:count]) for p, d, s in trees]
+    count = min(map(len, made[0]))  # every tree of a batch has as many
+    trees = [tree[:count] for tree in made[0]]
     nodes = min(nodes, count)
-    parents_SC, depths_SC, scores_SC = (torch.tensor(part) for part in zip(*trees, strict=True))
+    drafted = proposal_of(trees, count)
     number_SC = torch.arange(count).expand(len(trees), -1)
-    kept = rerank(Candidates(number_SC, parents_SC, depths_SC, scores_SC.float()), nodes)
-    for tree, (parents, _, _) in enumerate(trees):
+    created = (number_SC, drafted.parents_SN, drafted.depths_SN, drafted.scores_SN)
+    kept = rerank(Candidates(*created), nodes)
+    for tree, scores in enumerate(drafted.scores_SN.tolist()):
         chosen = kept.tokens_SC[tree].tolist()
-        exact = scores_SC[tree].float().tolist()
-        best = sorted(range(count), key=lambda n, exact=exact: (-exact[n], n))[:nodes]
+        best = sorted(range(count), key=lambda n, scores=scores: (-scores[n], n))[:nodes]
         assert chosen == sorted(best), "the best nodes, parents before children, creation order"
         for node, parent in enumerate(kept.parents_SC[tree].tolist()):
-            assert parent < node
-            assert parents[chosen[node]] == (-1 if parent < 0 else chosen[parent])
-            above = 0 if parent < 0 else int(kept.depths_SC[tree, parent])
-            assert int(kept.depths_SC[tree, node]) == above + 1
+            above = trees[tree][chosen[node]][1]
+            assert parent < node and above == (-1 if parent < 0 else chosen[parent])
+            depth = 0 if parent < 0 else int(kept.depths_SC[tree, parent])
+            assert int(kept.depths_SC[tree, node]) == depth + 1
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(created(), min_size=1, max_size=3), st.integers(0, 3))
-def test_ancestors_are_those_of_a_naive_walk(
-    trees: list[tuple[list[int], list[int], list[float]]], spare: int
-) -> None:
-    count = min(len(parents) for parents, _, _ in trees)
-    levels = max(max(depths[:count]) for _, depths, _ in trees) + spare
-    found = ancestors(torch.tensor([parents[:count] for parents, _, _ in trees]), levels)
-    for tree, (parents, _, _) in enumerate(trees):
-        for node in range(count + 1):
+@given(forests(), st.integers(0, 3))
+def test_ancestors_are_those_of_a_naive_walk(made: tuple[list[Tree], int], spare: int) -> None:
+    drafted = proposal_of(*made)
+    seen_STT = ancestors(drafted.parents_SN, made[1] + spare)
+    for tree, parents in enumerate(drafted.parents_SN.tolist()):
+        for node in range(len(parents) + 1):
             walk = {node}
-            while node:
-                node = parents[node - 1] + 1
-                walk.add(node)
-            assert set(torch.nonzero(found[tree, max(walk)]).flatten().tolist()) == walk
-
-
-def test_a_tree_without_nodes_is_its_root() -> None:
-    assert ancestors(torch.zeros(2, 0, dtype=torch.int64), 0).tolist() == [[[True]], [[True]]]
+            while min(walk):
+                walk.add(parents[min(walk) - 1] + 1)
+            assert set(torch.nonzero(seen_STT[tree, node]).flatten().tolist()) == walk

@@ -81,12 +81,18 @@ def pauses(sizes: Sequence[int]) -> list[int]:
     return [after - before - 1 for before, after in pairwise(drafted)]
 
 
-def test_where_a_draft_costs_as_much_as_a_token_it_is_tried_less_and_less_often() -> None:
-    chooser = ChainChooser(RoundCosts(flat(1.0), flat(1.0), 0.0), 8)
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("of_trees", [False, True])
+def test_where_a_draft_costs_as_much_as_a_token_it_is_tried_less_and_less_often(
+    of_trees: bool, branches: int
+) -> None:
+    costs = RoundCosts(flat(1.0), flat(1.0), 0.0)
+    chooser = TreeChooser(costs, 8, 3, width) if of_trees else ChainChooser(costs, 8)
+    owners = list(range(branches))
     sizes = []
     for _ in range(300):
-        sizes.append(chooser.choose_([0], [99]).size)
-        chooser.learn_([0], [[0]])
+        sizes.append(chooser.choose_(owners, ROOMY[:branches]).size)
+        chooser.learn_(owners, [[0]] * branches)
     assert sizes[0], "nothing is known before the first one"
     longer = [times * MIN_PAUSE for times in (1, 2, 4, 8)]
     assert pauses(sizes)[:6] == [*longer, MAX_PAUSE, MAX_PAUSE]
@@ -186,17 +192,13 @@ def width(nodes: int, levels: int) -> Sequence[int]:
 
 
 def test_trees_grow_as_long_as_nodes_are_worth_their_rows() -> None:
-    cheap = RoundCosts(Curve.of({1: 10.0, 64: 10.5}), flat(0.01), 0.0)
-    dear = RoundCosts(Curve.of({1: 10.0, 64: 200.0}), flat(0.01), 0.0)
-    spread = [0.1] * 8
-    large = grown(TreeChooser(cheap, 32, 1, width), spread)
-    small = grown(TreeChooser(dear, 32, 1, width), spread)
-    assert large >= 8 and small <= 1
-
-
-def test_a_first_node_that_is_always_right_needs_no_others() -> None:
-    costs = RoundCosts(Curve.of({1: 10.0, 64: 40.0}), flat(0.01), 0.0)
-    assert grown(TreeChooser(costs, 32, 1, width), [0.99]) == 1
+    for most_ms, ranks, fits in (
+        (10.5, [0.1] * 8, range(8, 33)),
+        (200.0, [0.1] * 8, range(2)),
+        (40.0, [0.99], range(1, 2)),  # a first node that is always right needs no others
+    ):
+        costs = RoundCosts(Curve.of({1: 10.0, 64: most_ms}), flat(0.01), 0.0)
+        assert grown(TreeChooser(costs, 32, 1, width), ranks) in fits
 
 
 def test_levels_are_given_up_where_the_drafter_is_slow() -> None:
@@ -226,12 +228,3 @@ def test_a_tree_is_within_its_bounds(
         assert choice.size <= nodes
         depth = min(taken, choice.levels)
         chooser.learn_(list(range(branches)), [list(range(depth + 1))] * branches)
-
-
-def test_no_tree_grows_where_none_pays_and_now_and_then_one_does() -> None:
-    chooser = TreeChooser(RoundCosts(flat(1.0), flat(1.0), 0.0), 8, 3, width)
-    sizes = []
-    for _ in range(100):
-        sizes.append(chooser.choose_([0, 1], ROOMY[:2]).size)
-        chooser.learn_([0, 1], [[0], [0]])
-    assert sizes[0] and pauses(sizes)[:3] == [MIN_PAUSE, 2 * MIN_PAUSE, 4 * MIN_PAUSE]

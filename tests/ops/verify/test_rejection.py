@@ -62,31 +62,28 @@ def chain_arguments(case: Any, coin: str, kind: torch.dtype) -> tuple[Tensor, ..
     )
 
 
-def check_chain(case: Any, verdict: Acceptance, kind: torch.dtype) -> None:
-    count = case["n_accepted"]
-    nodes = len(case["draft"]) + 1
-    assert verdict.path_ST.tolist() == [[node <= count for node in range(nodes)]]
+# Of each rule of chains: its cases, and their keys of the coins and of the chances.
+CHAINS = [
+    (accept_chain, "accept_chain", "r", "accept_prob"),
+    (accept_block, "block_verify", "eta", "h"),
+]
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "rule, case, coin, chance",
+    [(rule, case, *keys) for rule, name, *keys in CHAINS for case in cases(name)],
+)
+def test_chains(rule: Any, case: Any, coin: str, chance: str, kind: torch.dtype) -> None:
+    verdict = rule(*chain_arguments(case, coin, kind))
+    count, drafts = case["n_accepted"], len(case["draft"])
+    assert verdict.path_ST.tolist() == [[node <= count for node in range(drafts + 1)]]
     assert verdict.bonus_S.tolist() == [case["next_token"]]
     assert [*case["draft"][:count], case["next_token"]] == case["emitted"]
     assert close(verdict.weights_SV[0], case["adjusted"], kind)
-
-
-@KINDS
-@pytest.mark.parametrize("case", cases("accept_chain"))
-def test_chains(case: Any, kind: torch.dtype) -> None:
-    verdict = accept_chain(*chain_arguments(case, "r", kind))
-    check_chain(case, verdict, kind)
-    tried = min(case["n_accepted"] + 1, len(case["draft"]))
-    assert close(verdict.chance_SN[0, :tried], case["accept_prob"][:tried], torch.float32)
+    tried = drafts if rule is accept_block else min(count + 1, drafts)
+    assert close(verdict.chance_SN[0, :tried], case[chance][:tried], torch.float32)
     assert verdict.chance_SN[0, tried:].isnan().all()
-
-
-@KINDS
-@pytest.mark.parametrize("case", cases("block_verify"))
-def test_blocks(case: Any, kind: torch.dtype) -> None:
-    verdict = accept_block(*chain_arguments(case, "eta", kind))
-    check_chain(case, verdict, kind)
-    assert close(verdict.chance_SN[0], case["h"], torch.float32)
 
 
 @pytest.mark.parametrize("rule", [accept_chain, accept_block])
@@ -169,9 +166,7 @@ def test_trees(case: Any, kind: torch.dtype) -> None:
 # --- batches, padding, purity --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "rule, name, coin", [(accept_chain, "accept_chain", "r"), (accept_block, "block_verify", "eta")]
-)
+@pytest.mark.parametrize("rule, name, coin", [chain[:3] for chain in CHAINS])
 def test_chains_of_unequal_length_are_verified_side_by_side(
     rule: Any, name: str, coin: str
 ) -> None:
