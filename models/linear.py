@@ -7,10 +7,9 @@ weight into oneDNN's layout at every call. Packed once, five rows cost what one 
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from time import perf_counter
+from timeit import repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -59,16 +58,17 @@ def linear(x_NI: Tensor, weight_OI: Tensor) -> Tensor:
     return out_NO[:count] if extra else out_NO
 
 
-@dataclass(frozen=True, slots=True)
-class OneRow:
+def one_row(weight_IO: Tensor, x_NI: Tensor, added: Tensor | None) -> Tensor:
     """One row by the weight as MKL multiplies it."""
+    return torch.mm(x_NI, weight_IO) if added is None else torch.addmm(added, x_NI, weight_IO)
 
-    weight_IO: Tensor
 
-    def __call__(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
-        if added is None:
-            return torch.mm(x_NI, self.weight_IO)
-        return torch.addmm(added, x_NI, self.weight_IO)
+def coded_rows(
+    kernel: Any, arguments: tuple[Any, ...], x_NI: Tensor, added: Tensor | None
+) -> Tensor:
+    """Rows by packed codes, the `arguments` of a kernel."""
+    out_NO: Tensor = kernel(x_NI, *arguments)
+    return out_NO if added is None else out_NO.add_(added)
 
 
 class Linear(nn.Linear):
@@ -132,7 +132,7 @@ def pack_(model: nn.Module, borrowed: Iterable[Tensor] = ()) -> None:
         if weight.is_mkldnn or weight.data_ptr() in unpacked:
             continue
         if small and weight.dtype == torch.float32:
-            layer.few = OneRow(weight.t().contiguous())
+            layer.few = partial(one_row, weight.t().contiguous())
             layer.few_rows = 1
         replace_(layer, "weight", ONEDNN._reorder_linear_weight(weight, None))
 
@@ -166,8 +166,7 @@ class Weights(NamedTuple):
         return cls(kind, int(rows) if rows else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Int8:
+class Int8(NamedTuple):
     """codes_OI: int8; scale_O: float32, of which bfloat16 holds every digit."""
 
     codes_OI: Tensor
@@ -183,13 +182,13 @@ class Int8:
     def plain(self) -> Tensor:
         return self.codes_OI.float() * self.scale_O[:, None]
 
-    def product(self) -> "Product | None":
+    def product(self) -> FewRows | None:
         """The product with the codes in bfloat16."""
-        return Product(ATEN._weight_int8pack_mm.default, (self.codes_OI, self.scale_O.bfloat16()))
+        arguments = (self.codes_OI, self.scale_O.bfloat16())
+        return partial(coded_rows, ATEN._weight_int8pack_mm.default, arguments)
 
 
-@dataclass(frozen=True, slots=True)
-class Int4:
+class Int4(NamedTuple):
     """codes_OI: int32 from 0 to 15; a number is (code - 8) * scale_OG + offset_OG, both float32."""
 
     codes_OI: Tensor
@@ -212,26 +211,14 @@ class Int4:
         codes_OGg = (self.codes_OI - 8).float().view(*self.scale_OG.shape, GROUP_SIZE)
         return (codes_OGg * self.scale_OG[..., None] + self.offset_OG[..., None]).flatten(1)
 
-    def product(self) -> "Product | None":
+    def product(self) -> FewRows | None:
         """The product with the codes in bfloat16; None for matrices that it does not support."""
         if len(self.codes_OI) % INT4_ROWS:
             return None
         packed = ATEN._convert_weight_to_int4pack_for_cpu(self.codes_OI, 1)
         both_GO2 = torch.stack((self.scale_OG, self.offset_OG), -1).transpose(0, 1)
         arguments = (packed, GROUP_SIZE, both_GO2.contiguous().bfloat16())
-        return Product(ATEN._weight_int4pack_mm_for_cpu.default, arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A product with packed codes, see `linear.FewRows`."""
-
-    kernel: Any
-    arguments: tuple[Any, ...]
-
-    def __call__(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
-        out_NO: Tensor = self.kernel(x_NI, *self.arguments)
-        return out_NO if added is None else out_NO.add_(added)
+        return partial(coded_rows, ATEN._weight_int4pack_mm_for_cpu.default, arguments)
 
 
 def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:
@@ -284,25 +271,19 @@ def faster_rows(layers: Sequence[Linear]) -> int:
     shape = max(sizes, key=lambda size: sizes[size] * size[0] * size[1], default=None)
     alike = [layer for layer in layers if (layer.in_features, layer.out_features) == shape]
     alike = alike[:MEASURED_LAYERS]
+
+    def seconds(x_NI: Tensor, few_rows: int) -> float:
+        for layer in alike:
+            layer.few_rows = few_rows
+        return min(repeat(lambda: [layer.forward(x_NI) for layer in alike], repeat=3, number=1))
+
     fastest = 0
     for rows in MEASURED_ROWS if alike else ():
         x_NI = torch.ones(rows, alike[0].in_features, dtype=torch.bfloat16)
-        if _seconds(alike, x_NI, rows) > _seconds(alike, x_NI, 0):
+        if seconds(x_NI, rows) > seconds(x_NI, 0):
             break
         fastest = rows
     return fastest
-
-
-def _seconds(layers: Sequence[Linear], x_NI: Tensor, few_rows: int) -> float:
-    for layer in layers:
-        layer.few_rows = few_rows
-    times = []
-    for _ in range(3):
-        start = perf_counter()
-        for layer in layers:
-            layer.forward(x_NI)
-        times.append(perf_counter() - start)
-    return min(times)
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

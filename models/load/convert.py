@@ -41,6 +41,7 @@ from .weights import (
     kind_of,
     listed,
     load_target,
+    on_meta,
     read_tensor,
 )
 
@@ -55,21 +56,7 @@ OTHER_FILES = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
 MAX_ARRAY = 1 << 22
-ENDS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-PARTS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
-    "attn_output": "self_attn.o_proj",
-    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
-}
-PART = re.compile(r"blk\.(\d{1,4})\.(\w+)\.(weight|bias)")
+BLOCK = re.compile(r"blk\.(\d{1,4})\.")
 ROTATED = re.compile(r"blk\.\d+\.attn_([qk])\.")
 LLAMA3_FREQS = "rope_freqs.weight"
 FAULTS = (ValueError, KeyError, IndexError, TypeError, OverflowError, OSError, NotImplementedError)
@@ -218,15 +205,13 @@ def convert_gguf(
     except FAULTS as error:
         raise ModelError(file, f"is not a valid GGUF file: {error}") from None
     config = _config(file, reader, plain)
-    names = dict(ENDS)  # published ones
-    for tensor in reader.tensors:
-        match = PART.fullmatch(tensor.name)
-        if match is not None and match[2] in PARTS:
-            names[tensor.name] = f"model.layers.{int(match[1])}.{PARTS[match[2]]}.{match[3]}"
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    shape = decoder_config(out)
+    published = on_meta(file, lambda: Decoder(shape)).published()
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, shape.num_layers)  # has all parts
+    names = {f"{table.get_name(n.rpartition('.')[0])}.{n.rpartition('.')[2]}": n for n in published}
     if strange := [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]:
         raise ModelError(file, f"unexpected tensors: {listed(strange)}")
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    decoder_config(out)
     from transformers import AutoTokenizer
 
     try:
@@ -297,7 +282,7 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
             raise fields.wrong(f"`{key}` is {actual}, heads have {head_dim}: not supported")
     trained = fields.integer("context_length")
     layers = fields.integer("block_count")
-    if layers != (actual := len({m[1] for name in shapes if (m := PART.fullmatch(name))})):
+    if layers != (actual := len({m[1] for name in shapes if (m := BLOCK.match(name))})):
         raise fields.wrong(f"`block_count` is {layers}, the tensors are those of {actual} layers")
     biased = "blk.0.attn_q.bias" in shapes
     ends = {i for kind in ("eos", "eot") for i in tokens.ids(f"tokenizer.ggml.{kind}_token_id")}

@@ -314,24 +314,20 @@ def load_eagle3(
     unless the file has its own; raises ModelError."""
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
-    check_same_tokens(config, target.config, extra=True)
     _check_width(stored, config.taps, config.target_hidden_size)
     drafter = on_meta(config.path, lambda: Eagle3(config))
-    _borrow_(drafter, config.path, stored, target)
     same_vocabulary = config.draft_vocab_size == config.vocab_size
     absent = tuple(MAPS) if same_vocabulary and "d2t" not in stored else ()
-    _complete_(drafter, folder, stored, (dtype, device), absent)
+    _complete_(drafter, stored, target, place=(dtype, device), absent=absent)
     if absent or drafter.d2t.is_meta:
         return drafter
     # d2t leads into the target's vocabulary, and t2d is its image
     path = stored["d2t"].path
     targets = drafter.to_target(torch.arange(config.draft_vocab_size, device=drafter.d2t.device))
-    outside = targets[(targets < 0) | (targets >= config.vocab_size)].tolist()
-    if outside:
+    if outside := targets[(targets < 0) | (targets >= config.vocab_size)].tolist():
         reason = f"`d2t` leads to target id {outside[0]}"
         raise ModelError(path, f"{reason}; the vocabulary has {config.vocab_size}")
-    image = torch.zeros_like(drafter.t2d).index_fill_(0, targets, True)
-    if int(image.sum()) != config.draft_vocab_size or not torch.equal(image, drafter.t2d):
+    if not torch.equal(targets.sort().values, drafter.t2d.nonzero().flatten()):
         raise ModelError(path, "`d2t` and `t2d` do not describe the same tokens")
     return drafter
 
@@ -343,10 +339,8 @@ def load_eagle(
     head it uses unless the file has its own; raises ModelError."""
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
-    check_same_tokens(config, target.config, extra=True)
     drafter = on_meta(config.path, lambda: Eagle(config))
-    _borrow_(drafter, config.path, stored, target)
-    return _complete_(drafter, folder, stored, (dtype, device))
+    return _complete_(drafter, stored, target, place=(dtype, device))
 
 
 def load_vanilla(
@@ -365,7 +359,6 @@ def load_dflash(
     it uses; copies of them in the file must be equal to them. Raises ModelError."""
     stored = dict(_read(folder, "dflash"))
     config = dflash_config(folder, target.config)
-    check_same_tokens(config, target.config, extra=True)
     if config.speculators:
         for name, original in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
             entry = stored.pop(name, None)
@@ -385,7 +378,7 @@ def load_dflash(
         raise ModelError(config.path, "drafts with the target's head: only a share of it is here")
     ends = TargetEnds(target.embed, target.lm_head.weight)
     drafter = on_meta(config.path, lambda: DFlashDraftModel(config, ends))
-    return _complete_(drafter, folder, stored, (dtype, device))
+    return _complete_(drafter, stored, target, place=(dtype, device))
 
 
 LOADERS: dict[str, Any] = {"eagle": load_eagle, "eagle3": load_eagle3, "dflash": load_dflash}
@@ -397,31 +390,32 @@ def _views(module: Decoder | Drafter, absent: Container[str]) -> dict[str, Tenso
 
 def _complete_(
     drafter: Drafter,
-    folder: Path,
     stored: Stored,
+    target: Decoder,
+    *,
     place: tuple[torch.dtype, Device],
     absent: tuple[str, ...] = (),
 ) -> Drafter:
-    """Compare a drafter without memory with its file, then fill it from the file."""
-    if extra := compare(folder, stored, _views(drafter, absent)):
+    """Compare a drafter without memory with its target and its file, then fill it from the file; an
+    EAGLE head shares the target's embedding and head where its file lacks them."""
+    path = drafter.config.path
+    check_same_tokens(drafter.config, target.config, extra=True)
+    if isinstance(drafter, EagleHead):
+        drafter.owned = drafter.ends & stored.keys()
+        ends = {EMBEDDING: target.embed, LM_HEAD: target.lm_head.weight}
+        for name in drafter.ends - drafter.owned:
+            module = name.partition(".")[0]
+            needed = list(drafter.get_parameter(name).shape)
+            shape = list(ends[name].shape)
+            if needed != shape:
+                reason = f"has no `{module}` of its own, and would need one of shape {needed}"
+                raise ModelError(path, f"{reason}: the target's is {shape}")
+            replace_(drafter.get_submodule(module), "weight", ends[name])
+    if extra := compare(path.parent, stored, _views(drafter, absent)):
         raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
     fill(_views(drafter, absent), stored)
     return drafter.eval()
-
-
-def _borrow_(drafter: EagleHead, path: Path, stored: Stored, target: Decoder) -> None:
-    """Let the drafter share the target's embedding and head where its file lacks them."""
-    drafter.owned = drafter.ends & stored.keys()
-    for name, weight in ((EMBEDDING, target.embed), (LM_HEAD, target.lm_head.weight)):
-        if name in drafter.ends - drafter.owned:
-            module = name.partition(".")[0]
-            needed = list(drafter.get_parameter(name).shape)
-            shape = list(weight.shape)
-            if needed != shape:
-                reason = f"has no `{module}` of its own, and would need one of shape {needed}"
-                raise ModelError(path, f"{reason}: the target's is {shape}")
-            replace_(drafter.get_submodule(module), "weight", weight)
 
 
 def _read(folder: Path, kind: str) -> Stored:

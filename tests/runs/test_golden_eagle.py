@@ -151,6 +151,8 @@ def test_the_first_draft_is_the_recorded_one_level_by_level(case: Case) -> None:
         assert own.int().tolist() == case.first[f"{name}.tree_mask"].int().tolist()
         torch.testing.assert_close(call["hidden"][0], case.first[f"{name}.in_hidden"], **CLOSE)
         torch.testing.assert_close(call["out"][0], case.first[f"{name}.out_hidden"], **CLOSE)
+        logprobs = run.board["drafter"].model.logits(call["out"][0]).log_softmax(-1)
+        torch.testing.assert_close(logprobs, case.first[f"{name}.logprobs"], **CLOSE)
 
 
 def _spied(run: EngineCore) -> list[dict[str, Tensor]]:

@@ -1,4 +1,5 @@
-"""The DFlash drafter against vectors of the reference code, and against itself in other layouts."""
+"""The DFlash drafter against vectors of the reference code, and against itself in other layouts;
+blocks and trees of whole runs: runs/test_golden_dflash.py."""
 
 import json
 import shutil
@@ -8,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.sequences import DFLASH_GOLDEN, Pair, Pooled, cut, golden_pair
-from helpers.tiny import as_speculators, edit
+from helpers.sequences import DFLASH_GOLDEN, Pair, golden_pair, pool
+from helpers.tiny import WEIGHTS, as_speculators, edit
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,14 +19,9 @@ from specsot.models.drafters.config import Reach, default_layer_ids, dflash_conf
 from specsot.models.drafters.dflash import DFlashDraftModel, within
 from specsot.models.load.weights import load_dflash, load_target
 from specsot.ops.attention.backends import AttentionPlan
-from specsot.ops.draft.dflash import tree
-from specsot.ops.kv.pool import KVCache
-from specsot.ops.layer_plan import decode_plan
-from specsot.ops.types import Proposal, ancestors
 
 LIMIT = 1e-4
 RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "generate.json").read_text())
-WEIGHTS = "model.safetensors"
 Both = tuple[Decoder, DFlashDraftModel]
 
 
@@ -124,35 +120,27 @@ def test_the_reach_of_a_layer_drawn_as_matrices() -> None:
 def test_branches_side_by_side_do_not_see_each_other(models: Both, at: dict[str, Tensor]) -> None:
     """Two branches behind one prefix of 4: as one sequence, and as two rows of a pool."""
     drafter, taps = models[1], at["target_hidden"][0]
-    lengths, anchors = (9, 6), (5, 70)
     alone = []
-    for length, anchor in zip(lengths, anchors, strict=True):
+    for length, anchor in BRANCHES:
         pair = Pair(*models)
         pair.take_in(torch.cat((taps[:4], taps[11 - length + 4 :])), 0)
         alone.append(pair.draft(anchor, length, 8))
-    with torch.inference_mode():
-        packed = _two_branches(drafter, taps, lengths, anchors, packed=True)
-        rows = _two_branches(drafter, taps, lengths, anchors, packed=False)
-    for ours in (packed, rows):
+    for packed in (True, False):
+        with torch.inference_mode():
+            ours = _two_branches(drafter, taps, packed)
         assert (ours - torch.stack(alone)).abs().max() < 1e-5
 
 
-def _two_branches(
-    drafter: DFlashDraftModel,
-    taps: Tensor,
-    lengths: tuple[int, int],
-    anchors: tuple[int, int],
-    *,
-    packed: bool,
-) -> Tensor:
+BRANCHES = ((9, 5), (6, 70))  # length and anchor
+
+
+def _two_branches(drafter: DFlashDraftModel, taps: Tensor, packed: bool) -> Tensor:
     """hidden [2, 8, H]; with `packed` the prefix is held once, else once in each row."""
-    shape = (drafter.num_layers, drafter.kv_heads, drafter.head_dim, 40, 1 if packed else 2)
-    kv = KVCache(*shape)
-    kv.data.fill_(1e3)
+    kv = pool(drafter, 40, rows=1 if packed else 2)
     mask, positions = torch.zeros(2, 8, 40).bool(), torch.full((2, 40), 10**6)
     slots, prefix = torch.zeros(2, 8, dtype=torch.int64), drafter.fuse(taps[:4])
     free = 4
-    for branch, length in enumerate(lengths):
+    for branch, (length, _) in enumerate(BRANCHES):
         row, free = (0, free) if packed else (branch, 4)
         if branch == 0 or not packed:
             drafter.write_context_(prefix, torch.arange(4), torch.arange(4) + 40 * row, kv)
@@ -163,8 +151,8 @@ def _two_branches(
         mask[branch, :, :4] = mask[branch, :, own] = True
         slots[branch], free = own[-8:] + 40 * row, free + len(own)
     ids = torch.full((2, 8), drafter.mask_token_id)
-    ids[:, 0] = torch.tensor(anchors)
-    queries = torch.tensor(lengths)[:, None] + torch.arange(8)
+    lengths, ids[:, 0] = torch.tensor(BRANCHES).unbind(1)
+    queries = lengths[:, None] + torch.arange(8)
     if not packed:
         apart = AttentionPlan.dense(mask, positions, stride=40)
         return drafter(ids, queries, slots, apart, kv)
@@ -224,17 +212,11 @@ def test_the_architecture_of_the_config_is_no_matter(draft: Path, target: Decode
 
 
 def test_spellings_of_later_files(draft: Path, target: Decoder) -> None:
-    first = load_dflash(draft, target)
-    edit(
-        draft,
-        block_size=None,
-        rope_theta=None,
-        rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
-        inner={"block_size": 8},
-    )
-    second = load_dflash(draft, target)
-    assert second.config == first.config
-    assert second.config.block_size == 8 and second.config.rope.theta == 1e6
+    first = dflash_config(draft, target.config)
+    rope = {"rope_theta": 1e6, "rope_type": "default"}
+    edit(draft, {"block_size": 8}, block_size=None, rope_theta=None, rope_parameters=rope)
+    assert dflash_config(draft, target.config) == first
+    assert first.block_size == 8 and first.rope.theta == 1e6
 
 
 def test_the_layout_of_speculators(draft: Path, target: Decoder) -> None:
@@ -248,8 +230,7 @@ def test_sliding_layers_of_speculators(draft: Path, target: Decoder) -> None:
     edit(draft, layer_types=SLIDING, sliding_window=16)
     as_speculators(draft, target)
     assert dflash_config(draft, target.config).reaches == (Reach(16, causal=True), Reach())
-    raw = json.loads((draft / "config.json").read_text())
-    (draft / "config.json").write_text(json.dumps(raw | {"sliding_window_non_causal": True}))
+    edit(draft, sliding_window_non_causal=True)
     assert dflash_config(draft, target.config).reaches == (Reach(16), Reach())
 
 
@@ -291,78 +272,3 @@ def test_scaled_angles_survive(draft: Path, target: Decoder) -> None:
     assert dflash_config(draft, target.config) == config
     plain, scaled = load_dflash(DFLASH_GOLDEN / "draft", target), load_dflash(draft, target)
     assert torch.equal(scaled.frequencies * 2, plain.frequencies)
-
-
-# -- trees
-
-TREE_RUNS: dict[str, Any] = json.loads((DFLASH_GOLDEN / "ddtree.json").read_text())["runs"]
-GREEDY = [name for name, case in TREE_RUNS.items() if not case["temperature"]]
-
-
-def answers(run: Pooled, root: int, start: int, drafted: Proposal) -> list[int]:
-    """The target's choice after every node of a tree whose root stands at `start`."""
-    tokens = torch.tensor([root, *drafted.tokens_SN[0].tolist()])
-    positions = torch.tensor([0, *drafted.depths_SN[0].tolist()]) + start
-    slots, extent = run.slots[start : start + len(tokens)], len(run.slots)
-    mask = torch.zeros(1, len(tokens), extent, dtype=torch.bool)
-    mask[:, :, run.slots[:start]] = True
-    mask[:, :, slots] = ancestors(drafted.parents_SN, drafted.levels)
-    with torch.inference_mode():
-        out = run.model(
-            tokens[None],
-            positions[None],
-            slots[None],
-            AttentionPlan.dense(mask, torch.zeros(1, extent, dtype=torch.int64)),
-            run.kv,
-            decode_plan(run.model.num_layers),
-            torch.arange(len(tokens)),
-            (),
-        )
-    return out.logits_RV.argmax(-1).tolist()
-
-
-def walk(drafted: Proposal, said: list[int]) -> list[int]:
-    links = zip(drafted.parents_SN[0].tolist(), drafted.tokens_SN[0].tolist(), strict=True)
-    places = {(parent + 1, token): i for i, (parent, token) in enumerate(links, 1)}
-    found = [0]
-    while (found[-1], said[found[-1]]) in places:
-        found.append(places[found[-1], said[found[-1]]])
-    return found
-
-
-def generate(pair: Pair, prompt: list[int], new: int, nodes: int) -> tuple[list[int], list[Any]]:
-    taps, start, rounds = pair.drafter.tap_ids, len(prompt), []
-    out = pair.run.forward(torch.tensor(prompt), 0, taps)
-    ids, fresh = [*prompt, int(out.logits_RV[-1].argmax())], out.taps_QF
-    while start < len(prompt) + new:
-        assert fresh is not None
-        pair.take_in(fresh, start - len(fresh))
-        logits = pair.drafter.logits(pair.draft(ids[-1], start, 8)[1:])
-        drafted = tree(logits.log_softmax(-1)[None], nodes)
-        said = answers(pair.run, ids[-1], start, drafted)
-        path = walk(drafted, said)
-        rounds.append((path, drafted))
-        accepted = [ids[-1], *(int(drafted.tokens_SN[0, i - 1]) for i in path[1:])]
-        fresh = pair.run.forward(torch.tensor(accepted), start, taps).taps_QF
-        ids, start = [*ids, *accepted[1:], said[path[-1]]], start + len(path)
-    return cut(ids[: len(prompt) + new], len(prompt), []), rounds
-
-
-@pytest.mark.parametrize("name", GREEDY)
-def test_whole_runs_with_trees(models: Both, name: str) -> None:
-    case = TREE_RUNS[name]
-    ids, rounds = generate(
-        Pair(*models, capacity=160), case["prompt"], case["max_new_tokens"], case["budget"]
-    )
-    assert ids == case["output_ids"]
-    assert [len(path) for path, _ in rounds] == case["acceptance_lengths"]
-    for (path, drafted), recorded in zip(rounds, case["rounds"], strict=False):
-        assert path == recorded["accepted_indices"]
-        assert nodes_of(drafted.tokens_SN) == recorded["tree"]["node_token_ids"]
-        assert nodes_of(drafted.depths_SN) == recorded["tree"]["node_depths"]
-        assert [-1, *nodes_of(drafted.parents_SN + 1)] == recorded["tree"]["parents"]
-
-
-def nodes_of(value_SN: Tensor) -> list[int]:
-    found: list[int] = value_SN[0].tolist()
-    return found

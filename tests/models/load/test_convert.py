@@ -321,8 +321,12 @@ EDITS: dict[str, tuple[Callable[[Any], None], str]] = {
         "factors that are not Llama 3's",
     ),
     "integers": (
-        lambda w: w.add_tensor("blk.0.attn_norm.bias", np.zeros(64, np.int32)),
-        "`blk.0.attn_norm.bias` is I32, which cannot be read",
+        lambda w: setattr(w.tensors[0]["blk.0.attn_norm.weight"], "dtype", Kind.I32),
+        "`blk.0.attn_norm.weight` is I32, which cannot be read",
+    ),
+    "a bias of a norm": (
+        lambda w: w.add_tensor("blk.0.attn_norm.bias", np.zeros(64, np.float32)),
+        "unexpected tensors: blk.0.attn_norm.bias",
     ),
 }
 
