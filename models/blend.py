@@ -18,7 +18,7 @@ from ..ops.attention.backends import AttentionPlan
 from ..ops.attention.metadata import AttentionGroup
 from ..ops.blend import Blend, BlendReport, RowRole, deviation, pick, where_true
 from ..ops.kv.pool import KVCache
-from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
+from ..ops.layer_plan import LayerPlan, LayerStatus
 from .layers import AttentionInputs, LayerHook, PoolModel, rotate
 
 
@@ -42,8 +42,8 @@ class LiveRows:
 
 @dataclass(eq=False)
 class Blender(LayerHook):
-    """One blended forward; its arguments are those of `Target.forward`, checked by `check_blend`;
-    live_L and picked are those of `BlendReport` for the layers so far."""
+    """One blended forward; its arguments are those of `Target.forward`, for whose rows the chunk
+    store has cached ones; live_L and picked are those of `BlendReport` for the layers so far."""
 
     model: PoolModel
     plan: LayerPlan
@@ -190,29 +190,3 @@ class Blender(LayerHook):
         turned_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
         values_gRd = cached.values_LRgd[layer].transpose(0, 1)
         self.kv.write_(layer, self.slots_R, turned_Rgd.transpose(0, 1), values_gRd)
-
-
-def check_blend(
-    model: PoolModel, tokens_BQ: Tensor, plan: LayerPlan, taps: tuple[int, ...], blend: Blend
-) -> None:
-    """Raise ValueError if the cached rows, the plan and the model do not fit together."""
-    settings = blend.settings
-    cached = blend.cached
-    compiled = compile_layer_plan(settings, model.num_layers)
-    if plan != compiled:
-        actual, expected = (list(map(int, statuses)) for statuses in (plan, compiled))
-        raise ValueError(f"the layer plan {actual} is not the blend's {expected}")
-    rows = tuple(tokens_BQ.shape)
-    if blend.rows.role_BQ.shape != rows:
-        raise ValueError(f"the blend is for {blend.rows.role_BQ.shape} rows, not for {rows}")
-    shape = (model.num_layers, cached.rows, model.kv_heads, model.head_dim)
-    device = model.frequencies.device
-    for name, value in (("keys", cached.keys_LRgd), ("values", cached.values_LRgd)):
-        if (value.shape, value.dtype, value.device) != (shape, model.dtype, device):
-            stored = f"{tuple(value.shape)} in {value.dtype} on {value.device}"
-            needed = f"{shape} in {model.dtype} on {device}"
-            raise ValueError(f"the cached {name} are {stored}, the model has {needed}")
-    features = None if cached.features_RF is None else tuple(cached.features_RF.shape)
-    wanted = cached.rows, len(set(taps)) * model.hidden_size
-    if taps and features != wanted:
-        raise ValueError(f"the cached features are {features}, the drafter needs {wanted}")

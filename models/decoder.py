@@ -13,8 +13,8 @@ from ..ops.attention.backends import AttentionPlan, window_mask
 from ..ops.blend import Blend, ChunkKV
 from ..ops.forward import TargetOutput
 from ..ops.kv.pool import KVCache
-from ..ops.layer_plan import LayerPlan, LayerStatus
-from .blend import Blender, check_blend
+from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
+from .blend import Blender
 from .config import DecoderConfig
 from .layers import (
     AttentionInputs,
@@ -118,7 +118,6 @@ class Decoder(PoolModel):
         tokens_N = tokens_BQ.reshape(-1)
         rows = tokens_N.shape[0]
         if blend is not None:
-            check_blend(self, tokens_BQ, plan, taps, blend)
             blender = Blender(
                 self,
                 plan=plan,
@@ -187,6 +186,8 @@ class Decoder(PoolModel):
                 raise ValueError(
                     f"layer status {LayerStatus(status).name} (layer {layer}) needs cached rows"
                 )
+        if blend is not None and plan != compile_layer_plan(blend.settings, self.num_layers):
+            raise ValueError(f"the layer plan {list(map(int, plan))} is not the blend's")
         if blend is not None and blend.settings.mask == "bottom_right" and any(self.kinds):
             window = self.config.window
             raise ValueError(f"`mask: bottom_right` excludes the model's sliding window {window}")

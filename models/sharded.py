@@ -49,7 +49,7 @@ class RankLost(RuntimeError):
 
 @dataclass(slots=True)
 class Ranks:
-    """This rank's place in a process group: its collectives, counted, which fail for good once one
+    """This rank's place in a process group: its collectives, which fail for good once one
     has failed. The group's own timeout is the deadline: a rank that is dead or hangs is an error on
     all others after it, on GPUs (NCCL) by torch's watchdog, which ends the process.
 
@@ -60,19 +60,15 @@ class Ranks:
     group: Any
     index: int
     count: int
-    sums: int = 0
-    gathers: int = 0
     lost: str = ""
 
     def sum_(self, x: Tensor) -> Tensor:
         """Sum over all ranks, in place; the same bits everywhere. Raises RankLost."""
-        self.sums += 1
         self._run("all_reduce", lambda members: members.allreduce([x]))
         return x
 
     def gather(self, x: Tensor) -> Tensor:
         """[...] of each rank, of one shape -> [count, ...], everywhere. Raises RankLost."""
-        self.gathers += 1
         parts = x.new_empty(self.count, *x.shape)
         into = [list(parts.unbind())]
         self._run("all_gather", lambda members: members.allgather(into, [x.contiguous()]))

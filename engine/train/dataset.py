@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -61,7 +62,7 @@ class Conversation:
         return Conversation(self.place, self.turns[:count])
 
 
-def read_conversations(file: Path, *, questions: bool) -> list[Conversation]:
+def read_conversations(file: Path, *, questions: bool = False) -> list[Conversation]:
     """One per line; of `questions` the answers may be missing. UsageError names the line."""
     conversations = []
     for number, line in numbered_lines(read_text(file, most=None)):
@@ -262,16 +263,31 @@ DatasetBuilder = Callable[[DrafterTraining, Teacher], Dataset]
 def conversation_dataset(
     file: ConversationFile, settings: DrafterTraining, teacher: Teacher
 ) -> Dataset:
-    """Conversations, shuffled in every epoch; some of each file are held out."""
+    """Conversations, shuffled in every epoch; some lines of each file are held out, a tenth of them
+    at most."""
     samples: list[Tokens] = []
     held_out: list[HeldOutPrompt] = []
     for path in file.prompts:
         with path.open("rb") as stream:
             is_answers = stream.readline(1 << 16).startswith(b'{"number": ')
-        read = _answer_samples if is_answers else _chat_samples
-        trained, evaluated = read(path, settings, teacher)
-        samples += trained
-        held_out += evaluated
+        lines: list[Any] = read_lines(path) if is_answers else read_conversations(path)
+        order = Random(f"held:{settings.seed}").sample(range(len(lines)), len(lines))
+        most = min(settings.held_out, max(len(lines) // 10, 1)) if len(lines) > 1 else 0
+        evaluated = [lines[number] for number in sorted(order[:most])]
+        trained = [lines[number] for number in sorted(order[most:])]
+        if is_answers:
+            samples += [written.tokens() for line in trained for written in line]
+            held_out += _held_out_branches(chain.from_iterable(evaluated), settings.length)
+        else:
+            coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
+            samples += [tokens for talk in trained for tokens in coder.samples(talk)]
+            prompts = [coder.prompt(talk.head(talk.user_turns[-1] + 1)) for talk in evaluated]
+            prompts = [ids for ids in prompts if len(ids) < settings.length]
+            limit = settings.length - max(map(len, prompts), default=0)
+            held_out += held_out_prompts(teacher, "prompt", prompts, limit)
+        size = teacher.config.vocab_size
+        if any(token >= size for tokens in samples for token in tokens.ids):
+            raise UsageError(f"{path}: has tokens that the target lacks; it has {size}")
     samples = [trimmed(sample, settings.length) for sample in samples]
     samples = [s for s in samples if sum(weight >= GOLD for weight in s.weights) > 1]
     if not samples:
@@ -291,53 +307,14 @@ def conversation_dataset(
     return Dataset(sample, count, held_out)
 
 
-def _held_out(count: int, settings: DrafterTraining) -> set[int]:
-    """Indices of the held-out lines of a file: a tenth at most."""
-    order = Random(f"held:{settings.seed}").sample(range(count), count)
-    return set(order[: min(settings.held_out, max(count // 10, 1)) if count > 1 else 0])
-
-
-def _answer_samples(
-    path: Path, settings: DrafterTraining, teacher: Teacher
-) -> tuple[list[Tokens], list[HeldOutPrompt]]:
-    """One prompt per held-out branch, whose last piece is the drafted answer."""
-    lines = read_lines(path)
-    size = teacher.config.vocab_size
-    held_out = _held_out(len(lines), settings)
-    trained: list[Tokens] = []
-    prompts: list[HeldOutPrompt] = []
-    for number, samples in enumerate(lines):
-        if number not in held_out:
-            trained += [written.tokens() for written in samples]
-            continue
-        for written in samples:
-            for pieces in written.branches:
-                ids = [*written.trunk, *(token for part, _ in pieces for token in part)]
-                first = len(ids) - len(pieces[-1][0])
-                prompts.append(HeldOutPrompt(written.kind, tuple(ids), first))
-    if any(token >= size for tokens in trained for token in tokens.ids):
-        raise UsageError(f"{path}: has tokens that the target lacks; it has {size}")
-    return trained, [p for p in prompts if p.first < len(p.ids) <= settings.length]
-
-
-def _chat_samples(
-    path: Path, settings: DrafterTraining, teacher: Teacher
-) -> tuple[list[Tokens], list[HeldOutPrompt]]:
-    """The target answers the held-out conversations."""
-    coder = ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
-    conversations = read_conversations(path, questions=False)
-    held_out = _held_out(len(conversations), settings)
-    trained: list[Tokens] = []
-    prompts: list[list[int]] = []
-    for number, conversation in enumerate(conversations):
-        if number in held_out:
-            question = conversation.head(conversation.user_turns[-1] + 1)
-            prompts.append(coder.prompt(question))
-        else:
-            trained += coder.samples(conversation)
-    prompts = [ids for ids in prompts if len(ids) < settings.length]
-    limit = settings.length - max(map(len, prompts), default=0)
-    return trained, held_out_prompts(teacher, "prompt", prompts, limit)
+def _held_out_branches(samples: Iterable[Written], length: int) -> Iterator[HeldOutPrompt]:
+    """One prompt per branch, whose last piece is the drafted answer, of `length` ids at most."""
+    for written in samples:
+        for pieces in written.branches:
+            ids = (*written.trunk, *(token for part, _ in pieces for token in part))
+            first = len(ids) - len(pieces[-1][0])
+            if first < len(ids) <= length:
+                yield HeldOutPrompt(written.kind, ids, first)
 
 
 def held_out_prompts(

@@ -3,6 +3,7 @@
 import os
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -83,13 +84,20 @@ def copied(shard: nn.Module, replica: nn.Module) -> list[tuple[int, ...]]:
 
 
 def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, Any]]:
-    found = []
+    found, calls, collective = [], Counter[str](), Ranks._run
+
+    def counted(ranks: Ranks, what: str, call: Any) -> None:
+        calls[what] += 1
+        collective(ranks, what, call)
+
+    Ranks._run = counted  # type: ignore[method-assign]
     for folder in folders:
         replica = load_target(folder)
         shard = sharded(replica, None, rank, dist.get_world_size())
         taps = tuple(range(shard.num_layers + 1))
         slots = torch.randperm(2 * len(ids), generator=torch.Generator().manual_seed(2))
         run = Pooled(shard, slots[: len(ids)])
+        calls.clear()
         outs = [run.forward(ids[:9], 0, taps), run.forward(ids[9:], 9, taps)]
         assert shard.ranks is not None
         none = run.model.logits(torch.zeros(0, shard.hidden_size))
@@ -99,8 +107,7 @@ def forwards(rank: int, folders: Sequence[Path], ids: Tensor) -> list[dict[str, 
                 "taps": torch.cat([one.taps_QF for one in outs if one.taps_QF is not None]),
                 "copied": copied(shard, replica),
                 "heads": shard.kv_heads,
-                "sums": shard.ranks.sums,
-                "gathers": shard.ranks.gathers,
+                "calls": dict(calls),
                 "none": none.shape,
             }
         )

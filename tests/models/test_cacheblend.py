@@ -212,42 +212,22 @@ def test_nothing_is_read_back(case: Case, settings: BlendSettings) -> None:
         case.model(ids, positions, slots, visible, kv, plan, rows, TAPS, given)
 
 
-# -- what does not fit together is refused before anything is computed
+# -- what does not fit together is refused
 
 
-def refuse(case: Case, message: str, given: Blend, settings: BlendSettings, **changes: Any) -> None:
-    prompt = case.prompt()
-    plan = changes.pop("plan", None) or compile_layer_plan(settings, LAYERS)
-    before = prompt.kv.data.clone()
-    with pytest.raises(ValueError, match=message):
-        prompt.forward(plan, given, **changes)
-    assert torch.equal(prompt.kv.data, before)
-
-
-def test_cached_rows_that_do_not_fit(case: Case) -> None:
-    settings = blend(ratios=(0.2,))
-    good = Blend.of(case.rows, case.cached, settings)
-    deeper = compile_layer_plan(blend(check_layers=(2,)), LAYERS)
-    refuse(case, r"plan \[0, 0, 1\] is not the blend's \[0, 1, 2\]", good, settings, plan=deeper)
-    full = (LayerStatus.FULL,) * LAYERS
-    refuse(case, r"plan \[0, 0, 0\] is not the blend's", good, settings, plan=full)
-    refuse(case, r"blend is for \(1, 31\) rows, not for \(1, 30\)", good, settings, part=slice(30))
-    bare = dataclasses.replace(case.cached, features_RF=None)
-    refuse(
-        case,
-        r"features are None, the drafter needs \(26, 64\)",
-        Blend.of(case.rows, bare, settings),
-        settings,
-        taps=(0, 2),
-    )
-    wide = r"features are \(26, 128\), the drafter needs \(26, 32\)"
-    refuse(case, wide, good, settings, taps=(1,))
-    short = ChunkKV(case.cached.keys_LRgd[:2], case.cached.values_LRgd[:2])
-    refuse(case, r"keys are \(2, 26, 2, 8\)", Blend.of(case.rows, short, settings), settings)
-    half = ChunkKV(case.cached.keys_LRgd, case.cached.values_LRgd.half())
-    refuse(case, r"values are .* in torch.float16", Blend.of(case.rows, half, settings), settings)
-    corner = blend(ratios=(0.2,), mask="bottom_right")
-    refuse(case, "sliding window 7", Blend.of(case.rows, case.cached, corner), corner)
+def test_another_plan_and_a_window_in_the_corner_are_refused(case: Case) -> None:
+    settings, deeper = blend(ratios=(0.2,)), blend(check_layers=(2,))
+    corner, full = blend(ratios=(0.2,), mask="bottom_right"), (LayerStatus.FULL,) * LAYERS
+    for own, plan, message in (
+        (settings, compile_layer_plan(deeper, LAYERS), r"plan \[0, 0, 1\] is not the blend's"),
+        (settings, full, r"plan \[0, 0, 0\] is not the blend's"),
+        (corner, compile_layer_plan(corner, LAYERS), "sliding window 7"),
+    ):
+        prompt = case.prompt()
+        before = prompt.kv.data.clone()
+        with pytest.raises(ValueError, match=message):
+            prompt.forward(plan, Blend.of(case.rows, case.cached, own))
+        assert torch.equal(prompt.kv.data, before)
 
 
 def test_statuses_of_cached_rows_need_some(case: Case) -> None:

@@ -64,7 +64,7 @@ def test_the_same_logits_and_taps(name: str, folders: dict[str, Path], found: An
 def test_views_and_two_sums_a_layer(name: str, found: Any) -> None:
     for rank in found:
         assert rank[name]["copied"] == []
-        assert (rank[name]["sums"], rank[name]["gathers"]) == (2 * 2 * LAYERS, 2 + 1)
+        assert rank[name]["calls"] == {"all_reduce": 2 * 2 * LAYERS, "all_gather": 2}
         assert rank[name]["none"] == (0, SHAPE["vocab_size"])
     heads = [rank[name]["heads"] for rank in found]
     assert heads == {"uneven": [2, 1], "one-head": [1, 0]}.get(name, [1, 1])
