@@ -283,7 +283,7 @@ def gguf_folder(file: Path, dtype: str = "float32") -> Path:
     import torch
 
     from ..models.load.convert import convert_gguf
-    from .terminal import working
+    from .shell import working
 
     with working(f"converting {file.name} ...") as report:
 

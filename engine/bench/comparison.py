@@ -24,11 +24,11 @@ from ..prepare.job import Job
 from ..prepare.repeat import graph_hash
 from ..record.metrics import state_figures
 from ..record.run_folder import RunFolder
-from ..run.blend_probe import probe_blends
-from ..run.runner import STATUS_CODES, Status, StopSignal, drive, recorded
+from ..run.core import STATUS_CODES, Status, StopSignal, drive
+from ..run.scoring import probe_blends
+from ..run.session import recorded
 from ..run.writer import made_with
-from ..shell import complain
-from ..terminal import measuring, working
+from ..shell import complain, measuring, working
 from .experiment import DRAWS, FIGURES, GAINS, LEVEL, PER_TOKEN, Estimate, Prepared, references_of
 from .peers import with_peers
 from .sides import (
@@ -340,7 +340,7 @@ def _divergences(sides: Sequence[Side], prompts: Sequence[Prompt]) -> dict[str, 
             values: list[float] = []
             for prompt in prompts:
                 run, recorder = recorded(side.session, [prompt], None)
-                probed = probe_blends(run)
+                probed = probe_blends(run, recorder)
                 limit = side.job.program.graph.limits.max_rounds
                 drive(run, recorder, max_rounds=limit, stop=halt)
                 values += probed.kl

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..events import printable
 from ..record.metrics import state_figures
-from ..terminal import usable
+from ..shell import usable
 from .comparison import Comparison
 from .experiment import FIGURES, GAINS, MB, PARTS, Experiment, Plot, at_commas
 from .sides import CUT, END, TIE, BranchAnswer, BranchComparison, Side, counts, letters

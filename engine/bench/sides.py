@@ -27,9 +27,9 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, output_digest, refusals
-from ..run.runner import Status, StopSignal, perform
+from ..run.core import Status, StopSignal
 from ..run.scoring import contexts, next_scores
-from ..run.session import Session, tie
+from ..run.session import Session, perform, tie
 
 
 @dataclass

@@ -19,8 +19,7 @@ from ..prepare.job import Job, prepare
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
 from ..record.run_folder import RunFolder, write_whole
-from ..shell import complain, exit_code, json_text, put
-from ..terminal import working
+from ..shell import complain, exit_code, json_text, put, working
 from ..workers.start import checked_block
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ...states.sampling import rules_of
 from ..bench.sides import END, TIE, ComparedPrompt, SharedModels, Side, answer_all
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..run.runner import StopSignal
+from ..run.core import StopSignal
 from ..run.scoring import Segments, context_segments, contexts, match_scores, visible
 
 SHOWN = 5  # differences that are shown

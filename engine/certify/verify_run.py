@@ -15,8 +15,7 @@ from ..errors import Code, UsageError, first_line
 from ..prepare.environment import model_folder, set_up_torch
 from ..record.run_folder import find_run
 from ..run.scoring import Segments, segments_from
-from ..shell import exit_code, json_text, put
-from ..terminal import working
+from ..shell import exit_code, json_text, put, working
 
 if TYPE_CHECKING:
     from .reference import Transformers

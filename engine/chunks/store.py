@@ -217,16 +217,31 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkMaker:
-    """Computes keys and missing chunks of one target; taps: layers whose features the drafter
-    reads, empty for drafters that read text."""
+@dataclass(slots=True)
+class ChunkLibrary:
+    """The chunks of one target in a store, with counters of a run's look-ups. taps: layers whose
+    features the drafter reads, empty for drafters that read text. collect: compute and store
+    missing chunks. hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
+    made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
 
     store: ChunkStore
     target: Decoder
     model_hash: str
     bos: int | None
     taps: tuple[int, ...]
+    collect: bool = False
+    hits: int = field(default=0, init=False)
+    missed: int = field(default=0, init=False)
+    made_nanos: int = field(default=0, init=False)
+    made_sizes: list[int] = field(default_factory=list, init=False)
+
+    @classmethod
+    def of(
+        cls, store: ChunkStore, models: "Models", model_hash: str, *, collect: bool = False
+    ) -> "ChunkLibrary":
+        taps = tuple(getattr(models.drafter, "tap_ids", ()))
+        bos = None if models.tokenizer is None else leading_id(models.tokenizer)
+        return cls(store, models.target, model_hash, bos, taps=taps, collect=collect)
 
     def key(self, token_ids: Sequence[int]) -> ChunkKey:
         dtype = str(self.target.embed.dtype).removeprefix("torch.")
@@ -235,6 +250,7 @@ class ChunkMaker:
         return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
 
     def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:
+        """The chunk of these ids, and whether it had to be computed."""
         key = self.key(token_ids)
         if (chunk := self.store.get(key)) is not None:
             return chunk, False
@@ -243,36 +259,16 @@ class ChunkMaker:
         self.store.put(key, chunk, name)
         return chunk, True
 
-
-def chunk_maker(store: ChunkStore, models: "Models", model_hash: str) -> ChunkMaker:
-    taps = tuple(getattr(models.drafter, "tap_ids", ()))
-    bos = None if models.tokenizer is None else leading_id(models.tokenizer)
-    return ChunkMaker(store, models.target, model_hash, bos, taps)
-
-
-@dataclass(slots=True)
-class ChunkLibrary:
-    """A store as a run uses it, with counters of its look-ups. collect: compute and store missing
-    chunks. hits, missed: look-ups of cached chunks, and of chunks to be computed in place.
-    made_nanos, made_sizes: time of all computed chunks, and tokens of each."""
-
-    maker: ChunkMaker
-    collect: bool
-    hits: int = 0
-    missed: int = 0
-    made_nanos: int = 0
-    made_sizes: list[int] = field(default_factory=list)
-
     def find(self, chunk: Chunk) -> ChunkKV | None:
         """Read-only K, V and features of a chunk; None if they must be computed in place."""
         if not self.collect:
-            cached = self.maker.store.get(self.maker.key(chunk.ids))
+            cached = self.store.get(self.key(chunk.ids))
             self.hits += cached is not None
             self.missed += cached is None
             return cached
         start = time.perf_counter_ns()
         try:
-            cached, is_new = self.maker.chunk(chunk.ids, chunk.name)
+            cached, is_new = self.chunk(chunk.ids, chunk.name)
         except ModelError:  # longer than the model's sequences, as is the prompt: it is refused
             self.missed += 1
             return None
@@ -283,9 +279,9 @@ class ChunkLibrary:
         return cached
 
 
-def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkMaker:
-    """The chunk maker of a graph with the block `blend`, by default with a store in memory; raises
-    GraphError if the model lacks a check layer, or its layers cannot use the mask."""
+def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> ChunkLibrary:
+    """The chunks of a graph with the block `blend`, by default in memory; raises GraphError if the
+    model lacks a check layer, or its layers cannot use the mask."""
     blend = program.graph.blend
     target = models.target
     assert blend is not None
@@ -307,4 +303,5 @@ def chunks_for(program: Program, models: "Models", store: ChunkStore | None) -> 
     if store is None:
         store = ChunkStore(CHUNK_BYTES, device=models.device)
     weights = "" if store.files is None else model_hash(target.config.path.parent)
-    return chunk_maker(store, replace(models, drafter=drafter), weights)
+    models = replace(models, drafter=drafter)
+    return ChunkLibrary.of(store, models, weights, collect=blend.collect)

@@ -220,7 +220,7 @@ def simulate(
     Examples: `specsot simulate --fit latest --costs costs.json`,
     `specsot simulate bim_eagle --costs costs.json --arrivals bursts:8:40 --parts 2-6`,
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`."""
-    from ..record.trace import records_of
+    from ..record.replay import records_of
     from ..simulate import command
     from ..simulate.arrivals import Workload
     from ..simulate.arrivals import arrivals as arrivals_of

@@ -123,7 +123,7 @@ def _self_test(report: dict[str, Any], say: Say, threads: int | None, rounds: in
 def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[dict[str, Any]]:
     """Answer one question with every graph on the embedded models."""
     from ..record.report import answers_of, output_digest
-    from ..run.runner import perform
+    from ..run.session import perform
 
     for graph in GRAPHS:
         start_time = perf_counter()
@@ -148,7 +148,7 @@ def measure_overhead(threads: int | None, rounds: int) -> "Meter":
     """The sums of at least `rounds` rounds, with the trace written as in `specsot run`."""
     from ..record.metrics import Meter
     from ..record.run_folder import RunFolder
-    from ..run.runner import perform
+    from ..run.session import perform
 
     session, prompts = _question("bim_eagle", threads, None)
     total = Meter()

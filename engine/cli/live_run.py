@@ -14,18 +14,15 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..prepare.repeat import Provenance
 from ..record.metrics import drafter_warnings
-from ..record.recorder import Recorder
+from ..record.recorder import Recorder, Write, trace_pools
 from ..record.report import answer_text, closing_lines, refusals, uncombined
 from ..record.run_folder import OUTPUTS, RunFolder
 from ..record.run_view import scene_of
-from ..record.trace import Write, trace_pools
-from ..run.blend_probe import probe_blends
-from ..run.core import EngineCore
-from ..run.runner import STATUS_CODES, Pause, Status, StopSignal, delay, drive, recorded
-from ..run.session import Session
+from ..run.core import STATUS_CODES, EngineCore, Pause, Status, StopSignal, delay, drive
+from ..run.scoring import probe_blends
+from ..run.session import Session, recorded
 from ..run.writer import RunOutcome, RunWriter
-from ..shell import Writer, complain, deliver, json_text
-from ..terminal import usable
+from ..shell import Writer, complain, deliver, json_text, usable
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper
 from ..view.tui import Keys, LiveView
@@ -51,7 +48,7 @@ def perform(
         if options.trace == "kv":
             trace_pools(run.board, recorder.write_record)
         if options.probe_blend:
-            recorder.meter.probed = probe_blends(run)
+            probe_blends(run, recorder)
         rounds = job.program.graph.limits.max_rounds
         try:
             with ExitStack() as stack:

@@ -35,14 +35,13 @@ def run_command(options: RunOptions) -> int:
         with ExitStack() as stack:
             with ExitStack() as loading:
                 if not options.quiet and sys.stderr.isatty():
-                    from ..terminal import working
+                    from ..shell import working
 
                     text = f"loading {job.options.model} for {job.program.graph.name} ..."
                     loading.enter_context(working(text))
                 # Imported late: errors in a graph are reported before torch is imported (seconds).
                 from ..models import notes_of
-                from ..run.runner import recorded
-                from ..run.session import load
+                from ..run.session import load, recorded
                 from ..run.writer import made_with
                 from .live_run import Starts, exit_code, perform, print_result
 

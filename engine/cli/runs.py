@@ -119,7 +119,7 @@ def export(
     """A run's trace in another format.
 
     Example: `specsot trace export latest --out trace.json`, opened in ui.perfetto.dev."""
-    from ..record.trace import as_csv, as_perfetto, records_of
+    from ..record.replay import as_csv, as_perfetto, records_of
 
     saved = run_folder.find_run(run, runs_dir)
     records = records_of(saved)
@@ -150,7 +150,7 @@ def replay(
     from rich.console import Console
 
     from ..record.replay import Replay
-    from ..terminal import usable
+    from ..shell import usable
     from ..view.lines import replay_lines
     from ..view.tui import MAX_SPEED, MIN_SPEED, Keys, Player, frame, play, still
 

@@ -1,21 +1,32 @@
-"""The sink of a run: folds its events into a `RunView`, writes the trace, serves snapshots.
+"""The sink of a run: folds its events into a `RunView`, writes the lines of trace.jsonl (keys:
+docs/cli.md), serves snapshots.
 
 It reads host integers only. Snapshots are made on the run's own thread, and only if a viewer
 requested one since the last event; a viewer never touches the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import wraps
 from time import perf_counter_ns
 from typing import Any
 
+import numpy as np
+
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Branch
-from ...states.round import RoundSummary
+from ...states.round import RoundSummary, VerifiedTree
+from ...states.scheduler import StepPlan
 from ..events import Decode, TextStream, TokenTexts
 from .metrics import NS, Meter, figures
 from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches
-from .trace import Record, Recordable, Write, step_record, trace_record
 
+Record = dict[str, Any]
+Write = Callable[[Record], None]
+Recordable = Event | RoundSummary | Record
+
+ROUND_FIELDS = ("branches", "committed", "accepted", "drafted", "rows", "padding")
+MAX_TREE_NODES = 512  # of all trees of a round together, in its record
 BATCH_SIZE = 256  # trace records that are written together
 
 
@@ -72,19 +83,23 @@ class Recorder:
             self.serve_snapshot()
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
-        step = board["step"]
-        starting: list[str] = []
+        step: StepPlan = board["step"]
+        starts: list[str] = []
         chunks: dict[str, int] = {}
         if self.write is not None or self.view.preempted:
             table = board["branches"].table
             requests = [table.request_of(owner) for owner in step.requests]
             resumed = [r.first_branch for r in requests if r.first_branch is not None]
             branches = [table.branch_of(owner) for owner in step.starting]
-            starting = [item.name for item in (*branches, *requests, *resumed)]
+            starts = [item.name for item in (*branches, *requests, *resumed)]
             chunks = {table.request_of(owner).key: count for owner, count in step.chunks}
-        self.view.planned(step.preempted, (*starting, *chunks))
+        self.view.planned(step.preempted, (*starts, *chunks))
         if self.write is not None:
-            self._record(at, step_record(step, starting, chunks))
+            plan = {"step": step.number, "does": action_of(step), "why": step.why}
+            starting = {"starts": starts, "chunks": chunks}
+            counts = {"running": step.running, "waiting": step.waiting, "held": step.blocked}
+            preempted = list(step.preempted)
+            self._record(at, {"kind": "step", **plan, **starting, **counts, "preempted": preempted})
 
     def _round_done(self, at: int, board: Mapping[str, Any]) -> None:
         summary: RoundSummary = board["committed"]
@@ -159,3 +174,116 @@ class Recorder:
     def _text(self, branch: Branch) -> str:
         stream = self._streams.setdefault(branch.owner, TextStream(self.decode))
         return stream.update(branch.tokens, final=branch.ended)
+
+
+def trace_record(at: int, item: Recordable, number: int) -> Record:
+    """At nanoseconds since the start; number: of a move, the tokens committed in its source; of a
+    round, its own."""
+    match item:
+        case OpRan(state, op, nanos):
+            values = {"state": state, "op": op, "ns": nanos, "shapes": item.shapes}
+            return {"kind": "op", "t": at, **values}
+        case Moved(source, target, guard, step, nanos):
+            values = {"step": step, "from": source, "to": target, "guard": guard}
+            return {"kind": "move", "t": at, **values, "ns": nanos, "committed": number}
+        case RoundSummary():
+            return {"kind": "round", "t": at, "round": number, **_round(item)}
+    return {**item, "t": at}
+
+
+def _round(summary: RoundSummary) -> Record:
+    optional = {
+        "choices": [asdict(choice) for choice in summary.choices],
+        "explained": [asdict(entry) for entry in summary.explained],
+        "trees": list(_tree_records(summary.trees)),
+    }
+    alignment = summary.alignment
+    lengths = None
+    if alignment is not None:
+        lengths = {"state": type(alignment).__name__, **asdict(alignment)}
+    return {
+        **{name: getattr(summary, name) for name in ROUND_FIELDS},
+        "drafting": summary.work._asdict(),
+        "alignment": lengths,
+        "gamma": [asdict(record) for record in summary.gamma],
+        "blend": None if summary.blend is None else asdict(summary.blend),
+        "kv": summary.target_length,
+        "kv_draft": summary.draft_length,
+        **{name: items for name, items in optional.items() if getattr(summary, name)},
+    }
+
+
+def _tree_records(trees: Sequence[VerifiedTree]) -> Iterator[Record]:
+    """Lists without the root and padding at the end, no parents for a chain; trees beyond
+    `MAX_TREE_NODES` nodes in all are left out."""
+    total = 0
+    for tree in trees:
+        end = max((n for n, token in enumerate(tree.tokens) if token >= 0 and n), default=0) + 1
+        total += end - 1
+        if total > MAX_TREE_NODES:
+            return
+        parents = list(tree.parents[1:end])
+        yield {
+            "at": tree.position,
+            "root": tree.root,
+            "tokens": list(tree.tokens[1:end]),
+            **({} if parents == list(range(end - 1)) else {"parents": parents}),
+            "path": list(tree.path[1:]),
+            "final": tree.final,
+            **({"forced": True} if tree.forced else {}),
+        }
+
+
+def action_of(step: StepPlan) -> str:
+    """The word that a trace has for what is ready in a step."""
+    ready = {
+        "parse": step.outlines,
+        "answer": step.answers,
+        "fold": step.folds,
+        "fork": step.parallel,
+        "round": step.running,
+        "open": step.num_starts,
+    }
+    return next((action for action, items in ready.items() if items), "rest")
+
+
+POOL_OPERATIONS = ("append_", "commit_", "release_", "retire_", "relabel_", "truncate_", "copy_")
+ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an entry for each row
+
+
+def trace_pools(board: Mapping[str, Any], write: Write) -> None:
+    """Make both pools of a run write a record of each operation."""
+    for key, name in (("kv", "target"), ("kv_draft", "drafter")):
+        if board[key] is not None:
+            _trace_pool(board[key], name, write)
+
+
+def _trace_pool(pool: Any, name: str, write: Write) -> None:
+    """An operation inside another one (`retire_` releases rows) has no record of its own. `rows` is
+    the number of rows that an operation gets, or the number of rows that it frees."""
+    inside: list[str] = []
+
+    def traced(operation: str) -> Callable[..., Any]:
+        function = getattr(pool, operation)
+
+        @wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            before = pool.current_length
+            inside.append(operation)
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                inside.pop()
+            if not inside:
+                length = pool.current_length
+                by_row = operation in ROW_OPERATIONS and args
+                rows = np.asarray(args[0]).size if by_row else abs(length - before)
+                record = {"kind": "kv", "pool": name, "op": operation, "rows": rows}
+                moved = sum(pool.ledger.bytes.values())
+                write({**record, "length": length, "ledger_bytes": moved})
+            return result
+
+        return run
+
+    for operation in POOL_OPERATIONS:
+        setattr(pool, operation, traced(operation))

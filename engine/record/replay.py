@@ -1,10 +1,14 @@
-"""A saved run, transition by transition and without a model, from its trace, outputs and manifest.
+"""A saved run, transition by transition and without a model, from its trace, outputs and manifest;
+its trace as a table or for ui.perfetto.dev.
 
 A trace has no owner of a slot: the strip of a replayed run shows the number of slots of each owner.
 """
 
+import csv
+import io
+import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from ...states.machine import Moved, OpRan
-from ...states.round import BlendSummary, RoundSummary
+from ...states.round import BlendSummary, RoundSummary, VerifiedTree
 from ..errors import UsageError
 from ..events import HALF
 from .metrics import NS
+from .recorder import ROUND_FIELDS, Record
 from .run_folder import TRACE, SavedRun
 from .run_view import (
     BRANCH,
@@ -30,7 +35,6 @@ from .run_view import (
     Snapshot,
     scene_of,
 )
-from .trace import ROUND_FIELDS, Record, records_of, trees_of
 
 UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
@@ -323,3 +327,104 @@ def fold_record(view: RunView, record: Record) -> None:
 
 def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+
+
+def records_of(run: SavedRun) -> Iterator[Record]:
+    for number, line in enumerate(run.text(TRACE).splitlines(), 1):
+        try:
+            record = json.loads(line)
+            yield {"kind": record["kind"], "t": record["t"], **record}
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{run.path / TRACE}:{number}: not a record of a trace") from None
+
+
+def trees_of(record: Record) -> Iterator[VerifiedTree]:
+    """The trees of a round's record; earlier traces have those of `--explain-rounds`, or none."""
+    for at, tree in enumerate(record.get("trees", ())):
+        yield VerifiedTree(
+            branch=record["branches"][at],
+            position=tree["at"],
+            root=tree["root"],
+            tokens=(-1, *tree["tokens"]),
+            parents=(0, *tree.get("parents", range(len(tree["tokens"])))),
+            path=(0, *tree["path"]),
+            final=tree["final"],
+            num_committed=record["committed"][at],
+            forced=tree.get("forced", False),
+        )
+    for entry in record.get("explained", ()) if "trees" not in record else ():
+        drafts = {draft["node"]: draft for draft in entry["drafts"]}
+        nodes = range(1, max(drafts, default=0) + 1)  # without a draft: padding
+        yield VerifiedTree(
+            branch=entry["branch"],
+            position=entry["position"],
+            root=entry["root"],
+            tokens=(-1, *(drafts[n]["token"] if n in drafts else -1 for n in nodes)),
+            parents=(0, *(drafts[n]["parent"] if n in drafts else 0 for n in nodes)),
+            path=(0, *(node for node, draft in drafts.items() if draft["accepted"])),
+            final=entry["final"],
+            num_committed=record["committed"][record["branches"].index(entry["branch"])],
+        )
+
+
+# -- the trace in other formats --------------------------------------------------------------------
+
+# tracks of Chrome's trace event format
+STATES_TRACK = 1
+OPS_TRACK = 2
+FIRST_BRANCH_TRACK = 10
+COLUMNS = [
+    *("kind", "t", "step", "round", "from", "to", "guard", "state", "op", "ns", "branches"),
+    *("committed", "accepted", "drafted", "rows", "padding", "kv", "kv_draft"),
+]
+
+
+def as_csv(records: Iterable[Record]) -> str:
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for record in records:
+        values = (record.get(name) for name in COLUMNS)
+        table.writerow(" ".join(map(str, v)) if isinstance(v, list) else v for v in values)
+    return out.getvalue()
+
+
+def as_perfetto(records: Iterable[Record], title: str) -> str:
+    """In Chrome's trace event format: complete events (`ph: X`) of states, ops and branches with
+    times in microseconds, counters (`ph: C`), names of tracks (`ph: M`)."""
+    events: list[Record] = []
+
+    def add(phase: str, name: str, args: Any, track: int | None = None, **times: float) -> None:
+        tid = {} if track is None else {"tid": track}
+        events.append({"name": name, "ph": phase, "pid": 1, **tid, **times, "args": args})
+
+    def add_span(track: int, name: str, start: int, end: int, args: Any) -> None:
+        add("X", name, args, track, ts=start / 1e3, dur=(end - start) / 1e3)
+
+    add("M", "process_name", {"name": title}, 0)
+    add("M", "thread_name", {"name": "states"}, STATES_TRACK)
+    add("M", "thread_name", {"name": "ops"}, OPS_TRACK)
+    tracks: dict[str, int] = {}
+    before = 0
+    for record in records:
+        kind = record["kind"]
+        t = record["t"]
+        if kind == "move" and record["step"] > 1:
+            args = {name: record[name] for name in ("to", "guard", "committed")}
+            add_span(STATES_TRACK, record["from"], t - record["ns"], end=t, args=args)
+        elif kind == "op":
+            args = {name: record[name] for name in ("state", "shapes")}
+            add_span(OPS_TRACK, record["op"], t - record["ns"], end=t, args=args)
+        elif kind == "round":
+            counts = zip(record["committed"], record["accepted"], strict=True)
+            for branch, (committed, accepted) in zip(record["branches"], counts, strict=True):
+                if branch not in tracks:
+                    tracks[branch] = FIRST_BRANCH_TRACK + len(tracks)
+                    add("M", "thread_name", {"name": f"branch {branch}"}, tracks[branch])
+                args = {"round": record["round"], "committed": committed, "accepted": accepted}
+                name = "prefill" if accepted < 0 else f"{committed} tokens"
+                add_span(tracks[branch], name, before, end=t, args=args)
+            before = t
+            for name in ("drafted", "rows", "kv", "kv_draft"):
+                add("C", name, {name: record[name]}, ts=t / 1e3)
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"

@@ -11,7 +11,7 @@ from ...states.phases.merge import Answer
 from ...states.prompt_builder import chunks_of
 from ...states.text.tokens import PromptTokens
 from ..chunks.files import ChunkFiles, ChunkInfo
-from ..chunks.store import ChunkStore, chunk_maker
+from ..chunks.store import ChunkLibrary, ChunkStore
 from ..errors import UsageError
 from ..events import (
     AnswerReady,
@@ -31,8 +31,7 @@ from ..record.recorder import Recorder
 from ..record.report import answers_of
 from ..record.report import output_digest as token_digest
 from .engine import Engine, EngineError, Handle
-from .runner import perform
-from .session import Session, load, open_session, tie
+from .session import Session, load, open_session, perform, tie
 
 __all__ = ["Answer", "Generated", "Prompt", "Recorder", "Session", "generate", "open_session"]
 __all__ += ["BranchOpened", "Engine", "EngineError", "Handle", "OutlineRead", "StreamEvent"]
@@ -186,14 +185,14 @@ def add_documents(
     job = prepare(options)
     session = load(job)
     store = ChunkStore(max_bytes, folder)
-    maker = chunk_maker(store, session.models, model_hash(model_folders(job)[0]))
+    library = ChunkLibrary.of(store, session.models, model_hash(model_folders(job)[0]))
     for document in documents:
         for name, ids in chunks_of(document, session.prompts, max_tokens):
-            chunk, is_new = maker.chunk(ids, name)
+            chunk, is_new = library.chunk(ids, name)
             if chunk.bytes > max_bytes:
                 raise UsageError(f"--max-bytes {max_bytes}: {name} needs {chunk.bytes}")
             try:
-                yield ChunkFiles(folder).read_info(maker.key(ids).digest), is_new
+                yield ChunkFiles(folder).read_info(library.key(ids).digest), is_new
             except FileNotFoundError:
                 why = store.notes[-1] if store.notes else f"--max-bytes {max_bytes} is too little"
                 raise UsageError(f"{name} could not be kept: {why}") from None

@@ -1,4 +1,4 @@
-"""Forwards outside a run, in pools of their own: scores of given token ids, durations."""
+"""Forwards outside a run, in pools of their own: scores of token ids, durations, full prefills."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -7,23 +7,30 @@ from time import perf_counter
 from timeit import repeat
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...models.files import ModelError
 from ...ops.attention.backends import AttentionPlan
+from ...ops.blend import RowRole
 from ...ops.draft.sizes import Curve, RoundCosts
 from ...ops.forward import HostReader, TargetOutput
-from ...ops.kv.pool import KVCache
+from ...ops.kv.pool import Ints, KVCache
 from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Sampler, columns, process, take_in_
+from ...ops.types import Rows
 from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.plugins import drafter_class
+from ...states.machine import Event, OpRan
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ...states.text.prompts import PromptBook
 from ..models import Models, new_pool
+from ..record.metrics import ProbeFigures
+from ..record.recorder import Recorder
+from .core import EngineCore
 
 MAX_SCORED_ROWS = 256  # rows whose logits exist at once
 
@@ -317,3 +324,74 @@ def _measured(models: Models, model: Any, logits: Callable[[KVCache, int, int], 
             times = repeat(partial(forward, rows), number=1, repeat=REPEATS)
             millis[rows] = 1e3 * min(times)
     return Curve.of(millis)
+
+
+# -- blended prompts -------------------------------------------------------------------------------
+
+
+def probe_blends(core: EngineCore, recorder: Recorder) -> ProbeFigures:
+    """Compare each forward of this run with cached rows; the returned figures grow with the run."""
+    figures = recorder.meter.probed = ProbeFigures()
+
+    def compare(event: Event) -> None:
+        # Before the commit: a branch that ends with its first token releases its rows there.
+        forward = isinstance(event, OpRan) and event.op == "target.forward_"
+        if forward and core.board["rows"].blend is not None:
+            _compare(figures, core)
+
+    recorder.listeners.append(compare)
+    return figures
+
+
+def _compare(figures: ProbeFigures, core: EngineCore) -> None:
+    rows = core.board["rows"]
+    kv = core.board["kv"]
+    cached = _cached(rows)
+    # [V] logits of each branch that draws its first token; they follow the rows of the trees.
+    owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
+    logits_RV = core.board["logits"]
+    tips = dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
+    prompts = [
+        (owner, request.prefix_owner, ids)
+        for request in core.requests
+        for owner, ids in (
+            (request.prefix_owner, request.context),
+            *((branch.owner, branch.context()) for branch in request.all_branches()),
+        )
+    ]
+    for owner, prefix, ids in prompts:
+        draws = owner in tips and (owner in cached or prefix in cached)
+        if not (draws or owner in cached):
+            continue
+        output, full = full_prefill(core.board["target"], ids, kv.data.dtype, kv.data.device)
+        if owner in cached:
+            slots, positions = cached[owner]
+            full_L2x = _rows(full, positions)
+            error_L2x = _rows(kv, slots) - full_L2x
+            figures.errors.append(error_L2x.norm(dim=-1) / full_L2x.norm(dim=-1))
+            figures.rows += slots.size
+        if draws:
+            logs_V = output.logits_RV[0].double().log_softmax(-1)
+            blended_V = tips[owner].double().log_softmax(-1)
+            # Ids without a token (-inf) count 0.
+            terms_V = torch.where(logs_V > -torch.inf, logs_V.exp() * (logs_V - blended_V), 0.0)
+            figures.kl.append(float(terms_V.sum().clamp(min=0)))
+
+
+def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
+    """Slots and positions of each owner's reused rows; of the first copy if there are several."""
+    assert rows.blend is not None
+    role_M, branch_M = (a.reshape(-1) for a in (rows.blend.rows.role_BQ, rows.blend.rows.branch_BQ))
+    slot_M, position_M = (
+        values_BQ.reshape(-1).cpu().numpy() for values_BQ in (rows.slots_BQ, rows.positions_BQ)
+    )
+    reused: dict[int, tuple[Ints, Ints]] = {}
+    for branch in np.unique(branch_M[role_M == RowRole.REUSED]):
+        index = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))
+        reused.setdefault(int(rows.owner_N[index[0]]), (slot_M[index], position_M[index]))
+    return reused
+
+
+def _rows(pool: KVCache, slots: Ints) -> Tensor:
+    slots_R = torch.as_tensor(slots.astype(np.int64), device=pool.data.device)
+    return pool.data.index_select(3, slots_R).flatten(2).double()

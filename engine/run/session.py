@@ -1,7 +1,7 @@
-"""From options to a session, and from its prompts to requests and engines."""
+"""From options to a session, and from its prompts to requests, engines and recorded runs."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from inspect import signature
@@ -29,7 +29,7 @@ from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook, load_template
 from ...states.text.tokens import PromptTokens
 from ...states.yaml.source import GraphError, Problem, ProblemCode
-from ..chunks.store import CHUNK_BYTES, ChunkLibrary, ChunkStore, chunks_for
+from ..chunks.store import CHUNK_BYTES, ChunkStore, chunks_for
 from ..errors import UsageError
 from ..models import Models, assumed, load_models, run_pools, with_drafter
 from ..prepare.environment import (
@@ -42,8 +42,9 @@ from ..prepare.environment import (
 from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED, Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
+from ..record.recorder import Recorder, Write
 from ..request_settings import AS_THE_GRAPH, RequestSettings
-from .core import EngineCore
+from .core import EngineCore, Status, StopSignal, drive
 from .scoring import costs_of
 
 P = ParamSpec("P")
@@ -85,7 +86,7 @@ class Session:
         self.sampling = self._sampling()
         self.prompts = prompts or prompt_book(graph, models)
         self.new_matcher = self._outline_grammar()
-        self.maker = None if graph.blend is None else chunks_for(program, models, chunks)
+        self.library = None if graph.blend is None else chunks_for(program, models, chunks)
         documents = skeleton.search_top_k if skeleton is not None else 0
         chunk_tokens = graph.blend.chunk_tokens if graph.blend is not None else CHUNK_TOKENS
         self.reading = PromptBuilder(self.prompts, documents, chunk_tokens)
@@ -220,9 +221,8 @@ class Session:
             accept=graph.sampling.accept,
         )
         blend = None
-        if self.maker is not None and graph.blend is not None:
-            library = ChunkLibrary(self.maker, graph.blend.collect)
-            blend = BlendState(graph.blend.settings, library)
+        if self.library is not None and graph.blend is not None:  # with counters of its own
+            blend = BlendState(graph.blend.settings, replace(self.library))
         fold = None
         if skeleton is not None and skeleton.merge in ("plain", "blend"):
             rope = target.before_rope if skeleton.merge == "blend" else None
@@ -363,3 +363,30 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
         max_branches=skeleton.max_branches,
         tools=skeleton.tools,
     )
+
+
+def perform(
+    session: Session,
+    prompts: Sequence[Prompt | Request],
+    *,
+    write: Write | None = None,
+    stop: StopSignal | None = None,
+    max_rounds: int | None = None,
+) -> tuple[EngineCore, Recorder, Status]:
+    """A recorded run without a view, driven to its end, to `max_rounds` (by default the graph's
+    limit) or to a stop signal."""
+    core, recorder = recorded(session, prompts, write)
+    limit = max_rounds or session.program.graph.limits.max_rounds
+    status = drive(core, recorder, max_rounds=limit, stop=stop)
+    recorder.flush()
+    return core, recorder, status
+
+
+def recorded(
+    session: Session, prompts: Sequence[Prompt | Request], write: Write | None
+) -> tuple[EngineCore, Recorder]:
+    """A run before its first step, with the recorder of its events."""
+    recorder = Recorder(session.prompts.decode, write)
+    core = session.start(prompts, recorder)
+    recorder.attach(core)
+    return core, recorder

@@ -23,8 +23,7 @@ from ..prepare.repeat import (
 from ..record.recorder import Recorder
 from ..record.report import answers_of, output_digest, outputs, summary_page
 from ..record.run_folder import OUTPUTS, RunFolder
-from .core import EngineCore
-from .runner import Status
+from .core import EngineCore, Status
 from .scoring import context_segments, contexts
 
 SCHEMA = 1

@@ -77,7 +77,6 @@ Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MAX_STOP
 TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
 Bias = Annotated[Real, Field(ge=-100, le=100)]
 Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=MAX_BIASES)]
-EndpointFields = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 Text = Annotated[str, Field(strict=True)]
 
 
@@ -129,10 +128,8 @@ class ResponseFormat(RequestPart):
     json_schema: dict[str, Any] | None = None
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(RequestPart):
     """What both endpoints take."""
-
-    model_config = ConfigDict(extra="allow")
 
     model: Text | None = Field(
         None, max_length=200, description="a served graph; first if left out"
@@ -172,14 +169,13 @@ class SamplingFields(BaseModel):
             raise bad_field("modalities", "answers are texts", UNSUPPORTED)
         return sorted(extras)
 
-    def prompt_fields(self) -> list[EndpointFields]:
-        """What one endpoint alone has, for each prompt: fields of the `Prompt`, its settings, and
-        its `Submit`; raises ApiError."""
+    def drafts(self) -> list[Submit]:
+        """For each prompt a `Submit` with what one endpoint alone has; raises ApiError."""
         raise NotImplementedError
 
     def submits(self, graph: str, new_id: Callable[[], str], timeout: float) -> list[Submit]:
-        prompts = self.prompt_fields()
-        limit = prompts[0][0]["max_new_tokens"]
+        drafts = self.drafts()
+        limit = drafts[0].prompt.max_new_tokens
         if limit is not None and self.min_tokens > limit:
             raise bad_field("min_tokens", f"{self.min_tokens}, more than max_tokens")
         if self.stream_options is not None and not self.stream:
@@ -194,25 +190,22 @@ class SamplingFields(BaseModel):
             for number, document in enumerate(vendor.documents, 1)
         )
         seed = random.getrandbits(62) if self.seed is None else self.seed
-        sampling = self._sampling()
-        common = RequestSettings(
-            skeleton=vendor.skeleton,
-            stop_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-        )
-        salt = self.cache_salt or vendor.cache_salt
-        shared: dict[str, Any] = {"documents": documents, "cache_salt": salt}
+        shared: Any = {"documents": documents, "cache_salt": self.cache_salt or vendor.cache_salt}
+        settings: Any = {"skeleton": vendor.skeleton, "stop_ids": tuple(self.stop_token_ids)}
+        settings["ignore_eos"] = self.ignore_eos
+        common: Any = {
+            "graph": graph,
+            "sampling": self._sampling(),
+            "stop": self.stop,
+            "timeout": min(timeout, vendor.timeout or timeout),
+        }
         return [
-            Submit(
-                graph,
-                Prompt(new_id(), seed=seed + choice, **shared, **fields),
-                replace(common, **settings),
-                sampling=sampling,
-                stop=self.stop,
-                timeout=min(timeout, vendor.timeout or timeout),
-                **rest,
+            draft._replace(
+                prompt=replace(draft.prompt, key=new_id(), seed=seed + choice, **shared),
+                settings=replace(draft.settings, **settings),
+                **common,
             )
-            for fields, settings, rest in prompts
+            for draft in drafts
             for choice in range(self.n)
         ]
 
@@ -257,7 +250,7 @@ class ChatRequest(SamplingFields):
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
 
-    def prompt_fields(self) -> list[EndpointFields]:
+    def drafts(self) -> list[Submit]:
         question, past, rules = conversation(self.messages)
         turns = chain.from_iterable((turn.question, turn.answer) for turn in past)
         for text in (question, rules, *turns):
@@ -265,9 +258,9 @@ class ChatRequest(SamplingFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_field("top_logprobs", "needs logprobs: true")
         limit = self.max_completion_tokens or self.max_tokens
-        fields = {"text": question, "past": past, "rules": rules, "max_new_tokens": limit}
+        prompt = Prompt("", question, max_new_tokens=limit, past=past, rules=rules)
         top = (self.top_logprobs or 0) if self.logprobs else -1
-        return [(fields, {"schema": self._schema()}, {"logprobs": top})]
+        return [Submit("", prompt, RequestSettings(schema=self._schema()), logprobs=top)]
 
     def _schema(self) -> str | None:
         form = self.response_format
@@ -311,7 +304,7 @@ class CompletionRequest(SamplingFields):
         many = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
         return list(self.prompt) if many else [self.prompt]
 
-    def prompt_fields(self) -> list[EndpointFields]:
+    def drafts(self) -> list[Submit]:
         if self.best_of not in (None, self.n):
             why = "every choice is given back; ask for n of them"
             raise bad_field("best_of", why, UNSUPPORTED)
@@ -319,19 +312,18 @@ class CompletionRequest(SamplingFields):
             raise bad_field("max_tokens", "0 gives nothing without echo")
         if self.echo and self.stream:
             raise bad_field("echo", "not with stream")
+        top = -1 if self.logprobs is None else self.logprobs
+        drafts = []
         for prompt in self.prompts:
             if not prompt:
                 raise bad_field("prompt", "must not be empty")
-            if isinstance(prompt, str):
-                check_length(prompt, "prompt")
-        scores = {"echo": self.echo, "logprobs": -1 if self.logprobs is None else self.logprobs}
-        prompts: list[EndpointFields] = []
-        for prompt in self.prompts:
             raw = isinstance(prompt, str)
-            fields = {"text": prompt if raw else "", "max_new_tokens": self.max_tokens}
-            ids = {} if raw else {"token_ids": tuple(prompt)}
-            prompts.append((fields, ids, {**scores, "raw": raw}))
-        return prompts
+            if raw:
+                check_length(prompt, "prompt")
+            text = Prompt("", prompt if raw else "", max_new_tokens=self.max_tokens)
+            settings = RequestSettings(token_ids=() if raw else tuple(prompt))
+            drafts.append(Submit("", text, settings, raw=raw, echo=self.echo, logprobs=top))
+        return drafts
 
 
 class TokenizeRequest(RequestPart):

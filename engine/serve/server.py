@@ -23,7 +23,7 @@ from .app import Api, build_app
 from .errors import INVALID, ErrorBody, ErrorDetail, add_error_handlers
 from .metrics import ServerMetrics
 from .middleware import HEADER_BYTES, AdmissionMiddleware, ServeOptions
-from .page import PageRoutes
+from .page import PageRoutes, playback_of
 
 CONNECTIONS = 2048
 UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the default is megabytes
@@ -208,8 +208,6 @@ async def serve(router: Router, options: ServeOptions) -> int:
 
 async def view(run: SavedRun, options: ServeOptions) -> int:
     """Show a run until a signal ends it; raises UsageError if the page cannot play the run."""
-    from .playback import playback_of
-
     playback_of(run)
     listener = listen(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

@@ -19,7 +19,7 @@ from scipy.optimize import nnls  # type: ignore[import-untyped]
 from ...models.families import decoder_config
 from ...models.files import ModelError
 from ..errors import UsageError
-from ..record.trace import Record
+from ..record.recorder import Record
 
 MIN_STEPS = 8  # of a fit
 

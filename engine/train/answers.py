@@ -17,7 +17,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import RunOptions
 from ..run.session import Session, load
-from ..terminal import working
+from ..shell import working
 from .dataset import ChatCoder, Conversation, Piece, Turn, Written, read_conversations, read_lines
 
 

@@ -32,7 +32,7 @@ from ...models.drafters.eagle import Eagle, Eagle3
 from ...models.layers import PoolModel
 from ...models.load.tokenizer import SETTINGS, TEMPLATE, VOCABULARIES
 from ..errors import UsageError
-from ..terminal import measuring
+from ..shell import measuring
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
 from .settings import MINUTES, DrafterTraining

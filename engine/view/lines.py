@@ -11,10 +11,9 @@ from ...ops.draft.gamma import GammaRecord
 from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.round import GRAMMAR, MATCH, ExplainedDraft, ExplainedRound, FinalToken, RoundSummary
 from ..events import Decode, printable
-from ..record.recorder import Recorder
-from ..record.replay import Replay
+from ..record.recorder import Record, Recorder
+from ..record.replay import Replay, trees_of
 from ..record.run_view import draft_tree
-from ..record.trace import Record, trees_of
 from .drafts import MAX_ROWS, tree_lines
 
 PROGRESS_SECONDS = 10.0  # between two lines without other news

@@ -31,8 +31,7 @@ from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.options import ClusterBlock
 from ..record.metrics import Marks, Meter, counted_figures, ratio
-from ..record.recorder import Recorder
-from ..record.trace import Write
+from ..record.recorder import Recorder, Write
 from ..run.core import EngineCore
 from ..run.session import Session
 from .link import WorkerSource

@@ -21,7 +21,7 @@ from .ray_cluster import end_cluster, ray_driver, set_up_ray, start_head
 from .router import ReplicaControl, Router
 
 if TYPE_CHECKING:
-    from ..record.trace import Write
+    from ..record.recorder import Write
     from ..run.core import EngineCore
     from ..run.session import Session
     from .director import ClusterRecorder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specsot.engine import limits, terminal
+from specsot.engine import limits, shell
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def test_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter([0.0, 3.0, 11.0, 11.0, 12.0, 30.0, 30.0])
-    monkeypatch.setattr(terminal, "monotonic", lambda: next(clock))
-    with terminal.working("working ...") as tell:
+    monkeypatch.setattr(shell, "monotonic", lambda: next(clock))
+    with shell.working("working ...") as tell:
         for number in range(4):
             tell(f"{number} of 4")
     assert capsys.readouterr().err == "1 of 4\n3 of 4\n"

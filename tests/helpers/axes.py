@@ -407,8 +407,8 @@ def check_counters(run: EngineCore, recorder: Recorder, case: Case) -> None:
         causes = {"fork", "keep", "prefix", "attend"} if case.layout == "batching" else set()
         assert set(pool.ledger.bytes) <= causes | {"fold"}, pool.ledger.bytes
     forwards = [*FORWARDS, *(["merge"] if "merge" in GRAPHS[case.work] else [])]
-    assert run.host.reads == sum(meter.visits[state] for state in forwards)
-    assert run.host.full_reads == 0
+    assert run.board["host"].reads == sum(meter.visits[state] for state in forwards)
+    assert run.board["host"].full_reads == 0
     if not any(request.cancelled for request in run.requests):
         assert meter.tokens == sum(len(branch.tokens) for branch in branches)
         assert meter.accepted == sum(sum(branch.accepted) for branch in branches)

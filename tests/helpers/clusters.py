@@ -17,10 +17,9 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
+from specsot.engine.record.recorder import Record
 from specsot.engine.record.report import answers_of, output_digest
-from specsot.engine.record.trace import Record
-from specsot.engine.run.runner import perform
-from specsot.engine.run.session import Session
+from specsot.engine.run.session import Session, perform
 from specsot.engine.workers.director import ClusterRecorder, Director, directed
 from specsot.engine.workers.link import Pipe, WorkerSource
 from specsot.engine.workers.process import WorkerProcess

@@ -125,7 +125,7 @@ class Rounds:
 
     def __call__(self, event: Any) -> None:
         if isinstance(event, OpRan) and "committed" in event.results and self.run is not None:
-            self.found.append(self.run.summary)
+            self.found.append(self.run.board["committed"])
 
     @property
     def blends(self) -> list[BlendSummary]:

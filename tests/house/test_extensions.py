@@ -14,7 +14,7 @@ from helpers.toy_graph import Write, install
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import open_session, token_digest
-from specsot.engine.run.runner import perform
+from specsot.engine.run.session import perform
 from specsot.engine.serve.app import Api, build_app
 from specsot.engine.serve.metrics import ServerMetrics
 from specsot.engine.serve.middleware import ServeOptions

@@ -186,7 +186,7 @@ def test_what_check_needs_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("name", ["", ".api", ".runner", ".session"])
+@pytest.mark.parametrize("name", ["", ".api", ".core", ".session"])
 def test_running_loads_no_room_above_it(name: str) -> None:
     above = ("certify", "train", "bench", "cli", "view")
     code = f"""

@@ -225,7 +225,7 @@ def test_the_watch_sees_small_changes(
     run = start(graphs.session("eagle", made.models, made.book()), ["hello"])
     kv, book, tensor = run.manager.kv, run.manager, torch.zeros(3)
     assert isinstance(kv, KVCache) and isinstance(book, BranchStateManager)
-    assert isinstance(book.requests[0], Request) and isinstance(run.host, HostReader)
+    assert isinstance(book.requests[0], Request) and isinstance(run.board["host"], HostReader)
     before = snapshot((kv, book, tensor))
     assert snapshot((kv, book, tensor)) == before
     change(kv, book, tensor)

@@ -365,6 +365,6 @@ def test_what_is_counted_is_what_was_answered(rig: Any) -> None:
     meter, branches = recorder.meter, branches_of(run)
     assert meter.tokens == sum(len(branch.tokens) for branch in branches)
     assert min(meter.lengths) == 0 and meter.accepted == meter.drafted == 0
-    assert meter.forwards == run.host.reads == meter.rounds + 1
+    assert meter.forwards == run.board["host"].reads == meter.rounds + 1
     assert recorder.snapshot is not None and recorder.snapshot.state == "done"
     assert [view.tokens for view in recorder.snapshot.branches] == [len(b.tokens) for b in branches]

@@ -31,7 +31,7 @@ from helpers.support import (
 from specsot.engine.chunks.store import ChunkStore
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.record.metrics import Meter, figures
-from specsot.engine.record.trace import trace_record
+from specsot.engine.record.recorder import trace_record
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.attention.backends import AttentionPlan

@@ -11,7 +11,7 @@ from specsot.engine.prepare.environment import model_folder
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session
 from specsot.engine.run.core import EngineCore
-from specsot.engine.run.runner import perform
+from specsot.engine.run.session import perform
 from specsot.models.files import ModelError
 from specsot.ops.types import Proposal
 

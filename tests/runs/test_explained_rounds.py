@@ -53,7 +53,7 @@ def listen(session: Session, prompts: Any = SINGLE) -> tuple[EngineCore, list[He
     def sink(event: Event) -> None:
         if isinstance(event, OpRan) and "committed" in event.results:
             sizes = {b.name: len(b.tokens) for r in requests_of(run) for b in r.all_branches()}
-            for told in run.summary.explained:
+            for told in run.board["committed"].explained:
                 observe.append(Heard(told, sizes[told.branch] - told.committed))
 
     run = start(session, prompts, sink)

@@ -188,7 +188,7 @@ def test_both_pools_hold_what_the_table_says(tiny: Make, graphs: Graphs, case: A
             assert all(feed[1] == caught_up[-1] + 1 for feed in feeds[:1])
             start, end = one["target_feed"]
             assert target.feeds == [list(range(start, end))], "of a shorter chain no row more"
-            summary: RoundSummary = run.summary
+            summary: RoundSummary = run.board["committed"]
             assert (summary.drafted, summary.accepted) == (one["gamma"], (one["accepted"],))
             read, length = length, one["length"]
             done = branch_of(run).finish is not None
@@ -225,7 +225,7 @@ def test_lengths_follow_the_heuristic_schedule(tiny: Make, graphs: Graphs, case:
     table = iter(rows)
     for state in states_of(run):
         if state == "verify" and (row := next(table, None)):
-            summary, lengths = run.summary, run.manager.drafter.lengths
+            summary, lengths = run.board["committed"], run.manager.drafter.lengths
             memory = lengths[branch_of(run).owner]
             assert (summary.drafted, summary.accepted) == (row["gamma"], (row["matches"],))
             assert memory is not None and memory.gamma == row["next"]
@@ -274,7 +274,7 @@ def test_lengths_follow_the_entropy_of_the_first_draft(
     next(state for state in states if state == "verify")
     for state in states:
         if state == "verify" and (row := next(table, None)):
-            summary: RoundSummary = run.summary
+            summary: RoundSummary = run.board["committed"]
             (record,) = summary.gamma
             assert record.h_norm == pytest.approx(row["h_norm"], abs=1e-9)
             assert record.raw == pytest.approx(row["raw"], abs=1e-8)

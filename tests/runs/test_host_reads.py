@@ -123,11 +123,11 @@ def read_once_a_forward(run: EngineCore, door: Door, reads: Sequence[str]) -> se
     states = set()
     with NoSynchronisation(door) as mode:
         while not run.finished:
-            before = run.host.reads
+            before = run.board["host"].reads
             run.advance()
             states.add(run.state)
-            assert run.host.reads - before == (run.state in reads), run.state
-    assert run.host.full_reads == 0 and run.host.reads > 4 and mode.seen > 100
+            assert run.board["host"].reads - before == (run.state in reads), run.state
+    assert run.board["host"].full_reads == 0 and run.board["host"].reads > 4 and mode.seen > 100
     return states
 
 
@@ -159,7 +159,7 @@ def test_explained_rounds_read_no_more_often(
 
     def sink(event: object) -> None:
         if isinstance(event, OpRan) and "committed" in event.results:
-            explained.append(len(run.summary.explained))
+            explained.append(len(run.board["committed"].explained))
 
     run = start(session, prompts_of(case), sink)
     read_once_a_forward(run, door, FORWARDS)

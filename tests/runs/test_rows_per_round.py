@@ -361,7 +361,7 @@ def rounds_of(
         if "batch" in run.board and run.board["batch"] is not None:
             batches.append(run.board["batch"])
         if "committed" in getattr(event, "results", {}):
-            found.append((batches[-1], run.summary))
+            found.append((batches[-1], run.board["committed"]))
 
     batches: list[Any] = []
     recorder.listeners.append(look)

@@ -23,7 +23,7 @@ from helpers.support import (
 )
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.record.trace import action_of
+from specsot.engine.record.recorder import action_of
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.states.machine import OpRan

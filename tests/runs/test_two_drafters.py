@@ -5,7 +5,7 @@ import pytest
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.api import open_session, token_digest
-from specsot.engine.run.runner import perform
+from specsot.engine.run.session import perform
 from specsot.states.request import Branch
 from specsot.states.yaml.source import GraphError
 

@@ -206,7 +206,7 @@ def test_forced_tokens_are_drafted_for_nothing(writer: Writer) -> None:
 def test_a_grammar_that_forbids_the_best_64_reads_a_whole_row_and_goes_on(writer: Writer) -> None:
     """The only other way to the host, counted apart; the random model likes other tokens."""
     run = drive(start(writer.session("bim_plain", "outline", 5, 200), QUESTIONS))
-    host = run.host
+    host = run.board["host"]
     forwards = sum(len(r.accepted) for r in outlines_of(run))
     assert 0 < host.full_reads <= forwards + len(QUESTIONS)
 

@@ -24,8 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.run.runner import recorded
-from specsot.engine.run.session import Session, open_session
+from specsot.engine.run.session import Session, open_session, recorded
 from specsot.states.machine import Event, OpRan
 
 MARK, OP = "round ", "op "

@@ -28,8 +28,7 @@ from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.run.runner import recorded
-from specsot.engine.run.session import Session, load
+from specsot.engine.run.session import Session, load, recorded
 from specsot.models.decoder import Decoder
 from specsot.models.drafters.config import Eagle3Config, default_taps
 from specsot.models.drafters.eagle import Eagle3

@@ -25,8 +25,7 @@ from specsot.engine.limits import cpu_share, disturbance
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.engine import Engine
-from specsot.engine.run.runner import perform
-from specsot.engine.run.session import Session
+from specsot.engine.run.session import Session, perform
 
 from .asked import arguments, drawn, session
 

@@ -166,7 +166,7 @@ def test_what_is_blended_is_probed_apart(quick: RunOptions, capsys: Output) -> N
 
 def test_lines_come_now_and_then(quick: RunOptions, capsys: Output, monkeypatch: Patch) -> None:
     ticks: Iterator[float] = iter(range(0, 10**6, 20))
-    monkeypatch.setattr("specsot.engine.terminal.monotonic", lambda: next(ticks))
+    monkeypatch.setattr("specsot.engine.shell.monotonic", lambda: next(ticks))
     assert bench_command(BenchOptions(("autoregressive",), repeats=2), quick) == Code.OK
     told = capsys.readouterr().err
     assert "prompt 2 of 4, about" in told and "left: A autoregressive ..." in told

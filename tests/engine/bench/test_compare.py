@@ -33,7 +33,7 @@ from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.engine.run.api import tie
-from specsot.engine.run.runner import Status
+from specsot.engine.run.core import Status
 from specsot.engine.run.scoring import contexts, next_scores
 from specsot.states.machine import Run
 from specsot.states.request import Branch, Finish

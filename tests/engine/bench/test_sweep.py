@@ -24,7 +24,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.record import run_folder
 from specsot.engine.record.metrics import Meter
-from specsot.engine.run.runner import Status, StopSignal
+from specsot.engine.run.core import Status, StopSignal
 from specsot.states.machine import Run
 
 from .test_compare import settings_column

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.commands import CommandLine
 
-from specsot.engine.chunks.store import ChunkStore, chunk_maker
+from specsot.engine.chunks.store import ChunkLibrary, ChunkStore
 from specsot.engine.errors import Code
 from specsot.engine.prepare.inputs import read_documents
 from specsot.engine.run.api import open_session
@@ -60,8 +60,10 @@ def test_a_session_finds_what_was_added(cache: Cache, tiny: tuple[Path, Path]) -
     assert cache.add("bees.txt") == 0
     target, drafter = map(str, tiny)
     session = open_session("bim_eagle", model=target, drafter_model=drafter, threads=1)
-    maker = chunk_maker(ChunkStore(1 << 30, Path("chunks")), session.models, model_hash(tiny[0]))
-    fresh = chunk_maker(ChunkStore(1 << 30), session.models, model_hash(tiny[0]))
+    maker = ChunkLibrary.of(
+        ChunkStore(1 << 30, Path("chunks")), session.models, model_hash(tiny[0])
+    )
+    fresh = ChunkLibrary.of(ChunkStore(1 << 30), session.models, model_hash(tiny[0]))
     assert maker.taps == session.models.drafter.tap_ids
     (document,) = read_documents([Path("bees.txt")])
     ((name, ids),) = chunks_of(document, session.prompts, 512)

@@ -10,7 +10,7 @@ import pytest
 
 from specsot.engine.errors import Code
 from specsot.engine.prepare.environment import redact
-from specsot.engine.run.runner import STATUS_CODES, Status
+from specsot.engine.run.core import STATUS_CODES, Status
 from specsot.states.machine import Run
 
 FILES = {"manifest.json", "run.yaml", "trace.jsonl", "outputs.jsonl", "metrics.json", "summary.md"}

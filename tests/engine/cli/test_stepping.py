@@ -12,7 +12,7 @@ from rich.console import Console
 from specsot.engine.errors import Code
 from specsot.engine.record.run_view import Mark, scene_of
 from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
-from specsot.engine.run.runner import Status, StopSignal, drive
+from specsot.engine.run.core import Status, StopSignal, drive
 from specsot.engine.view.step import Inspector, LiveStepper, PlainStepper, open_ways, picture
 
 

@@ -13,11 +13,11 @@ from rich.cells import cell_len
 
 from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
-from specsot.engine.record import trace
-from specsot.engine.record.replay import Replay, ReplayedBranch
+from specsot.engine.record import recorder
+from specsot.engine.record.recorder import trace_record
+from specsot.engine.record.replay import Replay, ReplayedBranch, trees_of
 from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.record.run_view import BRANCH, FREE, PREFIX, Mark, Snapshot
-from specsot.engine.record.trace import trace_record, trees_of
 from specsot.engine.view.tui import still
 from specsot.states.round import RoundSummary, VerifiedTree
 
@@ -148,7 +148,7 @@ def test_trees_are_told_in_few_words_and_read_back() -> None:
 
 
 def test_a_round_tells_of_so_many_nodes_at_most(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(trace, "MAX_TREE_NODES", 4)
+    monkeypatch.setattr(recorder, "MAX_TREE_NODES", 4)
     summary = RoundSummary(("1/1", "1/2"), (2, 3), (1, 2), 5, 9, 9, 6, trees=(TREE, CHAIN))
     record = trace_record(5, summary, 1)
     assert [tree.branch for tree in trees_of(record)] == ["1/1"]

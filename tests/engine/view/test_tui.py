@@ -31,10 +31,10 @@ from specsot.engine.record.run_view import (
     draft_tree,
     slot_codes,
 )
-from specsot.engine.terminal import usable
 from specsot.engine.view import panels
 from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
 from specsot.engine.view.tui import FRAMES, LiveView
+from specsot.engineshell import usable
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
 from specsot.states.blend import Reused

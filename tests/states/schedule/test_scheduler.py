@@ -23,7 +23,7 @@ from helpers.managers import (
 )
 from helpers.many import Calls
 
-from specsot.engine.record.trace import action_of
+from specsot.engine.record.recorder import action_of
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases.schedule import plan_
 from specsot.states.policies import POLICIES
