@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from .graph.drafter_settings import nodes_for
 from .prefix_cache import PrefixCache
@@ -88,22 +89,15 @@ class CapacityModel:
 
     def tree_slots(self, active: int) -> int:
         """Slots of a row for the trees of a round while up to `active` branches run."""
+        return self._tree_slots[max(active, 1) - 1]
+
+    @cached_property
+    def _tree_slots(self) -> tuple[int, ...]:
+        """By number of branches, never fewer for more of them."""
+        counts = range(1, self.max_active + 1)
         if self.rows:  # one tree in each row, as large as it gets with any number of branches
-            return self._row_slots
-        slots = self._slots_by_count
-        while len(slots) < active:
-            count = len(slots) + 1
-            slots.append(max(slots[-1], self._drafted(count, count) + count))
-        return slots[max(active, 1) - 1]
-
-    @cached_property
-    def _row_slots(self) -> int:
-        return max(self._drafted(count, 1) + 1 for count in range(1, self.rows + 1))
-
-    @cached_property
-    def _slots_by_count(self) -> list[int]:
-        """Slots for the trees of up to 1, 2, ... branches; extended on demand."""
-        return [self._drafted(1, 1) + 1]
+            return (max(self._drafted(count, 1) + 1 for count in counts),) * len(counts)
+        return tuple(accumulate((self._drafted(count, count) + count for count in counts), max))
 
     def round_rows(self, active: int) -> int:
         return active + self._drafted(active, active) if active else 0
@@ -183,12 +177,8 @@ class Admission:
         self.limits = limits
         self.cache = cache
         exact = capacity.beams > 1 or capacity.rows > 0 or limits.holds_parts
-        self.optimistic = limits.scheduler.admission == "optimistic" and not exact
+        self.optimistic = limits.graph.scheduler.admission == "optimistic" and not exact
         self.lengths = LengthEstimator(optimistic=self.optimistic)
-
-    def missing(self, needed: int, active: int) -> int:
-        """Slots that a round lacks while `needed` slots are in use and not idle."""
-        return needed + self.capacity.tree_slots(active) - self.capacity.capacity
 
     def claimed(
         self, requests: Iterable[Request], active: int, starting: Iterable[Branch | Request]
@@ -255,6 +245,7 @@ class Admission:
 class Intake:
     """The items that start in a step, and the slots that remain; `count` branches would run.
 
+    chunks: requests whose prompts are read on, and by how many tokens.
     live: prefix owners of open requests with a running branch; retaining: of those with a pool row
     of retained parts alone. full: no other item may start, except in a row of its own. blocked: why
     the first item that does not fit has to wait.
@@ -279,6 +270,7 @@ class Intake:
         self.retaining = {r.prefix_owner for r in retaining if _row_waits(r)}
         self.branches: list[Branch] = []
         self.requests: list[Request] = []
+        self.chunks: list[tuple[Request, int]] = []
         self.full = False
         self.blocked = ""
 
@@ -321,6 +313,13 @@ class Intake:
         self.live.add(request.prefix_owner)
         self.count += 1
         self.retaining.discard(request.prefix_owner)
+        self.add(item)
+
+    @property
+    def starts(self) -> bool:
+        return bool(self.branches or self.requests or self.chunks)
+
+    def add(self, item: Branch | Request) -> None:
         if isinstance(item, Branch):
             self.branches.append(item)
         else:

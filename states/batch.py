@@ -1,6 +1,6 @@
 """The batch of the next target forward: token trees of running branches, and prompts that start."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ops.types import NO_WORK, Proposal
@@ -50,20 +50,18 @@ class BatchBuilder:
 
     def start_(self, step: StepPlan) -> tuple[list[Branch], list[Span]]:
         """Allocate what starts: the branches, and the rows of prompts and of chunks of prompts."""
-        branches = [self.table.branch_of(owner) for owner in step.starting]
-        requests = [self.table.request_of(owner) for owner in step.requests]
-        chunks = [(self.table.request_of(owner), count) for owner, count in step.chunks]
+        branches = [*step.starting]
         if self.prefixes is not None:  # preempted branches continue after cached rows of their own
-            for branch in (*branches, *[request.first_branch for request in requests]):
+            for branch in (*branches, *[request.first_branch for request in step.requests]):
                 if branch is not None and branch.tokens:
                     self.prefixes.resume_(branch)
-        self._make_room_(branches, requests, [request for request, _ in chunks])
+        self._make_room_(step)
         spans = [span for branch in branches for span in self._start_branch_(branch)]
-        for request in requests:
+        for request in step.requests:
             first, prompt = self._start_request_(request)
             branches += first
             spans += prompt
-        for request, count in chunks:
+        for request, count in step.chunks:
             spans += self._read_chunk_(request, count)
         return branches, spans
 
@@ -79,15 +77,14 @@ class BatchBuilder:
             proposal=proposal,
         )
 
-    def _make_room_(
-        self, branches: Sequence[Branch], requests: Sequence[Request], chunked: Sequence[Request]
-    ) -> None:
+    def _make_room_(self, step: StepPlan) -> None:
         """Allocate regions for new requests, and evict idle cached rows where they are needed."""
-        new = [request for request in (*requests, *chunked) if request.waits]
+        requests = [*step.requests, *[request for request, _ in step.chunks]]
+        new = [request for request in requests if request.waits]
         for request in new:
             size, least = self.admission.region(request)
-            self.layout.open_(request.prefix_owner, size, self.pools, least)
-        starting: list[Branch | Request] = [*branches, *requests, *chunked]
+            self.layout.open_(request.prefix_owner, size, least)
+        starting: list[Branch | Request] = [*step.starting, *requests]
         if self.prefixes is not None and starting:
             running = len(self.table.active)
             claimed = self.admission.claimed(self.table.open.values(), running, starting)
@@ -166,7 +163,7 @@ class BatchBuilder:
             branch.budget = most
             branch.note = f"cut to the model's {limit}"
         prefix = request.prefix_owner
-        branch.in_shared_row = self.layout.enter_(branch.owner, prefix, self.pools)
+        branch.in_shared_row = self.layout.enter_(branch.owner, prefix)
         rows = branch.rows.behind(branch.length - branch.start)
         resumes = bool(branch.tokens)
         is_given = branch.is_root and request.given_outline is not None

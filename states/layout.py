@@ -102,8 +102,9 @@ class Layout:
 
     packed = True
 
-    def __init__(self, device: torch.device, segments: SegmentTree) -> None:
-        self.device = device
+    def __init__(self, pools: Sequence[KVCache], segments: SegmentTree) -> None:
+        self.pools = pools
+        self.device = pools[0].data.device
         self.segments = segments
 
     def rows_of(self, owner: int) -> Sequence[int]:
@@ -114,22 +115,22 @@ class Layout:
         """The tensor rows of its queries, one for each pool row."""
         return self.rows_of(owner)
 
-    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
+    def open_(self, prefix: int, size: int, least: int) -> None:
         """Allocate a region of `size` slots for a request, `least` if the pool is crowded."""
-        for pool in pools:
+        for pool in self.pools:
             pool.open_(prefix, size, least)
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+    def enter_(self, owner: int, prefix: int) -> bool:
         """Allocate a branch; returns whether its pool row holds retained parts of its request."""
         return False
 
-    def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+    def hold_(self, owner: int, prefix: int) -> None:
         """Retain the rows of an ended part."""
 
     def leave_(self, owners: Iterable[int]) -> None:
         """Forget owners without rows."""
 
-    def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
+    def prune_(self, prefix: int) -> None:
         """Free the copies of a prefix that no waiting branch needs."""
 
     def alignment(
@@ -389,8 +390,8 @@ class RowPerBranch(Layout):
 
     packed = False
 
-    def __init__(self, device: torch.device, segments: SegmentTree) -> None:
-        super().__init__(device, segments)
+    def __init__(self, pools: Sequence[KVCache], segments: SegmentTree) -> None:
+        super().__init__(pools, segments)
         self._row: dict[int, int] = {}  # owner of a branch -> its tensor row
 
     def alignment(
@@ -415,9 +416,8 @@ class BatchingLayout(RowPerBranch):
     """A pool row per branch, with its own copy of the prefix, which stays while branches wait.
     Retained parts are moved into one row, that of the first part that ended."""
 
-    def __init__(self, device: torch.device, segments: SegmentTree, rows: int) -> None:
-        super().__init__(device, segments)
-        self.rows = rows
+    def __init__(self, pools: Sequence[KVCache], segments: SegmentTree) -> None:
+        super().__init__(pools, segments)
         self._copies: dict[int, list[int]] = {}  # owner of a prefix -> rows that hold it
         self._retained: dict[int, tuple[int, int]] = {}  # owner of a part -> its prefix, its row
 
@@ -426,18 +426,18 @@ class BatchingLayout(RowPerBranch):
             return self._copies[owner]
         return (self._retained[owner][1] if owner in self._retained else self._row[owner],)
 
-    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
-        self._copies[prefix] = [self._vacate_(pools)]
+    def open_(self, prefix: int, size: int, least: int) -> None:
+        self._copies[prefix] = [self._vacate_()]
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+    def enter_(self, owner: int, prefix: int) -> bool:
         """Allocate the row of retained parts, a row with the prefix, or a new copy of it."""
         busy = set(self._row.values())
         parts = self._row_of_parts(prefix)
         ready = [row for row in self._copies[prefix] if row not in busy]
         ready.sort(key=lambda row: row != parts)
         if not ready:
-            ready = [self._vacate_(pools)]
-            for pool in pools:
+            ready = [self._vacate_()]
+            for pool in self.pools:
                 source = pool.slots_of(prefix, self._copies[prefix][0])
                 if source.size:
                     pool.copy_(source, pool.lowest_free(source.size, ready[0]), "fork")
@@ -445,28 +445,28 @@ class BatchingLayout(RowPerBranch):
         self._row[owner] = ready[0]
         return ready[0] == parts
 
-    def hold_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> None:
+    def hold_(self, owner: int, prefix: int) -> None:
         row = self._row.pop(owner)
         target = self._row_of_parts(prefix, row)
         self._retained[owner] = prefix, target
         if target == row:
             return
-        for pool in pools:
+        for pool in self.pools:
             source = pool.slots_of(owner, row)
             if source.size:
                 pool.copy_(source, pool.lowest_free(source.size, target), "attend")
             pool.retire_([owner], row)
 
-    def _vacate_(self, pools: Sequence[KVCache]) -> int:
+    def _vacate_(self) -> int:
         busy = self._busy
         used = busy.union(*self._copies.values())
-        for row in range(self.rows):
+        for row in range(self.pools[0].rows):
             if row not in used:
                 return row
         for prefix, rows in self._copies.items():
             spare = [row for row in rows if row not in busy]
             if spare and len(rows) > 1:
-                self._drop_(prefix, spare[0], pools)
+                self._drop_(prefix, spare[0])
                 return spare[0]
         raise AssertionError("admission admits at most as many branches as rows")
 
@@ -478,9 +478,9 @@ class BatchingLayout(RowPerBranch):
     def _row_of_parts(self, prefix: int, new: int = -1) -> int:
         return dict(self._retained.values()).get(prefix, new)
 
-    def _drop_(self, prefix: int, row: int, pools: Sequence[KVCache]) -> None:
+    def _drop_(self, prefix: int, row: int) -> None:
         self._copies[prefix].remove(row)
-        for pool in pools:
+        for pool in self.pools:
             pool.retire_([prefix], row)
 
     def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
@@ -495,10 +495,10 @@ class BatchingLayout(RowPerBranch):
             self._copies.pop(owner, None)
             self._retained.pop(owner, None)
 
-    def prune_(self, prefix: int, pools: Sequence[KVCache]) -> None:
+    def prune_(self, prefix: int) -> None:
         busy = self._busy
         for row in [r for r in self._copies.get(prefix, ()) if r not in busy]:
-            self._drop_(prefix, row, pools)
+            self._drop_(prefix, row)
 
 
 class PagedLayout(RowPerBranch):
@@ -507,16 +507,16 @@ class PagedLayout(RowPerBranch):
     def tensor_rows_of(self, owner: int) -> Sequence[int]:
         return (self._row[owner],)
 
-    def open_(self, prefix: int, size: int, pools: Sequence[KVCache], least: int = 0) -> None:
-        super().open_(prefix, size, pools, least)
+    def open_(self, prefix: int, size: int, least: int) -> None:
+        super().open_(prefix, size, least)
         self._row[prefix] = self._free_row()
 
-    def enter_(self, owner: int, prefix: int, pools: Sequence[KVCache]) -> bool:
+    def enter_(self, owner: int, prefix: int) -> bool:
         """Allocate a tensor row, and slots near those of the prefix."""
         shared = self._row[prefix] in (self._row[other] for other in self._row if other != prefix)
         self._row[owner] = self._free_row() if shared else self._row[prefix]
         self._row[prefix] = self._row[owner]
-        for pool in pools:
+        for pool in self.pools:
             pool.near_(owner, prefix)
         return False
 

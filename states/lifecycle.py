@@ -100,7 +100,7 @@ class Lifecycle:
         if _all_ended(request):
             self._close_(request)
         elif request.branches and not any(b.waits for b in request.branches):
-            self.kv_cache.layout.prune_(request.prefix_owner, self.kv_cache.pools)
+            self.kv_cache.layout.prune_(request.prefix_owner)
 
     def _prepare_(self, branch: Branch) -> None:
         needs = branch.point.deps if branch.point else ()
@@ -124,8 +124,7 @@ class Lifecycle:
         request.exclusive = request.exclusive or self.admission.is_tight(request)
         for branch in request.branches:
             if branch.stays and not (branch.retained or branch.rows_released):
-                layout = self.kv_cache.layout
-                layout.hold_(branch.owner, request.prefix_owner, self.kv_cache.pools)
+                self.kv_cache.layout.hold_(branch.owner, request.prefix_owner)
                 branch.retained = True
             branch.retained = branch.retained and not request.isolated
 

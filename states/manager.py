@@ -13,7 +13,6 @@ from .commit import Committer
 from .drafter import DraftContext, Drafter, TwoDrafters
 from .fold import FoldState
 from .graph.drafter_settings import nodes_for
-from .graph.graph import BeamBlock
 from .graph.plugins import drafter_class
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
 from .layout import BatchingLayout, Layout, PagedLayout
@@ -23,6 +22,8 @@ from .request import Branch, Request
 from .request_table import RequestTable, RunLimits
 from .sampling import Samplers
 from .scheduler import Scheduler
+
+LAYOUTS = {"bim": Layout, "batching": BatchingLayout, "paged": PagedLayout}
 
 
 class BranchStateManager:
@@ -43,7 +44,6 @@ class BranchStateManager:
         *,
         blend: BlendState | None = None,
         fold: FoldState | None = None,
-        beam: BeamBlock | None = None,
         kv_outline: KVCache | None = None,
         cache_pools: Sequence[KVCache] = (),
         draft_models: Sequence[Any] = (None, None),
@@ -56,14 +56,17 @@ class BranchStateManager:
         self.pools = [pool for pool in (kv, kv_draft, kv_outline) if pool is not None]
         self.table = RequestTable(limits)
         self.samplers = Samplers(limits.vocabulary, kv.data.device)
-        self.layout = _layout(limits, kv, self.table)
-        self.capacity = _capacity(limits, kv, beam)
+        kind = limits.graph.layout.kind
+        self.layout = LAYOUTS[kind](self.pools, self.table.segments)
+        self.capacity = _capacity(limits, kv)
         self.drafter = self._drafter(kv_outline, draft_models)
-        row_per_branch = isinstance(self.layout, BatchingLayout)
+        row_per_branch = kind == "batching"
+        beam = limits.graph.beam
+        scheduler = limits.graph.scheduler
         self.prefixes: PrefixCache | None = None
         pools = cache_pools or (() if row_per_branch else self.pools)
         # Blended rows are not the rows of a plain prompt, and beams are not a text.
-        if pools and blend is None and beam is None and limits.scheduler.prefix_cache:
+        if pools and blend is None and beam is None and scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
         self.admission = Admission(
             capacity=self.capacity, limits=limits, cache=None if row_per_branch else self.prefixes
@@ -81,24 +84,25 @@ class BranchStateManager:
         )
         self.beams = self.kv_cache.beams
         self.lifecycle = Lifecycle(self.kv_cache, self.admission, build_prompt)
-        self.scheduler = Scheduler(self.lifecycle, limits.scheduler)
+        self.scheduler = Scheduler(self.lifecycle, scheduler)
         self.batch_builder = BatchBuilder(self.kv_cache, self.admission)
         self.committer = Committer(self.lifecycle)
 
     def _drafter(self, kv_outline: KVCache | None, models: Sequence[Any]) -> Drafter:
         limits = self.limits
-        second = limits.outline_drafter
+        first = limits.graph.drafter
+        second = limits.graph.outline_drafter
         context = DraftContext(
             table=self.table,
             layout=self.layout,
             samplers=self.samplers,
             model=models[0],
             kv=self.kv_draft,
-            accept=limits.accept,
+            accept=limits.graph.sampling.accept,
             costs=limits.costs,
             outlines=None if second is None else False,
         )
-        main: Drafter = drafter_class(limits.drafter.kind)(limits.drafter, context)
+        main: Drafter = drafter_class(first.kind)(first, context)
         if second is None:
             return main
         context = replace(
@@ -134,25 +138,25 @@ class BranchStateManager:
         return self.table.active
 
     @property
+    def claimed_slots(self) -> int:
+        """Slots of the cached rows' pool that running requests claim, besides the pinned rows."""
+        if self.admission.cache is None:
+            return 0  # it has pools of its own
+        running = self.table.open.values()
+        return self.admission.claimed(running, len(self.active), ()) - self.admission.pinned
+
+    @property
     def reused(self) -> dict[int, Reused]:
         """By owner, which of its rows came from cached documents."""
         return {} if self.blend is None else self.blend.reused
 
 
-def _layout(limits: RunLimits, kv: KVCache, table: RequestTable) -> Layout:
-    device = kv.data.device
-    if limits.layout.kind == "batching":
-        return BatchingLayout(device, table.segments, kv.rows)
-    if limits.layout.kind == "paged":
-        return PagedLayout(device, table.segments)
-    return Layout(device, table.segments)
-
-
-def _capacity(limits: RunLimits, kv: KVCache, beam: BeamBlock | None) -> CapacityModel:
-    max_branches = limits.layout.max_num_branches
+def _capacity(limits: RunLimits, kv: KVCache) -> CapacityModel:
+    graph = limits.graph
+    max_branches = graph.layout.max_num_branches
     nodes = limits.nodes
-    shared = limits.drafter.shared
-    if limits.layout.kind == "paged" and shared is not None:
+    shared = graph.drafter.shared
+    if graph.layout.kind == "paged" and shared is not None:
         # Each tree has as many rows as the shared budget may give to one tree.
         counts = range(1, max_branches + 1)
         nodes = {count: min(nodes_for(nodes, count), shared) for count in counts}
@@ -161,7 +165,7 @@ def _capacity(limits: RunLimits, kv: KVCache, beam: BeamBlock | None) -> Capacit
         capacity=kv.capacity,
         max_active=max_branches,
         nodes=nodes,
-        rows=kv.rows if limits.layout.kind == "batching" else 0,
+        rows=kv.rows if graph.layout.kind == "batching" else 0,
         shared=shared,
-        beams=1 if beam is None else beam.num_beams,
+        beams=1 if graph.beam is None else graph.beam.num_beams,
     )

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from ..ops.kv.pool import NO_SEGMENT, Ints, SlotTable
+from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from .request_table import SegmentTree
 
 # Minimal tokens of a match: to recompute fewer rows is faster than to gather them in every forward.
 MIN_MATCH = 64
+MOVED = "regroup"  # in the ledger: rows of another engine
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        pools: Sequence[SlotTable],
+        pools: Sequence[KVCache],
         segments: SegmentTree,
         lookback: int,
         min_match: int = MIN_MATCH,
@@ -146,7 +149,7 @@ class PrefixCache:
             length = min(length, self.covered(pool, path))
         return length if length >= self.min_match else 0
 
-    def covered(self, pool: SlotTable, path: Sequence[int]) -> int:
+    def covered(self, pool: KVCache, path: Sequence[int]) -> int:
         """Number of positions of a path with rows in a drafter's pool."""
         covered = 0
         for segment in path:
@@ -249,6 +252,49 @@ class PrefixCache:
             self.segments.remove([segment])
             return False
         return self.insert_(segment, ids[start:], start, salt)
+
+    def movable_rows(self, ids: Sequence[int], salt: str = "") -> tuple[int, ...]:
+        """The number of cached rows of a prefix that can be moved to another engine, for each pool:
+        the same of all, but for the last rows, which a drafter may lack; () if there are few."""
+        path, covered = self.match(np.asarray(ids, np.int32), salt)
+        drafted = [self.covered(pool, path) for pool in self.pools[1:]]
+        rows = min([covered, *(count + self.lookback for count in drafted)])
+        return (rows, *(min(rows, count) for count in drafted)) if rows >= self.min_match else ()
+
+    def take_out(self, ids: Sequence[int], rows: Sequence[int], salt: str = "") -> list[Tensor]:
+        """Copies of the first cached rows of `ids`, [layers, 2, kv_heads, R, head_dim] of each
+        pool. Raises LookupError if they are not cached any more."""
+        path, covered = self.match(np.asarray(ids, np.int32), salt)
+        parts = []
+        for pool, count in zip(self.pools, rows, strict=True):
+            slots = np.concatenate([np.zeros(0, np.int32), *map(pool.slots_of, path)])
+            slots = slots[pool.position[slots] < count]
+            if slots.size != count or covered < rows[0]:
+                raise LookupError(f"{count} rows are needed, {slots.size} are cached")
+            index = torch.from_numpy(slots.astype(np.int64)).to(pool.data.device)
+            parts.append(pool.data.index_select(3, index))
+        return parts
+
+    def put_in_(
+        self,
+        ids: Sequence[int],
+        rows: Sequence[int],
+        parts: Sequence[Tensor],
+        *,
+        salt: str = "",
+        claimed: int = 0,
+    ) -> bool:
+        """Cache rows that `take_out` returned in another engine; False if too few slots are free or
+        they are cached already. claimed: as for `store_`."""
+        if self.movable_rows(ids, salt) == tuple(rows):
+            return False
+
+        def write_(segment: int, start: int) -> None:
+            for pool, count, part in zip(self.pools, rows, parts, strict=True):
+                positions = np.arange(min(start, count), count)
+                pool.put_in_(part[:, :, :, start:], positions, segment, MOVED)
+
+        return self.store_(np.asarray(ids, np.int32), salt, write_, claimed)
 
     def _insert(self, segment: int, start: int, tokens: Ints, *, salt: str, pins: int) -> None:
         children = self._new_index()

@@ -6,7 +6,7 @@ bytes. A branch that combines others reads them in addition to its path.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
@@ -17,8 +17,8 @@ import numpy as np
 from ..ops.attention.metadata import Visibility
 from ..ops.draft.sizes import RoundCosts
 from ..ops.kv.pool import NO_SEGMENT
-from .graph.drafter_settings import DrafterSettings, nodes_for
-from .graph.graph import AnyLayout, SchedulerBlock
+from .graph.drafter_settings import nodes_for
+from .graph.graph import Graph
 from .request import ENDING_OF, Branch, Finish, Request, move
 
 MAX_VISIBILITIES = 16  # sets of segments whose arrays are reused by later forwards
@@ -137,29 +137,31 @@ SPARE_DEADLINES = 64  # deadlines of ended requests that stay in the heap
 
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """What a graph fixes for all requests of a run. holds_parts: finished parts stay until one more
-    branch has read them (`merge: attend`). costs, outline_costs: measured, for the drafters that
-    choose their draft size."""
+    """What a graph and its models fix for all requests of a run. costs, outline_costs: measured,
+    for the drafters that choose their draft size."""
 
-    layout: AnyLayout
-    drafter: DrafterSettings
-    share_outline: bool
+    graph: Graph
     max_positions: int
     vocabulary: int
-    outline_drafter: DrafterSettings | None = None
-    scheduler: SchedulerBlock = field(default_factory=lambda: SchedulerBlock.model_validate({}))
-    holds_parts: bool = False
     costs: RoundCosts | None = None
     outline_costs: RoundCosts | None = None
-    accept: str = "match"
+
+    @property
+    def share_outline(self) -> bool:
+        return self.graph.skeleton is None or self.graph.skeleton.share == "outline"
+
+    @property
+    def holds_parts(self) -> bool:
+        """Whether finished parts stay until one more branch has read them."""
+        return self.graph.skeleton is not None and self.graph.skeleton.merge == "attend"
 
     @property
     def nodes(self) -> int | Mapping[int, int]:
-        first = self.drafter.offered
-        second = self.outline_drafter
+        first = self.graph.drafter.offered
+        second = self.graph.outline_drafter
         if second is None:
             return first
-        counts = range(1, self.layout.max_num_branches + 1)
+        counts = range(1, self.graph.layout.max_num_branches + 1)
         return {n: max(nodes_for(first, n), nodes_for(second.offered, n)) for n in counts}
 
 
@@ -173,7 +175,7 @@ class RequestTable:
 
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits
-        self.segments = SegmentTree(separate_homes=limits.layout.kind == "paged")
+        self.segments = SegmentTree(separate_homes=limits.graph.layout.kind == "paged")
         self.open: dict[int, Request] = {}
         self.waiting: dict[int, Request] = {}
         self.active: list[Branch] = []
@@ -199,12 +201,6 @@ class RequestTable:
     @property
     def any_unfinished(self) -> bool:
         return bool(self.open or self.waiting)
-
-    def request_of(self, owner: int) -> Request:
-        return self._requests[owner]
-
-    def branch_of(self, owner: int) -> Branch:
-        return self._branches[owner]
 
     def add(self, request: Request) -> None:
         request.prefix_owner = self.segments.add()

@@ -5,7 +5,7 @@ graph's transitions is the priority. No step looks at every waiting request.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush, merge
 from threading import Condition
 
@@ -22,34 +22,34 @@ MIN_CHUNK = 8  # prompt tokens that a step reads at least, however many rows the
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What is ready in a step, in host integers and segment ids; guards test nothing else.
+    """What is ready in a step; guards test nothing else.
 
     A step has at most one target forward, so at most one of the lists of branches is filled.
 
     why: the reason, in words. outlines: keys of requests whose outlines are complete. answers: how
-    many are due. folds: owners of branches that combine finished parts; parallel: of branches that
-    start in a forward of their own; branches: of others that start. requests: prefix owners of the
-    requests that start; chunks: of those whose prompts are read on by so many tokens. running,
-    waiting: numbers of branches and of requests; blocked: why the first of these does not fit.
-    preempted: names of branches and requests.
+    many are due. folds: branches that combine finished parts; parallel: branches that start in a
+    forward of their own; branches: others that start. requests: those that start; chunks: those
+    whose prompts are read on, and by how many tokens. running, waiting: numbers of branches and of
+    requests; blocked: why the first of these does not fit. preempted: names of branches and
+    requests.
     """
 
     number: int
     why: str
     outlines: tuple[str, ...] = ()
     answers: int = 0
-    folds: tuple[int, ...] = ()
-    parallel: tuple[int, ...] = ()
-    branches: tuple[int, ...] = ()
-    requests: tuple[int, ...] = ()
-    chunks: tuple[tuple[int, int], ...] = ()
+    folds: tuple[Branch, ...] = ()
+    parallel: tuple[Branch, ...] = ()
+    branches: tuple[Branch, ...] = ()
+    requests: tuple[Request, ...] = ()
+    chunks: tuple[tuple[Request, int], ...] = ()
     running: int = 0
     waiting: int = 0
     blocked: str = ""
     preempted: tuple[str, ...] = ()
 
     @property
-    def starting(self) -> tuple[int, ...]:
+    def starting(self) -> tuple[Branch, ...]:
         return self.folds or self.parallel or self.branches
 
     @property
@@ -111,45 +111,23 @@ class Inbox:
             self._changed.wait_for(lambda: not self.stays or self._arrived or self._ended, seconds)
 
 
-@dataclass(slots=True)
-class Starts:
-    """What starts in the next forward: branches, requests, and chunks of prompts."""
-
-    branches: list[Branch] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    chunks: list[tuple[Request, int]] = field(default_factory=list)
-
-    def add(self, item: Branch | Request) -> None:
-        if isinstance(item, Branch):
-            self.branches.append(item)
-        else:
-            self.requests.append(item)
-
-    def __bool__(self) -> bool:
-        return bool(self.branches or self.requests or self.chunks)
-
-
-def within_budget(
-    intake: Intake, half_read: Sequence[Request], *, tree_rows: int, max_tokens: int | None
-) -> Starts:
-    """Of all that could start, what fits into the rows of the next forward. Prompts that are half
-    read come first, then branches, then new requests. The first prompt that does not fit is read in
+def trim_(intake: Intake, rows: int) -> None:
+    """Reduce an intake to what fits into these rows of the next forward. Prompts that are half read
+    come first, then branches, then new requests. The first prompt that does not fit is read in
     part, or alone if it contains reused documents."""
-    if max_tokens is None:
-        return Starts(intake.branches, intake.requests)
-    starts = Starts()
-    remaining = max(max_tokens - tree_rows, MIN_CHUNK)
-    half_read_ids = {id(request) for request in half_read}
-    finishing = [request for request in intake.requests if id(request) in half_read_ids]
-    for request in half_read:
-        if request in finishing:
+    finishing = [request for request in intake.requests if request.stage is Stage.PREFILL]
+    new = [request for request in intake.requests if request.stage is not Stage.PREFILL]
+    items: list[Branch | Request] = [*finishing, *intake.branches, *new]
+    intake.branches = []
+    intake.requests = []
+    remaining = max(rows, MIN_CHUNK)
+    for request in intake.open:
+        if request.stage is not Stage.PREFILL or request in finishing:
             continue
         # Its first branch has no slot yet, so only the prefix is prefilled.
         if (count := min(_max_chunk(request), remaining)) > 0:
-            starts.chunks.append((request, count))
+            intake.chunks.append((request, count))
             remaining -= count
-    new = [request for request in intake.requests if id(request) not in half_read_ids]
-    items: list[Branch | Request] = [*finishing, *intake.branches, *new]
     for item in items:
         if remaining <= 0:
             break
@@ -159,15 +137,14 @@ def within_budget(
         else:
             max_chunk = _max_chunk(item)
             cost = item.prompt_size - item.prefix_length
-        if cost <= remaining or not (max_chunk or starts):
-            starts.add(item)
+        if cost <= remaining or not (max_chunk or intake.starts):
+            intake.add(item)
         elif isinstance(item, Request) and max_chunk:
-            starts.chunks.append((item, min(remaining, max_chunk)))
+            intake.chunks.append((item, min(remaining, max_chunk)))
             cost = remaining
         else:
             break
         remaining -= cost
-    return starts
 
 
 def _max_chunk(item: Request) -> int:
@@ -200,7 +177,7 @@ class Scheduler:
         self._parsed = False  # whether the last step parsed outlines
         self._queue: list[Item] = []  # a heap of requests that have not started
         self._queued: set[int] = set()  # those in it, by prefix owner
-        self._preempted: list[str] = []  # in this step
+        self._preempted: list[Branch | Request] = []  # in this step
         self._last_turn = 0  # the last step in which a request started in spite of its rank
 
     def plan_(self, *, serves: bool) -> StepPlan:
@@ -215,14 +192,15 @@ class Scheduler:
                 self._queued.add(request.prefix_owner)
                 heappush(self._queue, self._item(request, None, -1))
         after_parse = self._parsed
-        outlines = [r.key for r in self.table.open.values() if r.outline_ended]
+        outlines = [r for r in self.table.open.values() if r.outline_ended]
         self._parsed = bool(outlines)
         if outlines:
-            return self._plan(f"outlines are complete: {_names(outlines)}", outlines=outlines)
+            plan = self._plan(f"outlines are complete: {_names(outlines)}")
+            return replace(plan, outlines=tuple(request.key for request in outlines))
         if self.table.ended > self._answered and (serves or not self.table.any_unfinished):
             count = self.table.ended - self._answered
             self._answered = self.table.ended
-            return self._plan(f"{count} ended", answers=count)
+            return replace(self._plan(f"{count} ended"), answers=count)
         return self._plan_forward(after_parse)
 
     def _plan_forward(self, after_parse: bool) -> StepPlan:
@@ -232,33 +210,31 @@ class Scheduler:
         if running and not (self._queue or self._some_wait()):
             return self._plan(f"{running} run")
         intake = self._choose()
-        folds = [branch for branch in intake.branches if branch.combines]
+        folds = tuple(branch for branch in intake.branches if branch.combines)
         if folds:
-            return self._plan(
-                f"parts are complete: {_names(b.name for b in folds)}", intake, folds=folds
-            )
-        half_read = [r for r in self.table.open.values() if r.stage is Stage.PREFILL]
-        starts = within_budget(
-            intake,
-            half_read,
-            tree_rows=self.admission.capacity.round_rows(running),
-            max_tokens=self.block.max_num_batched_tokens,
-        )
-        outlined = any(branch.request.outline_budget for branch in starts.branches)
-        if outlined and (after_parse or not running):
+            return replace(self._plan(f"parts are complete: {_names(folds)}", intake), folds=folds)
+        if self.block.max_num_batched_tokens is not None:
+            tree_rows = self.admission.capacity.round_rows(running)
+            trim_(intake, self.block.max_num_batched_tokens - tree_rows)
+        branches = tuple(intake.branches)
+        if any(b.request.outline_budget for b in branches) and (after_parse or not running):
             why = "outlines were parsed" if after_parse else "no branch runs"
-            why = f"{why}: {_names(b.name for b in starts.branches)}"
-            return self._plan(why, intake, parallel=starts.branches)
-        names = [*(b.name for b in starts.branches), *(r.key for r in starts.requests)]
+            return replace(self._plan(f"{why}: {_names(branches)}", intake), parallel=branches)
+        names = _names((*branches, *intake.requests))
         if running:
-            why = f"{running} run" + (f", {_names(names)} join" if names else "")
-            return self._plan(why + _chunk_note(starts), intake, starts)
-        if starts:
-            why = f"no branch runs: {_names(names)}" + _chunk_note(starts)
-            return self._plan(why, intake, starts)
-        if self.admission.optimistic and self._free_rows_():
+            why = f"{running} run" + (f", {names} join" if names else "")
+        elif intake.starts:
+            why = f"no branch runs: {names}"
+        elif self.admission.optimistic and self._free_rows_():
             return self._plan_forward(after_parse)
-        return self._plan("nothing can start", intake)
+        else:
+            why = "nothing can start"
+        return replace(
+            self._plan(why + _chunk_note(intake.chunks), intake),
+            branches=branches,
+            requests=tuple(intake.requests),
+            chunks=tuple(intake.chunks),
+        )
 
     def _some_wait(self) -> bool:
         """Whether an open request has a prompt to read or a branch that waits."""
@@ -270,34 +246,17 @@ class Scheduler:
                     return True
         return False
 
-    def _plan(
-        self,
-        why: str,
-        intake: Intake | None = None,
-        starts: Starts | None = None,
-        *,
-        outlines: Sequence[str] = (),
-        answers: int = 0,
-        folds: Sequence[Branch] = (),
-        parallel: Sequence[Branch] = (),
-    ) -> StepPlan:
-        starts = starts or Starts()
+    def _plan(self, why: str, intake: Intake | None = None) -> StepPlan:
+        """The plan of a step in which nothing starts."""
         if self._preempted:
             why += f"; rows ran out: {_names(self._preempted)} preempted"
         return StepPlan(
             number=self.steps,
             why=why,
-            outlines=tuple(outlines),
-            answers=answers,
-            folds=tuple(branch.owner for branch in folds),
-            parallel=tuple(branch.owner for branch in parallel),
-            branches=tuple(branch.owner for branch in starts.branches),
-            requests=tuple(request.prefix_owner for request in starts.requests),
-            chunks=tuple((request.prefix_owner, count) for request, count in starts.chunks),
             running=len(self.table.active),
             waiting=len(self.table.waiting),
             blocked="" if intake is None else intake.blocked,
-            preempted=tuple(self._preempted),
+            preempted=tuple(item.name for item in self._preempted),
         )
 
     def _free_rows_for_round_(self) -> None:
@@ -305,11 +264,14 @@ class Scheduler:
         if not self.admission.optimistic:
             return
         kv = self.kv_cache.pools[0]
-        while self.admission.missing(kv.needed_length, len(self.table.active)) > 0:
+        capacity = self.admission.capacity
+        while True:
+            tree_slots = capacity.tree_slots(len(self.table.active))
+            if kv.needed_length + tree_slots <= capacity.capacity:
+                self.kv_cache.evict_idle_(tree_slots)
+                return
             if not self._free_rows_():
                 return
-        tree_slots = self.admission.capacity.tree_slots(len(self.table.active))
-        self.kv_cache.evict_idle_(tree_slots)
 
     def _free_rows_(self) -> bool:
         """Preempt the youngest branch, or the youngest request if it has only one and is not alone,
@@ -320,7 +282,7 @@ class Scheduler:
         if victim is None or (victim is youngest and len(self.table.open) == 1):
             prefixes = self.kv_cache.prefixes
             return prefixes is not None and prefixes.return_borrowed_()
-        self._preempted.append(victim.name)
+        self._preempted.append(victim)
         self.lifecycle.preempt_(victim)
         return True
 
@@ -390,7 +352,7 @@ class Scheduler:
             if request.stage is Stage.PREFILL:  # a half-read prompt is read to its end first
                 yield _first_item(request)
                 continue
-            order = self.table.limits.layout.order
+            order = self.table.limits.graph.layout.order
             for place, branch in enumerate(ready_branches(request, order)):
                 item = self._item(request, branch, place)
                 yield ((), *item[1:]) if request is turn else item
@@ -418,16 +380,15 @@ def _first_item(request: Request) -> Item:
     return (), request.prefix_owner, -1, request, None
 
 
-def _chunk_note(starts: Starts) -> str:
+def _chunk_note(chunks: Iterable[tuple[Request, int]]) -> str:
     """Which prompts are read on, in words."""
-    parts = [
-        f"{r.key} is read from {r.prefix_length} to {r.prefix_length + count} of {r.prompt_size}"
-        for r, count in starts.chunks
-    ]
-    return "".join(f", {part}" for part in parts)
+    return "".join(
+        f", {r.key} is read from {r.prefix_length} to {r.prefix_length + count} of {r.prompt_size}"
+        for r, count in chunks
+    )
 
 
-def _names(all_names: Iterable[str]) -> str:
-    names = [*all_names]
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+def _names(items: Sequence[Branch | Request]) -> str:
+    more = len(items) - MAX_NAMES
+    names = ", ".join(item.name for item in items[:MAX_NAMES])
+    return names + (f" and {more} more" if more > 0 else "")

@@ -87,12 +87,9 @@ class Recorder:
         starts: list[str] = []
         chunks: dict[str, int] = {}
         if self.write is not None or self.view.preempted:
-            table = board["branches"].table
-            requests = [table.request_of(owner) for owner in step.requests]
-            resumed = [r.first_branch for r in requests if r.first_branch is not None]
-            branches = [table.branch_of(owner) for owner in step.starting]
-            starts = [item.name for item in (*branches, *requests, *resumed)]
-            chunks = {table.request_of(owner).key: count for owner, count in step.chunks}
+            resumed = [r.first_branch for r in step.requests if r.first_branch is not None]
+            starts = [item.name for item in (*step.starting, *step.requests, *resumed)]
+            chunks = {request.key: count for request, count in step.chunks}
         self.view.planned(step.preempted, (*starts, *chunks))
         if self.write is not None:
             plan = {"step": step.number, "does": action_of(step), "why": step.why}

@@ -207,19 +207,8 @@ class Session:
         drafter = models.drafter if graph.drafter.has_model else None
         kv, kv_draft, kv_outline, kv_prefix = run_pools(self.program, models, self.outline_drafter)
         costs, outline_costs = self.costs
-        limits = RunLimits(
-            graph.layout,
-            graph.drafter,
-            skeleton is None or skeleton.share == "outline",
-            target.max_positions,
-            vocabulary=target.vocab_size,
-            outline_drafter=graph.outline_drafter,
-            scheduler=graph.scheduler,
-            holds_parts=skeleton is not None and skeleton.merge == "attend",
-            costs=costs,
-            outline_costs=outline_costs,
-            accept=graph.sampling.accept,
-        )
+        size = target.vocab_size
+        limits = RunLimits(graph, target.max_positions, size, costs, outline_costs=outline_costs)
         blend = None
         if self.library is not None and graph.blend is not None:  # with counters of its own
             blend = BlendState(graph.blend.settings, replace(self.library))
@@ -234,7 +223,6 @@ class Session:
             self.reading.branch,
             blend=blend,
             fold=fold,
-            beam=graph.beam,
             kv_outline=kv_outline,
             cache_pools=kv_prefix,
             draft_models=(drafter, self.outline_drafter),

@@ -185,14 +185,9 @@ class Simulation:
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:
             raise UsageError(f"{graph.name}: graphs with layout.kind bim and without beams only")
-        limits = RunLimits(
-            graph.layout,
-            graph.drafter,
-            graph.skeleton is None or graph.skeleton.share == "outline",
-            max_positions=MAX_IDS,
-            vocabulary=MAX_IDS,
-            scheduler=graph.scheduler.model_copy(update={"policy": policy}),
-        )
+        scheduler = graph.scheduler.model_copy(update={"policy": policy})
+        ranked = graph.model_copy(update={"scheduler": scheduler})
+        limits = RunLimits(ranked, max_positions=MAX_IDS, vocabulary=MAX_IDS)
         self.graph = graph
         self.cost = cost
         self.pool = CountedPool(graph.layout.kv_slots)

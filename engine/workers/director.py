@@ -217,16 +217,9 @@ class Director:
         self.workers = workers
         self.report = report
         workers.on_output = self._receive_
-        graph = session.program.graph
         target = session.models.target
-        limits = RunLimits(
-            graph.layout,
-            graph.drafter,
-            graph.skeleton is None or graph.skeleton.share == "outline",
-            target.max_positions,
-            vocabulary=target.vocab_size,
-        )
-        self.table = RequestTable(limits)
+        graph = session.program.graph
+        self.table = RequestTable(RunLimits(graph, target.max_positions, target.vocab_size))
         self.states: list[RequestState] = []
         self.tokens: Counter[str] = Counter()
         self.figures: dict[str, Any] = {"count": 0, "rows": 0, "bytes": 0, "failed": 0}

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from ...models.decoder import part
 from ...models.sharded import Ranks, place
-from ...states import migration
+from ...states.prefix_cache import PrefixCache
 from ..errors import UsageError
 from ..run.engine import Engine
 from ..run.session import Session
@@ -129,23 +129,32 @@ def exchange_prefix(
     present = None
     parts = list[Tensor]()  # of each pool
     if source is not None:
+        cache = _cache(source)
         try:
-            parts = migration.take_out(source.manager, order.ids, order.rows, order.cache_salt)
+            parts = cache.take_out(order.ids, order.rows, order.cache_salt)
         except LookupError:  # evicted since
-            present = migration.movable_rows(source.manager, order.ids, order.cache_salt)
+            present = cache.movable_rows(order.ids, order.cache_salt)
     start = perf_counter()
     received = _broadcast(order, groups, session, parts)
     seconds = perf_counter() - start
     num_bytes = 0
     stored = False
     if received and destination is not None and destination is not source:
-        manager = destination.manager
+        claimed = destination.manager.claimed_slots
         salt = order.cache_salt
         share = destination.session.models.target.share.kv_heads
         received[0] = received[0][:, :, share.start : share.stop]
-        stored = migration.put_in_(manager, order.ids, order.rows, received, salt=salt)
-        num_bytes = migration.bytes_of(manager, order.rows)
+        cache = _cache(destination)
+        stored = cache.put_in_(order.ids, order.rows, received, salt=salt, claimed=claimed)
+        pairs = zip(order.rows, cache.pools, strict=True)
+        num_bytes = sum(count * pool.slot_bytes for count, pool in pairs)
     return Regrouped(order.number, num_bytes, stored, collective=seconds, rows=present)
+
+
+def _cache(engine: Engine) -> PrefixCache:
+    cache = engine.manager.prefixes
+    assert cache is not None, "only cached rows are moved"
+    return cache
 
 
 def _broadcast(

@@ -22,7 +22,6 @@ from typing import Any, Protocol
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
 from ...states.graph.load import load_program, op_table
 from ...states.machine import Sink
-from ...states.migration import movable_rows
 from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
 from ..errors import message_of
@@ -102,7 +101,8 @@ class AssignedPart:
         self.done = self.handle.done
         if self.done and self._writes_outline and self._last is not None:
             ids = self._request.body.ids
-            rows = movable_rows(self._engine.manager, ids, self._request.cache_salt)
+            cache = self._engine.manager.prefixes
+            rows = () if cache is None else cache.movable_rows(ids, self._request.cache_salt)
             yield self._last._replace(branch=OUTLINE, rows=rows)
 
 

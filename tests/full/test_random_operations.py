@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from helpers.support import SEED
 
-from specsot.ops.kv.pool import SlotTable
+from specsot.ops.kv.pool import KVCache
 from specsot.states.prefix_cache import PrefixCache
 from specsot.states.request_table import SegmentTree
 
@@ -65,7 +65,7 @@ class Engine:
 
     def __init__(self, draw: Random, size: int, apart: bool) -> None:
         self.draw, self.tree = draw, SegmentTree(separate_homes=apart)
-        self.pool = SlotTable(SLOTS, block_size=size)
+        self.pool = KVCache(1, 1, 1, SLOTS, block_size=size)
         self.cache = PrefixCache([self.pool], self.tree, 0, MIN_MATCH)
         self.memory = np.zeros(SLOTS, np.int64)
         self.live: list[Request] = []

@@ -232,8 +232,10 @@ CPU = torch.device("cpu")
 class FixedLayout(Layout):
     """Every segment lies where `places` says; one sequence if there is only row 0."""
 
-    def __init__(self, segments: SegmentTree, places: dict[int, list[int]], packed: bool) -> None:
-        super().__init__(CPU, segments)
+    def __init__(
+        self, kv: KVCache, segments: SegmentTree, places: dict[int, list[int]], packed: bool
+    ) -> None:
+        super().__init__([kv], segments)
         self.places, self.packed = places, packed
 
     def rows_of(self, owner: int) -> Sequence[int]:
@@ -290,7 +292,7 @@ def scene(draw: Random, pool_rows: int, shared: bool = False, ragged: bool = Fal
     )
     places = {s: draw.sample(range(pool_rows), draw.randint(1, pool_rows)) for s in ids}
     _fill_(kv, segments, ids, draw)
-    layout = FixedLayout(segments, places, packed=pool_rows == 1)
+    layout = FixedLayout(kv, segments, places, packed=pool_rows == 1)
     owners = draw.sample(ids, draw.randint(0, min(len(ids), 3)))
     trees = None
     if owners:

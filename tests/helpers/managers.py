@@ -10,7 +10,7 @@ from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
-from specsot.states.graph.graph import LAYOUTS, SchedulerBlock
+from specsot.states.graph.graph import LAYOUTS, Graph, SchedulerBlock, Skeleton
 from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
@@ -40,18 +40,23 @@ def limits(
     own = {} if layout == "batching" else {"block_size": block_size}
     block: Any = LAYOUTS[layout](kind=layout, kv_slots=capacity, max_num_branches=most, **own)
     drafts = DRAFTERS[drafter](kind=drafter)
-    given = {"policy": policy, "max_wait": max_wait, "prefix_cache": False}
-    scheduler = SchedulerBlock.model_validate(given)
-    return RunLimits(block, drafts, share_outline, max_positions, VOCABULARY, None, scheduler)
+    graph = Graph.model_construct(
+        layout=block,
+        drafter=drafts,
+        skeleton=None if share_outline else Skeleton(share="prompt"),
+        scheduler=SchedulerBlock(policy=policy, max_wait=max_wait, prefix_cache=False),
+    )
+    return RunLimits(graph, max_positions, VOCABULARY)
 
 
 def manager(layout: str = "bim", drafter: str = "none", **settings: Any) -> BranchStateManager:
     """A manager over pools of one tiny layer; settings as for `limits`."""
     fixed = limits(layout, drafter, **settings)
-    rows = fixed.layout.max_num_branches if layout == "batching" else 1
-    size = getattr(fixed.layout, "block_size", 1)
-    kv, draft = (KVCache(1, 1, 2, fixed.layout.kv_slots, rows, block_size=size) for _ in range(2))
-    draft = draft if fixed.drafter.has_model else None
+    block = fixed.graph.layout
+    rows = block.max_num_branches if layout == "batching" else 1
+    size = getattr(block, "block_size", 1)
+    kv, draft = (KVCache(1, 1, 2, block.kv_slots, rows, block_size=size) for _ in range(2))
+    draft = draft if fixed.graph.drafter.has_model else None
     return BranchStateManager(kv, draft, fixed, lambda branch: branch.prompt)
 
 
@@ -167,17 +172,8 @@ def commit_(
     return summary
 
 
-def beginning(made: BranchStateManager, step: StepPlan) -> list[Request]:
-    return [made.table.request_of(owner) for owner in step.requests]
-
-
-def starting(made: BranchStateManager, step: StepPlan) -> list[Branch]:
-    return [made.table.branch_of(owner) for owner in step.starting]
-
-
 def start_(made: BranchStateManager, *requests: Request) -> Batch:
-    owners = tuple(one.prefix_owner for one in requests)
-    return made.batch_builder.build_(StepPlan(0, "", requests=owners))
+    return made.batch_builder.build_(StepPlan(0, "", requests=requests))
 
 
 def open_requests_(made: BranchStateManager, *requests: Request) -> Batch:

@@ -13,7 +13,7 @@ from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ClusterBlock
 from specsot.engine.workers.process_groups import GroupMembership, connect, open_store
 from specsot.engine.workers.protocol import FormGroup
-from specsot.states.migration import CAUSE
+from specsot.states.prefix_cache import MOVED
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
 """layers x 2 x kv heads x head_dim x 4 bytes of each pool of the embedded models."""
@@ -33,7 +33,7 @@ def test_a_prefix_moves_once_and_weighs_what_the_formula_says(
     assert told["rows"][0] >= 90 and told["bytes"] == 2 * weight
     figures = ran.director.figures
     assert (figures["count"], figures["bytes"], figures["failed"]) == (1, 2 * weight, 0)
-    ledgers = [pool["moved_bytes"].get(CAUSE, 0) for pool in ran.figures["kv"].values() if pool]
+    ledgers = [pool["moved_bytes"].get(MOVED, 0) for pool in ran.figures["kv"].values() if pool]
     assert sum(ledgers) == told["bytes"], "the pools' ledgers say the same"
     reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
     assert sorted(reused)[-2] >= told["rows"][0] - 1, "all but a row are not computed again"

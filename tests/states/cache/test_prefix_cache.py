@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -193,11 +192,42 @@ def kept(text: Ints, back: int = 0) -> tuple[PrefixCache, KVCache]:
     return cache, pool
 
 
-def test_an_equal_prompt_computes_one_row() -> None:
+@pytest.mark.parametrize(
+    ("text", "back", "shared"),
+    [
+        (ids(range(100)), 0, 99),  # of an equal prompt one row is computed
+        (ids(range(60), range(200, 220)), 0, 60),
+        (ids(range(60), range(200, 220)), 1, 59),  # a pairing drafter takes one token less
+        (ids(range(MIN_MATCH - 1), range(200, 260)), 0, 0),  # too few
+    ],
+)
+def test_a_request_continues_after_what_it_has_in_common(
+    text: Ints, back: int, shared: int
+) -> None:
+    cache, _ = kept(ids(range(100)), back)
+    assert cache.attach_(cache.segments.add(), text, len(text)) == shared
+    assert cache.figures.reused == shared
+    assert cache.figures.splits == (shared > 0)
+
+
+@pytest.mark.parametrize("known", [0, 40, 99])
+def test_rows_from_elsewhere_are_stored_behind_what_is_cached(known: int) -> None:
+    """Each row is written once, at its own position, and all of them are found afterwards."""
     text = ids(range(100))
-    cache, _ = kept(text)
-    assert cache.attach_(cache.segments.add(), text, len(text)) == 99
-    assert cache.figures.reused == 99
+    cache, pool = kept(ids(range(known), range(200, 210)))
+    written = list[int]()
+
+    def write_(segment: int, start: int) -> None:
+        written.extend(range(start, len(text)))
+        positions = range(start, len(text))
+        slots = pool.append_([segment] * len(positions), positions, home=segment)
+        pool.commit_(slots, positions)
+
+    assert cache.store_(text, "", write_)
+    assert written == list(range(known, 100)) and cache.match(text)[1] == 100
+    cache.check_integrity()
+    assert not cache.store_(ids(range(300, 340)), "", write_, claimed=SLOTS - 39)
+    assert len(written) == 100 - known and len(cache.segments) == len(cache.nodes)
 
 
 def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
@@ -214,17 +244,6 @@ def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
     assert {int(pool.position[s]): s for s in np.flatnonzero(pool.owner >= 0)} == where
     assert pool.data.data_ptr() == before and sum(pool.ledger.bytes.values()) == bytes_moved
     assert cache.idle == 40 and cache.pinned == 60 == pool.current_length - pool.idle_length
-
-
-def test_a_pairing_drafter_takes_one_token_less() -> None:
-    cache, _ = kept(ids(range(100)), back=1)
-    assert cache.attach_(cache.segments.add(), ids(range(60), range(200, 220)), 80) == 59
-
-
-def test_few_common_tokens_are_not_shared() -> None:
-    cache, _ = kept(ids(range(100)))
-    text = ids(range(MIN_MATCH - 1), range(200, 260))
-    assert cache.attach_(cache.segments.add(), text, len(text)) == 0 and not cache.figures.splits
 
 
 @pytest.mark.parametrize("touched", [0, 1])
@@ -261,8 +280,3 @@ def test_shelves_find_what_begins_alike() -> None:
 def test_shared_length() -> None:
     assert shared_length(ids(range(5)), ids(range(3))) == 3
     assert shared_length(ids(range(5)), ids(range(1, 3))) == 0
-
-
-def test_content_is_told_apart() -> None:
-    assert content((1, 2)) != content((1, 3))
-    assert torch.tensor(content((1,))).item() == content((1,))

@@ -7,11 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsot.ops.attention.metadata import Visibility
 from specsot.ops.kv.pool import FREE, NO_SEGMENT, UNKNOWN
 from specsot.states.request_table import SegmentTree
-
-Picture = list[list[bool]]
 
 
 def grown(parents: list[int]) -> tuple[SegmentTree, list[int]]:
@@ -34,15 +31,9 @@ def test_a_path_leads_to_the_root() -> None:
     assert tree.path(leaf) == [leaf, branch, root]
     assert tree.path(root) == [root]
     assert [tree.home[s] for s in (leaf, branch, root, other)] == [root, root, root, other]
-    assert len(tree) == 4 and leaf in tree
-
-
-def test_an_id_is_never_used_twice() -> None:
-    tree = SegmentTree()
-    gone = [tree.add() for _ in range(3)]
-    tree.remove([*gone, 99])
-    assert len(tree) == 0 and gone[0] not in tree
-    assert tree.add() not in gone
+    tree.remove([leaf, branch, root, 99])
+    assert len(tree) == 1 and leaf not in tree
+    assert tree.add() > leaf, "an id is never used twice"
 
 
 def test_what_went_on_behind_an_absorbed_segment_goes_on_behind_the_other() -> None:
@@ -85,39 +76,18 @@ def test_what_was_told_is_told_anew_after_a_change(
     assert before.path_SA.tolist() == [[leaf, root]], "what was told before stays as it was"
 
 
-def test_lineages_are_padded_behind_the_root() -> None:
-    tree = SegmentTree()
-    root = tree.add()
-    branch = tree.add(root)
-    leaf = tree.add(branch)
-    lineages = tree.visibility[leaf, root]
-    assert lineages.ids_S.tolist() == [leaf, root]
-    assert lineages.path_SA.tolist() == [[leaf, branch, root], [root, NO_SEGMENT, NO_SEGMENT]]
-    assert lineages.homes_S == ((root,), (root,))
-    assert tree.visibility[()].path_SA.shape[0] == 0
-
-
-@given(FORESTS)
-def test_lineages_are_the_paths(forest: tuple[SegmentTree, list[int]]) -> None:
-    tree, ids = forest
-    lineages = tree.visibility[tuple(ids)]
-    paths = [[s for s in row if s != NO_SEGMENT] for row in lineages.path_SA.tolist()]
-    assert paths == [tree.path(segment) for segment in ids]
-    assert lineages.homes_S == tuple((path[-1],) for path in paths)
-
-
-def seen(lineages: Visibility, numbers: list[int], owners: list[int]) -> Picture:
-    owner_PK = np.tile(np.array(owners, np.int32), (len(numbers), 1))
-    picture: Picture = lineages.sees(np.array(numbers, np.int32), owner_PK).tolist()
-    return picture
-
-
 @given(FORESTS, st.lists(st.sampled_from([FREE, UNKNOWN, *range(13)]), max_size=10))
 def test_a_row_sees_the_slots_of_its_path(
     forest: tuple[SegmentTree, list[int]], owners: list[int]
 ) -> None:
     tree, ids = forest
-    numbers = list(range(len(ids) + 1))
-    naive = [[owner in tree.path(segment) for owner in owners] for segment in ids]
+    lineages = tree.visibility[tuple(ids)]
+    paths = [[s for s in row if s != NO_SEGMENT] for row in lineages.path_SA.tolist()]
+    assert paths == [tree.path(segment) for segment in ids]
+    assert lineages.homes_S == tuple((path[-1],) for path in paths)
+    naive = [[owner in path for owner in owners] for path in paths]
     nothing = [False] * len(owners)  # behind the last segment stands padding
-    assert seen(tree.visibility[tuple(ids)], numbers, owners) == [*naive, nothing]
+    owner_PK = np.tile(np.array(owners, np.int32), (len(ids) + 1, 1))
+    numbers = np.arange(len(ids) + 1, dtype=np.int32)
+    assert lineages.sees(numbers, owner_PK).tolist() == [*naive, nothing]
+    assert tree.visibility[()].path_SA.shape[0] == 0

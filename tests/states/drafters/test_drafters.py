@@ -45,11 +45,6 @@ def branch_of(index: int = 0, tokens: tuple[int, ...] = (20,)) -> Branch:
     return made
 
 
-def after_path(branch: Branch, path: tuple[int, ...], bonus: int) -> Branch:
-    branch.tokens += [*path, bonus]
-    return branch
-
-
 def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> CommittedRows:
     return CommittedRows(
         owner=PREFIX, prefix=PREFIX, position=position, tokens=[*tokens], rows=flat, features_QF=of
@@ -57,13 +52,17 @@ def prefix(*tokens: int, position: int, flat: Ints, of: torch.Tensor | None) -> 
 
 
 def take_in_path(
-    state: Drafter, branch: Branch, flat: Ints, features_QF: torch.Tensor | None
+    state: Drafter, branch: Branch, path: tuple[int, ...], flat: Ints, *, ends: bool = False
 ) -> None:
-    """As it is committed: the root and the accepted nodes of a tree."""
+    """Commit the root, the path and a bonus token; row n has the feature 60 + n."""
+    branch.tokens += [*path, 99]
+    if ends:
+        branch.end(Finish.LENGTH)
     position, first = branch.length, branch.num_cached_tokens
     branch.num_cached_tokens += len(flat)
     tokens = branch.tokens[first : branch.num_cached_tokens]
-    part = committed_rows(branch, position, tokens, flat, features_QF=features_QF, is_path=True)
+    given = features(60, 61, 62)
+    part = committed_rows(branch, position, tokens, flat, features_QF=given, is_path=True)
     if _is_read_later(branch):
         state.observe(part)
 
@@ -96,82 +95,54 @@ def test_a_drafter_without_a_pool_takes_nothing_in() -> None:
     assert not state.inbox and state.learn((), result(1), ()) == ()
 
 
-# -- EAGLE: a feature with the token after it ----------------------------------------------------
+STARTED = {
+    # EAGLE pairs every feature with the token after it: the last one of the prefix with the first
+    # token of each branch behind it.
+    "eagle3": [(PREFIX, 0, [2, 3], [10, 11]), (OWNER, 2, [4], [12]), (OWNER, 3, [5, 20], [13, 14])],
+    # DFlash takes every token with its own feature.
+    "dflash": [(PREFIX, 0, [1, 2, 3], [10, 11, 12]), (OWNER, 3, [4, 5], [13, 14])],
+    # A language model reads the text with the next root.
+    "vanilla": [(PREFIX, 0, [1, 2, 3], None), (OWNER, 3, [4, 5, 20], None)],
+}
 
 
-def test_eagle_pairs_every_feature_with_the_token_after_it() -> None:
-    """The prefix's last feature meets the first token of each branch behind it."""
-    branch = branch_of()
-    state = started("eagle3", branch)
-    assert queued(state) == [
-        (PREFIX, 0, [2, 3], [10, 11]),
-        (OWNER, 2, [4], [12]),
-        (OWNER, 3, [5, 20], [13, 14]),
-    ]
-    assert state.last[PREFIX][1][0] == 12 and state.last[OWNER][1][0] == 14
+@POOLED
+def test_after_its_prompt_a_branch_and_its_prefix_wait_for_the_drafter(kind: str) -> None:
+    state = started(kind, branch_of())
+    assert queued(state) == STARTED[kind]
+    if kind == "eagle3":
+        assert state.last[PREFIX][1][0] == 12 and state.last[OWNER][1][0] == 14
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "path", "flat", "expected"),
+    [
+        ("eagle3", 0, (21, 22), (0, 2, 1), [(OWNER, 5, [21, 22, 99], [60, 62, 61])]),
+        ("eagle3", -1, (21,), (0, 2), [(OWNER, 5, [21], [60])]),
+        ("dflash", 0, (21,), (0, 2), [(OWNER, 5, [20, 21], [60, 62])]),
+        ("dflash", -1, (21,), (0, 2), [(OWNER, 5, [20, 21], [60, 62])]),
+        ("vanilla", 0, (21,), (0, 1), [(OWNER, 6, [21, 99], None)]),
+        ("vanilla", -1, (21,), (0, 1), [(OWNER, 6, [21], None)]),
+    ],
+)
+def test_a_path_is_taken_in_up_to_the_next_root_and_of_an_ended_outline_what_has_rows(
+    kind: str, index: int, path: tuple[int, ...], flat: tuple[int, ...], expected: Any
+) -> None:
+    branch = branch_of(index)
+    state = started(kind, branch)
+    state.inbox.clear()
+    take_in_path(state, branch, path, rows(*flat), ends=index < 0)
+    assert queued(state) == expected
+    if kind == "eagle3":
+        assert state.last[OWNER][1][0] == 60 + flat[-1]
 
 
 def test_eagle_joins_the_parts_of_a_prefix() -> None:
-    branch = branch_of()
-    state = started("eagle3", branch)
+    state = started("eagle3", branch_of())
     state.inbox.clear()
     state.observe(prefix(30, 31, position=3, flat=rows(0, 1), of=features(50, 51)))
     assert queued(state) == [(PREFIX, 2, [30], [12]), (PREFIX, 3, [31], [50])]
     assert state.last[PREFIX][1][0] == 51
-
-
-def test_eagle_takes_a_path_in_up_to_the_next_root() -> None:
-    branch = branch_of()
-    state = started("eagle3", branch)
-    state.inbox.clear()
-    take_in_path(state, after_path(branch, (21, 22), 23), rows(0, 2, 1), features(60, 61, 62))
-    assert queued(state) == [(OWNER, 5, [21, 22, 23], [60, 62, 61])]
-    assert state.last[OWNER][1][0] == 61
-
-
-def test_eagle_keeps_the_last_feature_of_an_outline_that_ended() -> None:
-    root = branch_of(-1)
-    state = started("eagle3", root)
-    state.inbox.clear()
-    after_path(root, (21,), 22).end(Finish.LENGTH)
-    take_in_path(state, root, rows(0, 2), features(60, 61, 62))
-    assert queued(state) == [(OWNER, 5, [21], [60])]
-    state.promote(root)
-    assert OWNER not in state.last and state.last[PREFIX][1][0] == 62
-    assert [one.owner for one in state.inbox] == [PREFIX]
-
-
-# -- DFlash: every token with its own feature ----------------------------------------------------
-
-
-def test_dflash_takes_every_token_with_its_own_feature() -> None:
-    branch = branch_of()
-    state = started("dflash", branch)
-    assert queued(state) == [(PREFIX, 0, [1, 2, 3], [10, 11, 12]), (OWNER, 3, [4, 5], [13, 14])]
-    state.inbox.clear()
-    take_in_path(state, after_path(branch, (21,), 22), rows(0, 2), features(60, 61, 62))
-    assert queued(state) == [(OWNER, 5, [20, 21], [60, 62])]
-
-
-# -- a small language model: the text ------------------------------------------------------------
-
-
-def test_a_language_model_reads_the_text_with_the_next_root() -> None:
-    branch = branch_of()
-    state = started("vanilla", branch)
-    assert queued(state) == [(PREFIX, 0, [1, 2, 3], None), (OWNER, 3, [4, 5, 20], None)]
-    state.inbox.clear()
-    take_in_path(state, after_path(branch, (21,), 22), rows(0, 1), features(60, 61))
-    assert queued(state) == [(OWNER, 6, [21, 22], None)], "it has read the root already"
-
-
-def test_of_an_outline_that_ended_it_reads_what_has_rows() -> None:
-    root = branch_of(-1)
-    state = started("vanilla", root)
-    state.inbox.clear()
-    after_path(root, (21,), 22).end(Finish.LENGTH)
-    take_in_path(state, root, rows(0, 1), None)
-    assert queued(state) == [(OWNER, 6, [21], None)]
 
 
 def result(trees: int, side: list[list[int]] | None = None, nodes: int = 3) -> RoundResult:
@@ -197,26 +168,22 @@ def test_a_length_policy_learns_what_became_of_its_drafts() -> None:
     assert state.plan_(branches) == (1, 3), "one of two tokens is the target's own"
 
 
-# -- all that have a pool ------------------------------------------------------------------------
-
-
 @POOLED
 def test_the_rows_of_an_answer_that_ended_are_not_taken_in(kind: str) -> None:
     branch = branch_of()
     state = started(kind, branch)
-    before = queued(state)
-    after_path(branch, (21,), 22).end(Finish.LENGTH)
-    take_in_path(state, branch, rows(0, 1), features(60, 61))
-    assert queued(state) == before
+    take_in_path(state, branch, (21,), rows(0, 1), ends=True)
+    assert queued(state) == STARTED[kind]
 
 
 @POOLED
 def test_an_outline_becomes_a_part_of_the_prefix(kind: str) -> None:
     root = branch_of(-1)
     state = started(kind, root)
-    before = queued(state)
     state.promote(root)
-    assert queued(state) == [(PREFIX, *rest) for _, *rest in before]
+    assert queued(state) == [(PREFIX, *rest) for _, *rest in STARTED[kind]]
+    if kind == "eagle3":
+        assert OWNER not in state.last and state.last[PREFIX][1][0] == 14
 
 
 @POOLED
@@ -232,13 +199,14 @@ def test_nothing_of_segments_that_are_given_back_stays(kind: str) -> None:
 # -- n-grams -------------------------------------------------------------------------------------
 
 
-def repeated(tokens: tuple[int, ...] = (1, 2)) -> Branch:
-    """Its text is 1 2 3 4 5 and then `tokens`: what followed 1 2 before was a 3."""
-    return branch_of(tokens=tokens)
+REPEATED = (1, 2)  # behind the text 1 2 3 4 5: what followed 1 2 before was a 3
 
 
 def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
-    state, branch = new_drafter("ngram", draft_depth=3, longest=2, width=1), repeated()
+    state, branch = (
+        new_drafter("ngram", draft_depth=3, longest=2, width=1),
+        branch_of(tokens=REPEATED),
+    )
     tree = state.lookup_(branch, 3)
     assert tree.tokens == (3, 4, 5)
     branch.tokens += [3, 9, 1, 2, 3]
@@ -247,23 +215,17 @@ def test_lookup_drafts_what_followed_in_the_branchs_own_text() -> None:
     assert len(state.indices[OWNER]) == branch.size, "only what is new is read"
 
 
-def test_counts_of_a_request_know_its_prompt() -> None:
-    state, branch = new_drafter("ngram", draft_depth=2, longest=2, width=1), repeated()
-    tree = state.count_(branch, 2)
-    assert tree.tokens == (3, 4)
-
-
-def test_nothing_is_counted_twice() -> None:
-    branch = repeated()
-    state = new_drafter("ngram", draft_depth=1, longest=2, width=1, scope="branch")
+def test_counts_know_the_prompt_and_count_nothing_twice() -> None:
+    branch = branch_of(tokens=REPEATED)
+    state = new_drafter("ngram", draft_depth=2, longest=2, width=1, scope="branch")
     for _ in range(2):
-        state.count_(branch, 1)
+        assert state.count_(branch, 2).tokens == (3, 4)
     *_, own = state.tables.tables_(branch.request.key, OWNER)
     assert [own.followers[(a,)].counts[b] for a, b in ((4, 5), (5, 1), (1, 2))] == [1] * 3
 
 
 def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
-    branch, other = repeated((9,)), repeated()
+    branch, other = branch_of(tokens=(9,)), branch_of(tokens=REPEATED)
     other.owner = OWNER + 1
     state = new_drafter("ngram", method="nasd", draft_depth=1, longest=1, width=2, scope="branch")
     state.count_(other, 2)
@@ -279,10 +241,9 @@ def test_what_else_the_target_found_likely_is_counted_along_the_path() -> None:
 
 def test_a_request_that_ended_leaves_nothing_behind() -> None:
     state = new_drafter("ngram", method="nasd", draft_depth=3, longest=2, width=1)
-    branch = repeated()
+    branch = branch_of(tokens=REPEATED)
     state.lookup_(branch, 3)
     state.count_(branch, 2)
-    side = [[60, 61, 62, 63, 64, 65]]
-    state.learn([branch], result(1, side), [[0]])
+    state.learn([branch], result(1, [[60, 61, 62, 63, 64, 65]]), [[0]])
     state.close(branch.request)
     assert not state.indices and not state._counted and not state._fillers and not state._open

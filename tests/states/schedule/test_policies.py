@@ -7,14 +7,12 @@ import pytest
 from helpers.commands import call
 from helpers.managers import (
     STOP,
-    beginning,
     commit_,
     fan_out_,
     manager,
     request,
     running,
     start_,
-    starting,
 )
 
 from specsot.states.graph.graph import SchedulerBlock
@@ -32,7 +30,7 @@ def plan(made: BranchStateManager) -> StepPlan:
 
 
 def start_step_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:
-    begun = beginning(made, step)
+    begun = [*step.requests]
     if begun:
         batch = start_(made, *begun)
         commit_(made, batch, [token] * len(batch.newcomers))
@@ -112,7 +110,7 @@ def test_branches_of_an_answer_go_before_new_requests_and_as_a_gang() -> None:
     few = fan_out_(made, two, [], [[44], [45]])
     made.lifecycle.submit(request("new"))
     step = plan(made)
-    assert starting(made, step) == [*few, many[0]], "all of the answer that is closest to its end"
+    assert [*step.starting] == [*few, many[0]], "all of the answer that is closest to its end"
     assert step.requests == ()
 
 
@@ -183,7 +181,7 @@ def test_it_ranks_those_who_wait(install: Install) -> None:
     for key in "abc":
         made.lifecycle.submit(request(key))
     step = plan_(made, Inbox())
-    assert [made.table.request_of(owner).key for owner in step.requests] == ["c"]
+    assert [one.key for one in step.requests] == ["c"]
 
 
 def test_nobody_starves_under_it(install: Install) -> None:
@@ -193,7 +191,7 @@ def test_nobody_starves_under_it(install: Install) -> None:
         made.lifecycle.submit(request(key))
     for step in range(40):
         made.lifecycle.submit(request(str(step)))
-        new = beginning(made, plan_(made, Inbox()))
+        new = [*plan_(made, Inbox()).requests]
         batch = start_(made, *new)
         commit_(made, batch, [STOP] * len(batch.newcomers))
         begun |= {one.key: step for one in new}

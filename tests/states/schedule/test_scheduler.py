@@ -7,7 +7,6 @@ import pytest
 from helpers.managers import (
     STOP,
     accepted,
-    beginning,
     chain,
     commit_,
     fan_out_,
@@ -18,7 +17,6 @@ from helpers.managers import (
     request,
     running,
     start_,
-    starting,
     tree_rows_,
 )
 from helpers.many import Calls
@@ -53,9 +51,9 @@ def test_requests_open_then_run_and_at_last_their_answers_are_wanted() -> None:
     made, one = manager(), request("a")
     made.lifecycle.submit(one)
     step = plan(made)
-    assert (action_of(step), step.requests, step.waiting) == ("open", (one.prefix_owner,), 1)
-    assert step.why == "no branch runs: a" and beginning(made, step) == [one]
-    commit_(made, start_(made, *beginning(made, step)), [20])
+    assert (action_of(step), step.requests, step.waiting) == ("open", (one,), 1)
+    assert step.why == "no branch runs: a" and [*step.requests] == [one]
+    commit_(made, start_(made, *step.requests), [20])
     step = plan(made)
     assert (action_of(step), step.why, step.running, step.num_starts) == ("round", "1 run", 1, 0)
     round_(made, STOP)
@@ -83,7 +81,7 @@ def test_a_newcomer_rides_in_a_round_of_the_others() -> None:
     late = request("b")
     made.lifecycle.submit(late)
     step = plan(made)
-    assert (action_of(step), step.requests) == ("round", (late.prefix_owner,))
+    assert (action_of(step), step.requests) == ("round", (late,))
     assert step.why == "1 run, b join"
 
 
@@ -97,7 +95,7 @@ def test_branches_of_an_outline_that_was_just_read_start_in_a_forward_of_their_o
     branches = fan_out_(made, one, [], [[41], [42]])
     step = plan(made)
     assert action_of(step) == "fork" and step.why == "outlines were parsed: a/1, a/2"
-    assert starting(made, step) == branches
+    assert [*step.starting] == branches
     assert action_of(plan(made)) == "round", "later ones ride along"
 
 
@@ -123,7 +121,7 @@ def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
     made.lifecycle.submit(late)
     step = plan(made)
     assert branch.finish is Finish.REFUSED and branch.note == "no room beside the other requests"
-    assert (action_of(step), beginning(made, step)) == ("open", [late])
+    assert (action_of(step), [*step.requests]) == ("open", [late])
 
 
 def test_one_that_must_be_alone_waits_for_all_others_and_nobody_joins_it() -> None:
@@ -138,7 +136,7 @@ def test_one_that_must_be_alone_waits_for_all_others_and_nobody_joins_it() -> No
     first.end(Finish.STOP)
     made.lifecycle.release_and_prepare_()
     step = plan(made)
-    assert beginning(made, step) == [alone]
+    assert [*step.requests] == [alone]
     commit_(made, start_(made, alone), [20])
     step = plan(made)
     assert (step.num_starts, step.blocked) == (0, "c: b runs alone")
@@ -153,7 +151,7 @@ def test_a_request_whose_time_is_up_ends_wherever_it_is() -> None:
     time.sleep(max(now + 1 - time.monotonic(), 0))
     step = plan(made)
     assert branch.finish is Finish.TIMEOUT and branch.tokens == [20]
-    assert [one.key for one in beginning(made, step)] == ["c"]
+    assert [one.key for one in [*step.requests]] == ["c"]
     assert [one.branches[0].note for one in made.table.finished] == ["its time was up"] * 2
 
 
@@ -234,11 +232,11 @@ def test_what_ends_through_the_inbox_ends_at_the_next_step() -> None:
     inbox.submit([one, two])
     assert made.requests == []
     step = plan(made, inbox)
-    assert beginning(made, step) == [one, two]
+    assert [*step.requests] == [one, two]
     inbox.end(one, Finish.CANCELLED)
     inbox.end(one, Finish.TIMEOUT)
     step = plan(made, inbox)
     assert action_of(step) == "answer" and made.table.finished == [one]
     assert [branch.finish for branch in one.branches] == [Finish.CANCELLED]
     inbox.end(one, Finish.TIMEOUT)
-    assert beginning(made, plan(made, inbox)) == [two]
+    assert [*plan(made, inbox).requests] == [two]
