@@ -41,6 +41,7 @@ class Committer:
         self.pools = kv_cache.pools
         self.segments = kv_cache.table.segments
         self.drafter = kv_cache.drafter
+        self.drafters = kv_cache.drafter.parts
         self.layout = kv_cache.layout
         self.fold = kv_cache.fold
         self.blend = kv_cache.blend
@@ -101,7 +102,7 @@ class Committer:
             blend=blend,
             trees=tuple(trees),
             work=batch.work,
-            choices=self.drafter.choices,
+            choices=tuple([d.chooser.choice for d in self.drafters if d.chooser is not None]),
         )
         ended = [branch for branch in branches if branch.finish is not None]
         if self.fold is not None:

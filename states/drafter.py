@@ -207,15 +207,6 @@ class Drafter:
         """Itself, or the drafters that it consists of."""
         return (self,)
 
-    @property
-    def choices(self) -> tuple[DraftSize, ...]:
-        """The chosen sizes of the last round, of each drafter that chooses."""
-        return () if self.chooser is None else (self.chooser.choice,)
-
-    def unread(self, owners: set[int]) -> list[int]:
-        """Positions of the committed rows of these segments that no forward has read yet."""
-        return [rows.position for part in self.parts for rows in part.inbox if rows.owner in owners]
-
     def queue(
         self, owner: int, position: int, tokens: Sequence[int], features_RF: Tensor | None = None
     ) -> None:
@@ -264,7 +255,8 @@ class NoDrafter(Drafter):
 
 
 class TwoDrafters(Drafter):
-    """Splits the branches between its drafters; between ops a value is a pair, or None in it."""
+    """Splits the branches between its parts, whose rows are theirs alone; between ops a value is a
+    pair, or None in it."""
 
     def __init__(self, main: Drafter, outlines: Drafter) -> None:
         super().__init__(main.settings, replace(main.context, costs=None))
@@ -310,23 +302,3 @@ class TwoDrafters(Drafter):
             served = [branches[tree] for tree in trees]
             records += part.learn(served, result.some(trees), [paths[tree] for tree in trees])
         return tuple(records)
-
-    @property
-    def choices(self) -> tuple[DraftSize, ...]:
-        return self.main.choices + self.outlines.choices
-
-    def promote(self, root: Branch) -> None:
-        for part in self.parts:
-            part.promote(root)
-
-    def truncate(self, owner: int, length: int) -> None:
-        for part in self.parts:
-            part.truncate(owner, length)
-
-    def forget(self, owners: Sequence[int]) -> None:
-        for part in self.parts:
-            part.forget(owners)
-
-    def close(self, request: Request) -> None:
-        for part in self.parts:
-            part.close(request)

@@ -129,7 +129,8 @@ class PrefixCacheManager:
     def _drafter_has_read(self, request: Request) -> bool:
         owners = {request.prefix_owner, *(b.owner for b in request.all_branches())}
         end = len(self._prompt(request))
-        return all(position >= end for position in self.drafter.unread(owners))
+        inbox = (rows for drafter in self.drafter.parts for rows in drafter.inbox)
+        return all(rows.position >= end for rows in inbox if rows.owner in owners)
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
         start = request.shared
@@ -182,7 +183,8 @@ class PrefixCacheManager:
         request = root.request
         segments = self.cache.segments
         owner = request.prefix_owner
-        self.drafter.forget([owner])
+        for drafter in self.drafter.parts:
+            drafter.forget([owner])
         for pool in self.cache.pools:
             pool.truncate_(owner, 0)
         self.cache.detach_(owner)
@@ -374,7 +376,8 @@ class KVCacheManager:
         """Forget owners that no longer run; their rows are freed or cached elsewhere."""
         self.layout.leave_(owners)
         self.samplers.forget(owners)
-        self.drafter.forget(owners)
+        for drafter in self.drafter.parts:
+            drafter.forget(owners)
         if self.blend is not None:
             self.blend.forget_(owners)
 
@@ -392,7 +395,8 @@ class KVCacheManager:
 
     def end_request_(self, request: Request, *, wipe: bool) -> None:
         """Cache or free all rows of a request; wipe: zero them, an error may have left NaN."""
-        self.drafter.close(request)
+        for drafter in self.drafter.parts:
+            drafter.close(request)
         if self.fold is not None:
             self.fold.forget_(request)
         branches = list(request.all_branches())
@@ -426,7 +430,8 @@ class KVCacheManager:
                 self.prefixes.shorten_(request, length)
             for pool in self.pools:
                 pool.truncate_(request.prefix_owner, length)
-            self.drafter.truncate(request.prefix_owner, length)
+            for drafter in self.drafter.parts:
+                drafter.truncate(request.prefix_owner, length)
             request.shrink_prefix(length)
         self._detach_(root)
         self.free_([root.owner])
@@ -441,7 +446,8 @@ class KVCacheManager:
         for pool in self.pools:
             pool.relabel_(root.owner, request.prefix_owner, home)
         self.layout.leave_([root.owner])
-        self.drafter.promote(root)
+        for drafter in self.drafter.parts:
+            drafter.promote(root)
         self.table.segments.merge_into_parent(root.owner, request.prefix_owner)
         request.prefix_parts.append(root.rows)
         request.extend_prefix(root.rows.ids)
