@@ -88,7 +88,9 @@ class Recorder:
         chunks: dict[str, int] = {}
         if self.write is not None or self.view.preempted:
             resumed = [r.first_branch for r in step.requests if r.first_branch is not None]
-            starts = [item.name for item in (*step.starting, *step.requests, *resumed)]
+            starts = [branch.name for branch in step.starting]
+            starts += [request.key for request in step.requests]
+            starts += [branch.name for branch in resumed]
             chunks = {request.key: count for request, count in step.chunks}
         self.view.planned(step.preempted, (*starts, *chunks))
         if self.write is not None:
