@@ -18,9 +18,8 @@ import numpy as np
 from ..errors import Code, UsageError
 from ..limits import disturbance
 from ..models import notes_of
-from ..prepare.environment import machine, model_folders, redact, threads_of, versions
 from ..prepare.inputs import Prompt
-from ..prepare.job import Job
+from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
 from ..prepare.repeat import graph_hash
 from ..record.metrics import state_figures
 from ..record.run_folder import RunFolder

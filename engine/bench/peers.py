@@ -28,8 +28,8 @@ from ...models.load.weights import load_target
 from ...states.graph.graph import Sampling
 from ...states.request import Branch, Finish, Request, move
 from ..errors import UsageError
-from ..prepare.environment import model_folders
 from ..prepare.inputs import Prompt
+from ..prepare.job import model_folders
 from ..record.metrics import Marks, Meter
 from ..record.report import answers_of, output_digest
 from .experiment import ASSISTED, LLAMA_CPP, LOOKUP

@@ -22,9 +22,8 @@ from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
 from ...states.request import Branch, Finish, Request
 from ..limits import cpu_share
 from ..models import load_models, with_drafter
-from ..prepare.environment import set_up_torch, threads_of
 from ..prepare.inputs import Prompt
-from ..prepare.job import Job
+from ..prepare.job import Job, set_up_torch, threads_of
 from ..record.metrics import Meter, state_figures
 from ..record.report import answers_of, output_digest, refusals
 from ..run.core import Status, StopSignal

@@ -12,10 +12,9 @@ from ...models.files import ModelError
 from ...states.graph.graph import Graph
 from ..bench.command import TEN_PROMPTS
 from ..errors import Code, UsageError
-from ..prepare.environment import model_folders, redact
 from ..prepare.files import graph_names
 from ..prepare.inputs import read_file
-from ..prepare.job import Job, prepare
+from ..prepare.job import Job, model_folders, prepare, redact
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
 from ..record.run_folder import RunFolder, write_whole

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...states.graph.graph import Sampling
 from ..bench.sides import EXACT, TIE
 from ..errors import Code, UsageError, first_line
-from ..prepare.environment import model_folder, set_up_torch
+from ..prepare.job import model_folder, set_up_torch
 from ..record.run_folder import find_run
 from ..run.scoring import Segments, segments_from
 from ..shell import exit_code, json_text, put, working

@@ -1,15 +1,15 @@
-"""Shell completion: graphs, setting paths, experiments, runs, profiles, models and codes.
+"""Shell completion: graphs, setting paths, experiments, runs, profiles and models.
 
-It loads no model and no torch: a function imports its dependencies when it is called."""
+typer keeps the offers that start with the incomplete word. It loads no model and no torch: a
+function imports its dependencies when it is called."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import typer
 
 Offer = tuple[str, str]  # a completion and its description
-Completion = Callable[[typer.Context, str], list[Offer]]
 
 
 def command_line() -> list[str]:
@@ -18,19 +18,7 @@ def command_line() -> list[str]:
     return words.split()[1:]
 
 
-def _completion(offers: Callable[[str, typer.Context], Iterable[Offer]]) -> Completion:
-    """Of the offers those that start with the incomplete word; none after an error."""
-
-    def complete(ctx: typer.Context, incomplete: str) -> list[Offer]:
-        try:
-            return [offer for offer in offers(incomplete, ctx) if offer[0].startswith(incomplete)]
-        except Exception:  # a broken specsot.yaml, a folder that does not exist
-            return []
-
-    return complete
-
-
-def _sides(incomplete: str) -> Iterator[Offer]:
+def sides_of(incomplete: str) -> Iterator[Offer]:
     """Shipped graphs, YAML files and folders; after GRAPH@ settings of that graph."""
     from ..prepare.files import graph_names, is_graph
 
@@ -53,22 +41,15 @@ def _files(incomplete: str, endings: tuple[str, ...]) -> Iterator[Offer]:
             yield f"{head}{path.name}", "file"
 
 
-@_completion
-def graph_names_of(incomplete: str, _: typer.Context) -> Iterable[Offer]:
-    return _sides(incomplete)
-
-
-@_completion
-def benched_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
+def benched_of(incomplete: str) -> Iterator[Offer]:
     from ..bench.experiment import PEERS, experiment_names
 
     yield from ((name, "experiment") for name in experiment_names())
     yield from ((name, "transformers") for name in PEERS)
-    yield from _sides(incomplete)
+    yield from sides_of(incomplete)
 
 
-@_completion
-def peers_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
+def peers_of(incomplete: str) -> Iterator[Offer]:
     """Several sides, the last of which is completed."""
     from ..bench.experiment import PEERS
     from ..prepare.files import graph_names
@@ -78,8 +59,7 @@ def peers_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
     yield from ((f"{head}{comma}{name}", "shipped") for name in graph_names())
 
 
-@_completion
-def settings_of(*_: object) -> Iterable[Offer]:
+def settings_of() -> Iterator[Offer]:
     """Settings of the first graph that the command line names, else of the default one."""
     from ..prepare.files import is_graph
     from ..prepare.job import read_settings
@@ -109,8 +89,7 @@ def _settings(graph: str, sets: Iterable[str]) -> Iterator[Offer]:
                 yield f"{block}.{name}={value if plain else ''}".removeprefix("."), text
 
 
-@_completion
-def runs_of(_: str, ctx: typer.Context) -> Iterator[Offer]:
+def runs_of(ctx: typer.Context) -> Iterator[Offer]:
     """Names of kept runs, the newest first."""
     from ..record.run_folder import LATEST, saved_runs
 
@@ -119,35 +98,22 @@ def runs_of(_: str, ctx: typer.Context) -> Iterator[Offer]:
     yield from ((saved_run.path.name, "") for saved_run in reversed(saved_runs(folder)))
 
 
-@_completion
-def profiles_of(*_: object) -> Iterable[Offer]:
-    return _profiles().items()
+def profiles_of() -> Iterable[Offer]:
+    from ..prepare.job import read_settings
+
+    profiles = read_settings(Path())[0].profiles
+    return [(name, profile.model) for name, profile in profiles.items()]
 
 
-@_completion
-def targets_of(incomplete: str, _: typer.Context) -> Iterator[Offer]:
+def targets_of(incomplete: str) -> Iterator[Offer]:
     """The embedded model, the profiles' targets, and folders."""
     yield "embedded", "comes with the package"
-    yield from ((target, name) for name, target in _profiles().items())
+    yield from ((target, name) for name, target in profiles_of())
     yield from _files(incomplete, (".gguf",))
 
 
-def _profiles() -> dict[str, str]:
-    from ..prepare.job import read_settings
-
-    settings, _ = read_settings(Path())
-    return {name: profile.model for name, profile in settings.profiles.items()}
-
-
-@_completion
-def codes_of(*_: object) -> Iterator[Offer]:
-    from .explained import explanations
-
-    return ((code, page.title) for code, page in explanations().items())
-
-
-BY_OPTION: dict[str, Completion] = {
-    "graph": graph_names_of,
+BY_OPTION = {
+    "graph": sides_of,
     "sets": settings_of,
     "profile": profiles_of,
     "model": targets_of,

@@ -14,8 +14,7 @@ from typer import Exit
 
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
-from ..prepare.environment import embedded_folder, machine, versions
-from ..prepare.job import EMBEDDED
+from ..prepare.job import EMBEDDED, embedded_folder, machine, versions
 from ..shell import complain, print_json
 from .options import flag, option
 

@@ -6,28 +6,28 @@ from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from textwrap import fill, indent
+from typing import Literal
 
 import typer
 from typer import BadParameter, Exit
 
 from ...states.graph.graph import Program, json_schema
 from ...states.graph.load import op_table
-from ...states.yaml.source import GraphError, Problem, hint
+from ...states.yaml.source import GraphError, Problem, Source, hint
+from ...states.yaml.spec import Spec, Text
 from ..errors import Code, UsageError
-from ..prepare.environment import embedded_folder
 from ..prepare.files import FOLDER, PACKAGE, graph_names, open_graph
-from ..prepare.job import CONFIG
+from ..prepare.job import CONFIG, embedded_folder
 from ..prepare.repeat import graph_yaml
 from ..shell import print_json, put, tell_problems
-from ..view.diagram import describe_graph, describe_words, lifecycles, mermaid
-from .completing import codes_of
-from .explained import Explanation, explanations
+from ..view.diagram import aligned, describe_graph, describe_words, lifecycles, mermaid
 from .options import JSON as MIRRORED_JSON
 from .options import SETS, argument, flag, graph_argument, show_result
 
 JSON = flag("One JSON document instead of text.", "--json")
 SCHEMA = "graph.schema.json"
 SCHEMAS = {FOLDER: SCHEMA, "machines": f"../{SCHEMA}"}  # by the folder of a graph
+EXPLAINED = Path(__file__).with_name("explained.yaml")
 WIDTH = 90  # of an explanation
 
 
@@ -97,8 +97,7 @@ def list_graphs(
         print(describe_words(table))
         return
     docs = {name: open_graph(name, table=table).graph.doc.strip() for name in graph_names()}
-    width = max(map(len, docs))
-    lines = [f"{name.ljust(width)}  {doc.partition(chr(10))[0]}" for name, doc in docs.items()]
+    lines = aligned((name, doc.partition("\n")[0]) for name, doc in docs.items())
     show_result(as_json, lines, graphs=docs)
 
 
@@ -136,6 +135,34 @@ def init(
         raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
     print(f"{len(targets)} files in {folder}: graphs, prompts, {CONFIG}")
     print("try: specsot run graphs/bim_eagle.yaml, then change a word of it")
+
+
+class Explanation(Spec):
+    """A problem's code or an exit code; explained.yaml says what its keys mean."""
+
+    title: Text
+    means: Text
+    mend: Text
+    command: str | None = None
+    when: Literal["check", "run"] = "check"
+    kind: str = ""
+    base: str = ""
+    encoding: str = "utf-8"
+    wrong: str = ""
+    right: str = ""
+    module: str = ""
+    module_right: str = ""
+
+
+def explanations() -> dict[str, Explanation]:
+    """By code: problems, then exits."""
+    pages = Source(EXPLAINED.read_text(encoding="utf-8"), EXPLAINED.name).data
+    codes = {**pages["problems"], **pages["exits"]}
+    return {str(code): Explanation(**page) for code, page in codes.items()}
+
+
+def codes_of() -> list[tuple[str, str]]:
+    return [(code, page.title) for code, page in explanations().items()]
 
 
 def explain(

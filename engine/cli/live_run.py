@@ -51,9 +51,7 @@ def perform(
             probe_blends(run, recorder)
         rounds = job.program.graph.limits.max_rounds
         try:
-            with ExitStack() as stack:
-                view = stack.enter_context(_view(job, run, recorder))
-                pauses = list(_pauses(job, run, recorder, stop=stop, view=view, stack=stack))
+            with _watched(job, run, recorder, stop) as pauses:
                 pause = (lambda run: all(pause(run) for pause in pauses)) if pauses else None
                 status = drive(run, recorder, max_rounds=rounds, stop=stop, pause=pause)
         except BaseException as error:
@@ -64,52 +62,42 @@ def perform(
         return outcome
 
 
-def _pauses(
-    job: Job,
-    run: EngineCore,
-    recorder: Recorder,
-    *,
-    stop: StopSignal,
-    view: LiveView | None,
-    stack: ExitStack,
-) -> Iterator[Pause]:
-    options = job.options
-    if options.slow:
-        yield delay(options.slow, recorder, stop)
-    if not (options.step or options.breaks):
-        return
-    halts: Any = {"program": job.program, "inspector": Inspector(recorder, run)}
-    halts["breaks"] = frozenset(options.breaks)
-    if view is None:
-        yield PlainStepper(**halts, source=sys.stdin, out=Writer(sys.stderr))
-    else:
-        keys = stack.enter_context(Keys(sys.stdin))
-        yield LiveStepper(**halts, view=view, keys=keys, stopped=lambda: stop.status is not None)
-
-
 @contextmanager
-def _view(job: Job, run: EngineCore, recorder: Recorder) -> Iterator[LiveView | None]:
-    """The live view on a terminal, plain lines elsewhere, nothing under -q.
+def _watched(
+    job: Job, run: EngineCore, recorder: Recorder, stop: StopSignal
+) -> Iterator[list[Pause]]:
+    """The live view on a terminal, plain lines elsewhere, nothing under -q; yields what pauses the
+    run.
 
     Explained rounds are lines, and a live view has no room for lines. A run that is stepped through
     in plain lines needs no others."""
     console = Console(stderr=True)
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
-    live = not lines and usable(console, dict(os.environ))
-    steps = options.step or options.breaks
-    if options.quiet or (steps and not (live and sys.stdin.isatty())):
-        yield None
-    elif live:
+    live = not (lines or options.quiet) and usable(console, dict(os.environ))
+    pauses: list[Pause] = [delay(options.slow, recorder, stop)] if options.slow else []
+    halts: Any = {}
+    if options.step or options.breaks:
+        live = live and sys.stdin.isatty()
+        halts = {"program": job.program, "inspector": Inspector(recorder, run)}
+        halts["breaks"] = frozenset(options.breaks)
+    if live:
         graph = job.program.graph.model_dump(by_alias=True)
         scene = scene_of(graph, options.model, len(job.prompts))
-        with LiveView(recorder, scene, console) as view:
-            yield view
+        with LiveView(recorder, scene, console) as view, ExitStack() as keyboard:
+            if halts:
+                halts |= {"view": view, "keys": keyboard.enter_context(Keys(sys.stdin))}
+                pauses.append(LiveStepper(**halts, stopped=lambda: stop.status is not None))
+            yield pauses
+    elif halts:
+        yield [*pauses, PlainStepper(**halts, source=sys.stdin, out=Writer(sys.stderr))]
+    elif options.quiet:
+        yield pauses
     else:
         plain = PlainView(recorder, run, Writer(sys.stderr))
         recorder.listeners.append(plain)
         try:
-            yield None
+            yield pauses
         finally:
             plain.announce()
 

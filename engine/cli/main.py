@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -123,8 +124,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Spinning threads halve the speed when other processes use the CPU; passive waiting costs a
     # fifth on an idle machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # A broken specsot.yaml, or a folder that does not exist, has no completions.
+    faults = suppress(Exception) if COMPLETING in os.environ else one_line_for_faults()
     try:
-        with one_line_for_faults():
+        with faults:
             if argv is None:
                 raise_them()
             build(names)(args=words, prog_name=PROGRAM)

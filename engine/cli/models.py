@@ -18,6 +18,7 @@ from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
 from ..prepare.options import OptionText, RunOptions
 from ..shell import complain
+from ..view.diagram import aligned
 from .options import JSON, argument, flag, option, show_result, takes
 
 models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
@@ -34,17 +35,13 @@ def list_models(cache: Path | None = CACHE, as_json: bool = JSON) -> None:
     cached = {model.name: model for model in model_cache.models()}
     rows: list[dict[str, Any]] = []
     for name in dict.fromkeys((*KNOWN, *cached)):
-        here = cached.get(name)
-        entry = KNOWN.get(name)
-        rows.append(
-            {
-                "name": name,
-                "bytes": here.bytes if here else entry.bytes if entry else 0,
-                "state": f"from {here.source}" if here else "not here yet",
-                "path": str(here.path) if here else None,
-                "doc": entry.doc if entry else "",
-            }
-        )
+        row: dict[str, Any] = {"name": name, "bytes": 0, "state": "not here yet", "path": None}
+        row["doc"] = ""
+        if (entry := KNOWN.get(name)) is not None:
+            row |= {"bytes": entry.bytes, "doc": entry.doc}
+        if (here := cached.get(name)) is not None:
+            row |= {"bytes": here.bytes, "state": f"from {here.source}", "path": str(here.path)}
+        rows.append(row)
     for name, path in shipped().items():
         size = sum(file.stat().st_size for file in path.iterdir())
         doc = f"drafter of {name.partition('/')[0]}"
@@ -120,9 +117,7 @@ def inspect(
     if report.kinds:
         rows += [("drafters", ", ".join(report.kinds)), ("graphs", ", ".join(graphs))]
     rows += [("assumed", assumption) for assumption in report.assumed]
-    width = max(len(key) for key, _ in rows)
-    lines = [f"{key.ljust(width)}  {value}" for key, value in rows]
-    show_result(as_json, lines, **asdict(report), graphs=graphs)
+    show_result(as_json, aligned(rows), **asdict(report), graphs=graphs)
     for problem in report.problems if not as_json else ():
         complain(problem)
     raise Exit(Code.MODEL if report.problems else Code.OK)

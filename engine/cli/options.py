@@ -1,19 +1,19 @@
 """Parameters of commands, as typer reads them, and their results."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin, get_type_hints
 
 from typer import Argument, Option
 
 from ..prepare.options import OPTIONS, OptionText, RunOptions, flag_of
 from ..record.run_folder import LATEST
 from ..shell import print_json
-from .completing import BY_OPTION, graph_names_of, runs_of
+from .completing import BY_OPTION, runs_of, sides_of
 
 FIELDS = {field.name: field for field in fields(RunOptions)}
 LISTS: dict[Any, Any] = {  # as typer wants them
@@ -38,7 +38,7 @@ def flag(help: str, *flags: str, **more: Any) -> Any:
 
 
 def graph_argument(help: str, default: Any = None, **more: Any) -> Any:
-    return Argument(default, help=help, autocompletion=graph_names_of, **more)
+    return Argument(default, help=help, autocompletion=sides_of, **more)
 
 
 def run_option(name: str, text: OptionText | None = None, default: Any = None) -> Any:
@@ -69,21 +69,44 @@ def show_result(as_json: bool, lines: Iterable[str], **parts: Any) -> None:
         print(line)
 
 
+def parameters_of(kind: type[Any]) -> Iterator[Parameter]:
+    """A parameter for each `Annotated` field of a dataclass."""
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        if get_origin(hint := hints[field.name]) is Annotated:
+            default = Parameter.empty if field.default is MISSING else field.default
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
 def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take these options of a run; it is called with them before its own parameters.
 
-    texts: options that mean something of its own to this command."""
+    Of its own parameters a dataclass offers an option for each of its fields. texts: options that
+    mean something of its own to this command."""
     offered = texts | {name: OPTIONS[name] for name in names}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        own_parameters = list(signature(function).parameters.values())[1:]
+        blocks: dict[str, type[Any]] = {
+            p.name: p.annotation
+            for p in own_parameters
+            if isinstance(p.annotation, type) and is_dataclass(p.annotation)
+        }
+
         @wraps(function)
         def command(**values: Any) -> None:
             options = {name: values.pop(name) for name in offered}
             changes = {name: value for name, value in options.items() if value is not None}
+            for name, kind in blocks.items():
+                values[name] = kind(
+                    **{each.name: values.pop(each.name) for each in parameters_of(kind)}
+                )
             function(RunOptions(argv=tuple(sys.argv), **changes), **values)
 
-        own_parameters = list(signature(function).parameters.values())[1:]
-        parameters = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own_parameters]
+        parameters: list[Parameter] = []
+        for own in own_parameters:
+            block = parameters_of(blocks[own.name]) if own.name in blocks else [own]
+            parameters += [each.replace(kind=Parameter.KEYWORD_ONLY) for each in block]
         for name, text in offered.items():
             field = FIELDS[name]  # None is the default unless `RunOptions` has a true one
             kind: Any = LISTS.get(field.type, field.type)

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from typer import Exit
 
 from ..errors import Code, fault_of, is_told, message_of
-from ..prepare.environment import redact
-from ..prepare.job import prepare
+from ..prepare.job import prepare, redact
 from ..prepare.options import OPTIONS, RunOptions
 from ..prepare.repeat import differences
 from ..record.run_folder import RunFolder, write_whole

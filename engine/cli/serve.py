@@ -15,7 +15,7 @@ from typer import Exit
 
 from ..errors import ClusterError, UsageError
 from ..prepare.job import prepare, prepare_graphs, read_cluster
-from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions
+from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions, ServeOptions
 from ..record.run_folder import find_run
 from ..shell import complain, put
 from ..workers.ray_cluster import end_cluster, set_up_ray, standing_cluster, start_head
@@ -32,56 +32,26 @@ PLACE = OptionText("HOST:PORT of a Ray cluster that runs [one is started here]."
 @takes(*MODELS, workers=WORKERS, cluster=PLACE)
 def serve(
     options: RunOptions,
+    server: ServeOptions,
     graphs: list[str] | None = graph_argument(GRAPHS, metavar="[GRAPH...]"),
-    host: str = option("Address.", default="127.0.0.1", envvar="SPECSOT_HOST"),
-    port: int = option("0: any free one.", default=8000, envvar="SPECSOT_PORT", min=0, max=65535),
-    api_key: list[str] | None = option(
-        "Who knows it may ask; may be repeated.", envvar="SPECSOT_API_KEY"
-    ),
-    insecure: bool = option("Let others in without a key.", default=False),
-    max_queue: int = option("Requests that are open at once.", default=256, min=1),
-    max_body: int = option("Bytes of a request.", default=1 << 20, min=1024),
-    timeout: float = option("Seconds of a request.", default=600.0, min=0.1),
-    stall: float = option("Seconds a stream may be unread.", default=30.0, min=0.1),
-    patience: float = option("Seconds a client has to send a request.", default=20.0, min=0.1),
-    grace: float = option("Seconds for open requests.", default=30.0, min=0.0),
-    metrics_compat: str | None = option("Metrics under vLLM's names too.", metavar="vllm"),
-    runs_dir: Path = RUNS_DIR,
 ) -> None:
     """Serve graphs over one target: OpenAI's API, metrics, and a page that shows the decoding.
 
     Examples: `specsot serve`, `specsot serve bim_dflash dflash autoregressive --port 8001`,
     `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md."""
     with _packages():
-        from ..serve.middleware import ServeOptions
         from ..serve.server import serve as run
         from ..workers.protocol import Start
-    if metrics_compat not in (None, "vllm"):
-        raise UsageError(f"--metrics-compat {metrics_compat}: there is only `vllm`")
-    listens = ServeOptions(
-        host=host,
-        port=port,
-        keys=tuple(api_key or ()),
-        insecure=insecure,
-        body=max_body,
-        queue=max_queue,
-        timeout=timeout,
-        stall=stall,
-        grace=grace,
-        vllm_names=metrics_compat == "vllm",
-        runs_dir=str(runs_dir),
-        patience=patience,
-    )
-    listens.check()
+    server.check()
     names = graphs or []
     jobs = prepare_graphs(names, options)
     start = Start(names, plain_options(options))
     on_cluster = options.workers is not None or options.cluster is not None
     if on_cluster:
         with replica_router(jobs, start, read_cluster(options)) as router:
-            code = asyncio.run(run(router, listens))
+            code = asyncio.run(run(router, server))
     else:
-        code = asyncio.run(run(engine_router(start), listens))
+        code = asyncio.run(run(engine_router(start), server))
     raise Exit(code)
 
 
@@ -112,7 +82,6 @@ def view(
 
     Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again."""
     with _packages():
-        from ..serve.middleware import ServeOptions
         from ..serve.server import view as show
     options = ServeOptions(host=host, port=port)
     options.check()

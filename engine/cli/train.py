@@ -1,12 +1,9 @@
 """`specsot train`: drafters for any target. What trains is imported only when a command runs."""
 
-from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from functools import partial
 from importlib import import_module
-from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Any
 
 import typer
 
@@ -33,33 +30,21 @@ def answers(
     typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
 
 
-def parameters_of(kind: type[Any]) -> Iterator[Parameter]:
-    """An option for each `Annotated` field of a dataclass."""
-    hints = get_type_hints(kind, include_extras=True)
-    for field in fields(kind):
-        if get_origin(hint := hints[field.name]) is Annotated:
-            default = Parameter.empty if field.default is MISSING else field.default
-            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
-
-
 def _add(kind: type[settings.DrafterTraining], trainer: str, help: str) -> None:
     """Add a command that trains drafters; trainer: `module.Class` in engine/train."""
     module, _, class_name = trainer.partition(".")
 
-    def command(prompts: list[Path], **values: Any) -> None:
+    def command(_: RunOptions, training: Any, file: settings.ConversationFile) -> None:
         from ..train.dataset import conversation_dataset
         from ..train.loop import train_drafter
 
         with user_errors():
             made = getattr(import_module(f"..train.{module}", __package__), class_name)
-            texts = partial(conversation_dataset, settings.ConversationFile(prompts=prompts))
-            typer.echo(train_drafter(made, kind(**values), texts))
+            typer.echo(train_drafter(made, training, partial(conversation_dataset, file)))
 
-    parameters = [*parameters_of(kind), *parameters_of(settings.ConversationFile)]
-    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {}
+    command.__annotations__["training"] = kind
     text = f"{help} The defaults are the shape of the embedded one."
-    train.command(class_name.removesuffix("Trainer").lower(), help=text)(command)
+    train.command(class_name.removesuffix("Trainer").lower(), help=text)(takes()(command))
 
 
 _add(settings.Eagle2Training, "eagle.Eagle2Trainer", "Train a head for EAGLE-1 and EAGLE-2.")

@@ -1,18 +1,22 @@
 """Settings of a run: command-line options, the `cluster` block and the profiles."""
 
+import hmac
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
+from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
+from typer import Option
 
 from ...states.graph.graph import Graph
 from ...states.graph.load import Change
 from ...states.yaml.source import Source
 from ...states.yaml.spec import Int, Number, Spec, Text
+from ..errors import UsageError
 
 # ruff: noqa: RUF009  (the calls make fields)
 
@@ -127,6 +131,63 @@ SETTINGS = {name: text.kind for name, text in OPTIONS.items() if text.kind is no
 def flag_of(name: str) -> str:
     """How the command line writes an option: `--max-new-tokens`."""
     return (*OPTIONS[name].flags, f"--{name.replace('_', '-')}")[0]
+
+
+API_KEY = "Who knows it may ask; may be repeated."
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Address, access and limits of the server; without keys every request is admitted."""
+
+    host: Annotated[str, Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1"
+    port: Annotated[
+        int, Option(envvar="SPECSOT_PORT", min=0, max=65535, help="0: any free one.")
+    ] = 8000
+    keys: Annotated[
+        list[str] | None,
+        Option(
+            "--api-key", envvar="SPECSOT_API_KEY", help="Who knows it may ask; may be repeated."
+        ),
+    ] = None
+    insecure: Annotated[bool, Option(help="Let others in without a key.")] = False
+    max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256
+    max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
+    timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0
+    stall: Annotated[float, Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0
+    patience: Annotated[float, Option(min=0.1, help="Seconds a client has to send a request.")] = (
+        20.0
+    )
+    grace: Annotated[float, Option(min=0.0, help="Seconds for open requests.")] = 30.0
+    metrics_compat: Annotated[
+        str | None, Option(metavar="vllm", help="Metrics under vLLM's names too.")
+    ] = None
+    runs_dir: Annotated[Path, Option(envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")] = (
+        Path("runs")
+    )
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in LOOPBACK
+
+    def check(self) -> None:
+        """Raise UsageError for a wrong value, or if other machines could connect without a key."""
+        if self.metrics_compat not in (None, "vllm"):
+            raise UsageError(f"--metrics-compat {self.metrics_compat}: there is only `vllm`")
+        if not (self.loopback or self.keys or self.insecure):
+            raise UsageError(
+                f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
+            )
+
+    def allows(self, key: str) -> bool:
+        """Whether this is one of the keys; takes the same time for every wrong one."""
+        digest, *valid = [
+            sha256(one.encode("utf-8", "surrogateescape")).digest()
+            for one in (key, *(self.keys or ()))
+        ]
+        same = [hmac.compare_digest(digest, other) for other in valid]
+        return any(same)
 
 
 LOCAL = "local"

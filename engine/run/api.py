@@ -23,9 +23,8 @@ from ..events import (
     TextWritten,
 )
 from ..models import notes_of
-from ..prepare.environment import model_folders
 from ..prepare.inputs import Prompt, read_documents
-from ..prepare.job import prepare
+from ..prepare.job import model_folders, prepare
 from ..prepare.options import RunOptions
 from ..record.recorder import Recorder
 from ..record.report import answers_of

@@ -32,15 +32,17 @@ from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkStore, chunks_for
 from ..errors import UsageError
 from ..models import Models, assumed, load_models, run_pools, with_drafter
-from ..prepare.environment import (
+from ..prepare.inputs import Prompt
+from ..prepare.job import (
+    EMBEDDED,
+    Job,
     embedded_folder,
     model_folder,
     model_folders,
+    prepare,
     set_up_torch,
     threads_of,
 )
-from ..prepare.inputs import Prompt
-from ..prepare.job import EMBEDDED, Job, prepare
 from ..prepare.options import RunOptions, SessionOptions
 from ..record.recorder import Recorder, Write
 from ..request_settings import AS_THE_GRAPH, RequestSettings

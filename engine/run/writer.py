@@ -8,8 +8,7 @@ from typing import Any
 
 from ...models.load.weights import model_hash
 from ...states.phases.merge import Answer
-from ..prepare.environment import machine, model_folders, redact, threads_of, versions
-from ..prepare.job import Job
+from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
 from ..prepare.repeat import (
     FILE,
     PROMPTS_FILE,

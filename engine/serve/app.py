@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..prepare.inputs import Prompt
+from ..prepare.options import ServeOptions
 from ..workers.link import LinkState
 from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused
 from ..workers.router import Router
 from .answers import Answers
 from .errors import ApiError, ErrorBody, add_error_handlers, engine_gone, invalid, overloaded
 from .metrics import ServerMetrics
-from .middleware import ServeOptions
 from .requests import (
     ChatRequest,
     CompletionRequest,
@@ -91,7 +91,7 @@ class Api:
 
     def admit(self, more: int) -> None:
         """Raise ApiError if `more` requests exceed the queue."""
-        limit = self.options.queue
+        limit = self.options.max_queue
         if self.draining:
             self.server_metrics.count("admission_rejections", "draining")
             raise overloaded("the server is shutting down")

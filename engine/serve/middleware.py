@@ -1,19 +1,18 @@
-"""Options of a server, the checks of every request before its route, headers of every response.
+"""The checks of every request before its route, headers of every response.
 Without a valid key, requests get only the liveness probe and the files of the page."""
 
 import asyncio
-import hmac
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import sha256
 from uuid import uuid4
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..errors import UsageError, message_of
+from ..errors import message_of
+from ..prepare.options import LOOPBACK, ServeOptions
 from ..shell import complain
 from .errors import ApiError, invalid
 from .metrics import ServerMetrics
@@ -23,7 +22,6 @@ HEADER_BYTES = 16 << 10
 PUBLIC_PATHS = ("/health", "/")
 PUBLIC_PREFIX = "/page/"
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLOSING = (408, 413, 431)  # statuses after which a connection may hold unread bytes
 RESPONSE_HEADERS = {
@@ -35,47 +33,6 @@ RESPONSE_HEADERS = {
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Address, access and limits of the server. keys: API keys, empty for no check. body: bytes of
-    a request's body. queue: requests that are open at once; timeout: seconds of one. stall: seconds
-    that a client may leave a stream unread. grace: seconds for open requests at shutdown.
-    vllm_names: report metrics under vLLM's names too. runs_dir: of recorded runs. patience: seconds
-    for a request's head, and again for its body."""
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    keys: Sequence[str] = ()
-    insecure: bool = False
-    body: int = 1 << 20
-    queue: int = 256
-    timeout: float = 600.0
-    stall: float = 30.0
-    grace: float = 30.0
-    vllm_names: bool = False
-    runs_dir: str = "runs"
-    patience: float = 20.0
-
-    @property
-    def loopback(self) -> bool:
-        return self.host in LOOPBACK
-
-    def check(self) -> None:
-        """Raise UsageError if other machines could connect without a key."""
-        if not (self.loopback or self.keys or self.insecure):
-            raise UsageError(
-                f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
-            )
-
-    def allows(self, key: str) -> bool:
-        """Whether this is one of the keys; takes the same time for every wrong one."""
-        digest, *valid = [
-            sha256(one.encode("utf-8", "surrogateescape")).digest() for one in (key, *self.keys)
-        ]
-        same = [hmac.compare_digest(digest, other) for other in valid]
-        return any(same)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +106,7 @@ class AdmissionMiddleware:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "content-type: must be application/json")
-        limit = self.options.body
+        limit = self.options.max_body
         too_long = ApiError(413, f"the body is longer than {limit} bytes")
         if int(request.headers.get("content-length", "0")) > limit:  # h11 lets only digits through
             raise too_long

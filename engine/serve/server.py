@@ -16,13 +16,14 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Code, UsageError
+from ..prepare.options import ServeOptions
 from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..workers.router import Router, lower_priority
 from .app import Api, build_app
 from .errors import INVALID, ErrorBody, ErrorDetail, add_error_handlers
 from .metrics import ServerMetrics
-from .middleware import HEADER_BYTES, AdmissionMiddleware, ServeOptions
+from .middleware import HEADER_BYTES, AdmissionMiddleware
 from .page import PageRoutes, playback_of
 
 CONNECTIONS = 2048
@@ -176,10 +177,10 @@ async def serve(router: Router, options: ServeOptions) -> int:
     """Serve until a signal ends it, or no engine can start; the exit code."""
     listener = listen(options)
     address = address_of(listener)
-    metrics = ServerMetrics(router, vllm=options.vllm_names)
+    metrics = ServerMetrics(router, vllm=options.metrics_compat is not None)
     api = Api(router, metrics, options)
     app = build_app(api)
-    PageRoutes(app, router, Path(options.runs_dir))
+    PageRoutes(app, router, options.runs_dir)
     middleware = AdmissionMiddleware(app, options, metrics, api.check_capacity)
     server = DrainingServer(config_of(middleware, options.patience), api, options.grace)
 

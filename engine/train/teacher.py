@@ -17,7 +17,7 @@ from ...models.config import DecoderConfig
 from ...models.families import decoder_config
 from ...models.linear import has_products
 from ...models.load.tokenizer import load_tokenizer, stop_ids
-from ..prepare.environment import model_folder, set_up_torch
+from ..prepare.job import model_folder, set_up_torch
 from .data import Tokens, TrainingBatch, pack
 from .settings import DrafterTraining
 

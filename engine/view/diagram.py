@@ -52,7 +52,7 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
     unknown)."""
     graph = program.graph
     parts = [f"{graph.name}: {graph.doc.strip()}" if graph.doc else graph.name]
-    parts += ["", *_table(_blocks(graph))]
+    parts += ["", *aligned(_blocks(graph))]
     if graph.blend is not None:
         parts += ["", *_plans(graph.blend, layers)]
     parts += ["", "states"]
@@ -66,12 +66,12 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
             settings = ", ".join(f"{key}={_brief(value)}" for key, value in step.settings.items())
             module = entry.module.removeprefix(PACKAGE)
             ops.append((entry.name, f"{module}.{entry.function}({settings})", _flow(entry)))
-        parts += [f"      {line}" for line in _table(ops)]
+        parts += [f"      {line}" for line in aligned(ops)]
     parts += ["", "transitions (the first whose guard holds is taken)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
-    parts += [f"  {line}" for line in _table(rows)]
+    parts += [f"  {line}" for line in aligned(rows)]
     if others := sorted(set(_from_elsewhere(program))):
-        parts += ["", "from other packages", *(f"  {line}" for line in _table(others))]
+        parts += ["", "from other packages", *(f"  {line}" for line in aligned(others))]
     return "\n".join(parts)
 
 
@@ -86,8 +86,8 @@ def describe_words(table: OpTable) -> str:
             lines += [f"      {_flow(entry)} ({settings or '-'}; {kinds or '-'})"]
     guards = [(f"  {name}", " ".join(e.reads), e.doc) for name, e in sorted(table.guards.items())]
     values = [(f"  {key.name}", str(key.lifetime), key.holds) for key in VOCABULARY]
-    lines += ["", *_table([("guards", "reads", ""), *guards])]
-    lines += ["", *_table([("values", "lives for", ""), *values])]
+    lines += ["", *aligned([("guards", "reads", ""), *guards])]
+    lines += ["", *aligned([("values", "lives for", ""), *values])]
     if table.faults:
         lines += ["", "not in this list:", *(f"  {fault}" for fault in table.faults)]
     return "\n".join(lines)
@@ -117,7 +117,7 @@ def _plans(blend: BlendBlock, layers: int) -> Iterator[str]:
         yield f"  none: {error}"
         return
     rows = [(name, *(status.name for status in plan)) for name, plan in plans.items()]
-    yield from (f"  {line}" for line in _table(rows))
+    yield from (f"  {line}" for line in aligned(rows))
 
 
 def _from_elsewhere(program: Program) -> Iterator[tuple[str, str, str]]:
@@ -154,7 +154,8 @@ def _show(value: Any, comma: str = ", ") -> str:
     return str(value)
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Iterable[tuple[str, ...]]) -> list[str]:
+    """Lines of rows whose columns are two blanks apart."""
     cells = list(rows)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]

@@ -44,25 +44,25 @@ PLAIN_WIDTH = 100  # columns of pages in plain output
 
 
 class ForwardRow(NamedTuple):
-    """A row of the target's last forward; name: of its owner; node: 0 the root, -1 no tree node."""
+    """A row of the target's last forward; name: of its owner; node: 0 the root, -1 no tree node;
+    visible_K: to which slots of the forward it attends."""
 
     name: str
     node: int
     text: str
     position: int
     slot: int
+    visible_K: Visible
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardView:
-    """The rows of a forward without padding, and which of `slots` each attends to; the last `fresh`
+class ForwardView(NamedTuple):
+    """The rows of a forward without padding, and the slots that they attend to; the last `fresh`
     slots are the forward's own."""
 
     state: str
     number: int
     rows: Sequence[ForwardRow]
     slots: Sequence[int]
-    visible_NK: Visible
     fresh: int
 
 
@@ -86,14 +86,10 @@ class Inspector:
     def pages(self, program: Program, width: int) -> dict[str, Page]:
         """Blackboard, texts, trees, and rows with their positions and visible slots."""
         self.recorder.take_snapshot()
-        snap = self.recorder.snapshot
         lines = printable(picture(program, self.run), "\n").split("\n")
-        pages = (
-            [Text(line, no_wrap=True) for line in lines],
-            list(self._text_lines(width)),
-            list(self._tree_lines(snap.trees if snap is not None else (), width)),
-            list(_row_lines(self.forward, width)),
-        )
+        board = (Text(line, no_wrap=True) for line in lines)
+        texts = (board, self._text_lines(width), self._tree_lines(width))
+        pages = map(list, (*texts, _row_lines(self.forward, width)))
         return dict(zip(PAGES, pages, strict=True))
 
     def _text(self, token: int) -> str:
@@ -135,14 +131,12 @@ class Inspector:
                         visible[row].update(slots_K[mask_K].tolist())
         fresh = sorted({slots_N[row] for row in visible})
         slots = [*sorted(set().union(*visible.values()) - set(fresh)), *fresh]
-        visible_NK = [np.isin(slots, list(seen)) for seen in visible.values()]
-        views = [
-            ForwardRow(name, node, self._text(tokens[n]), positions[n], slot=slots_N[n])
-            for n, (name, node) in owners.items()
-        ]
-        table_NK = np.array(visible_NK, np.bool_).reshape(len(visible), len(slots))
-        number = self.recorder.meter.forwards + 1
-        return ForwardView(state, number, views, slots, visible_NK=table_NK, fresh=len(fresh))
+        views = []
+        for n, (name, node) in owners.items():
+            place: Any = {"position": positions[n], "slot": slots_N[n]}
+            place["visible_K"] = np.isin(slots, list(visible[n]))
+            views.append(ForwardRow(name, node, self._text(tokens[n]), **place))
+        return ForwardView(state, self.recorder.meter.forwards + 1, views, slots, fresh=len(fresh))
 
     def _text_lines(self, width: int) -> Iterator[Text]:
         """The texts of the branches; the part without a cached row in angle brackets."""
@@ -161,14 +155,16 @@ class Inspector:
                 for line in wrapped(paragraph.split(), max(width - 2, 8)):
                     yield Text(f"  {line}", no_wrap=True)
 
-    def _tree_lines(self, trees: Sequence[DraftTree], width: int) -> Iterator[Text]:
+    def _tree_lines(self, width: int) -> Iterator[Text]:
         """The offered trees, or those of the last rounds."""
         shown = list(self.offered())
         if offered := bool(shown):
             yield Text("+ offered, not verified yet", style="dim")
         else:
+            snap = self.recorder.snapshot
             branches = visible_branches(self.run.board["branches"].requests)
-            shown = without_outlines(trees, {b.request.key for b in branches if not b.is_root})
+            parted = {branch.request.key for branch in branches if not branch.is_root}
+            shown = without_outlines(snap.trees if snap is not None else (), parted)
             words = f"last rounds  {drafts_legend(99)}" if shown else "no drafts so far"
             yield Text(words, style="dim")
         for tree in shown:
@@ -217,7 +213,7 @@ def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
     yield Text(f"forward {view.number} in {view.state}: {counts}", no_wrap=True)
     yield Text(scale, style="dim", no_wrap=True)
     yield Text(f"{head}{'cached'.ljust(cells)[:cells]} own", style="bold", no_wrap=True)
-    for row, visible_K in zip(view.rows[:MAX_ROWS], view.visible_NK, strict=False):
+    for row in view.rows[:MAX_ROWS]:
         node = "root" if row.node == 0 else str(row.node) if row.node > 0 else "-"
         color = color_named(row.name)
         yield Text.assemble(
@@ -225,9 +221,9 @@ def _row_lines(view: ForwardView | None, width: int) -> Iterator[Text]:
             (f" {node:>4} ", "dim"),
             _fitted(row.text, TOKEN_WIDTH),
             (f" {row.position:>4} {row.slot:>5}  ", "dim"),
-            _strip(visible_K[:cached], cells),
+            _strip(row.visible_K[:cached], cells),
             " ",
-            (_strip(visible_K[cached:], fresh_cells), color),
+            (_strip(row.visible_K[cached:], fresh_cells), color),
             no_wrap=True,
         )
     if len(view.rows) > MAX_ROWS:

@@ -26,9 +26,8 @@ from ...states.text.tokens import Encoder, PromptError, check_question, leading_
 from .. import events
 from ..errors import Code, code_of, message_of
 from ..models import Models, with_drafter
-from ..prepare.environment import model_folders
 from ..prepare.inputs import Prompt
-from ..prepare.job import prepare_graphs
+from ..prepare.job import model_folders, prepare_graphs
 from ..prepare.options import RunOptions
 from ..record.run_view import pool_view, runs_of
 from ..request_settings import RequestSettings

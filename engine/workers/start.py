@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..limits import usable_cpus
-from ..prepare.environment import threads_of
 from ..prepare.inputs import Prompt
-from ..prepare.job import Job, read_cluster
+from ..prepare.job import Job, read_cluster, threads_of
 from ..prepare.options import LOCAL, ClusterBlock
 from .link import ProcessHost, WorkerSource
 from .protocol import Start

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import CommandLine
 from helpers.embedded import Embedded
 from helpers.tiny import write_tiny_eagle3, write_tiny_target
 
@@ -57,6 +58,17 @@ def session(embedded: Embedded) -> Callable[..., Session]:
     return make
 
 
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capsys)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @dataclass
 class Shell:
     """`specsot run` in this process, in a folder of its own."""
@@ -89,14 +101,8 @@ class Shell:
 
 
 @pytest.fixture
-def shell(
-    tiny: tuple[Path, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Shell:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "outline.txt").write_text(OUTLINE)
+def shell(tiny: tuple[Path, Path], here: Path, capsys: pytest.CaptureFixture[str]) -> Shell:
+    (here / "outline.txt").write_text(OUTLINE)
     defaults = {
         "graph": "bim_eagle",
         "prompt": "How do bees make honey?",
@@ -107,4 +113,4 @@ def shell(
         "threads": 1,
         "argv": ("specsot", "run"),
     }
-    return Shell(tmp_path, capsys, defaults)
+    return Shell(here, capsys, defaults)

@@ -14,7 +14,7 @@ from helpers.embedded import PLAIN, Embedded, given_outline
 from helpers.support import FULL, accepted_of, many, named, pairwise, tokens_of
 
 from specsot.engine.models import Models, with_drafter
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from tools.embedded.heldout import probes
 
 QUESTIONS = [

@@ -9,7 +9,7 @@ import pytest
 from helpers.embedded import Embedded
 from helpers.support import requests_of
 
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from tools.embedded.heldout import probes
 from tools.embedded.quality import generator, outlines, rates, reading
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from helpers.servers import RAIN, said, serving
 
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from specsot.engine.events import OUTLINE
 from specsot.engine.models import Models, load_models
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.record.recorder import Record
 from specsot.engine.record.report import answers_of, output_digest

@@ -7,7 +7,7 @@ import torch
 
 from helpers.support import Graphs, Reference, contexts, requests_of
 from specsot.engine.models import Models, load_models
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Prompt, Session
 from specsot.states.request import Branch, Finish

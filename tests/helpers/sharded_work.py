@@ -20,8 +20,8 @@ from helpers.embedded import Embedded
 from helpers.sequences import Pooled
 from helpers.support import tokens_of
 from specsot.engine.models import Models, load_models, prepare_, with_drafter
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
 from specsot.models.linear import Weights

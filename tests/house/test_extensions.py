@@ -12,12 +12,12 @@ import pytest
 from helpers.toy_graph import Write, install
 
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.options import ServeOptions
 from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import open_session, token_digest
 from specsot.engine.run.session import perform
 from specsot.engine.serve.app import Api, build_app
 from specsot.engine.serve.metrics import ServerMetrics
-from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.workers.link import WorkerHost, WorkerSource
 from specsot.engine.workers.router import Router
 

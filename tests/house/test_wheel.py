@@ -16,7 +16,7 @@ LEFT_OUT = shutil.ignore_patterns(".*", "build", "runs", "*.egg-info", "__pycach
 OPEN = """
 import specsot, sys
 from specsot.engine.prepare.files import graph_names
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.models import load_models
 assert specsot.__file__.startswith(sys.argv[1]), specsot.__file__
 models = load_models(embedded_folder("target"), embedded_folder("eagle3"))

@@ -7,8 +7,8 @@ import pytest
 from helpers.drafters import drafting
 from helpers.support import Graphs, Make, Tiny, drive, outline_of, start
 
-from specsot.engine.prepare.environment import model_folder
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.job import model_folder
 from specsot.engine.run.api import open_session
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import perform

@@ -18,9 +18,9 @@ from helpers.support import (
 )
 
 from specsot.engine.models import load_models
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.session import Session
 from specsot.models.files import ModelError
 

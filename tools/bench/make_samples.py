@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 from specsot.engine.models import load_models
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.session import Prompt, Session
 from specsot.states.phases.merge import Answer
 

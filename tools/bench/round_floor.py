@@ -24,9 +24,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.prepare.job import prepare
+from specsot.engine.prepare.job import embedded_folder, prepare
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.session import Session, load, recorded
 from specsot.models.decoder import Decoder

@@ -18,8 +18,8 @@ from time import perf_counter
 import torch
 
 from specsot.engine.models import Models, load_models
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.session import Prompt, Session
 
 from ..embedded.heldout import probes

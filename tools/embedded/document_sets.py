@@ -23,7 +23,7 @@ import typer
 
 from specsot.engine.cli.options import JSON
 from specsot.engine.errors import UsageError
-from specsot.engine.prepare.environment import model_folder
+from specsot.engine.prepare.job import model_folder
 from specsot.engine.record.run_folder import json_lines, write_whole
 from specsot.engine.shell import user_errors
 from specsot.models.files import ModelError

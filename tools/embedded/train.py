@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from specsot.engine.cli.train import parameters_of
+from specsot.engine.cli.options import parameters_of
 from specsot.engine.train.dflash import DFlashTrainer
 from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer
 from specsot.engine.train.loop import train_drafter

@@ -159,8 +159,3 @@ def test_documents_that_all_branches_share(probing: Any, layout: str, copies: in
     assert (found["prompts"], found["draws"]) == (1, 3)
     assert found["rows"] > 64 and blend["reused_rows"] == copies * found["rows"]
     assert max(found["error_v"][:2]) < 1e-5 < 1e-3 < min(found["error_v"][2:])
-
-
-def test_a_graph_that_blends_nothing_is_refused(probing: Any) -> None:
-    assert probing.run(graph="bim_eagle") == Code.USAGE
-    assert probing.err == "specsot: --probe-blend: graph 'bim_eagle' has no block `blend`\n"

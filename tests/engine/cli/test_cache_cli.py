@@ -16,6 +16,7 @@ from specsot.engine.run.api import open_session
 from specsot.models.load.weights import model_hash
 from specsot.states.prompt_builder import chunks_of
 
+PLAIN = ["--graph", "bim_plain"]
 TEXTS = {"bees.txt": "Bees make honey. " * 12, "rain.txt": "Rain falls."}
 
 
@@ -124,24 +125,12 @@ def test_list_names_damaged_files_and_drop_removes_them(cache: Cache) -> None:
         (["add", "missing.txt"], Code.USAGE, "missing.txt: cannot be read"),
         (["add", "rain.txt", "--graph", "eagel"], Code.GRAPH, "did you mean 'eagle'"),
         (["add", "rain.txt", "--model", "/nowhere"], Code.USAGE, "give --drafter-model"),
-        (
-            ["add", "rain.txt", "--graph", "bim_plain", "--model", "/nowhere"],
-            Code.MODEL,
-            "/nowhere",
-        ),
+        (["add", "rain.txt", *PLAIN, "--model", "/nowhere"], Code.MODEL, "/nowhere"),
+        (["add", "rain.txt", *PLAIN, "--cache-dir", "bees.txt"], Code.USAGE, "no chunks can be ke"),
+        (["add", "long.txt", *PLAIN, "--chunk-tokens", "100000"], Code.MODEL, "positions"),
     ],
 )
 def test_mistakes_are_one_line(cache: Cache, words: list[str], code: int, says: str) -> None:
+    Path("long.txt").write_text("Rain falls. " * 3000)
     assert cache(*words) == code
     assert says in cache.err and "Traceback" not in cache.err
-
-
-def test_a_folder_that_cannot_be_written_to(cache: Cache) -> None:
-    assert cache.add("rain.txt", "--cache-dir", "bees.txt") == Code.USAGE
-    assert "no chunks can be kept there" in cache.err
-
-
-def test_a_chunk_longer_than_the_model(cache: Cache) -> None:
-    Path("long.txt").write_text("Rain falls. " * 3000)
-    assert cache.add("long.txt", "--chunk-tokens", "100000") == Code.MODEL
-    assert "Traceback" not in cache.err

@@ -32,18 +32,13 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *words: str) -> int:
     return call("chat", *words)
 
 
-def test_every_line_is_a_turn_and_quit_ends(
+def test_every_line_is_a_turn_and_one_that_cannot_be_asked_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: Printed, here: Path
 ) -> None:
     text = "How do I make tea?\n\nWhat is rain?\n/quit\nnever asked\n"
     assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 0
     out = capsys.readouterr().out
     assert out.startswith("A kettle, a pot or cup") and len(out.strip().split("\n\n")) == 2
-
-
-def test_a_turn_that_cannot_be_asked_is_told_and_the_rest_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: Printed, here: Path
-) -> None:
     text = f"a\0b\n{'far too long ' * 3000}\nHow do I make tea?\n"
     assert chat(monkeypatch, text, "eagle", "--max-new-tokens", "30") == 1
     shown = capsys.readouterr()
@@ -75,10 +70,7 @@ def test_the_past_stands_in_every_prompt_and_is_nothing_but_text(
     made = session(graph, *sets)
     special = made.models.tokenizer.eos_token
     past = (PastTurn(f"Who{special}?", "Nobody <b>"), PastTurn("Why?", "So", (48, 509)))
-    plain, behind = (
-        made.request(Prompt("1", "What?")),
-        made.request(Prompt("1", "What?", past=past)),
-    )
+    plain, behind = (made.request(Prompt("1", "What?", past=turns)) for turns in ((), past))
     ids, more = ([*r.prefix, *r.tail, *r.opening] for r in (plain, behind))
     stops = set(made.prompts.stop_ids)
     ends = [sum(one in stops for one in these) for these in (ids, more)]

@@ -46,19 +46,12 @@ def bash(*words: str) -> list[str]:
     return ask(_SPECSOT_COMPLETE="complete_bash", COMP_WORDS=text, COMP_CWORD=str(len(words)))
 
 
-def test_commands() -> None:
+def test_commands_graphs_files_and_folders(folder: Path) -> None:
     assert bash("") == [command.name for command in COMMANDS]
     assert bash("ex") == ["explain"]
-
-
-@pytest.mark.parametrize("command", ["run", "compare", "sweep", "check", "show", "certify"])
-def test_graphs_files_and_folders(command: str) -> None:
-    offered = bash(command, "")
-    assert set(offered) == {*graph_names(), "mine.yaml", "runs/", "sub/"}
-    assert bash(command, "bim_e") == ["bim_eagle"] and bash(command, "./mi") == ["./mine.yaml"]
-
-
-def test_files_in_a_folder(folder: Path) -> None:
+    for command in ("run", "compare", "sweep", "check", "show", "certify"):
+        assert set(bash(command, "")) == {*graph_names(), "mine.yaml", "runs/", "sub/"}
+    assert bash("run", "bim_e") == ["bim_eagle"] and bash("run", "./mi") == ["./mine.yaml"]
     (folder / "sub" / "other.yaml").write_text("")
     assert bash("run", "sub/") == ["sub/other.yaml"]
     assert bash("run", f"{folder}/m") == [f"{folder}/mine.yaml"]
@@ -69,9 +62,7 @@ def test_settings_of_the_graph_that_is_named() -> None:
     assert {"drafter.num_draft_tokens=4", "drafter.kind=eagle3"} <= set(offered)
     assert "drafter.block_size=8" not in offered and not bash("run", "eagle", "--set", "skel")
     assert "drafter.num_draft_tokens=4" in bash("check", "bim_eagle", "--set", "drafter.")
-    assert any(
-        one.startswith("drafter.block_size=") for one in bash("run", "mine.yaml", "--set", "")
-    )
+    assert "drafter.block_size=" in "".join(bash("run", "mine.yaml", "--set", ""))
     assert "skeleton.max_branches=8" in bash("run", "--set", "skel"), "of the default graph"
     other = bash("run", "eagle", "--set", "drafter.kind=vanilla", "--set", "drafter.ga")
     assert "drafter.gamma=5" in other
@@ -100,9 +91,8 @@ def test_runs_profiles_models_and_codes() -> None:
     assert bash("verify-run", "lat") == ["latest"]
     Path("specsot.yaml").write_text("profiles: {mine: {model: my/model}}")
     assert "mine" in bash("run", "--profile", "") and bash("run", "--profile", "smo") == ["smollm2"]
-    assert bash("run", "--model", "my/") == ["my/model"] and "embedded" in bash(
-        "run", "--model", ""
-    )
+    assert bash("run", "--model", "my/") == ["my/model"]
+    assert "embedded" in bash("run", "--model", "")
     assert bash("explain", "G20") == [code for code in ProblemCode if code.startswith("G20")]
 
 

@@ -1,7 +1,7 @@
 """`specsot doctor`: the self-test really compares, the report is complete."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -38,26 +38,31 @@ def test_overhead_is_measured_over_enough_rounds() -> None:
     assert meter.rounds >= 1 and 0 < meter.overhead_share < 1
 
 
+Outcome = Callable[..., int]
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "start_ups", lambda: {"import torch": 1.0})
-    monkeypatch.setattr(module, "measure_overhead", lambda threads, rounds: Meter(rounds=200))
+def outcome(monkeypatch: pytest.MonkeyPatch) -> Outcome:
+    """The exit code of a report on these digests, with this error after them."""
+
+    def make(error: Exception | None = None, as_json: bool = False, **digests: str) -> int:
+        def runs(threads: int | None) -> Iterator[dict[str, Any]]:
+            yield from tried(**digests)
+            if error is not None:
+                raise error
+
+        monkeypatch.setattr(module, "start_ups", lambda: {"import torch": 1.0})
+        monkeypatch.setattr(module, "measure_overhead", lambda threads, rounds: Meter(rounds=200))
+        monkeypatch.setattr(module, "try_graphs", runs)
+        with pytest.raises(typer.Exit) as caught:
+            module.doctor(as_json=as_json, threads=1, rounds=1)
+        return caught.value.exit_code
+
+    return make
 
 
-def outcome(as_json: bool) -> int:
-    with pytest.raises(typer.Exit) as caught:
-        module.doctor(as_json=as_json, threads=1, rounds=1)
-    return caught.value.exit_code
-
-
-def test_the_report_is_one_document(
-    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def all_equal(threads: int | None) -> Iterator[dict[str, Any]]:
-        yield from tried(autoregressive="a", eagle="a")
-
-    monkeypatch.setattr(module, "try_graphs", all_equal)
-    assert outcome(as_json=True) == Code.OK
+def test_the_report_is_one_document(outcome: Outcome, capsys: pytest.CaptureFixture[str]) -> None:
+    assert outcome(as_json=True, autoregressive="a", eagle="a") == Code.OK
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert found["problems"] == [] and found["overhead"]["rounds"] == 200
     assert {"versions", "machine", "embedded models"} <= set(found["environment"])
@@ -69,31 +74,12 @@ def test_the_report_is_one_document(
     [
         (ModelError("x", "is broken"), Code.MODEL, "x: is broken"),
         (RuntimeError("boom"), Code.FAILED, "RuntimeError: boom"),
+        (None, Code.UNEQUAL, "bim_plain and bim_eagle give different tokens"),
     ],
 )
 def test_what_fails_is_told(
-    quick: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    code: Code,
-    says: str,
+    outcome: Outcome, capsys: pytest.CaptureFixture[str], error: Exception, code: Code, says: str
 ) -> None:
-    def fails(threads: int | None) -> Iterator[dict[str, Any]]:
-        yield from tried(autoregressive="a")
-        raise error
-
-    monkeypatch.setattr(module, "try_graphs", fails)
-    assert outcome(as_json=False) == code
+    assert outcome(error, bim_plain="a", bim_eagle="b") == code
     captured = capsys.readouterr()
     assert says in captured.err and "not good" in captured.out
-
-
-def test_different_tokens_are_code_5(
-    quick: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(
-        module, "try_graphs", lambda threads: iter(tried(bim_plain="a", bim_eagle="b"))
-    )
-    assert outcome(as_json=False) == Code.UNEQUAL
-    assert "bim_plain and bim_eagle give different tokens" in capsys.readouterr().err

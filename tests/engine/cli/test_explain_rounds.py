@@ -138,9 +138,6 @@ def test_every_round_of_every_branch_is_printed_and_kept(shell: Any) -> None:
     for record in rounds_of(shell):
         committed = [one["committed"] for one in record.get("explained", ())]
         assert committed == record["committed"][: len(committed)]
-
-
-def test_beside_other_options(shell: Any) -> None:
     assert shell.run(explain_rounds=True, quiet=True) == Code.OK
     assert not shell.err and any("explained" in r for r in rounds_of(shell))
     assert shell.run(explain_rounds=True, as_json=True) == Code.OK
@@ -175,10 +172,3 @@ def test_an_outline_under_a_grammar(accept: str, shell: Any) -> None:
     assert any(d["accepted"] for d in drafts) and any(not d["reached"] for d in drafts)
     assert "under a grammar" in shell.err
     assert all(e["rule"] != "grammar" for e in told if e not in outline)
-
-
-def test_a_graph_without_drafts_to_verify_is_refused(shell: Any) -> None:
-    assert (
-        shell.run(graph="beam", drafter_model=None, outline=None, explain_rounds=True) == Code.USAGE
-    )
-    assert "--explain-rounds: graph 'beam' has no rounds that verify drafts" in shell.err

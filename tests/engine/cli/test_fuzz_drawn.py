@@ -8,10 +8,7 @@ from helpers.fuzz import MAKERS, try_graphs, try_inputs
 from helpers.fuzz_streams import ANSWER, run_cases, stream_cases
 from helpers.support import SEED
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_a_few_odd_graphs() -> None:

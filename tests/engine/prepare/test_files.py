@@ -10,10 +10,7 @@ from helpers.toy_graph import told
 from specsot.engine.prepare.files import graph_names, open_graph, open_source
 from specsot.states.yaml.source import GraphError
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def refused(ref: str) -> str:
@@ -45,11 +42,6 @@ def test_an_existing_file_wins(ref: str) -> None:
     assert open_graph(str(Path(ref).absolute())).graph.doc == "mine"
 
 
-def test_a_folder_of_that_name_does_not_win() -> None:
-    Path("eagle").mkdir()
-    assert open_graph("eagle").graph.name == "eagle"
-
-
 def test_a_missing_file_names_what_there_is() -> None:
     message = refused("graphs/bim_eagel.yaml")
     assert message.startswith("graphs/bim_eagel.yaml: file: no such file or shipped graph")
@@ -57,13 +49,12 @@ def test_a_missing_file_names_what_there_is() -> None:
     assert "did you mean" not in refused("nothing/like/that")
 
 
-def test_a_folder_is_no_graph() -> None:
+def test_a_folder_or_a_pipe_is_no_graph_and_does_not_block() -> None:
+    Path("eagle").mkdir()
+    assert open_graph("eagle").graph.name == "eagle"
     Path("mine.yaml").mkdir()
     assert refused("mine.yaml") == "mine.yaml: file: this is a directory, not a file"
     assert refused(".") == ".: file: this is a directory, not a file"
-
-
-def test_a_pipe_is_no_graph_and_does_not_block() -> None:
     os.mkfifo("pipe.yaml")
     assert refused("pipe.yaml") == "pipe.yaml: file: this is a pipe, not a file"
     assert refused("/dev/zero") == "/dev/zero: file: this is a device or socket, not a file"
@@ -98,16 +89,13 @@ def test_odd_names() -> None:
     assert refused("eagle/x").startswith("eagle/x: file: no such file")
 
 
-def test_bytes_that_are_no_graph() -> None:
+def test_bytes_that_are_no_graph_and_some_that_are() -> None:
     Path("empty.yaml").write_bytes(b"")
     Path("huge.yaml").write_bytes(b"#" * 10_000_000)
     Path("utf16.yaml").write_bytes("a: 1".encode("utf-16"))
     assert refused("empty.yaml").startswith("empty.yaml:1:1: graph: the file is empty")
     assert "at most 262144 are read" in refused("huge.yaml")
     assert refused("utf16.yaml").startswith("utf16.yaml:1:1: yaml: UTF-16")
-
-
-def test_a_byte_order_mark_and_windows_lines() -> None:
     own(Path("w.yaml"), "windows")
     data = Path("w.yaml").read_bytes().replace(b"\n", b"\r\n")
     Path("w.yaml").write_bytes(b"\xef\xbb\xbf" + data)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,6 +68,17 @@ def test_jsonl_objects(tmp_path: Path) -> None:
         ('{"prompt": "\\ud800"}', ":1:"),
         ("[" * 100_000, "no JSON that can be read"),
         ('{"prompt": "a", "id": "1"}\n{"prompt": "b", "id": 1}', "is that of line 1 too"),
+        ('{"prompt": "a"}\n{"prompt": "b", "temperature": 1}', ":2: 'temperature' cannot be set"),
+        ('{"prompt": "a", "max_tokens": 1}', "'max_new_tokens' is the name here"),
+        ('{"prompt": "a", "stop_token_ids": [1]}', "'stop_token_ids' cannot be set for one prompt"),
+        ('{"prompt": "a", "documents": "Snow."}', "'documents' must be a list"),
+        ('{"prompt": "a", "documents": {"a": "b"}}', "'documents' must be a list"),
+        ('{"prompt": "a", "documents": ["ok", 5]}', "document 2: a document is a text"),
+        ('{"prompt": "a", "documents": ["ok", " "]}', "document 2: the document is blank"),
+        (
+            json.dumps({"prompt": "a", "documents": ["x"] * 10_001}),
+            "10001 documents, at most 10000",
+        ),
     ],
 )
 def test_wrong_lines_name_their_place(tmp_path: Path, line: str, says: str) -> None:
@@ -93,14 +103,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UsageError, match=says):
             read_file(tmp_path / name)
-
-
-@pytest.mark.parametrize("key", ["temperature", "max_tokens", "stop_token_ids"])
-def test_what_cannot_be_set_for_one_prompt_is_refused(key: str, tmp_path: Path) -> None:
-    lines = [json.dumps({"prompt": "a"}), json.dumps({"prompt": "b", key: 1})]
-    (tmp_path / "q.jsonl").write_text("\n".join(lines))
-    with pytest.raises(UsageError, match=f"q.jsonl:2: '{key}' cannot be set for one prompt: "):
-        read_file(tmp_path / "q.jsonl")
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_documents([path])
 
 
 def test_where_a_single_prompt_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,12 +127,9 @@ def test_texts_that_are_no_prompts(text: str) -> None:
 BEES, RAIN = Document("bees.txt", "Bees make honey.\nAnd wax."), Document("Rain", "It falls.")
 
 
-def test_a_text_file_is_a_document_called_by_its_name(tmp_path: Path) -> None:
+def test_a_text_file_is_a_document_and_a_jsonl_file_holds_many(tmp_path: Path) -> None:
     (tmp_path / "bees.txt").write_bytes("\ufeffBees make honey.\r\nAnd wax.\r\n".encode())
     assert read_documents([tmp_path / "bees.txt"]) == (BEES,)
-
-
-def test_a_jsonl_file_holds_many_and_each_counts_once(tmp_path: Path) -> None:
     file = tmp_path / "all.jsonl"
     file.write_text('{"title": "Rain", "text": "It falls."}\n\n"Snow."\n{"text": "Sun."}\n')
     found = read_documents([file, file])
@@ -165,12 +167,6 @@ def test_what_is_wrong_is_told_with_its_place(
     assert says in str(caught.value) and code_of(caught.value) is Code.USAGE
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(UsageError, match="cannot be read"):
-            read_documents([path])
-
-
 def test_prompts_bring_documents(tmp_path: Path) -> None:
     file = tmp_path / "q.jsonl"
     given = ["Snow.", {"title": "Rain", "text": "It falls."}, "Snow."]
@@ -180,24 +176,6 @@ def test_prompts_bring_documents(tmp_path: Path) -> None:
     assert two == Prompt("2", "Who?")
 
 
-@pytest.mark.parametrize(
-    "value, says",
-    [
-        ("Snow.", "'documents' must be a list"),
-        ({"a": "b"}, "'documents' must be a list"),
-        (["ok", 5], "document 2: a document is a text"),
-        (["ok", " "], "document 2: the document is blank"),
-        (["x"] * 10_001, "10001 documents, at most 10000"),
-    ],
-)
-def test_wrong_documents_of_a_prompt(tmp_path: Path, value: object, says: str) -> None:
-    file = tmp_path / "q.jsonl"
-    file.write_text(json.dumps({"prompt": "Why?", "documents": value}))
-    with pytest.raises(ValueError) as caught:
-        read_file(file)
-    assert str(caught.value).startswith(f"{file}:1: ") and says in str(caught.value)
-
-
 def test_documents_of_the_command_line_stand_before_each_prompts_own(tmp_path: Path) -> None:
     (tmp_path / "bees.txt").write_text(BEES.text)
     asked = Prompts((Prompt("1", "Why?", documents=(RAIN, BEES)), Prompt("2", "Who?")))
@@ -205,26 +183,6 @@ def test_documents_of_the_command_line_stand_before_each_prompts_own(tmp_path: P
     job = prepare(options, tmp_path, asked)
     assert [prompt.documents for prompt in job.prompts] == [(BEES, RAIN), (BEES,)]
     assert options.changes_a_run, "so a repeated run need not reach the old digest"
-
-
-def test_a_run_file_keeps_documents(tmp_path: Path) -> None:
-    job = prepare(RunOptions(graph="bim_plain", prompt="Why?"), tmp_path)
-    prompts = (Prompt("a", "Why?", 5, documents=(BEES, RAIN)), Prompt("b", "Who?"))
-    document = repeat.run_document(job.options, job.program.graph, prompts, None)
-    source = Source(repeat.to_yaml(document), "run.yaml")
-    assert is_run_file(source) and repeat.prompts_of(repeat.read_run(source), source) == prompts
-    assert "documents" not in yaml.safe_load(repeat.to_yaml(document))["prompts"][1]
-    assert not repeat.too_long(document)
-
-
-def test_many_characters_of_documents_need_a_file_of_their_own(tmp_path: Path) -> None:
-    job = prepare(RunOptions(graph="bim_plain", prompt="Why?"), tmp_path)
-    long = (Prompt("a", "Why?", documents=(Document("x", "y" * 70_000),)),)
-    document = repeat.run_document(job.options, job.program.graph, long, None)
-    assert repeat.too_long(document)
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps(document["prompts"][0]))
-    assert read_file(file).items == long
 
 
 # -- run.yaml -------------------------------------------------------------------------------------
@@ -239,23 +197,37 @@ def written(prompts: tuple[Prompt, ...], outline: Outline | None = None) -> Sour
     return Source(repeat.to_yaml(document), "run.yaml")
 
 
+def survives(*prompts: Prompt) -> bool:
+    source = written(prompts)
+    return is_run_file(source) and repeat.prompts_of(repeat.read_run(source), source) == prompts
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(TEXT, min_size=1, max_size=4), st.integers(0, 2**63 - 1))
 def test_any_prompt_survives(texts: list[str], seed: int) -> None:
-    prompts = tuple(Prompt(str(i), text, seed, None) for i, text in enumerate(texts))
-    source = written(prompts)
-    assert repeat.prompts_of(repeat.read_run(source), source) == prompts
+    documents = (BEES, Document("x", texts[0]))
+    assert survives(*(Prompt(str(i), text, seed, None) for i, text in enumerate(texts)))
+    assert survives(Prompt("a", "Why?", None, 5, documents, cache_salt="s"), Prompt("b", "Who?"))
 
 
 def test_texts_that_yaml_likes_to_misread() -> None:
     for text in ("1e-3", "0o14", "012", "on", "null", "~", "- x", "a: b", "#c", "|\n x\n", "\x85"):
-        source = written((Prompt("1", text),))
-        assert repeat.prompts_of(repeat.read_run(source), source)[0].text == text
+        assert survives(Prompt("1", text))
+
+
+def test_many_characters_of_documents_need_a_file_of_their_own(tmp_path: Path) -> None:
+    for size, is_long in ((7, False), (70_000, True)):
+        prompt = Prompt("a", "Why?", documents=(Document("x", "y" * size),))
+        prompts = (prompt, Prompt("b", "Who?"))
+        document = repeat.run_document(OPTIONS, PROGRAM.graph, prompts, None)
+        assert repeat.too_long(document) == is_long and "documents" not in document["prompts"][1]
+        file = tmp_path / "prompts.jsonl"
+        file.write_text("\n".join(map(json.dumps, document["prompts"])))
+        assert read_file(file).items == prompts
 
 
 def test_the_graph_survives_and_keeps_its_positions() -> None:
     source = written((Prompt("1", "?"),))
-    assert is_run_file(source)
     inner = repeat.graph_source(source)
     program = load_program(inner, op_table())
     assert repeat.graph_hash(program.graph) == repeat.graph_hash(PROGRAM.graph)

@@ -21,7 +21,7 @@ import httpx
 import pytest
 from helpers.servers import CODE, PATIENCE, RAIN, Served, Visit, said, serving
 
-from specsot.engine.serve.middleware import ServeOptions
+from specsot.engine.prepare.options import ServeOptions
 from specsot.engine.serve.server import listen
 
 KEY = "a-secret"

@@ -9,9 +9,9 @@ import pytest
 from helpers.servers import BEES, RAIN, Served, said
 
 from specsot.engine.models import load_models
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.scoring import Scorer
 from specsot.engine.run.session import Session, derive_seed

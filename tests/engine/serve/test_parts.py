@@ -14,9 +14,8 @@ from uvicorn.server import ServerState
 
 from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.prepare.options import ClusterBlock, GroupSize
+from specsot.engine.prepare.options import ClusterBlock, GroupSize, ServeOptions
 from specsot.engine.request_settings import RequestSettings
-from specsot.engine.serve.middleware import ServeOptions
 from specsot.engine.serve.server import StrictProtocol, config_of
 from specsot.engine.workers.process import StopTexts
 from specsot.engine.workers.protocol import KINDS, ProtocolError, Text, decode, encode

@@ -3,7 +3,6 @@
 import io
 import os
 import pty
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -49,7 +48,7 @@ def test_forwards_back_and_at_any_speed(replay: Replay) -> None:
     assert not player.press("q")
 
 
-def test_from_round_to_round(replay: Replay) -> None:
+def test_from_round_to_round_and_the_bar_says_where_in_any_width(replay: Replay) -> None:
     player, seen = Player(replay), []
     for _ in range(4):
         player.press("page down")
@@ -57,9 +56,6 @@ def test_from_round_to_round(replay: Replay) -> None:
     assert seen == [1, 2, 3, 4]
     player.press("page up")
     assert replay.snapshot(player.frame).meter.forwards == 3
-
-
-def test_the_bar_says_where_it_is_in_any_width(replay: Replay) -> None:
     player = Player(replay)
     for width in (20, 40, 80, 160):
         assert player.bar(width).cell_len <= width
@@ -79,17 +75,13 @@ class Typed(Keys):
         return self.keys.pop(0)
 
 
-def test_it_is_played_until_somebody_quits(replay: Replay) -> None:
+def test_it_is_played_until_a_key_or_by_itself_to_its_end(replay: Replay) -> None:
     out = io.StringIO()
     size: Any = {"width": 90, "height": 24, "_environ": {"TERM": "xterm"}}
     console = Console(file=out, force_terminal=True, **size)
     player = Player(replay)
     play(player, console, Typed("end", "left", "", "q"))
     assert player.frame == len(replay) - 2 and f"step {len(replay) - 1}/" in out.getvalue()
-
-
-def test_without_a_keyboard_it_ends_by_itself(replay: Replay) -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=24)
     player = Player(replay, speed=1000)
     began = monotonic()
     play(player, console, Keys(io.StringIO()))
@@ -117,8 +109,5 @@ def test_keys_of_a_terminal() -> None:
         assert keys.read(0.1) == "\x1b" and keys.read(0.0) == ""
     assert not keys.available
     os.close(outer)
-
-
-def test_no_terminal_no_keys(tmp_path: Path) -> None:
     with Keys(io.StringIO("q")) as keys:
         assert not keys.available and keys.read(0.01) == ""

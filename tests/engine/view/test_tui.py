@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from helpers.commands import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
+from specsot.engine.record import run_view
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.recorder import Recorder
 from specsot.engine.record.run_view import (
     BRANCH,
     FREE,
-    OUTLINE,
     PICKED,
     PREFIX,
     REUSED,
@@ -58,9 +59,8 @@ def branch(index: int, stage: str = "running", text: str = "word " * 40) -> Bran
 
 
 def picture(branches: int = 5) -> Snapshot:
-    codes = np.array(
-        [PREFIX] * 60 + [BRANCH + i for i in range(5) for _ in range(20)] + [TREE] * 20 + [0] * 3916
-    ).astype(np.int16)
+    used = [PREFIX] * 60 + [BRANCH + i for i in range(5) for _ in range(20)] + [TREE] * 20
+    codes = np.array(used + [FREE] * 3916, np.int16)
     moves = [
         Move("parse", "parallel_prefill", "branches_ready", 0.4, 0),
         Move("continuous_decode", "parallel_prefill", "none_running", 12.3, 14),
@@ -93,25 +93,18 @@ def screen(width: int, height: int, snap: Snapshot, requests: int = 1) -> list[s
     return text.rstrip("\n").split("\n")
 
 
-@pytest.mark.parametrize("width, height", [(80, 24), (100, 30), (140, 50), (60, 20)])
-def test_fits_its_terminal(width: int, height: int) -> None:
-    lines = screen(width, height, picture())
-    assert len(lines) == height
-    assert max(map(len, lines)) <= width
+@pytest.mark.parametrize("width", [10, 24, 40, 60, 79, 80, 96, 100, 140, 300])
+@pytest.mark.parametrize("height", [3, 12, 20, 24, 27, 28, 30, 50, 90])
+def test_it_fits_its_terminal(width: int, height: int) -> None:
+    for branches, requests in ((5, 1), (9, 3)):
+        lines = screen(width, height, picture(branches), requests)
+        assert len(lines) == height and max(map(len, lines)) <= width
 
 
 @pytest.mark.parametrize("width, height", [(80, 24), (100, 30)])
 def test_everything_asked_for_is_on_the_screen(width: int, height: int) -> None:
     text = "\n".join(screen(width, height, picture()))
-    head = (
-        "bim_eagle",
-        "eagle3",
-        "round 34",
-        "How do bees make honey?",
-        "◦ open",
-        "Title 4",
-        "★77",
-    )
+    head = ("bim_eagle", "eagle3", "round 34", "How do bees make honey?", "Title 4", "★77")
     marks = ("✓ accepted ✗ rejected ★ bonus ◆ own ! forced", "✗ refused ■ halted", "prefix", "tree")
     figures = ("KV 180/4096 4 %", "127 tok/s", "9.81 tok/forward", "2.90", "12/256", "8.1 ms +9")
     for wanted in (*STATES, "◦ open", *head, *marks, *figures):
@@ -171,10 +164,8 @@ def test_the_end_of_a_long_text_fills_its_lines() -> None:
 def test_wide_characters_keep_the_columns() -> None:
     snap = picture(1)
     wide = replace(snap, branches=(branch(0, text="漢字かな交じり文 " * 30),))
-    console = screenshot(scene(), wide, 80, 24)
-    text = console.export_text(styles=False)
-    assert "漢字" in text
-    assert max(cell_len(line) for line in text.split("\n")) <= 80
+    lines = screen(80, 24, wide)
+    assert "漢字" in "\n".join(lines) and max(map(cell_len, lines)) <= 80
 
 
 def test_strip_covers_what_is_used() -> None:
@@ -190,16 +181,22 @@ def test_downsampling_prefers_what_is_used() -> None:
     assert panels.downsample(np.zeros(4, np.int16), 2).tolist() == [FREE, FREE]
 
 
+def asked(prefix: int, *owners: int) -> Request:
+    """A request with a branch for each of these owners."""
+    request = Request("1", 0, "?", [], [], frozenset(), 5, 5, prefix_owner=prefix)
+    request.branches = [Branch(request, at, owner, 5) for at, owner in enumerate(owners)]
+    return request
+
+
 def test_codes_follow_the_slot_table() -> None:
-    kv = KVCache(1, 1, 2, 8)
-    request = Request("1", 0, "?", [], [], frozenset(), 5, 5, prefix_owner=0)
+    kv, request = KVCache(1, 1, 2, 8), asked(0, 2, 3)
     request.root = Branch(request, -1, 1, 5)
-    request.branches = [Branch(request, 0, 2, 5), Branch(request, 1, 3, 5)]
     for owner in (0, 1, 2, 3):
         kv.commit_(kv.append_([owner], [0]), [0])
     kv.append_([3, 3], [1, 2])
     found = slot_codes(kv, [request]).tolist()
-    assert found == [PREFIX, OUTLINE, BRANCH, BRANCH + 1, TREE, TREE, FREE, FREE]
+    wanted = [PREFIX, run_view.OUTLINE, BRANCH, BRANCH + 1, TREE, TREE, FREE, FREE]
+    assert found == wanted
 
 
 def test_histogram_has_a_column_per_length() -> None:
@@ -209,13 +206,15 @@ def test_histogram_has_a_column_per_length() -> None:
     assert [line[7:9] for line in lines[:4]] == ["  ", "  ", "██", "██"]
 
 
+TERMINAL: Any = {"force_terminal": True, "_environ": {"TERM": "xterm"}}
+
+
 @pytest.mark.parametrize(
     "environ, wanted",
     [({}, True), ({"NO_COLOR": "1"}, False), ({"CI": "true"}, False), ({"CI": "false"}, True)],
 )
 def test_when_a_live_view_is_used(environ: dict[str, str], wanted: bool) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "xterm"})
-    assert usable(terminal, environ) is wanted
+    assert usable(Console(file=io.StringIO(), **TERMINAL), environ) is wanted
     assert not usable(Console(file=io.StringIO(), _environ={}), environ)
     dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
     assert not usable(dumb, environ)
@@ -224,19 +223,11 @@ def test_when_a_live_view_is_used(environ: dict[str, str], wanted: bool) -> None
 def test_the_view_only_asks_and_reads() -> None:
     recorder = Recorder(lambda ids: "")
     recorder.snapshot = picture()
-    console = Console(
-        file=io.StringIO(), force_terminal=True, width=80, height=24, _environ={"TERM": "xterm"}
-    )
+    console = Console(file=io.StringIO(), **TERMINAL, width=80, height=24)
     with LiveView(recorder, scene(), console):
         sleep(0.5)
     assert recorder.snapshot_requested and FRAMES <= 8
     assert "bim_eagle" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("width", [10, 24, 40, 79, 96, 300])
-@pytest.mark.parametrize("height", [3, 12, 27, 28, 90])
-def test_odd_sizes_draw_something(width: int, height: int) -> None:
-    assert len(screen(width, height, picture(9), requests=3)) == height
 
 
 # -- cached documents -----------------------------------------------------------------------------
@@ -244,15 +235,12 @@ def test_odd_sizes_draw_something(width: int, height: int) -> None:
 BLENDED = BlendSummary((0, 1, 2, 2), (370, 370, 97, 97), (47,), 320, 0, 50, ((320, 50),))
 
 
-def test_every_layer_has_a_cell_with_its_rows() -> None:
+def test_every_layer_has_a_cell_with_its_rows_or_of_a_deep_model_a_letter() -> None:
     line = panels.layers_line(BLENDED, 100)
     assert line.plain == "layers F370 C370 A97 A97  cached 320 · picked 47 · fresh 50"
     styles = [str(span.style) for span in line.spans]
     wanted = [panels.STATUS_STYLES[LayerStatus(status)] for status in BLENDED.plan]
     assert [style for style in styles if style in wanted] == wanted
-
-
-def test_a_deep_model_shows_letters_alone() -> None:
     deep = replace(BLENDED, plan=(0, 1, *[2] * 38), live=(370, 370, *[97] * 38))
     line = panels.layers_line(deep, 60)
     assert line.plain == "layers FC" + "A" * 38 and line.cell_len <= 60
@@ -262,17 +250,14 @@ def test_a_deep_model_shows_letters_alone() -> None:
 @pytest.mark.parametrize(("width", "height"), [(110, 34), (80, 24)])
 def test_layers_are_shown_where_rows_were_cached(width: int, height: int) -> None:
     snap = picture()
-    before = screenshot(scene(), snap, width, height).export_text()
-    after = screenshot(scene(), replace(snap, blend=BLENDED), width, height).export_text()
-    assert "layers" not in before and "F370 C370 A97" in after
-    assert len(after.splitlines()) == len(before.splitlines())
+    before, after = (screen(width, height, one) for one in (snap, replace(snap, blend=BLENDED)))
+    assert "layers" not in "\n".join(before) and "F370 C370 A97" in "\n".join(after)
+    assert len(after) == len(before)
 
 
 def test_cached_rows_are_told_from_recomputed_ones() -> None:
-    pool = KVCache(1, 1, 2, 16)
+    pool, request = KVCache(1, 1, 2, 16), asked(3, 4)
     pool.commit_(pool.append_([4] * 6, list(range(6))), list(range(6)))
-    request = Request("1", 0, "", [], [], frozenset(), 1, 0, prefix_owner=3)
-    request.branches = [Branch(request, 0, 4, 1)]
     codes = slot_codes(pool, [request], {4: Reused({1, 2, 3, 4}, {2})})
     wanted = [BRANCH, REUSED, PICKED, REUSED, REUSED, BRANCH]
     assert codes[:6].tolist() == wanted and not codes[6:].any()
@@ -291,11 +276,8 @@ def plain(one: DraftTree, width: int = 60, rows: int = 9) -> list[str]:
     return [line.plain.rstrip() for line in tree_lines(one, width, rows)]
 
 
-def test_a_tree_lies_on_its_side_the_path_in_its_first_line() -> None:
+def test_a_tree_lies_on_its_side_the_path_in_its_first_line_which_stays() -> None:
     assert plain(tree()) == ["9┬✓11┬✓14─★77", " │   └✗13", " └✗12─·15"]
-
-
-def test_what_has_no_room_is_counted_and_the_path_stays() -> None:
     assert plain(tree(), rows=2) == ["9─✓11┬✓14─★77", "     └✗13  +1 more"]
     assert plain(tree(), rows=1) == ["9─✓11─✓14─★77  +2 more"]
 
@@ -326,18 +308,14 @@ def test_every_token_has_its_mark(changes: dict[str, object], marks: str) -> Non
 def test_marks_differ_without_colours() -> None:
     marks = [mark for mark, _, _ in DRAFT_MARKS.values()]
     assert len(set(marks)) == len(marks) == len(Mark)
-    assert all(
-        f"{mark} {name}" in drafts_legend(99) for mark, _, name in DRAFT_MARKS.values() if name
-    )
+    named = [f"{mark} {name}" for mark, _, name in DRAFT_MARKS.values() if name]
+    assert drafts_legend(99) == " ".join(named)
     assert drafts_legend(24) == "✓ accepted ✗ rejected"
 
 
 def test_text_of_tokens_is_shown_as_it_is_and_safe() -> None:
     texts = {9: " the", 11: "\n", 12: "\x1b[2J", 13: "", 14: "漢字", 15: " x" * 30}
-    lines = [
-        line.plain
-        for line in tree_lines(draft_tree(1, TREE_OF_ONE, lambda n: texts.get(n, "?")), 60, 9)
-    ]
+    lines = plain(draft_tree(1, TREE_OF_ONE, lambda token: texts.get(token, "?")))
     assert lines[0].startswith(" the┬✓␊") and "✓漢字" in lines[0] and "✗<13>" in lines[1]
     assert "\x1b" not in "".join(lines) and max(map(len, lines)) <= 60
 
@@ -381,6 +359,9 @@ def test_many_requests_have_a_mark_each() -> None:
     assert line == " 2/8 requests done ✓✓▶▶OO··  ▶ 2 in parts  O 2 in outlines  · 2 waiting"
     crowd = panels.request_lines(requests(400), 80, 1).plain
     assert len(crowd) <= 80 and "100/400" in crowd and "✓▶" in crowd
+    one, two = requests(2)
+    line = panels.request_lines([replace(one, refused=True), two], 60, 1).plain
+    assert line.startswith(" 0/2 requests done ✗O") and "✗ 1 refused" in line
 
 
 def test_a_line_for_each_request_with_those_that_run_before_the_others() -> None:
@@ -388,12 +369,6 @@ def test_a_line_for_each_request_with_those_that_run_before_the_others() -> None
     assert [line.split()[1] for line in lines[:3]] == ["r2", "r3", "r4"]
     assert lines[3] == "  … and 5 more"
     assert lines[1] == "▶ r3     ━━━━━━──   3/4    27 Question 3?"
-
-
-def test_a_refused_request_is_told_from_one_that_is_done() -> None:
-    one, two = requests(2)
-    line = panels.request_lines([replace(one, refused=True), two], 60, 1).plain
-    assert line.startswith(" 0/2 requests done ✗O") and "✗ 1 refused" in line
 
 
 def test_a_long_question_is_cut_at_a_word() -> None:

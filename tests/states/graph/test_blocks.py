@@ -8,8 +8,8 @@ import pytest
 import yaml
 from helpers.toy_graph import refused
 
-from specsot.engine.prepare.environment import embedded_folder
 from specsot.engine.prepare.files import graph_names, open_graph
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.engine.view.diagram import describe_graph
 from specsot.ops.layer_plan import BlendSettings

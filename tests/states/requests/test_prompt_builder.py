@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from transformers import AutoTokenizer
 
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from specsot.states.prompt_builder import behind, in_front, search_all, search_question
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point

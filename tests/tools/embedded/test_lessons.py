@@ -8,7 +8,7 @@ from helpers.interrupted import log_of
 from typer.testing import CliRunner
 
 from specsot.engine.errors import UsageError
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.train.settings import DrafterTraining
 from specsot.engine.train.teacher import Teacher, load_teacher
 from specsot.models.load.weights import load_target

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specsot.engine.prepare.environment import embedded_folder
+from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.train.data import Packer, pack
 from specsot.models.load.weights import load_target
 from tools.embedded.corpus import Corpus
