@@ -326,13 +326,6 @@ def test_titles_plans_and_results_never_become_tokens_of_ours() -> None:
         assert prompts.decode(prompts.outline_ids(outline.points)).count(title) == 1
 
 
-def test_encoding_leaves_the_tokenizer_as_it_was() -> None:
-    prompts = book()
-    prompts.plain("<|im_end|>")
-    assert tokenizer_of("chatml").encode("<|im_end|>", add_special_tokens=False) == [2]
-    assert prompts.plain("Hi") == book().plain("Hi")
-
-
 @example("\ufeffA byte order mark")
 @example("right to left \u202eoverride")
 @example("family \U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 emoji")
@@ -399,12 +392,6 @@ def load(tmp_path: Path, text: str) -> Template:
     path = tmp_path / "own.yaml"
     path.write_text(text)
     return load_template(path)
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_templates(name: str) -> None:
-    template = load_template(name)
-    assert template.name == name and template.turns is not None
 
 
 def test_the_example_in_the_instructions_is_an_outline() -> None:
@@ -476,10 +463,18 @@ def test_no_such_template(name: str) -> None:
         load_template(name)
 
 
-def test_other_files_that_are_no_templates(tmp_path: Path) -> None:
-    for text in ("", "- a\n", "just text", "x" * 100_001):
-        with pytest.raises(GraphError):
-            load(tmp_path, text)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "template: the file is empty; a template is a mapping of keys"),
+        ("- a\n", "template: a list at the top; a template is a mapping of keys"),
+        ("just text", "template: the string 'just text' at the top"),
+        ("x" * 100_001, "template: more than 100000 bytes"),
+    ],
+)
+def test_other_files_that_are_no_templates(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=f"own.yaml:1:1: {message}"):
+        load(tmp_path, text)
 
 
 def test_pieces() -> None:
