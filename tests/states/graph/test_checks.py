@@ -33,11 +33,8 @@ def test_the_toy_graph_is_good() -> None:
 DONE = "  done: {final: true}"
 LOOP = "  - {from: verify, to: draft}"
 NEVER_ENDS = "can be reached: a run would never end"
-
-
-def unread(line: int, column: int, where: str, op: str, key: str) -> str:
-    place = f"g.yaml:{line}:{column}: states.{where}"
-    return f"{place}: {op!r} writes {key!r} while an earlier one is still unread"
+UNREAD = "while an earlier one is still unread"
+NODES = "{kind: eagle3, num_draft_tokens: 21, draft_depth: 2, top_k: 4}"
 
 
 # By what is wrong: replaced parts of the toy graph, further lines of it, and its problems.
@@ -95,27 +92,27 @@ BAD: dict[str, tuple[list[tuple[str, str]], str, list[str]]] = {
           "unset on some path here"]),
     "the same linear write twice in a row":
         ([("[toy.draft]", "[toy.draft, toy.draft]")], "",
-         [unread(8, 28, "draft.ops.1", "toy.draft", "proposal")]),
+         [f"g.yaml:8:28: states.draft.ops.1: 'toy.draft' writes 'proposal' {UNREAD}"]),
     "the same linear write twice in a row, after another op":
         ([("[toy.open]", "[toy.open, toy.place_, toy.place_]")], "",
-         [unread(7, 41, "prefill.ops.2", "toy.place_", "batch")]),
+         [f"g.yaml:7:41: states.prefill.ops.2: 'toy.place_' writes 'batch' {UNREAD}"]),
     "a linear value that was read but never dropped":
         ([("[toy.open]", "[toy.open, toy.place_, toy.look, toy.place_]")], "",
-         [unread(7, 51, "prefill.ops.3", "toy.place_", "batch")]),
+         [f"g.yaml:7:51: states.prefill.ops.3: 'toy.place_' writes 'batch' {UNREAD}"]),
     "an op that runs again on the same values":
         ([("[toy.open]", "[toy.open, toy.open]")], "",
          ["g.yaml:7:29: states.prefill.ops.1: 'toy.open' has just run (g.yaml:7) on the same "
           "values"]),
     "a linear write in a loop":
         ([("[toy.draft]", "[toy.place_, toy.draft]")], "",
-         [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]),
+         [f"g.yaml:8:17: states.draft.ops.0: 'toy.place_' writes 'batch' {UNREAD}"]),
     "one of two paths leaves a linear value":  # from a, where the batch may not be committed
         ([("[toy.draft]", "[toy.place_, toy.draft]"), ("  done:",
          "  a: {ops: [toy.commit_]}\n  b: {}\n  done:"), ("to: draft}\n  - {from: draft",
          "to: draft}\n  - {from: a, to: draft}\n  - {from: draft"), (LOOP,
          "  - {from: verify, to: a, when: toy_any}")],
          "  - {from: verify, to: b}\n  - {from: b, to: draft}\n",
-         [unread(8, 17, "draft.ops.0", "toy.place_", "batch")]),
+         [f"g.yaml:8:17: states.draft.ops.0: 'toy.place_' writes 'batch' {UNREAD}"]),
     "a cycle that commits nothing":
         ([("to: draft}", "to: draft, when: toy_any}\n  - {from: prefill, to: prefill}")], "",
          ["g.yaml:13:5: transitions.1: the cycle prefill > prefill commits no token: "
@@ -126,6 +123,30 @@ BAD: dict[str, tuple[list[tuple[str, str]], str, list[str]]] = {
          "  - {from: a, to: b}\n  - {from: b, to: prefill}\n",
          ["g.yaml:15:5: transitions.1: the cycle prefill > a > b > prefill commits no token: "
           "a run could stay in it forever"]),
+    "a transition after one with the same guard":
+        ([(LOOP, "  - {from: verify, to: draft, when: toy_done}")], "",
+         ["g.yaml:15:5: transitions.3: never taken: transitions.2 has the same guard",
+          "g.yaml:15:5: transitions.3: the last transition from 'verify' must have no `when`"]),
+    "one of several edges in a line is told by its state":
+        ([("{from: draft, to: verify}", "{from: [draft, prefill], to: verify}")], "",
+         ["g.yaml:13:20: transitions.1.from.1: never taken: transitions.0 has no guard"]),
+    "the last transition of one of several states has a guard":
+        ([("{from: verify, to: draft}", "{from: [verify, draft], to: draft, when: toy_any}")], "",
+         ["g.yaml:15:13: transitions.3.from.0: the last transition from 'verify' must have no "
+          "`when`",
+          "g.yaml:15:21: transitions.3.from.1: never taken: transitions.1 has no guard"]),
+    "one missing value is one problem":
+        ([("prefill: {ops: [toy.open]}", "prefill: {}"), ("[toy.draft]", "[toy.peek, toy.draft]")],
+         "", ["g.yaml:8:17: states.draft.ops.0: 'toy.peek' reads 'rows', which no op of this "
+              "graph writes"]),
+    "more nodes than levels and children":
+        ([("{kind: eagle3}", NODES)], "",
+         ["g.yaml:4:43: drafter.num_draft_tokens: 21 nodes are too many: draft_depth 2 and top_k 4 "
+          "draft at most 20"]),
+    "a pool without room for one answer":
+        ([("{kind: bim}", "{kind: bim, kv_slots: 267}")], "",
+         ["g.yaml:1:1: graph: 1 prompt token + 256 new ones + 10 nodes + 1 = 268 slots, but "
+          "layout.kv_slots is 267"]),
     "an op without its block is one problem":
         ([("[toy.open]", "[toy.open, toy.outline]")], "",
          ["g.yaml:7:29: states.prefill.ops.1: 'toy.outline' needs the block 'skeleton' "
@@ -154,6 +175,10 @@ def test_what_is_wrong_and_where(name: str) -> None:
             ("[toy.verify_]", "[toy.verify_, toy.commit_]"),
         ],
         [("initial:", "skeleton: {}\ninitial:"), ("[toy.open]", "[toy.open, toy.outline]")],
+        [("[toy.open]", "[toy.open, {op: toy.say, with: {times: null}}]")],
+        [("{kind: eagle3}", NODES.replace("21", "20"))],
+        [("{kind: bim}", "{kind: bim, kv_slots: 268}")],
+        [(GRAPH[GRAPH.index("initial:") :], "initial: done\nstates: {done: {final: true}}\n")],
     ],
 )
 def test_what_is_right(changes: list[tuple[str, str]]) -> None:
@@ -163,18 +188,6 @@ def test_what_is_right(changes: list[tuple[str, str]]) -> None:
 def test_both_paths_that_commit_a_linear_value_are_enough() -> None:
     changes, more, _ = BAD["one of two paths leaves a linear value"]
     assert load(changed(("  b: {}", "  b: {ops: [toy.commit_]}"), text=changed(*changes) + more))
-
-
-def test_the_first_of_several_problems() -> None:
-    text = changed((LOOP, "  - {from: verify, to: draft, when: toy_done}"))
-    assert "transitions.3: never taken: transitions.2 has the same guard" in problems(text)[0]
-    missing = ("prefill: {ops: [toy.open]}", "prefill: {}")
-    assert len(problems(changed(missing, ("[toy.draft]", "[toy.peek, toy.draft]")))) == 1
-
-
-def test_a_graph_of_one_final_state_is_good() -> None:
-    text = GRAPH[: GRAPH.index("states:")] + "states: {done: {final: true}}\n"
-    assert load(text.replace("initial: prefill", "initial: done")).graph.transitions == ()
 
 
 def test_a_list_under_from_is_an_edge_from_each_of_its_states() -> None:
@@ -198,18 +211,6 @@ def test_a_list_under_from_is_an_edge_from_each_of_its_states() -> None:
     assert at == ["g.yaml:12", "g.yaml:15", "g.yaml:13", "g.yaml:12", "g.yaml:16"]
     same = load(GRAPH.replace("- {from: prefill,", "- {from: [prefill],"))
     assert same.graph == load().graph
-
-
-def test_a_problem_of_one_of_several_edges_points_at_its_state() -> None:
-    text = changed(("{from: draft, to: verify}", "{from: [draft, prefill], to: verify}"))
-    assert problems(text)[0] == (
-        "g.yaml:13:20: transitions.1.from.1: never taken: transitions.0 has no guard"
-    )
-    text = changed(
-        ("{from: verify, to: draft}", "{from: [verify, draft], to: draft, when: toy_any}")
-    )
-    place = "g.yaml:15:13: transitions.3.from.0"
-    assert f"{place}: the last transition from 'verify'" in problems(text)[0]
 
 
 def test_changes_count_edges_as_the_file_does() -> None:
@@ -264,11 +265,6 @@ def test_the_kind_of_a_literal_setting(with_: str, message: str) -> None:
     assert message in problems(text)[0]
 
 
-def test_null_is_a_value_where_the_op_allows_it() -> None:
-    text = changed(("[toy.open]", "[toy.open, {op: toy.say, with: {times: null}}]"))
-    assert load(text).steps["prefill"][1].settings == {"times": None}
-
-
 def test_attention_stands_at_the_top_of_a_graph() -> None:
     text = changed(("[toy.open]", "[toy.open, toy.attend]"))
 
@@ -283,17 +279,6 @@ def test_attention_stands_at_the_top_of_a_graph() -> None:
     assert problems(f"{text}attention: sparse\n") == [
         "g.yaml:16:12: attention: must be 'auto', 'cascade', 'dense' or 'grouped', not 'sparse'"
     ]
-
-
-def test_sizes_that_cannot_hold_together() -> None:
-    text = changed(
-        ("{kind: eagle3}", "{kind: eagle3, num_draft_tokens: 21, draft_depth: 2, top_k: 4}")
-    )
-    assert "21 nodes are too many: draft_depth 2 and top_k 4 draft at most 20" in problems(text)[0]
-    assert load(text.replace("21", "20"))
-    text = changed(("{kind: bim}", "{kind: bim, kv_slots: 267}"))
-    assert "1 prompt token + 256 new ones + 10 nodes + 1 = 268 slots" in problems(text)[0]
-    assert load(text.replace("267", "268"))
 
 
 # -- the shipped graphs --------------------------------------------------------------------------

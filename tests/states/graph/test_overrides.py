@@ -1,5 +1,6 @@
 """`--set path=value` on a shipped graph."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,6 @@ def test_a_setting_is_changed(text: str, path: str, value: Any) -> None:
     assert opened(*TREES, text).graph.refer(path) == value
 
 
-def test_a_missing_block_is_made() -> None:
-    source = opened("limits.max_rounds=7", graph="eagle").graph
-    assert source.limits.max_rounds == 7 and source.limits.max_new_tokens == 256
-
-
-def test_the_last_of_several_wins() -> None:
-    graph = opened("drafter.draft_depth=2", "drafter.draft_depth=3").graph
-    assert graph.refer("drafter.draft_depth") == 3
-
-
 def test_a_kind_replaces_its_block_by_defaults_before_the_others() -> None:
     drafter = opened("drafter.draft_depth=3", "drafter.kind=eagle3").graph.drafter
     assert drafter == Eagle3Settings(kind="eagle3", draft_depth=3)
@@ -59,11 +50,11 @@ def test_a_kind_replaces_its_block_by_defaults_before_the_others() -> None:
     assert opened("drafter.kind=eagle3", graph="bim_plain").graph.refer("drafter.top_k") == 4
 
 
-def test_ops_and_ways_can_be_changed_too() -> None:
-    program = opened("states.merge.doc=hello", "transitions.0.when=answers_ready",
-                     "transitions.1.when=outlines_finished")  # fmt: skip
-    assert program.graph.states["merge"].doc == "hello"
-    assert program.graph.transitions[0].when == "answers_ready"
+def test_the_machine_can_be_changed_and_the_last_of_several_values_holds() -> None:
+    ways = ("transitions.0.when=answers_ready", "transitions.1.when=outlines_finished")
+    graph = opened("states.merge.doc=hi", "states.merge.doc=hello", *ways).graph
+    assert graph.states["merge"].doc == "hello"
+    assert [edge.when for edge in graph.transitions[:2]] == ["answers_ready", "outlines_finished"]
 
 
 def test_positions_of_untouched_values_stay() -> None:
@@ -78,17 +69,12 @@ def test_positions_of_untouched_values_stay() -> None:
     [
         (["drafter.num_draft_tokens=x"],
          "--set drafter.num_draft_tokens=x: drafter.num_draft_tokens: must be auto, an "),
-        (["drafter.draft_depth=1e3"],
-         "drafter.draft_depth: must be an integer, not the number 1000.0"),
-        (["drafter.draft_depth=yes"],
-         "drafter.draft_depth: must be an integer, not the string 'yes'"),
         (["drafter.draft_depth="],
          "--set drafter.draft_depth=: drafter.draft_depth: must not be null"),
         (["drafter.draft_deph=3"],
          "drafter.draft_deph: unknown key 'draft_deph'; did you mean 'draft_depth'?"),
         (["drafte.levels=3"], "drafte: unknown key 'drafte'; did you mean 'drafter'?"),
         (["drafter.kind=eagel3"], "drafter: no drafter 'eagel3'; did you mean 'eagle3'?"),
-        (["layout.kind=batched"], "no layout 'batched'; did you mean 'batching'?; there are: bim"),
         (["drafter.kind=none", "drafter.num_draft_tokens=3"],
          "--set drafter.num_draft_tokens=3: drafter.num_draft_tokens: 'num_draft_tokens' "
          "belongs to the drafter eagle3"),
@@ -98,8 +84,6 @@ def test_positions_of_untouched_values_stay() -> None:
         (["transitions.99.when=x"], "transitions is a list of "),
         (["transitions.x.when=x"], "transitions is a list of "),
         (["transitions.0.when=x"], "--set transitions.0.when=x: transitions.0.when: no guard 'x'"),
-        (["transitions.0.to=verfy"], "transitions.0.to: no state 'verfy'; did you mean 'verify'"),
-        (["states.merge.ops.0=answer.mrge"], "no op 'answer.mrge'; did you mean 'answer.merge'"),
         (["skeleton=null"], "--set skeleton=null: skeleton: must not be null"),
         (["version=2"], "--set version=2: version: the graph needs format 2"),
         (["drafter.draft_depth=&a 3"], "drafter.draft_depth: anchors are not allowed: &a"),
@@ -147,41 +131,41 @@ def test_an_old_key_is_read_with_a_warning(text: str, path: str, value: Any) -> 
     assert str(warning.message).startswith(f"--set {text}: {old} is now called {path};")
 
 
-OLD_FILE = """extends: bim_eagle
-name: old
-layout:
-  kind: bim
-  max_active: 3   # an old key
-  block_size: 4
-skeleton: {found: 3, max_branches: 4}
-"""
-
-
-def test_old_keys_of_a_file_are_one_warning_with_their_places(tmp_path: Path) -> None:
+@pytest.fixture
+def old_file(tmp_path: Path) -> Callable[..., tuple[Program, list[str]]]:
+    """open(changes): a file with old keys, and the sentences of its only warning."""
+    text = (
+        "extends: bim_eagle\nname: old\nlayout:\n  kind: bim\n  max_active: 3   # an old key\n"
+        "  block_size: 4\nskeleton: {found: 3, max_branches: 4}\n"
+    )
     file = tmp_path / "old.yaml"
-    file.write_text(OLD_FILE)
-    with pytest.warns(RenamedKeyWarning) as warned:
-        graph = open_graph(str(file), ("layout.max_num_branches=5",), TABLE).graph
-    assert graph.layout.max_num_branches == 5, "--set with the new name changes the old key's value"
-    assert graph.skeleton is not None and graph.skeleton.search_top_k == 3
-    (warning,) = warned
-    places = [line.partition(" is now")[0] for line in str(warning.message).split("\n")]
-    assert places == [f"{file}:5:3: layout.max_active", f"{file}:7:12: skeleton.found"]
+
+    def open_(old: str = "", new: str = "", *sets: str) -> tuple[Program, list[str]]:
+        file.write_text(text.replace(old, new))
+        with pytest.warns(RenamedKeyWarning) as warned:
+            program = open_graph(str(file), sets, TABLE)
+        (warning,) = warned
+        sentences = str(warning.message).replace(str(file), "old.yaml").split("\n")
+        return program, [sentence.partition(" is now")[0] for sentence in sentences]
+
+    return open_
 
 
-def test_problems_of_an_old_key_are_at_its_place(tmp_path: Path) -> None:
-    file = tmp_path / "old.yaml"
-    file.write_text(OLD_FILE.replace("3   #", "x   #"))
-    with pytest.warns(RenamedKeyWarning), pytest.raises(GraphError) as caught:
-        open_graph(str(file), (), TABLE)
+def test_old_keys_of_a_file_are_one_warning_with_their_places(old_file: Any) -> None:
+    program, places = old_file("", "", "layout.max_num_branches=5")
+    assert program.graph.layout.max_num_branches == 5, "the new name changes the old key's value"
+    assert program.graph.skeleton.search_top_k == 3
+    assert places == ["old.yaml:5:3: layout.max_active", "old.yaml:7:12: skeleton.found"]
+
+
+def test_problems_of_an_old_key_are_at_its_place(old_file: Any, tmp_path: Path) -> None:
+    with pytest.raises(GraphError) as caught:
+        old_file("3   #", "x   #")
     (problem,) = caught.value.problems
     assert (problem.line, problem.column) == (5, 15)
     assert problem.message == "must be an integer, not the string 'x'"
-
-
-def test_a_key_under_both_its_names_is_a_problem(tmp_path: Path) -> None:
     file = tmp_path / "both.yaml"
-    file.write_text(OLD_FILE.replace("block_size: 4", "max_num_branches: 4"))
+    file.write_text("extends: bim_eagle\nlayout: {kind: bim, max_active: 3, max_num_branches: 4}")
     with pytest.raises(GraphError, match=r"old name of 'max_num_branches' \[G005\]"):
         open_graph(str(file), (), TABLE)
 

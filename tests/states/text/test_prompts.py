@@ -426,6 +426,7 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         ('plain: "{question}"', 'plain: "{}"', "is not a slot"),
         ('{title}{deps}"\n  direct: "Answer', '{titel}{deps}"\n  direct: "Answer', "mean 'title'"),
         ("says: {text}", "says", "dependency: the slot {text} is missing"),
+        ("\nplain:", '\ncombine: "All of {title}."\nplain:', "combine: no slot {title} here"),
         ('skeleton: "{question}', 'skeleton: "Q: {question}', "so nothing is shared"),
     ],
 )
