@@ -76,9 +76,8 @@ class Chooser:
     nodes. plain, drafted: milliseconds outside the forwards of the last rounds, without and with
     drafts (for trees by level)."""
 
-    def __init__(self, costs: RoundCosts, now: Callable[[], float]) -> None:
+    def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
-        self.now = now
         self.choice = DraftSize(0, 0, 0.0, 0.0)
         self.plain: deque[float] = deque(maxlen=OVERHEAD_ROUNDS)
         self.drafted: deque[float] = deque(maxlen=OVERHEAD_ROUNDS)
@@ -108,7 +107,7 @@ class Chooser:
 
     def _start_round_(self, expected: float, share: float) -> None:
         """End the last round and start one whose forwards should take `expected` milliseconds."""
-        now = self.now()
+        now = perf_counter()
         if self._start is not None:
             samples = self.drafted if self._share else self.plain
             samples.append((1e3 * (now - self._start) - self._expected) / (self._share or 1.0))
@@ -144,10 +143,8 @@ class ChainChooser(Chooser):
     """One length for all chains, up to `longest`; a branch of lower acceptance gets fewer drafts:
     each must be worth the row that it takes, at the rate of the whole round."""
 
-    def __init__(
-        self, costs: RoundCosts, longest: int, now: Callable[[], float] = perf_counter
-    ) -> None:
-        super().__init__(costs, now)
+    def __init__(self, costs: RoundCosts, longest: int) -> None:
+        super().__init__(costs)
         self.longest = longest
         self._hits_D = np.zeros(longest)
         self._tries_D = np.zeros(longest)
@@ -236,14 +233,9 @@ class TreeChooser(Chooser):
     acceptance is counted by rank and by depth."""
 
     def __init__(
-        self,
-        costs: RoundCosts,
-        nodes: int,
-        levels: int,
-        forward_rows: ForwardRows,
-        now: Callable[[], float] = perf_counter,
+        self, costs: RoundCosts, nodes: int, levels: int, forward_rows: ForwardRows
     ) -> None:
-        super().__init__(costs, now)
+        super().__init__(costs)
         self.forward_rows = forward_rows
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)

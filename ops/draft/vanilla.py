@@ -110,9 +110,9 @@ def write_chain_(
     )
 
 
-def entropy(logits_RV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats, [R], of softmax(logits / temperature)."""
-    logp_RV = (logits_RV / temperature).log_softmax(-1)
+def entropy(logits_RV: Tensor) -> Tensor:
+    """Entropy in nats, [R], of softmax(logits)."""
+    logp_RV = logits_RV.log_softmax(-1)
     terms_RV = torch.where(logp_RV > -torch.inf, logp_RV.exp() * logp_RV, 0.0)
     return (-terms_RV.sum(-1)).clamp(min=0)
 

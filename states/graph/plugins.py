@@ -9,6 +9,7 @@ Checking a graph reads sources; it imports no class but that of the graph's draf
 
 import ast
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,33 +51,29 @@ DRAFTERS: Mapping[str, type[DrafterSettings]] = {
 }
 
 
-def module_file(module: str) -> Path | None:
-    """The source file of a module (of a package: its `__init__.py`), found without importing."""
+def module_file(module: str) -> Path:
+    """The source file of a module (of a package: its `__init__.py`), found without importing;
+    raises RegistryError."""
     top, *inner = parts = module.split(".")
-    try:
-        spec = find_spec(top) if all(map(str.isidentifier, parts)) else None
-    except (ImportError, ValueError):  # an imported module may lack its spec
-        return None
-    if spec is None:
-        return None
-    places = [Path(folder, *inner) for folder in spec.submodule_search_locations or ()]
+    spec = None
+    if all(map(str.isidentifier, parts)):
+        with suppress(ImportError, ValueError):  # an imported module may lack its spec
+            spec = find_spec(top)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    places = [Path(folder, *inner) for folder in folders]
     files = [f for p in places for f in (p / "__init__.py", p.with_suffix(".py"))]
-    if not inner:
+    if spec and not inner:
         files = [Path(spec.origin or "")]
-    return next((f for f in files if f.suffix == ".py" and f.is_file()), None)
-
-
-def _source(module: str) -> Path:
-    file = module_file(module)
-    if file is None:
-        raise RegistryError(f"no source of a module {quoted(module)}: is its package installed?")
-    return file
+    for file in files:
+        if file.suffix == ".py" and file.is_file():
+            return file
+    raise RegistryError(f"no source of a module {quoted(module)}: is its package installed?")
 
 
 def named_function(kind: str, reference: str) -> OpEntry:
     """The op or guard `package.module:function`; raises RegistryError."""
     module, _, function = reference.partition(":")
-    file = _source(module)
+    file = module_file(module)
     declared = {e.function: e for k, e in declarations(module, file) if k == kind}
     if function in declared:
         return declared[function]
@@ -91,7 +88,7 @@ def with_installed(table: OpTable) -> OpTable:
     faults = []
     for point in sorted(entry_points(group=OPS_GROUP)):
         try:
-            file = _source(point.value)
+            file = module_file(point.value)
             place = file.parent if file.name == "__init__.py" else file
             table = table.joined(declarations(point.value, place))
         except RegistryError as error:

@@ -46,7 +46,7 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
     Lists of dependencies share rules: `upto_k` is an increasing list whose ids are at most k,
     `last_k` one whose last id is k."""
     rules = ['start: "DIRECT" | "PLAN\\n" line_1']
-    for number in range(1, _positive(max_branches) + 1):
+    for number in range(1, max_branches + 1):
         deps = '"-"' if number == 1 else f'("-" | upto_{number - 1})'
         more = '"END"' if number == max_branches else f'(line_{number + 1} | "END")'
         line = f'"{number}|" LENGTH "|" TOOL "|" {deps} "|" TITLE "\\n" {more}'
@@ -63,17 +63,11 @@ def outline_grammar(max_branches: int, tools: Sequence[str] = ()) -> str:
 
 def list_grammar(max_branches: int) -> str:
     """The format `list`, of two lines at least; the matcher prevents repeated titles."""
-    rules = [f'start: "1. " TITLE{" line_2" if _positive(max_branches) > 1 else ""}']
+    rules = [f'start: "1. " TITLE{" line_2" if max_branches > 1 else ""}']
     for number in range(2, max_branches + 1):
         more = "" if number == max_branches else f" line_{number + 1}?"
         rules.append(f'line_{number}: "\\n{number}. " TITLE{more}')
     return "\n".join([*rules, f"TITLE: {_TITLE}"])
-
-
-def _positive(max_branches: int) -> int:
-    if max_branches < 1:
-        raise GrammarError("max_branches must be at least 1")
-    return max_branches
 
 
 class _TokenGrammar:
@@ -125,6 +119,8 @@ class OutlineGrammar(_TokenGrammar):
     ) -> None:
         from llguidance import LLMatcher
 
+        if max_branches < 1:
+            raise GrammarError("max_branches must be at least 1")
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
             raise GrammarError(f"no usable end-of-turn tokens: {list(eos_ids)}")
         lists = form == "list"

@@ -227,12 +227,6 @@ def _message(number: int, text: str) -> Message:
     return {"role": "assistant" if number % 2 else "user", "content": text}
 
 
-def _past_slots(turns: int) -> list[str]:
-    """Slot names of this many turns, question and answer alternating; letters only."""
-    digits = str.maketrans("0123456789", "abcdefghij")
-    return [f"past_{what}_{str(n).translate(digits)}" for n in range(turns) for what in ("q", "a")]
-
-
 class ChatWriter:
     """Renders conversations in the model's chat format and cuts them at their slots. examples:
     turns before the question. slots: those of every first turn: `RULES`, if there are any, and
@@ -301,7 +295,7 @@ class ChatWriter:
         rendered = self._render(turns)
         if after:
             rendered = rendered.partition(after)[2]
-        mark = re.compile(f"{self._mark}([a-z_]+)Mark")
+        mark = re.compile(f"{self._mark}([a-z_0-9]+)Mark")
         parts = mark.split(rendered)
         if parts[1::2] != mark.findall("\n".join(turn["content"] for turn in turns)):
             raise self._error("the model's chat format drops or moves text of a user's turn")
@@ -357,12 +351,10 @@ class PromptBook:
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
         self._render = render_list if template.format == "list" else render_outline
-        past_ids = []
-        for turn in past:  # ids that the model generated are not encoded again
-            answer_ids = list(turn.tokens) or self._encoder.text(turn.answer)
-            past_ids += [self._question(turn.question), answer_ids]
         fixed = {RULES: self._question(rules)} if rules else {}
-        fixed |= zip(_past_slots(len(past)), past_ids, strict=True)
+        for n, turn in enumerate(past):  # ids that the model generated are not encoded again
+            fixed[f"question_{n}"] = self._question(turn.question)
+            fixed[f"answer_{n}"] = list(turn.tokens) or self._encoder.text(turn.answer)
         facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         writer = ChatWriter(tokenizer, template, self._examples(facts), fixed)
         self._fixed = fixed | {name: self._encoder.text(text) for name, text in facts.items()}
@@ -472,11 +464,11 @@ class PromptBook:
         """The turn for one combined answer after the finished parts."""
         return self._fill(self._turns["outline.combine"])
 
-    def direct(self, share: Share | None = None, documents: PromptTokens = NOTHING) -> PromptTokens:
+    def direct(self, documents: PromptTokens = NOTHING) -> PromptTokens:
         """The turn for an answer without an outline, then documents; continues where `branch`
         does."""
         name = "documents" if documents.ids else "direct"
-        whole = (share or self.share) == "outline"
+        whole = self.share == "outline"
         turn = self._turns[f"outline.{name}"] if whole else self._split(f"prompt.{name}")[1]
         return self._fill(turn, documents=documents)
 
@@ -493,9 +485,8 @@ class PromptBook:
         self, ids: Sequence[int], *, max_branches: int, tools: Sequence[str]
     ) -> Outline:
         """The outline that a model wrote; never raises."""
-        if self.form == "list":
-            return parse_list(self.decode(ids), max_branches=max_branches)
-        return parse_outline(self.decode(ids), max_branches=max_branches, tools=tools)
+        parse = parse_list if self.form == "list" else partial(parse_outline, tools=tools)
+        return parse(self.decode(ids), max_branches=max_branches)
 
     def _examples(self, facts: Mapping[str, str]) -> list[Message]:
         """The template's examples as turns with the wording of `skeleton` and `outline.branch`."""

@@ -163,18 +163,9 @@ Enumerate = Callable[[Toy, int], Outcomes]
 """All outcomes on a toy with chains of this many drafts (trees have one shape)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LawError:
-    """worst: the largest difference between what is emitted and the target's own joint law.
-
-    strays: decisions that do not change where their probability says.
-    """
-
-    worst: float
-    strays: int
-
-
-def law_error(rule: Enumerate, toys: Iterable[Toy], kind: torch.dtype) -> LawError:
+def law_error(rule: Enumerate, toys: Iterable[Toy], kind: torch.dtype) -> tuple[float, int]:
+    """The largest difference between what is emitted and the target's own joint law, and the number
+    of decisions that do not change where their probability says."""
     worst, strays = 0.0, 0
     for number, toy in enumerate(toys):
         toy = toy.to(kind)
@@ -182,16 +173,14 @@ def law_error(rule: Enumerate, toys: Iterable[Toy], kind: torch.dtype) -> LawErr
         target_X = joint(toy.p_KV.double(), found.path_ST.shape[1])
         worst = max(worst, (found.joint(toy.p_KV) - target_X).abs().max().item())
         strays += found.strays
-    return LawError(worst, strays)
+    return worst, strays
 
 
 def of_chains(rule: ChainRule, choice: Choice, *, drawn: bool = True) -> Enumerate:
     """A rule of chains whose drafts are chosen so; drawn: it is told that q drew them."""
-
-    def enumerate_(toy: Toy, length: int) -> Outcomes:
-        return chain_outcomes(rule, toy, draft_lists(toy, CHAIN, choice, length), drawn=drawn)
-
-    return enumerate_
+    return lambda toy, length: chain_outcomes(
+        rule, toy, draft_lists(toy, CHAIN, choice, length), drawn=drawn
+    )
 
 
 def of_trees(rule: Rule, choice: Choice) -> Enumerate:

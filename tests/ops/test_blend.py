@@ -10,7 +10,6 @@ from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, deviation, joi
 from specsot.ops.layer_plan import (
     BlendSettings,
     LayerShape,
-    LayerStatus,
     blend_flops,
     compile_layer_plan,
     decode_plan,
@@ -20,12 +19,6 @@ from specsot.ops.layer_plan import (
 
 def plan_of(layers: int, **settings: Any) -> list[int]:
     return [int(status) for status in compile_layer_plan(BlendSettings(**settings), layers)]
-
-
-def test_values_of_the_status() -> None:
-    names = ("DECODE", "FULL", "CHECK", "AFTER_CHECK", "REUSE")
-    wanted = dict(zip(names, range(-1, 4), strict=True))
-    assert {status.name: int(status) for status in LayerStatus} == wanted
 
 
 def test_plans_of_four_layers() -> None:
@@ -115,9 +108,7 @@ def test_rows_that_deviate_most_are_picked() -> None:
     assert blend.index_R.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert blend.counts_CG == ((2, 0),)
     assert picked(blend, [9, 9, 1, 5, 2, 4, 3]) == [3, 5]  # never the protected ones
-
-
-def test_of_equals_the_lower_index_is_picked() -> None:
+    # of equals the lower index
     assert picked(made(ONE, ratios=(0.6,)), [0, 0, 1, 2, 1, 1, 1]) == [2, 3, 4]
     assert picked(made(ONE, ratios=(0.4,)), [0] * 7) == [2, 3]
 
@@ -129,6 +120,7 @@ def test_shares_are_cut_not_rounded() -> None:
 
 
 TWO = rows_of(["rrrrsrrrrrrss"], ["0000011111111"], ["0011000000011"])
+PAIR = rows_of(["rrrrsrrrrs"], ["0000055555"])
 
 
 @pytest.mark.parametrize(
@@ -140,14 +132,10 @@ TWO = rows_of(["rrrrsrrrrrrss"], ["0000011111111"], ["0011000000011"])
     ],
 )
 def test_budgets(budget: Any, counts: tuple[int, ...], found: list[int]) -> None:
+    assert made(PAIR, ratios=(0.5,), budget="per_prompt").counts_CG == ((2, 2, 0),)
     blend = made(TWO, ratios=(0.5,), budget=budget)
     assert blend.counts_CG == ((*counts, 0),)
     assert picked(blend, [20, 19, 18, 17, 1, 2, 3, 4, 5, 6]) == found
-
-
-def test_prompts_have_budgets_of_their_own() -> None:
-    both = rows_of(["rrrrsrrrrs"], ["0000055555"])
-    assert made(both, ratios=(0.5,), budget="per_prompt").counts_CG == ((2, 2, 0),)
 
 
 def test_a_later_check_picks_among_the_rows_left() -> None:

@@ -3,16 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from helpers.attention import attend, attended, metadata_of
+from helpers.attention import attended, metadata_of
 
 from specsot.ops.attention.backends import (
     MIN_SLOTS_SAVED,
-    AttentionBackend,
     AttentionPlan,
     backend,
     shared_parts,
-    to_bias,
-    with_sums,
 )
 from specsot.ops.attention.metadata import AttentionMetadata, QuerySequence
 from specsot.ops.kv.pool import KVCache
@@ -110,27 +107,3 @@ def test_rows_of_one_sequence_already_read_the_prefix_once() -> None:
     metadata = metadata_of(kv, sequences, tree.visibility[tuple(leaves(tree))], list(range(4)))
     assert len(shared_parts(metadata, sequences)) == 2
     assert not backend("auto").plan(metadata).merged
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_sums_are_those_of_the_scores(dtype: torch.dtype) -> None:
-    draw = torch.Generator().manual_seed(0)
-    q_BQhd = torch.randn(2, 3, HEADS, DIM, generator=draw, dtype=dtype)
-    k, v = torch.randn(2, 2, KV_HEADS, 7, DIM, generator=draw, dtype=dtype).unbind()
-    mask_BQK = torch.rand(2, 3, 7, generator=draw) < 0.6
-    mask_BQK[0, 0] = False
-    bias = to_bias(mask_BQK, HEADS // KV_HEADS, dtype)
-    folded = q_BQhd.view(2, 3, KV_HEADS, -1, DIM).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out, sums = with_sums(folded, k, v, bias)
-    sums_BQh = sums.view(2, KV_HEADS, -1, 3).permute(0, 3, 1, 2).flatten(2)
-    out_BQhd = out.view(2, KV_HEADS, -1, 3, DIM).permute(0, 3, 1, 2, 4).flatten(2, 3)
-    seen = mask_BQK.any(-1)
-    expected_BQhd = attend(AttentionBackend(), q_BQhd, k, v, mask_BQK)
-    assert torch.allclose(out_BQhd[seen], expected_BQhd[seen], atol=1e-6)
-    for b, q, h in np.ndindex(2, 3, HEADS):
-        scores = k[b, h // 2] @ q_BQhd[b, q, h] / DIM**0.5
-        told = sums_BQh[b, q, h]
-        if seen[b, q]:
-            assert torch.allclose(told, scores[mask_BQK[b, q]].logsumexp(0), atol=1e-5)
-        else:
-            assert told < -1e30, "it weighs nothing"

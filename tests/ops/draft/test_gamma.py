@@ -37,11 +37,11 @@ def policy_of(**given: Any) -> VanillaSettings:
 @pytest.mark.parametrize("case", EGAG["entropy"])
 def test_entropy(case: Any) -> None:
     logits_RV = tensor([case["logits"]])
-    h_R = entropy(logits_RV, case["T"])
+    h_R = entropy(logits_RV / case["T"])
     assert h_R.item() == pytest.approx(case["H"], abs=1e-12)
     h_norm = normalised(h_R.item(), None, logits_RV.shape[1])
     assert h_norm == pytest.approx(case["H_norm"], abs=1e-12)
-    assert entropy(logits_RV.float(), case["T"]).item() == pytest.approx(case["H"], abs=2e-6)
+    assert entropy(logits_RV.float() / case["T"]).item() == pytest.approx(case["H"], abs=2e-6)
 
 
 def test_the_entropy_of_a_vocabulary_of_one_is_no_doubt_at_all() -> None:

@@ -10,6 +10,7 @@ from helpers.vanilla import best_gamma, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsot.ops.draft import sizes as sizes_file
 from specsot.ops.draft.sizes import (
     MAX_PAUSE,
     MIN_PAUSE,
@@ -25,6 +26,13 @@ ROOMY = [99] * 8
 
 def flat(ms: float) -> Curve:
     return Curve((1, 2), (ms, ms))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds = [0.0]
+    monkeypatch.setattr(sizes_file, "perf_counter", lambda: seconds[0])
+    return seconds
 
 
 def taught(chooser: ChainChooser, alpha: float, branches: int = 1, rounds: int = 150) -> None:
@@ -105,10 +113,9 @@ def test_drafts_that_were_not_worth_it_are_tried_again_and_then_kept() -> None:
     assert chooser.choose_([0], [99]).size >= 4
 
 
-def test_rounds_with_drafts_have_an_overhead_of_their_own() -> None:
+def test_rounds_with_drafts_have_an_overhead_of_their_own(clock: list[float]) -> None:
     """Those without take 2 ms beside their forward, those with drafts 6 ms."""
-    clock = [0.0]
-    chooser = ChainChooser(RoundCosts(flat(3.0), flat(1.0)), 4, now=lambda: clock[0])
+    chooser = ChainChooser(RoundCosts(flat(3.0), flat(1.0)), 4)
     for _ in range(40):
         choice = chooser.choose_([0], [99])
         chooser.learn_([0], [[0]])
@@ -156,11 +163,10 @@ def test_every_level_of_a_tree_has_its_share_of_what_rounds_cost_beside_forwards
     assert chain.ms == pytest.approx(10.0 + 0.5 * chain.size + 3.0)
 
 
-def test_what_is_read_once_is_no_overhead() -> None:
+def test_what_is_read_once_is_no_overhead(clock: list[float]) -> None:
     """The first round's drafter reads a prompt of 40 rows, which takes 20 ms."""
-    clock = [0.0]
     costs = RoundCosts(flat(3.0), Curve.of({1: 1.0, 2: 1.0, 40: 20.0}))
-    chooser = ChainChooser(costs, 4, now=lambda: clock[0])
+    chooser = ChainChooser(costs, 4)
     for unread in (40, 2, 2, 2):
         choice = chooser.choose_([0], [99], unread)
         chooser.learn_([0], [list(range(choice.size + 1))])

@@ -171,11 +171,3 @@ def test_what_a_grammar_forbids_leaves_the_law_of_what_it_allows() -> None:
     counts = torch.bincount(order_RV.gather(1, place_R).squeeze(1), minlength=5)[legal].double()
     assert counts.sum() == count
     assert chi2(counts, scores_V[legal].double().softmax(0)) < 27.63
-
-
-def test_scores_are_left_alone() -> None:
-    scores_RV, key_R = torch.randn(3, 50), keys(1, 2, 3)
-    held = scores_RV.clone()
-    perturbed(scores_RV, key_R).fill_(0)
-    draw(scores_RV, key_R, 10)
-    assert torch.equal(scores_RV, held)

@@ -214,7 +214,10 @@ def test_a_chain_has_an_end() -> None:
     ("base", "problem"),
     [
         ("", "base.yaml:1:1: graph: the file is empty; a graph is a mapping of keys"),
+        ("# nothing\n", "base.yaml:1:1: graph: the file is empty; a graph is a mapping of keys"),
         ("- a\n", "base.yaml:1:1: graph: a list at the top; a graph is a mapping of keys"),
+        ("5\n", "base.yaml:1:1: graph: the number 5 at the top; a graph is a mapping of keys"),
+        ("hello\n", "base.yaml:1:1: graph: the string 'hello' at the top; a graph is a mapping"),
         ("a: [\n", "base.yaml:2:1: yaml: "),
         ("version: 2\n", "base.yaml:1:10: version: the graph needs format 2, this specsot reads 1"),
         ("extends: eagel\n", "base.yaml:1:10: extends: 'eagel': no such file or shipped graph"),

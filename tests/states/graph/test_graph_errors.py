@@ -205,17 +205,3 @@ def test_a_later_stage_waits_for_an_earlier_one() -> None:
     text = GOOD.replace("when: newcomers_fit", "when: newcomer_fit", 1)  # a name
     text = text.replace("  - {from: schedule, to: idle}\n", "")  # a way
     assert len(said(text)) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "g.yaml:1:1: graph: the file is empty; a graph is a mapping of keys"),
-        ("# nothing\n", "g.yaml:1:1: graph: the file is empty; a graph is a mapping of keys"),
-        ("- a\n", "g.yaml:1:1: graph: a list at the top; a graph is a mapping of keys"),
-        ("hello\n", "g.yaml:1:1: graph: the string 'hello' at the top; a graph is a mapping"),
-        ("5\n", "g.yaml:1:1: graph: the number 5 at the top; a graph is a mapping of keys"),
-    ],
-)
-def test_what_is_no_graph_at_all(text: str, message: str) -> None:
-    assert said(text)[0].startswith(message)

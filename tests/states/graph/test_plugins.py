@@ -8,6 +8,7 @@ from helpers.toy_graph import GIVEN, OPS, Write, changed, install, load, problem
 
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.view.diagram import describe_graph, describe_words, mermaid
+from specsot.ops.registry import RegistryError
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.graph.plugins import module_file, named_function, with_installed
 from specsot.states.machine import Run
@@ -38,7 +39,8 @@ def test_the_source_of_a_module_is_found_without_importing_it(write: Write) -> N
 )
 def test_a_module_that_has_no_source(module: str, write: Write) -> None:
     write({"own_a": ""})
-    assert module_file(module) is None
+    with pytest.raises(RegistryError, match="no source of a module"):
+        module_file(module)
 
 
 def test_a_module_that_another_finder_knows(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,16 +72,13 @@ def test_a_graph_names_an_op_and_a_guard(write: Write) -> None:
     assert (step.entry.file, step.entry.line) == (folder / "own" / "ops.py", 7)
     assert program.guards["own.ops:enough"].reads == ("counter",)
     assert "own.ops" not in sys.modules
+    assert "from other packages" not in describe_graph(open_graph("eagle"))
     shown = describe_graph(program)
     assert "own.ops.count(factor=3)" in shown
     places = shown.partition("from other packages")[2].split()
     for name, line in (("count", 7), ("enough", 15)):
         assert f"{folder}/own/ops.py:{line}" == places[places.index(f"own.ops.{name}") + 1]
     assert "verify --> done: own.ops.enough" in mermaid(program.graph)  # no second colon
-
-
-def test_nothing_of_another_package_is_shown_where_there_is_none() -> None:
-    assert "from other packages" not in describe_graph(open_graph("eagle"))
 
 
 @pytest.mark.parametrize(

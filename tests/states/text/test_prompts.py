@@ -27,8 +27,6 @@ from specsot.states.yaml.source import GraphError
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<s>", "</s>"]
 CONTROL = ["<think>", "</think>", "[INST]", "[/INST]"]  # added, but not special
-EMBEDDED = Path(__file__).parents[3] / "models" / "embedded" / "target"
-
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -153,8 +151,6 @@ def test_embedded_branches_after_the_prompt() -> None:
         prompt_of("2", ": ", "Floods", "\nPart ", "1", " says: ", "Rain.", ANSWER),
     )
     assert prompts.skeleton("Why?")[0] + prompts.direct() == prompts.plain("Why?")
-    assert prompts.direct("outline") == book(share="outline").direct()
-    assert prompts.direct("prompt") == book(share="outline").direct("prompt")
 
 
 def test_an_outline_is_encoded_as_the_model_would_write_it() -> None:
@@ -163,19 +159,6 @@ def test_an_outline_is_encoded_as_the_model_would_write_it() -> None:
     assert book().decode([*ids_of(text), 2]) == text
     assert parse_outline(book().decode(ids_of(text)), max_branches=8) == OUTLINE
     assert book().outline_ids(()) == ids_of("DIRECT")
-
-
-@pytest.mark.skipif(not EMBEDDED.exists(), reason="no embedded model here")
-def test_the_embedded_models_own_tokenizer() -> None:
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(EMBEDDED)
-    for share in SHARES:
-        prompts = PromptBook(tokenizer, load_template("embedded"), share)
-        first, tail = prompts.skeleton("How does rain form?")
-        assert first.ids[0] == 1 and first.ids.count(1) == 1
-        assert tail[-3:] == (1, *tokenizer.encode("assistant\n", add_special_tokens=False))
-        assert prompts.stop_ids == (2,)
-        text = prompts.outline_ids(OUTLINE.points)
-        assert parse_outline(prompts.decode(text), max_branches=8) == OUTLINE
 
 
 # Every chat format -----------------------------------------------------------------------------
@@ -426,7 +409,7 @@ def test_a_template_of_ones_own(tmp_path: Path) -> None:
         ('plain: "{question}"', 'plain: "{}"', "is not a slot"),
         ('{title}{deps}"\n  direct: "Answer', '{titel}{deps}"\n  direct: "Answer', "mean 'title'"),
         ("says: {text}", "says", "dependency: the slot {text} is missing"),
-        ("\nplain:", '\ncombine: "All of {title}."\nplain:', "combine: no slot {title} here"),
+        ("Combine the parts", "All of {title}", "combine: no slot {title} here"),
         ('skeleton: "{question}', 'skeleton: "Q: {question}', "so nothing is shared"),
     ],
 )
