@@ -17,7 +17,7 @@ from pydantic import ValidationError, create_model
 from ...models.files import ModelError
 from ...states.graph.graph import Program
 from ...states.graph.load import load_program, op_table, parse_change
-from ...states.graph.plugins import DRAFTERS, DRAFTERS_GROUP, OPS_GROUP, installed_kinds
+from ...states.graph.plugins import DRAFTERS, DRAFTERS_GROUP, OPS_GROUP, installed_names
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
 from ...states.yaml.source import GraphError, Mark, ProblemCode, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
@@ -113,7 +113,8 @@ def read_settings(
     source.marks |= {path: Mark(option) for path, option in (origins or {}).items()}
     profiles = {KEY: _merged(packaged.data[KEY], source.data.get(KEY))}
     source.data = {**packaged.data, **source.data, **profiles, **(changes or {})}
-    kinds = [*(kind for kind, drafter in DRAFTERS.items() if drafter.drafts), *installed_kinds()]
+    kinds = [kind for kind, drafter in DRAFTERS.items() if drafter.drafts]
+    kinds += installed_names(DRAFTERS_GROUP)
     problems = []
     try:
         settings: Any = validated(Settings, source)

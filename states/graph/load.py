@@ -23,7 +23,7 @@ from ..yaml.source import (
 from ..yaml.spec import check_mapping, keys_of, kind_of, model_at, problem_of
 from .checks import checked_program
 from .graph import EXTENDS, KINDS, LAYOUTS, MACHINE, RENAMED_KEYS, VERSION, Graph, Program
-from .plugins import PLUG_INS, installed_kinds, settings_class, with_installed
+from .plugins import DRAFTERS_GROUP, PLUG_INS, drafter_class, installed_names, with_installed
 
 OPTION = "--set"
 OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
@@ -182,7 +182,10 @@ def _model_at(loc: KeyPath, data: Any) -> type[BaseModel] | None:
     kind = _at((*block, "kind"), data)
     if not isinstance(kind, str):
         return None
-    return LAYOUTS.get(kind) if block == ("layout",) else settings_class(kind)
+    if block == ("layout",):
+        return LAYOUTS.get(kind)
+    drafter = drafter_class(kind)
+    return drafter.Settings if drafter else None
 
 
 def _schema_problem(source: Source, error: Any) -> Problem:
@@ -191,7 +194,7 @@ def _schema_problem(source: Source, error: Any) -> Problem:
     if error["type"] == "union_tag_invalid":
         kind = error["input"]["kind"]
         block = str(source.nearest(loc)[-1])
-        names = [*KINDS[block], *(installed_kinds() if block == "drafter" else ())]
+        names = [*KINDS[block], *(installed_names(DRAFTERS_GROUP) if block == "drafter" else ())]
         known = ", ".join(names)
         message = f"must be one of: {known}"
         if isinstance(kind, str):

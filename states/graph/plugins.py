@@ -126,11 +126,6 @@ def installed_names(group: str) -> list[str]:
     return sorted({point.name for point in entry_points(group=group)})
 
 
-def installed_kinds() -> list[str]:
-    """Kinds of the drafters of installed packages."""
-    return installed_names(DRAFTERS_GROUP)
-
-
 def drafter_class(kind: str) -> Any:
     """The `Drafter` class of this kind; None if unknown. Raises RegistryError: it is unusable."""
     if kind in _CLASSES:
@@ -146,23 +141,17 @@ def drafter_class(kind: str) -> Any:
     return None
 
 
-def settings_class(kind: str) -> type[DrafterSettings] | None:
-    """The settings of this kind; None if unknown. Raises RegistryError as `drafter_class`."""
-    drafter = drafter_class(kind)
-    return None if drafter is None else drafter.Settings
-
-
 def _by_kind(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
     """Kinds of installed packages are validated by their own class."""
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind in DRAFTERS:
         return built_in(value)
     try:
-        settings = settings_class(kind)
+        drafter = drafter_class(kind)
     except RegistryError as error:
         context = {"at": "kind", "kind": kind, "why": str(error)}
         raise PydanticCustomError("drafter", "the drafter '{kind}': {why}", context) from None
-    return settings.model_validate(value) if settings else built_in(value)
+    return drafter.Settings.model_validate(value) if drafter else built_in(value)
 
 
 if TYPE_CHECKING:
