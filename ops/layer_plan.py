@@ -28,7 +28,6 @@ Metric = Literal["v", "k", "kv"]
 CheckUpdate = Literal["full", "partial"]
 MaskKind = Literal["exact", "bottom_right"]
 Budget = Literal["per_branch", "per_prompt", "per_chunk"]
-OnMiss = Literal["full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,6 @@ class BlendSettings:
     mask: MaskKind = "exact"
     budget: Budget = "per_branch"
     min_tokens: int = 256
-    on_miss: OnMiss = "full"
 
     def kind_for(self, cached: int) -> PlanKind:
         """The plan of a prefill with `cached` cached rows: `plain` if the others gain nothing."""
