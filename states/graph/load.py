@@ -266,7 +266,7 @@ def _rename_in_blocks(source: Source, renamed: list[str]) -> None:
         for key in list(settings) if isinstance(settings, dict) else ():
             path = (*block, key)
             if (new_path := _new_path(source, path)) != path:
-                _rename(source, settings, path, new_path, renamed)
+                renamed.append(_rename(source, settings, path, new_path))
 
 
 def _rename_in_ops(source: Source, table: OpTable | None, renamed: list[str]) -> None:
@@ -289,19 +289,18 @@ def _rename_in_ops(source: Source, table: OpTable | None, renamed: list[str]) ->
                         settings[key] = f"${'.'.join(map(str, new_path))}"
                 new_keys = {new for (_, old), new in RENAMED_KEYS.items() if old == key} & known
                 if key not in known and new_keys:
-                    _rename(source, settings, at, (*at[:-1], new_keys.pop()), renamed)
+                    renamed.append(_rename(source, settings, at, (*at[:-1], new_keys.pop())))
 
 
-def _rename(
-    source: Source, settings: dict[Any, Any], path: KeyPath, new_path: KeyPath, renamed: list[str]
-) -> None:
+def _rename(source: Source, settings: dict[Any, Any], path: KeyPath, new_path: KeyPath) -> str:
     new_key = new_path[-1]
     if new_key in settings:
         message = f"given twice: {quoted(path[-1])} is the old name of {quoted(new_key)}"
         raise GraphError([source.problem(path, message, ProblemCode.TWICE, key=True)])
-    renamed.append(_sentence(_place(source, path), path, new_path))
+    sentence = _sentence(_place(source, path), path, new_path)
     settings[new_key] = settings.pop(path[-1])
     source.move(path, new_path)
+    return sentence
 
 
 def _place(source: Source, path: KeyPath) -> str:
