@@ -1,47 +1,41 @@
 """`specsot compare`, `sweep` and `bench`: prompts through several sides, and what they show.
 
-`bench` measures an experiment: repeated, with intervals, with other programs, compared with a
-baseline. `bench --tune` measures the settings of a drafter one after another. Nothing here imports
-torch before the command line is checked.
+A comparison is an experiment of graphs, a sweep one of a graph's settings, each prompt once.
+`bench` repeats, and compares with a baseline; `bench --tune` measures the settings of a drafter one
+after another. Nothing here imports torch before the command line is checked.
 """
 
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from importlib.util import find_spec
-from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from ...states.text.outline import OutlineError
-from ...states.yaml.source import GraphError, Problem
 from ..errors import Code, UsageError
 from ..limits import disturbance
 from ..prepare.files import SHIPPED
-from ..prepare.inputs import Prompts, read_file
-from ..prepare.job import Job, prepare
 from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, exit_code, json_text
 from .experiment import (
+    BY_PROMPT,
+    COMPARED,
     FIGURES,
     PARTS,
     BenchOptions,
     Figure,
     Prepared,
     axis_of,
+    experiment_of,
+    experiment_of_sides,
     prepare_experiment,
-    read_side,
     text_of,
 )
-
-if TYPE_CHECKING:
-    from .comparison import Comparison
 
 TEN_PROMPTS = SHIPPED / "prompts" / "ten.txt"  # plans, broad subjects, one with a short answer
 MOST_GRAPHS = 26
@@ -50,28 +44,38 @@ MOST_SHOWN = 20  # problems and changes of an experiment
 RESULT = "result.json"
 TABLE = "table.csv"
 PAGE = "table.md"
+REQUEST_FILE = "asked.json"
+SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
+OF_THIS_CALL = ("out", "baseline", "plot")  # options that it does not
+LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
+EXACT = 0.01  # of one that only what is computed decides
 
-# -- compare, sweep ----------------------------------------------------------------------------
+# -- the commands ------------------------------------------------------------------------------
 
 
 @exit_code
 def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Compare sides, each GRAPH or GRAPH@SET,SET...; returns the exit code."""
+    """Measure sides, each GRAPH or GRAPH@SET,SET..., once for each prompt; returns the exit
+    code."""
     if not 2 <= len(sides) <= MOST_GRAPHS:
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
-    return _compare("compare", sides, options, out)
+    experiment = experiment_of_sides("compare", sides, repeats=1, figures=COMPARED)
+    return _report(prepare_experiment(experiment, options), options, out)
 
 
 @exit_code
 def sweep_command(
     graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
 ) -> int:
-    """Compare all points of a grid; the output ends with the best one, and omits single prompts."""
-    return _compare("sweep", points(graph, vary), options, out)
+    """Measure a graph at every point of a grid, once for each prompt; returns the exit code."""
+    experiment = experiment_of_sides(
+        "sweep", [graph], vary=grid_of(vary), repeats=1, figures=COMPARED
+    )
+    return _report(prepare_experiment(experiment, options), options, out)
 
 
-def points(graph: str, vary: Sequence[str]) -> list[str]:
-    """The grid as sides of a comparison, the last path fastest; raises UsageError."""
+def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The values of every path, for a sweep; raises UsageError."""
     axes: dict[str, tuple[str, ...]] = {}
     for text in vary:
         path, values = axis_of(text)
@@ -81,106 +85,7 @@ def points(graph: str, vary: Sequence[str]) -> list[str]:
     count = prod(map(len, axes.values()))
     if not 2 <= count <= MOST_POINTS:
         raise UsageError(f"--vary: a sweep has from 2 to {MOST_POINTS} points, not {count}")
-    name, graph_sets = read_side(graph)
-    grid = product(*([f"{path}={value}" for value in values] for path, values in axes.items()))
-    return [f"{name}@{','.join((*graph_sets, *point))}" for point in grid]
-
-
-def _compare(command: str, sides: Sequence[str], options: RunOptions, out: Path | None) -> int:
-    prompts = read_file(options.prompts or TEN_PROMPTS)
-    jobs = prepare_all(sides, options, prompts)
-    files = None if out is None else RunFolder.at(out)
-    # Local, so that a wrong graph is an error before torch is imported.
-    from . import render
-    from .comparison import compare_jobs
-
-    comparison = compare_jobs(jobs, files)
-    rated = command == "sweep"
-    best = comparison.best_line() if rated else ""
-    result = comparison.document()
-    if files is not None:
-        setup = comparison.setup
-        facts = {"command": f"`{setup['command']}`", "prompts": setup["prompts"]["count"]}
-        facts |= {"status": comparison.status, **setup["machine"], **setup["versions"]}
-        facts["a busy loop got of a CPU"] = f"{comparison.cpu_share:.0%}"
-        notes = [*render.equality_lines(comparison), best, disturbance(comparison.cpu_share) or ""]
-        files.write_text(TABLE, render.csv_text(result["table"]))
-        page = render.page(
-            f"specsot {command}",
-            render.comparison_markdown(result["table"]),
-            filter(None, notes),
-            facts=[f"{name}: {value}" for name, value in facts.items()],
-        )
-        files.write_text(PAGE, page)
-        files.write_json(RESULT, {**result, "setup": setup})
-    if options.as_json:
-        text = json_text({**result, "best": best} if rated else result)
-    elif comparison.prompts:
-        parts = partial(render.comparison_parts, comparison, each=not rated)
-        text = render.rendered(parts, sys.stdout) + (f"{best}\n" if best else "")
-    else:
-        text = ""
-    hint = "" if out is None else "; the same command goes on from there"
-    return _finish(comparison, files, text, (len(prompts.items), f"prompts{hint}"))
-
-
-def prepare_all(sides: Sequence[str], options: RunOptions, prompts: Prompts) -> list[Job]:
-    """Every graph checked, without torch; raises the problems of all graphs."""
-    jobs: list[Job] = []
-    problems: list[Problem] = []
-    for side in sides:
-        graph, side_sets = read_side(side)
-        changed = replace(options, graph=graph, sets=(*options.sets, *side_sets))
-        try:
-            jobs.append(prepare(changed, prompts=prompts))
-        except GraphError as error:
-            for problem in error.problems:
-                option = problem.file.removeprefix("--set ")
-                if option in side_sets and option != problem.file:
-                    problem = replace(problem, file=f"{graph}@{option}")
-                elif side_sets:
-                    problem = replace(problem, file=f"{side}: {problem.file}")
-                problems.append(problem)
-        except (UsageError, OutlineError) as error:
-            raise UsageError(f"{side}: {error}" if side_sets else str(error)) from None
-    if problems:
-        raise GraphError(problems)
-    return jobs
-
-
-def _finish(
-    comparison: "Comparison",
-    files: RunFolder | None,
-    text: str,
-    requested: tuple[int, str],
-    most: int | None = None,
-) -> int:
-    """Deliver the text, report problems on stderr; returns the exit code. requested: number and
-    name of the rounds."""
-    faults = [] if files is None else files.faults
-    delivered = not text or deliver(text, str(files.path) if files and not faults else "")
-    for line in comparison.problems[:most]:
-        complain(line)
-    if (warning := disturbance(comparison.cpu_share)) is not None:
-        complain(f"warning: {warning}")
-    if failures := comparison.failures:
-        branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
-        complain(f"{branches} where equality is promised")
-    every, unit = requested
-    if (count := len(comparison.prompts)) < every:
-        complain(f"{comparison.status} after {count} of {every} {unit}")
-    for fault in faults:
-        complain(fault)
-    return comparison.code or (Code.OK if delivered and not faults else Code.FAILED)
-
-
-# -- bench -------------------------------------------------------------------------------------
-
-LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
-EXACT = 0.01  # of one that only what is computed decides
-REQUEST_FILE = "asked.json"
-SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
-OF_THIS_CALL = ("out", "baseline", "plot")  # options that it does not
+    return axes
 
 
 @exit_code
@@ -197,10 +102,23 @@ def bench_command(
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
     if bench_options.plot and out is None:
         raise UsageError("--plot: name a folder for the pictures with --out DIR")
-    prepared = prepare_experiment(bench_options, options)
+    experiment, source = experiment_of(bench_options)
+    prepared = prepare_experiment(experiment, options, source)
+    return _report(prepared, options, out, bench_options=bench_options, baseline=before)
+
+
+def _report(
+    prepared: Prepared,
+    options: RunOptions,
+    out: Path | None,
+    bench_options: BenchOptions | None = None,
+    baseline: Mapping[str, Any] | None = None,
+) -> int:
+    """Measure, deliver table and notes, and report problems on stderr; returns the exit code.
+    bench_options: saved for a call that resumes."""
     experiment = prepared.experiment
     files = None if out is None else RunFolder.at(out)
-    if files is not None and not (files.path / REQUEST_FILE).exists():
+    if files is not None and bench_options and not (files.path / REQUEST_FILE).exists():
         usual = RunOptions()
         values = {name: getattr(options, name) for name in SAVED_OPTIONS}
         asked = {n: v for n, v in asdict(bench_options).items() if n not in OF_THIS_CALL}
@@ -208,53 +126,59 @@ def bench_command(
         files.write_json(REQUEST_FILE, {"asked": asked, "options": changed})
     for note in prepared.notes:
         complain(f"note: {note}")
-    comparison, result = measure(prepared, files)
-    rows = [*result["rows"].values()]
+    # Local, so that a wrong option is an error before torch is imported.
     from . import render
+    from .comparison import measure
 
+    result = measure(prepared, files)
+    rows = [*result["rows"].values()]
     worse: list[str] = []
-    notes = ["No prompt was answered by every side."]
+    measured: list[str] = []
+    notes = [render.NO_ROWS]
     if rows:
         ratios = "the first side at the same point, within rounds: median and interval"
         if experiment.pairing == "first":
-            first = comparison.sides[0].letter
-            ratios = f"{first}, within rounds: their median, and 95 % of bootstrap draws"
-        notes = [*render.equality_lines(comparison), f"Ratios are to {ratios}."]
-        if before is not None and baseline is not None:
-            _check_same(before, result, baseline)
-            worse, better = changes(before, result)
-            lines = [f"worse than the baseline: {change}" for change in worse[:MOST_SHOWN]]
-            lines += [f"better than the baseline: {change}" for change in better[:MOST_SHOWN]]
-            notes += ["", *(lines or ["nothing is worse than the baseline"])]
-    measured = render.measured_words(result) if rows else []
+            ratios = "A, within rounds: their median, and 95 % of bootstrap draws"
+        if BY_PROMPT in experiment.figures:
+            ratios += "; by prompt: the lowest and the highest"
+        notes = [*render.equality_lines(result), f"Ratios are to {ratios}."]
+        measured = render.measured_words(result)
+    if rows and baseline is not None:
+        _check_same(baseline, result)
+        worse, better = changes(baseline, result)
+        lines = [f"worse than the baseline: {change}" for change in worse[:MOST_SHOWN]]
+        lines += [f"better than the baseline: {change}" for change in better[:MOST_SHOWN]]
+        notes += ["", *(lines or ["nothing is worse than the baseline"])]
+    code = Code(result["exit_code"]) or (Code.REGRESSION if worse else Code.OK)
+    result["exit_code"] = int(code)
+    best = [result["best"]] if result["best"] else []
     if files is not None:
         files.write_json(RESULT, result)
     if files is not None and rows:
-        title = f"{experiment.name}\n\n{experiment.doc}"
-        table = render.experiment_markdown(experiment, rows)
-        facts = [*measured, f"command: `{comparison.setup['command']}`"]
+        facts = [*measured, f"command: `{result['setup']['command']}`"]
         files.write_text(TABLE, render.csv_of(rows))
-        files.write_text(PAGE, render.page(title, table, notes, facts))
-        if bench_options.plot:
+        files.write_text(PAGE, render.page(experiment, rows, [*notes, *best], facts))
+        if bench_options and bench_options.plot:
             render.draw_all(experiment, rows, files.path)
-    if options.as_json:
-        text = json_text(result)
-    else:
-        parts = partial(render.experiment_parts, experiment, rows, [*notes, *measured])
-        text = render.rendered(parts, sys.stdout)
-    hint = "" if out is None else f"; --resume {out} goes on from there"
-    requested = (len(prepared.prompts.items) * experiment.repeats, f"rounds{hint}")
-    code = _finish(comparison, files, text, requested, most=MOST_SHOWN)
-    return code or (Code.REGRESSION if worse else Code.OK)
-
-
-def measure(prepared: Prepared, files: RunFolder | None) -> "tuple[Comparison, dict[str, Any]]":
-    """All rounds: the comparison, and the result as plain data."""
-    # Local, so that a wrong option is an error before torch is imported.
-    from .comparison import compare_jobs, experiment_document
-
-    comparison = compare_jobs(prepared.jobs, files, prepared)
-    return comparison, experiment_document(comparison, prepared)
+    text = json_text(result)
+    if not options.as_json:
+        text = render.console(experiment, rows, [*notes, *measured, *best], sys.stdout)
+    faults = [] if files is None else files.faults
+    delivered = deliver(text, str(files.path) if files and not faults else "")
+    for line in result["problems"][:MOST_SHOWN]:
+        complain(line)
+    if (warning := disturbance(result["noise"]["cpu_share"] or 1.0)) is not None:
+        complain(f"warning: {warning}")
+    if failures := result["differences"]:
+        branches = "1 branch differs" if failures == 1 else f"{failures} branches differ"
+        complain(f"{branches} where equality is promised")
+    every = len(prepared.prompts.items) * experiment.repeats
+    if result["rounds"] < every:
+        hint = "" if out is None else "; the same command goes on from there"
+        complain(f"{result['status']} after {result['rounds']} of {every} rounds{hint}")
+    for fault in faults:
+        complain(fault)
+    return code or (Code.OK if delivered and not faults else Code.FAILED)
 
 
 def _resumed(
@@ -285,7 +209,7 @@ def _read_baseline(file: Path) -> dict[str, Any]:
     return dict(result)
 
 
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -> None:
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     old, new = (
         {
             "prompts": result["setup"]["prompts"],
@@ -295,9 +219,9 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], file: Path) -
         for result in (before, now)
     )
     if unlike := [name for name in old if old[name] != new[name]]:
-        raise UsageError(f"--baseline {file}: was measured with other {', '.join(unlike)}")
+        raise UsageError(f"--baseline: it was measured with other {', '.join(unlike)}")
     if not before["rows"].keys() & now["rows"].keys():
-        raise UsageError(f"--baseline {file}: has no row of these")
+        raise UsageError("--baseline: it has no row of these")
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -309,7 +233,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[list[str
         old = before["rows"][label]["figures"]
         for name, values in now["rows"][label]["figures"].items():
             figure = FIGURES[name]
-            if name in old and (figure.kind == "paired" or not figure.timed):
+            if name in old and (figure.paired or not figure.timed):
                 texts = " -> ".join(_words(numbers, figure.form) for numbers in (old[name], values))
                 sign = figure.better * _sign(figure, old[name], values)
                 changed[sign].append(f"{label}: {name} {texts}")
@@ -363,7 +287,8 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     values are sides that answer the same prompts in turn; the fastest stays."""
     if len(bench_options.refs) != 1 or bench_options.vary or bench_options.against:
         raise UsageError("--tune takes one graph, and neither --vary nor --against")
-    (job,) = prepare_experiment(bench_options, options).jobs
+    experiment, source = experiment_of(bench_options)
+    (job,) = prepare_experiment(experiment, options, source).jobs
     kind = job.program.graph.drafter.kind
     if kind not in AXES:
         raise UsageError(f"--tune: nothing to tune of a drafter of kind {kind!r}")
@@ -418,11 +343,12 @@ def _drafter_sets(settings: Mapping[str, Any]) -> str:
 
 def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[str]) -> list[float]:
     """The speeds of the graph with these settings against plain decoding; none without rounds."""
+    from .comparison import measure
+
     graph = bench_options.refs[0]
     refs = [f"{graph}@{settings}" for settings in ("drafter.kind=none", *sides)]
-    prepared = prepare_experiment(replace(bench_options, refs=refs), options)
-    comparison, result = measure(prepared, None)
-    if comparison.code:
-        raise UsageError("--tune: a side failed: " + "; ".join(comparison.problems[:3]))
-    rows = [*result["rows"].values()]
-    return [row["figures"].get(FIGURE, [0.0])[0] for row in rows[1:]]
+    experiment, source = experiment_of(replace(bench_options, refs=refs))
+    result = measure(prepare_experiment(experiment, options, source))
+    if result["exit_code"]:
+        raise UsageError("--tune: a side failed: " + "; ".join(result["problems"][:3]))
+    return [row["figures"].get(FIGURE, [0.0])[0] for row in [*result["rows"].values()][1:]]

@@ -24,7 +24,7 @@ from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, 
 
 if TYPE_CHECKING:
     from ..record.metrics import Meter
-    from .sides import Cost, SideRun
+    from .sides import SideRun
 
     Runs = Sequence[SideRun]
 
@@ -47,6 +47,10 @@ DEFAULT = ("speedup_decode", "speedup_ttlt", "tokens", "tau_step", "kv_held_mb")
 EXPERIMENTS = "experiments"
 PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
 MOST_ROWS = 256
+BY_PROMPT = "speedup_by_prompt"
+COMPARED = (  # figures that `specsot compare` and `sweep` show
+    *(BY_PROMPT, "tau_step", "tokens", "target_forwards", "ms_per_round", "kv_held_mb"),
+)
 
 Place = tuple[str | int, ...]
 
@@ -130,6 +134,11 @@ class Entry:
     def sets(self) -> tuple[str, ...]:
         point = (f"{path}={value}" for path, value in self.varied.items() if path != PARTS)
         return (*read_side(self.side)[1], *point)
+
+    @property
+    def name(self) -> str:
+        """Of the side with all its settings, in messages."""
+        return f"{self.graph}@{','.join(self.sets)}" if self.sets else self.graph
 
 
 def read_side(text: str) -> tuple[str, tuple[str, ...]]:
@@ -246,6 +255,12 @@ class BenchOptions:
     plot: bool = False
 
 
+def experiment_of_sides(name: str, sides: Sequence[str], **values: Any) -> Experiment:
+    """Of sides that the command line names, which are checked when they are prepared."""
+    doc = f"{len(sides)} side{'s' * (len(sides) > 1)} of the command line."
+    return Experiment.model_construct(name=name, doc=doc, sides=tuple(sides), **values)
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A checked experiment; notes: for the user."""
@@ -257,10 +272,11 @@ class Prepared:
     notes: list[str] = field(default_factory=list)
 
 
-def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prepared:
-    """Read, change and check everything; an experiment omits a side whose target lacks the drafter;
-    raises UsageError, PromptError, OutlineError, GraphError."""
-    experiment, source = _changed(bench_options)
+def prepare_experiment(
+    experiment: Experiment, options: RunOptions, source: Source | None = None
+) -> Prepared:
+    """Check every side; one of a file (source) is omitted if its target lacks the drafter; raises
+    UsageError, PromptError, OutlineError, GraphError."""
     defaults = experiment.options.model_dump()
     changes = {name: value for name, value in defaults.items() if getattr(options, name) is None}
     options = replace(options, **changes)
@@ -269,33 +285,38 @@ def prepare_experiment(bench_options: BenchOptions, options: RunOptions) -> Prep
         prompts = replace(prompts, items=prompts.items[: experiment.count])
     prepared = Prepared(experiment, [], [], prompts)
     notes: dict[str, None] = {}
+    problems: list[Problem] = []
     for entry in entries_of(experiment):
         if entry.peer == LLAMA_CPP and find_spec("llama_cpp") is None:
             why = "llama-cpp-python is not installed (docs/cli.md)"
             notes[f"{entry.side} is left out: {why}"] = None
             continue
         try:
-            prepared.jobs.append(_job(entry, prepared, options, source))
+            prepared.jobs.append(_job(entry, prepared, options))
             prepared.entries.append(entry)
-        except LacksDrafterError as error:
-            if source is None:
-                raise
+        except GraphError as error:
+            problems += [_placed(problem, entry, experiment, source) for problem in error.problems]
+        except (UsageError, OutlineError) as error:
+            if source is None or not isinstance(error, LacksDrafterError):
+                raise UsageError(f"{entry.name}: {error}") from None
             notes[f"{entry.side} is left out: {error}"] = None
+    if problems:
+        raise GraphError(problems)
     if not prepared.jobs:
         raise UsageError("\n".join(notes))
     return replace(prepared, notes=list(notes))
 
 
-def _changed(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
+def experiment_of(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
+    """What `specsot bench` is to measure, with its file if it has one; raises UsageError,
+    GraphError."""
     refs = bench_options.refs
     source = None
     if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
         experiment, source = read_experiment(file)
     elif refs:
         _check_sides(refs, "")
-        doc = f"{len(refs)} sides of the command line."
-        values = {"name": "bench", "doc": doc, "sides": list(refs)}
-        experiment = Experiment.model_validate(values)
+        experiment = experiment_of_sides("bench", refs)
     else:
         raise UsageError("bench takes an experiment, or graphs; --list shows what ships")
     changes: dict[str, Any] = {"repeats": bench_options.repeats, "count": bench_options.count}
@@ -337,36 +358,28 @@ def _prompts_file(experiment: Experiment, source: Source | None) -> Path:
     raise UsageError(f"{where}no prompts {experiment.prompts!r}: ten, hard, documents, or a file")
 
 
-def _job(entry: Entry, prepared: Prepared, options: RunOptions, source: Source | None) -> Job:
+def _job(entry: Entry, prepared: Prepared, options: RunOptions) -> Job:
     parts = entry.varied.get(PARTS)
     if parts is not None and not (parts.isdecimal() and 1 <= int(parts) <= MAX_PARTS):
         raise UsageError(f"--vary {PARTS}={parts}: {PARTS_RANGE}")
-    common = {f"{path}={text_of(value)}": path for path, value in prepared.experiment.set.items()}
-    shared = {s: path for s, path in common.items() if path.partition(".")[0] in PEERS_KNOW}
+    common = _common_sets(prepared.experiment)
+    shared = [s for s, path in common.items() if path.partition(".")[0] in PEERS_KNOW]
     sets = [*(shared if entry.peer else common), *options.sets]
     if parts is not None:
         sets += [f"skeleton.max_branches={parts}", f"layout.max_num_branches={parts}"]
     sets += [*PEERS.get(entry.peer, ()), *entry.sets]
     graph = PLAIN if entry.peer else entry.graph
-    try:
-        job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prepared.prompts)
-    except GraphError as error:
-        if source is None:
-            raise
-        places: dict[str, Place] = {setting: ("set", path) for setting, path in common.items()}
-        places |= dict.fromkeys(entry.sets, entry.at[""])
-        places |= {f"{path}={value}": entry.at[path] for path, value in entry.varied.items()}
-        problems = [_placed(problem, entry.side, places, source) for problem in error.problems]
-        raise GraphError(problems) from None
-    except LacksDrafterError:
-        raise
-    except (UsageError, OutlineError) as error:
-        raise UsageError(f"{entry.side}: {error}") from None
+    job = prepare(replace(options, graph=graph, sets=tuple(sets)), prompts=prepared.prompts)
     if parts is None:
         return job
     named = replace(job.options, sets=(*job.options.sets, f"{PARTS}={parts}"))
     titles = [f"Part {number}" for number in range(1, int(parts) + 1)]
     return replace(job, options=named, outline=outline_of(titles, PART_TOKENS))
+
+
+def _common_sets(experiment: Experiment) -> dict[str, str]:
+    """The paths of the settings of all graphs, by the option that sets each."""
+    return {f"{path}={text_of(value)}": path for path, value in experiment.set.items()}
 
 
 def outline_of(titles: Iterable[str], tokens: int, tool: str | None = None) -> Outline:
@@ -375,12 +388,23 @@ def outline_of(titles: Iterable[str], tokens: int, tool: str | None = None) -> O
     return Outline("plan", tuple(points), (), "ok")
 
 
-def _placed(problem: Problem, side: str, places: Mapping[str, Place], source: Source) -> Problem:
+def _placed(
+    problem: Problem, entry: Entry, experiment: Experiment, source: Source | None
+) -> Problem:
+    """A problem of a side at its place in the experiment's file, or with the side's name."""
     option = problem.file.removeprefix("--set ")
-    if option == problem.file or option not in places:
-        return problem
-    words = f"{side}: {problem.where}: {problem.message}"
-    return source.problem(places[option], words, problem.code)
+    is_option = option != problem.file
+    if source is not None:
+        places: dict[str, Place] = {s: ("set", p) for s, p in _common_sets(experiment).items()}
+        places |= dict.fromkeys(entry.sets, entry.at[""])
+        places |= {f"{path}={value}": entry.at[path] for path, value in entry.varied.items()}
+        if not is_option or option not in places:
+            return problem
+        words = f"{entry.side}: {problem.where}: {problem.message}"
+        return source.problem(places[option], words, problem.code)
+    if is_option and option in entry.sets:
+        return replace(problem, file=f"{entry.graph}@{option}")
+    return replace(problem, file=f"{entry.name}: {problem.file}") if entry.sets else problem
 
 
 # -- figures -----------------------------------------------------------------------------------
@@ -428,16 +452,17 @@ def estimate(groups: Sequence[int], of: Callable[[npt.NDArray[np.int64]], Values
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """of: part and whole in one run. kind: the median over rounds of the reference's quotient / the
-    own one; the quotient of the sums; the median of the quotients; the largest; the share of
-    answers that are the reference's; what a probe has found. better: 1, -1, or 0 for neither.
-    timed: by clocks."""
+    """of: part and whole in one run. kind: of the rounds' quotients the median, the same with the
+    lowest and highest, the largest; the quotient of the sums; the share of answers that are the
+    reference's; what a probe has found. paired: quotients are the reference's / the own one.
+    better: 1, -1, or 0 for neither. timed: by clocks."""
 
-    kind: Literal["paired", "sums", "median", "largest", "same", "probe"]
-    of: "Callable[[Cost], Quotient]" = lambda cost: (0, 0)
+    kind: Literal["median", "range", "largest", "sums", "same", "probe"]
+    of: "Callable[[SideRun], Quotient]" = lambda run: (0, 0)
     better: int = 1
     form: str = ".2f"
     timed: bool = False
+    paired: bool = False
 
     def measure(self, runs: "Runs", reference: "Runs", prompts: Sequence[int]) -> Estimate | None:
         """Of finished rounds, None if it means something in none; prompts: the number of each
@@ -451,10 +476,12 @@ class Figure:
         if self.kind == "sums":
             return estimate(groups, lambda at: mine[at].sum(-2)[..., 0] / mine[at].sum(-2)[..., 1])
         each = mine[:, 0] / mine[:, 1]
+        if self.paired:
+            each = theirs[:, 0] / theirs[:, 1] / each
         if self.kind == "largest":
             return Estimate(float(each.max()))
-        if self.kind == "paired":
-            each = theirs[:, 0] / theirs[:, 1] / each
+        if self.kind == "range":
+            return Estimate(float(np.median(each)), float(each.min()), float(each.max()))
         return estimate(groups, lambda at: np.median(each[at], axis=-1))
 
     def quotients(
@@ -464,37 +491,36 @@ class Figure:
         the reference, 1 / 1 unless paired."""
         groups: list[int] = []
         pairs: list[tuple[Quotient, Quotient]] = []
-        paired = self.kind == "paired"
         for run, other, group in zip(runs, reference, prompts, strict=True):
-            if run.problems or (paired and other.problems):
+            if run.problems or (self.paired and other.problems):
                 continue
             one = self.of(run)
-            two = self.of(other) if paired else (1.0, 1.0)
-            if one[1] and two[1] and not (paired and 0 in (one[0], two[0])):
+            two = self.of(other) if self.paired else (1.0, 1.0)
+            if one[1] and two[1] and not (self.paired and 0 in (one[0], two[0])):
                 groups.append(group)
                 pairs.append((one, two))
         values = np.array(pairs, float).reshape(-1, 2, 2)
         return groups, values[:, 0], values[:, 1]
 
 
-def _first_token(cost: "Cost") -> Quotient:
-    return cost.moments.first_token / MS, float(cost.moments.first_token > 0)
+def _first_token(run: "SideRun") -> Quotient:
+    return run.first_token / MS, float(run.first_token > 0)
 
 
-def _last_token(cost: "Cost") -> Quotient:
-    return cost.moments.last_token / MS, float(cost.moments.last_token > 0)
+def _last_token(run: "SideRun") -> Quotient:
+    return run.last_token / MS, float(run.last_token > 0)
 
 
-def _decode(cost: "Cost") -> Quotient:
-    return (cost.moments.last_token - cost.moments.first_token) / MS, cost.moments.decoded
+def _decode(run: "SideRun") -> Quotient:
+    return (run.last_token - run.first_token) / MS, run.decoded
 
 
-def _per_token(cost: "Cost") -> Quotient:
-    return 1e3 * cost.meter.seconds, cost.meter.tokens
+def _per_token(run: "SideRun") -> Quotient:
+    return 1e3 * run.meter.seconds, run.meter.tokens
 
 
-def _tau(cost: "Cost") -> Quotient:
-    lengths = cost.meter.lengths
+def _tau(run: "SideRun") -> Quotient:
+    lengths = run.meter.lengths
     return sum(n * count for n, count in lengths.items()), lengths.total()
 
 
@@ -503,52 +529,52 @@ def _overhead(meter: "Meter") -> Quotient:
     return whole - meter.in_ops, whole
 
 
-def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[Cost], Quotient]":
+def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[SideRun], Quotient]":
     """Of what only our own engine counts."""
-    return lambda cost: of(cost.meter) if cost.meter.rows else (0.0, 0.0)
+    return lambda run: of(run.meter) if run.meter.rows else (0.0, 0.0)
 
 
-def _host_reads(cost: "Cost") -> Quotient:
-    return cost.moments.host_reads, cost.meter.forwards if cost.meter.rows else 0
+def _host_reads(run: "SideRun") -> Quotient:
+    return run.host_reads, run.meter.forwards if run.meter.rows else 0
 
 
-def _kv(of: Callable[[Any], float]) -> "Callable[[Cost], Quotient]":
-    return lambda cost: (sum(map(of, cost.pools.values())) / MB, float(bool(cost.pools)))
+def _kv(name: str) -> "Callable[[SideRun], Quotient]":
+    return lambda run: (run.kv.get(name, 0) / MB, float(bool(run.kv)))
+
+
+def _speedup(of: "Callable[[SideRun], Quotient]", kind: Any = "median") -> Figure:
+    return Figure(kind, of, timed=True, paired=True)
 
 
 PER_TOKEN = "speedup_per_token"
 FIGURES: Mapping[str, Figure] = {
-    "speedup_decode": Figure("paired", _decode, timed=True),
-    "speedup_ttlt": Figure("paired", _last_token, timed=True),
-    "speedup_ttft": Figure("paired", _first_token, timed=True),
-    PER_TOKEN: Figure("paired", _per_token, timed=True),
-    "length_ratio": Figure("paired", lambda c: (1, c.meter.tokens), 0),
+    "speedup_decode": _speedup(_decode),
+    "speedup_ttlt": _speedup(_last_token),
+    "speedup_ttft": _speedup(_first_token),
+    PER_TOKEN: _speedup(_per_token),
+    BY_PROMPT: _speedup(_per_token, "range"),
+    "length_ratio": Figure("median", lambda r: (1, r.meter.tokens), 0, paired=True),
     "tau_step": Figure("sums", _tau),
-    "tau_request": Figure("median", lambda c: (c.meter.tau_step, 1)),
+    "tau_request": Figure("median", lambda r: (r.meter.tau_step, 1)),
     "acceptance_rate": Figure("sums", _ours(lambda m: (m.accepted, m.drafted)), form=".3f"),
-    "tokens_per_target_forward": Figure("sums", lambda c: (c.meter.tokens, c.meter.forwards)),
+    "tokens_per_target_forward": Figure("sums", lambda r: (r.meter.tokens, r.meter.forwards)),
     "ms_per_token": Figure("median", _per_token, -1, timed=True),
     "ms_to_first_token": Figure("median", _first_token, -1, ".0f", timed=True),
     "ms_to_last_token": Figure("median", _last_token, -1, ".0f", timed=True),
-    "ms_per_round": Figure("sums", lambda c: (_per_token(c)[0], c.meter.forwards), -1, timed=True),
+    "ms_per_round": Figure("sums", lambda r: (_per_token(r)[0], r.meter.forwards), -1, timed=True),
     "overhead_share": Figure("sums", _ours(_overhead), -1, ".3f", timed=True),
     "host_reads_per_round": Figure("sums", _host_reads, -1),
-    "tokens": Figure("median", lambda c: (c.meter.tokens, 1), 0, ".0f"),
-    "target_forwards": Figure("median", lambda c: (c.meter.forwards, 1), -1, ".0f"),
+    "tokens": Figure("median", lambda r: (r.meter.tokens, 1), 0, ".0f"),
+    "target_forwards": Figure("median", lambda r: (r.meter.forwards, 1), -1, ".0f"),
     "rows": Figure("median", _ours(lambda m: (m.rows, 1)), -1, ".0f"),
     "rows_empty": Figure("median", _ours(lambda m: (m.padding, 1)), -1, ".0f"),
     "drafter_forwards": Figure("median", _ours(lambda m: (m.draft_forwards, 1)), -1, ".0f"),
     "drafter_rows": Figure("median", _ours(lambda m: (m.draft_rows, 1)), -1, ".0f"),
     "drafter_rows_empty": Figure("median", _ours(lambda m: (m.draft_padding, 1)), -1, ".0f"),
     "padding_waste": Figure("sums", _ours(lambda m: (m.padding, m.rows)), -1, ".3f"),
-    "kv_held_mb": Figure("largest", _kv(lambda pool: pool.peak_bytes), -1),
-    "kv_moved_mb": Figure("largest", _kv(lambda pool: pool.moved_bytes.total()), -1),
+    "kv_held_mb": Figure("largest", _kv("held"), -1),
+    "kv_moved_mb": Figure("largest", _kv("moved"), -1),
     "same_answer": Figure("same", better=0),
     "kl": Figure("probe", better=-1, form=".4f"),
-    "kv_allocated_mb": Figure("largest", _kv(lambda pool: pool.allocated_bytes), -1),
-}
-GAINS: Mapping[str, Figure] = {  # of `specsot compare`: how much less a side costs than the first
-    PER_TOKEN: FIGURES[PER_TOKEN],
-    "fewer_rounds": Figure("paired", lambda c: (c.meter.rounds, 1)),
-    "more_tokens_per_round": Figure("paired", lambda c: (c.meter.rounds, c.meter.tokens)),
+    "kv_allocated_mb": Figure("largest", _kv("allocated"), -1),
 }

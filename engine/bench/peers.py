@@ -33,7 +33,7 @@ from ..prepare.job import model_folders
 from ..record.metrics import Marks, Meter
 from ..record.report import answers_of, output_digest
 from .experiment import ASSISTED, LLAMA_CPP, LOOKUP
-from .sides import Moments, Peer, Side, SideRun
+from .sides import Peer, Side, SideRun
 
 
 @dataclass
@@ -83,9 +83,14 @@ def _answer(
     meter = Meter(forwards=len(counts), rounds=lengths.total(), tokens=sum(counts), lengths=lengths)
     meter.in_run = meter.in_ops = whole
     meter.marks[request.key] = Marks(times[0], None, times[-1])
-    moments = Moments(times[0], times[-1], sum(counts[1:]))
-    digest = output_digest(answers_of([request], side.session.prompts))
-    return SideRun(meter, {}, moments, digest=digest, answered=request)
+    return SideRun(
+        meter,
+        first_token=times[0],
+        last_token=times[-1],
+        decoded=sum(counts[1:]),
+        digest=output_digest(answers_of([request], side.session.prompts)),
+        request=request,
+    )
 
 
 Generation: Any = GenerationConfig  # its constructor has no types

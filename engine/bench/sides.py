@@ -17,87 +17,83 @@ from string import ascii_uppercase
 from time import monotonic
 from typing import Annotated, Any
 
-from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import Field, PlainSerializer, PlainValidator
 
-from ...states.request import Branch, Finish, Request
+from ...states.request import Branch, Finish
 from ..limits import cpu_share
 from ..models import load_models, with_drafter
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, set_up_torch, threads_of
-from ..record.metrics import Meter, state_figures
+from ..record.metrics import Marks, Meter
 from ..record.report import answers_of, output_digest, refusals
 from ..run.core import Status, StopSignal
 from ..run.scoring import contexts, next_scores
 from ..run.session import Session, perform, tie
 
-
-@dataclass
-class PoolUse:
-    """A KV pool: what it held at most, and what was moved inside it, by cause."""
-
-    peak_slots: int = 0
-    peak_bytes: int = 0
-    allocated_bytes: int = 0
-    moved_bytes: Counter[str] = field(default_factory=Counter)
-    moves: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
-class Moments:
-    """Sums over runs of nanoseconds from a run's start, and what else only single runs have."""
-
-    first_token: int = 0
-    last_token: int = 0
-    decoded: int = 0
-    host_reads: int = 0
-
+WARM_UP = 16  # rounds of the first prompt
 
 # In JSON a meter is its counts.
 SavedMeter = Annotated[Meter, PlainValidator(Meter.of), PlainSerializer(lambda meter: meter.counts)]
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Of one run or of several; pools: the `target`'s, and the `drafter`'s if any."""
+class SideRun:
+    """One prompt answered by one side. first_token, last_token: nanoseconds from the start, 0 if
+    there is none; decoded: tokens after the first. kv: bytes of all pools, `held` at most, `moved`,
+    and `allocated`; empty for a peer. problems: why the answer is not complete; request: None for a
+    run that was read from a folder."""
 
     meter: SavedMeter
-    pools: Mapping[str, PoolUse]
-    moments: Moments = field(default_factory=Moments)
-
-    def document(self) -> dict[str, Any]:
-        """Under the documented names (docs/metrics.md)."""
-        meter = self.meter
-        pools = {name: vars(use) for name, use in self.pools.items()}
-        return {
-            "tau_step": meter.tau_step,
-            "target_forwards": meter.forwards,
-            "branch_rounds": meter.branch_rounds,
-            "tokens": meter.tokens,
-            "seconds": meter.seconds,
-            "tokens_per_second": meter.tokens_per_second,
-            "query_rows": meter.rows,
-            "padding_rows": meter.padding,
-            "padding_waste": meter.padding_waste,
-            "states": state_figures(meter),
-            "kv": {name: pools.get(name) for name in ("target", "drafter")},
-        }
+    first_token: int = 0
+    last_token: int = 0
+    decoded: int = 0
+    host_reads: int = 0
+    kv: Mapping[str, int] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    digest: str = ""
+    request: Annotated[Any, Field(exclude=True)] = None
 
 
-def total(costs: Sequence[Cost]) -> Cost:
-    """Sums over runs of the same graph; of what pools held the largest."""
-    whole = Cost(Meter(), {name: PoolUse() for name in costs[0].pools})
-    for cost in costs:
-        whole.meter.add(cost.meter)
-        for name, value in vars(cost.moments).items():
-            setattr(whole.moments, name, getattr(whole.moments, name) + value)
-        for name, use in cost.pools.items():
-            pool = whole.pools[name]
-            pool.peak_slots = max(pool.peak_slots, use.peak_slots)
-            pool.peak_bytes = max(pool.peak_bytes, use.peak_bytes)
-            pool.allocated_bytes = max(pool.allocated_bytes, use.allocated_bytes)
-            pool.moved_bytes.update(use.moved_bytes)
-            pool.moves.update(use.moves)
-    return whole
+class BranchAnswer(StrEnum):
+    EQUAL = "equal"
+    TIE = "tie"
+    DIFFERENT = "different"
+    FOLLOWS = "follows"  # its context differs because of a difference elsewhere
+    UNFINISHED = "unfinished"  # refused or stopped on one side
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two answers first differ; position: tokens before it; before: text that ends there.
+    reference, other: token ids, END or CUT. margin: of their scores (`scoring.next_scores`) by the
+    target alone; None where one side has no token."""
+
+    position: int
+    before: str
+    reference: int
+    other: int
+    margin: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchComparison:
+    """One branch of one prompt on two sides; tokens: of the reference's answer."""
+
+    branch: str
+    result: BranchAnswer
+    tokens: int
+    difference: Difference | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPrompt:
+    """A prompt with its runs, by the sides' letters, and its compared branches, by the letter of
+    the side that is held to another. cpu_share: of a busy loop just before."""
+
+    prompt: Annotated[Prompt, Field(exclude=True)]
+    runs: Mapping[str, SideRun]
+    cpu_share: float = 1.0
+    results: dict[str, list[BranchComparison]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,36 +131,6 @@ class Side:
         return self.peer is None and self.job.program.graph.blend is not None
 
 
-@dataclass(frozen=True, slots=True)
-class SideRun(Cost):
-    """One prompt answered by one side; problems: why the answer is not complete; answered: None for
-    a run of a folder."""
-
-    status: Status = Status.OK
-    problems: Sequence[str] = ()
-    digest: str = ""
-    answered: Annotated[Any, Field(exclude=True)] = None
-
-    @property
-    def request(self) -> Request:
-        request: Request = self.answered
-        return request
-
-
-RUNS = TypeAdapter(dict[str, SideRun])  # of one prompt, by the sides' letters
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedPrompt:
-    """A prompt with its runs, by the sides' letters, and its compared branches. cpu_share: of a
-    busy loop just before."""
-
-    prompt: Prompt
-    runs: Mapping[str, SideRun]
-    cpu_share: float = 1.0
-    results: list["BranchComparison"] = field(default_factory=list)
-
-
 class SharedModels:
     """Models that are loaded when a graph first needs them and shared by all that do."""
 
@@ -192,46 +158,41 @@ def letters() -> Iterator[str]:
     return map("".join, chain.from_iterable(lengths))
 
 
-def warm_up(
-    sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal, rounds: int, collect: bool
-) -> None:
-    """Run the first prompt for some rounds that no figure counts; collect: all prompts where a
-    graph reuses chunks of documents, so that every chunk is read."""
+def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal) -> None:
+    """Run the first prompt for some rounds that no figure counts, and all prompts where a graph
+    reuses chunks of documents, so that every chunk is read."""
     for side in sides if prompts else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
         if side.peer is not None:
-            side.peer.answer(side, prompts[0], rounds)
+            side.peer.answer(side, prompts[0], WARM_UP)
             continue
-        for prompt in dict.fromkeys(prompts) if collect and side.blends else prompts[:1]:
-            perform(side.session, [prompt], stop=halt, max_rounds=rounds)[0].close()
+        for prompt in dict.fromkeys(prompts) if side.blends else prompts[:1]:
+            perform(side.session, [prompt], stop=halt, max_rounds=WARM_UP)[0].close()
 
 
 def answer_all(
     sides: Sequence[Side],
-    prompts: Sequence[Prompt],
+    prompts: Mapping[int, Prompt],
     halt: StopSignal,
     show: Callable[[str, float], None],
-    numbers: Sequence[int] = (),
 ) -> Iterator[ComparedPrompt]:
-    """Every prompt through every graph, prompt by prompt, in one state of the machine. The first
-    side changes from round to round, or the order is drawn from the numbers of rounds, so that a
-    slower machine favours no graph. A prompt that a stop signal interrupts is omitted."""
+    """Every prompt through every graph, prompt by prompt, in one state of the machine; prompts: by
+    the numbers of their rounds. Each number draws an order of the sides, so that a slower machine
+    favours no graph. A prompt that a stop signal interrupts is omitted."""
     start_time = monotonic()
     done = 0
     every = len(prompts) * len(sides)
-    for number, prompt in enumerate(prompts):
+    for place, (number, prompt) in enumerate(prompts.items(), 1):
         runs = {}
         share = cpu_share()
-        first = number % len(sides)
-        order = [*sides[first:], *sides[:first]]
-        for side in Random(numbers[number]).sample(sides, len(sides)) if numbers else order:
+        for side in Random(number).sample(sides, len(sides)):
             remaining = ""
             if done:
                 seconds = (monotonic() - start_time) / done * (every - done)
                 left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
                 remaining = f", about {left} left"
             name = f"{side.letter} {side.name}"
-            show(f"prompt {number + 1} of {len(prompts)}{remaining}: {name} ...", done / every)
+            show(f"prompt {place} of {len(prompts)}{remaining}: {name} ...", done / every)
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
@@ -244,40 +205,32 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
     if side.peer is not None:
         return side.peer.answer(side, prompt, None)
     run, recorder, status = perform(side.session, [prompt], stop=halt)
-    requests = run.board["branches"].requests
+    (request,) = run.board["branches"].requests
     meter = recorder.meter
-    answers = answers_of(requests, side.session.prompts)
+    answers = answers_of([request], side.session.prompts)
     problems = refusals(answers)
     if status is Status.LIMIT:
         most = side.job.program.graph.limits.max_rounds
         problems.append(f"request {prompt.key} stopped after {most} rounds (limits.max_rounds)")
-    pools = {
-        name: PoolUse(
-            peak_slots=pool.peak_length,
-            peak_bytes=pool.peak_length * pool.slot_bytes,
-            allocated_bytes=pool.slots * pool.slot_bytes,
-            moved_bytes=pool.ledger.bytes,
-            moves=pool.ledger.moves,
-        )
-        for name, pool in {"target": run.board["kv"], "drafter": run.board["kv_draft"]}.items()
-        if pool is not None
-    }
-    moments = Moments(host_reads=run.board["host"].reads)
-    for marks in list(meter.marks.values())[:1]:
-        if marks.first_token is not None and marks.last_token is not None:
-            moments.first_token = marks.first_token
-            moments.last_token = marks.last_token
-            moments.decoded = max(meter.tokens - 1, 0)
-    run.close()
-    return SideRun(
+    pools = [run.board[key] for key in ("kv", "kv_draft") if run.board[key] is not None]
+    marks = next(iter(meter.marks.values()), Marks())
+    answered = SideRun(
         meter,
-        pools,
-        moments,
-        status=status,
+        first_token=marks.first_token or 0,
+        last_token=marks.last_token or 0,
+        decoded=max(meter.tokens - 1, 0),
+        host_reads=run.board["host"].reads,
+        kv={
+            "held": sum(pool.peak_length * pool.slot_bytes for pool in pools),
+            "moved": sum(pool.ledger.bytes.total() for pool in pools),
+            "allocated": sum(pool.slots * pool.slot_bytes for pool in pools),
+        },
         problems=[f"{side.letter} {side.name}: {problem}" for problem in problems],
         digest=output_digest(answers),
-        answered=requests[0],
+        request=request,
     )
+    run.close()
+    return answered
 
 
 # -- equal tokens ------------------------------------------------------------------------------
@@ -287,27 +240,6 @@ EXACT = ("float32", "float64")  # what the promise holds for
 END = -1  # instead of a token: the answer stopped here
 CUT = -2  # the answer is not longer
 SHOWN = 24  # tokens before a difference that are shown with it
-
-
-class BranchAnswer(StrEnum):
-    EQUAL = "equal"
-    TIE = "tie"
-    DIFFERENT = "different"
-    FOLLOWS = "follows"  # its context differs because of a difference elsewhere
-    UNFINISHED = "unfinished"  # refused or stopped on one side
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where two answers first differ; position: tokens before it; before: text that ends there.
-    reference, other: token ids, END or CUT. margin: of their scores (`scoring.next_scores`) by the
-    target alone; None where one side has no token."""
-
-    position: int
-    before: str
-    reference: int
-    other: int
-    margin: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,18 +253,6 @@ class GraphPair:
     @property
     def promised(self) -> bool:
         return not self.why_not and self.other.job.options.dtype in EXACT
-
-
-@dataclass(frozen=True, slots=True)
-class BranchComparison:
-    """One branch of one prompt on two sides; tokens: of the reference's answer."""
-
-    pair: GraphPair
-    prompt: ComparedPrompt
-    branch: str
-    result: BranchAnswer
-    tokens: int
-    difference: Difference | None
 
 
 def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
@@ -412,8 +332,7 @@ def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComp
             near = difference.margin is not None and difference.margin < TIE
             result = BranchAnswer.TIE if near else BranchAnswer.DIFFERENT
         tokens = len(reference[0].tokens) if reference is not None else 0
-        one = BranchComparison(pair, prompt, name, result, tokens=tokens, difference=difference)
-        results.append(one)
+        results.append(BranchComparison(name, result, tokens, difference))
     if any(result.difference for result in results):
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.

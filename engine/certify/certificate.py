@@ -55,7 +55,7 @@ def certificate(job: Job, options: RunOptions, quick: bool) -> dict[str, Any]:
         "numeric_ties": ties,
         **facts,
         "parts": parts,
-        "notes": list(_notes(job.program.graph)),
+        "notes": _notes(job.program.graph),
     }
 
 
@@ -152,31 +152,24 @@ def _parts(bench: "Bench") -> Iterator[dict[str, Any]]:
         yield part
 
 
-def _notes(graph: Graph) -> Iterator[str]:
-    if graph.drafter.drafts:
-        yield (
-            "The rules by which drafts are accepted have the target's law, exactly: held by the "
-            f"project's tests (tests/laws), specsot {version('specsot')}."
-        )
-    if not graph.sampling.exact:
-        yield (
-            "The graph accepts drafts by rejection: its text has the target's distribution, and "
-            "one seed gives another text with another drafter. For the sampled runs above it "
-            "accepted by match."
-        )
-    if not graph.sampling.lossless:
-        yield "skip_sample_adjustment is there to be looked at: such a graph is never lossless."
-    if graph.skeleton is not None and graph.skeleton.merge == "blend":
-        yield (
-            "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
-            "except where a check says that they were folded."
-        )
-    if graph.blend is not None:
-        yield (
-            "Where rows are reused, the text is held to plain decoding on the same "
-            "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
-            "everywhere else, to transformers."
-        )
+def _notes(graph: Graph) -> list[str]:
+    folded = graph.skeleton is not None and graph.skeleton.merge == "blend"
+    notes = {
+        "The rules by which drafts are accepted have the target's law, exactly: held by the "
+        f"project's tests (tests/laws), specsot {version('specsot')}.": graph.drafter.drafts,
+        "The graph accepts drafts by rejection: its text has the target's distribution, and "
+        "one seed gives another text with another drafter. For the sampled runs above it "
+        "accepted by match.": not graph.sampling.exact,
+        "skip_sample_adjustment is there to be looked at: such a graph is never lossless.": (
+            not graph.sampling.lossless
+        ),
+        "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
+        "except where a check says that they were folded.": folded,
+        "Where rows are reused, the text is held to plain decoding on the same "
+        "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
+        "everywhere else, to transformers.": graph.blend is not None,
+    }
+    return [note for note, holds in notes.items() if holds]
 
 
 def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str, Any]:

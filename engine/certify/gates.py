@@ -26,7 +26,7 @@ from ..models import new_pool
 from ..prepare.inputs import Prompt
 from ..run.core import EngineCore
 from ..run.scoring import context_segments, contexts, full_prefill
-from .reference import SHOWN, Bench, Check, Repeat, TeacherTally
+from .reference import SHOWN, Bench, Check, Repeat
 
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
 COMPARED = 60  # branches of a probe whose drafter rows are computed again
@@ -79,12 +79,6 @@ class ProbedRun:
             return ((again.side, request) for request in again.requests)
 
         return self.bench.repeat(rerun)
-
-    def hold(self) -> TeacherTally:
-        tally = self.bench.tally()
-        for request in self.requests:
-            tally.hold(self.side, request, self.repeat)
-        return tally
 
     def agree(self, expected: Sequence[Sequence[int]]) -> list[str]:
         """What is wrong with answers that should be these; in doubt transformers decides."""
@@ -254,24 +248,24 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     return float(off.nan_to_num(nan=torch.inf))
 
 
-def memory_checks(watch: Rig) -> Iterator[Check]:
-    wrong = list(watch.wrong.values())
-    figures = {"runs": watch.runs, "phases": watch.phases, "faults": len(wrong)}
-    text = f"pools and book agree after each of {watch.phases} phases of {watch.runs} runs"
+def memory_checks(rig: Rig) -> Iterator[Check]:
+    wrong = list(rig.wrong.values())
+    figures = {"runs": rig.runs, "phases": rig.phases, "faults": len(wrong)}
+    text = f"pools and book agree after each of {rig.phases} phases of {rig.runs} runs"
     text += ", and pools are empty at the end"
     yield Check("memory/integrity", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
-    reads = {"reads": watch.reads, "forwards": watch.forwards}
-    text = f"{watch.reads} host reads for {watch.forwards} forwards of the target"
-    yield Check("memory/one host read per forward", watch.reads <= watch.forwards, reads, text)
-    copied = watch.bench.graph.layout.kind == "batching" or watch.forked == 0
-    text = f"{watch.forked} bytes copied by forks"
-    yield Check("memory/forks", copied, {"bytes": watch.forked}, text)
-    if watch.compared:
-        limit = ROWS_OFF[watch.bench.dtype]
-        rows = {"branches": watch.compared, "worst": watch.worst, "tolerance": limit}
-        text = f"the drafter's rows of {watch.compared} branches in mid-run, newcomers among them,"
-        text += f" are those of their text computed again: at most {watch.worst:.1e} apart"
-        yield Check("memory/the drafter's rows", watch.worst <= limit, rows, text)
+    reads = {"reads": rig.reads, "forwards": rig.forwards}
+    text = f"{rig.reads} host reads for {rig.forwards} forwards of the target"
+    yield Check("memory/one host read per forward", rig.reads <= rig.forwards, reads, text)
+    copied = rig.bench.graph.layout.kind == "batching" or rig.forked == 0
+    text = f"{rig.forked} bytes copied by forks"
+    yield Check("memory/forks", copied, {"bytes": rig.forked}, text)
+    if rig.compared:
+        limit = ROWS_OFF[rig.bench.dtype]
+        rows = {"branches": rig.compared, "worst": rig.worst, "tolerance": limit}
+        text = f"the drafter's rows of {rig.compared} branches in mid-run, newcomers among them,"
+        text += f" are those of their text computed again: at most {rig.worst:.1e} apart"
+        yield Check("memory/the drafter's rows", rig.worst <= limit, rows, text)
 
 
 # -- gates -----------------------------------------------------------------------------------------
@@ -321,7 +315,9 @@ def gate_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _comparison(title: str, run: ProbedRun) -> GateResult:
-    tally = run.hold()
+    tally = run.bench.tally()
+    for request in run.requests:
+        tally.hold(run.side, request, run.repeat)
     return f"{title}: {tally.words}", tally.figures, tally.wrong
 
 
@@ -330,8 +326,7 @@ def _end_inside(rig: Rig) -> GateResult:
     branches = rig.free.branches
     early = next(filter(None, map(_early, branches)), None)
     stop = branches[0].tokens[2] if early is None else early
-    run = rig.probe(Trial(stops=frozenset([stop])))
-    wrong = run.agree([_cut(branch.tokens, stop) for branch in branches])
+    run, wrong = _stopped(rig, stop)
     stopped = [branch for branch in run.branches if branch.finish is Finish.STOP]
     within = sum(bool(b.accepted) and b.accepted[-1] > b.emitted[-1] for b in stopped)
     text = f"{len(stopped)} of {len(run.branches)} branches end at a token that a longer answer has"
@@ -349,6 +344,12 @@ def _early(branch: Branch) -> int | None:
         if 0 < depths[place] < depths[place + 1] and branch.tokens.index(token) == place:
             return token
     return None
+
+
+def _stopped(rig: Rig, stop: int, *sets: str) -> tuple[ProbedRun, list[str]]:
+    """The run in which this token ends branches, and what is wrong with its answers."""
+    run = rig.probe(Trial(sets, stops=frozenset([stop])))
+    return run, run.agree([_cut(branch.tokens, stop) for branch in rig.free.branches])
 
 
 def _cut(tokens: list[int], stop: int) -> list[int]:
@@ -380,8 +381,7 @@ def _newcomers(rig: Rig) -> GateResult:
     before = rig.joined
     tokens = sorted(set().union(*answers))
     stop = max(tokens, key=lambda token: len({len(_cut(answer, token)) for answer in answers}))
-    run = rig.probe(Trial((TWO_AT_A_TIME, "layout.order=fcfs"), stops=frozenset([stop])))
-    wrong = run.agree([_cut(answer, stop) for answer in answers])
+    _, wrong = _stopped(rig, stop, TWO_AT_A_TIME, "layout.order=fcfs")
     joined = rig.joined - before
     return f"two at a time: {joined} rounds with newcomers", {"joined": joined}, wrong
 
@@ -397,8 +397,7 @@ def _endless(rig: Rig) -> GateResult:
     ends, number, token = best
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
-    run = rig.probe(Trial((TWO_AT_A_TIME,), stops=frozenset([token])))
-    wrong = run.agree([_cut(branch.tokens, token) for branch in branches])
+    run, wrong = _stopped(rig, token, TWO_AT_A_TIME)
     if run.branches[number].finish is not Finish.LENGTH:
         wrong.append(f"{run.branches[number].name} was to run to its budget")
     return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong

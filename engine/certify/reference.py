@@ -195,7 +195,8 @@ class Bench:
         return self.shelf.side(letter, job, self.reference.folder, drafter)
 
     def answers(self, sides: Sequence[Side], prompts: Sequence[Prompt]) -> Iterator[ComparedPrompt]:
-        return answer_all(sides, prompts, StopSignal(), lambda text, share: self.tell(text))
+        numbered = dict(enumerate(prompts))
+        return answer_all(sides, numbered, StopSignal(), lambda text, share: self.tell(text))
 
     def tally(self) -> "TeacherTally":
         return TeacherTally(self.reference, self.dtype)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specsot.engine.bench.experiment import Experiment
-from specsot.engine.bench.render import draw_all, experiment_markdown, measured_words
+from specsot.engine.bench.render import draw_all, markdown, measured_words
 from specsot.engine.bench.sides import letters
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -71,7 +71,7 @@ def _section(result: dict[str, Any]) -> Iterator[str]:
     yield f"Reproduces: {experiment.reproduces}\n" if experiment.reproduces else ""
     yield from (f"- {one.source}: {one.says}" for one in experiment.reported)
     yield f"\nMeasured with `{_command(result)}`:\n"
-    yield experiment_markdown(experiment, rows)
+    yield markdown(experiment, rows)
     yield from _against(experiment, rows)
     yield from (f"- {line}" for line in measured_words(result))
     yield ""

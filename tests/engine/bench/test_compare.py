@@ -1,122 +1,118 @@
-"""`specsot compare`: equal tokens are proven equal, planted differences are found and placed."""
+"""`specsot compare` and `sweep`: equal tokens are proven equal, planted differences are found and
+placed, and grids become rows with gains within prompts."""
 
+import errno
 import json
 import signal
+import sys
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
-from helpers.support import contexts as contexts_by_hand
 
-from specsot.engine.bench import sides as compare_equal
-from specsot.engine.bench import sides as compare_sides
-from specsot.engine.bench.command import compare_command, prepare_all
-from specsot.engine.bench.comparison import Comparison, compare_jobs
-from specsot.engine.bench.experiment import read_side
-from specsot.engine.bench.render import WIDTH, comparison_parts, rendered
+from specsot.engine.bench import sides as bench_sides
+from specsot.engine.bench.command import compare_command, grid_of, sweep_command
+from specsot.engine.bench.comparison import Comparison, best_of, compare_jobs, document_of
+from specsot.engine.bench.experiment import (
+    COMPARED,
+    PER_TOKEN,
+    Experiment,
+    Prepared,
+    entries_of,
+    experiment_of_sides,
+    prepare_experiment,
+    read_side,
+)
+from specsot.engine.bench.render import WIDTH, console, equality_lines
 from specsot.engine.bench.sides import (
-    CUT,
-    END,
+    TIE,
     BranchAnswer,
-    BranchComparison,
+    ComparedPrompt,
     Side,
+    SideRun,
+    answer_all,
     compare_branches,
-    counts,
+    letters,
     pairs_of,
 )
-from specsot.engine.errors import Code
-from specsot.engine.prepare.inputs import Prompt, Prompts
+from specsot.engine.errors import Code, UsageError
+from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.prepare.repeat import graph_yaml
+from specsot.engine.record import run_folder
+from specsot.engine.record.metrics import Meter
 from specsot.engine.run.api import tie
-from specsot.engine.run.core import Status
+from specsot.engine.run.core import Status, StopSignal
 from specsot.engine.run.scoring import contexts, next_scores
 from specsot.states.machine import Run
-from specsot.states.request import Branch, Finish
+from specsot.states.request import Finish
 
 Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
 
 GRAPHS = ("bim_plain", "bim_eagle", "autoregressive", "eagle")
-PROMPTS = Prompts(
-    (
-        Prompt("plan [1]", "Make a plan for a weekend camping trip."),
-        Prompt("bees", "How do honey bees make honey?"),
-    )
+PROMPTS = (
+    '{"id": "plan [1]", "prompt": "Make a plan for a weekend camping trip."}\n'
+    '{"id": "bees", "prompt": "How do honey bees make honey?"}\n'
 )
+PAIR = ("graphs/bim_plain.yaml", "bim_eagle")
 
 
 @pytest.fixture(scope="module")
-def found() -> Comparison:
-    jobs = prepare_all(GRAPHS, RunOptions(threads=1, max_new_tokens=6), PROMPTS)
-    return compare_jobs(jobs)
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    file = tmp_path_factory.mktemp("compared") / "q.jsonl"
+    file.write_text(PROMPTS)
+    experiment = experiment_of_sides("compare", GRAPHS, repeats=1, figures=COMPARED)
+    return prepare_experiment(experiment, RunOptions(prompts=file, threads=1, max_new_tokens=6))
 
 
-def shown(found: Comparison, stream: TextIO) -> str:
-    return rendered(partial(comparison_parts, found), stream)
+@pytest.fixture(scope="module")
+def found(prepared: Prepared) -> Comparison:
+    return compare_jobs(prepared)
 
 
-def settings_column(out: str) -> str:
-    table = out[: out.index("(equal: branches")].splitlines()
-    (header,) = (line for line in table if "settings" in line)
-    column = slice(header.index("settings"), header.index("file"))
-    return "".join(line[column].strip() for line in table)
+Judge = Callable[[], dict[str, Any]]
 
 
-def again(found: Comparison) -> Comparison:
-    pairs = pairs_of(found.sides)
-    branches = ([b for pair in pairs for b in compare_branches(pair, one)] for one in found.prompts)
-    prompts = [replace(one, results=b) for one, b in zip(found.prompts, branches, strict=True)]
-    return Comparison(Status.OK, found.sides, pairs, prompts)
+@pytest.fixture
+def judge(found: Comparison, prepared: Prepared) -> Judge:
+    """The comparison judged again, after a change of its answers."""
+
+    def judged() -> dict[str, Any]:
+        for one in found.rounds:
+            pairs = (pair for pair in found.pairs if not pair.why_not)
+            one.results.update({pair.other.letter: compare_branches(pair, one) for pair in pairs})
+        return document_of(found, prepared)
+
+    return judged
 
 
-def branch_of(found: Comparison, prompt: int, side: int, index: int) -> Branch:
-    request = found.prompts[prompt].runs["ABCD"[side]].request
-    branch = request.root if index < 0 else request.branches[index]
-    assert branch is not None
-    return branch
-
-
-def planted(found: Comparison, patch: Patch, branch: Branch, **values: Any) -> Comparison:
-    """The comparison judged again, with other values of a branch."""
-    for name, value in values.items():
-        patch.setattr(branch, name, value)
-    return again(found)
-
-
-def verdict_of(
-    found: Comparison, prompt: int, pair: tuple[str, str], branch: str
-) -> BranchComparison:
-    """What became of one branch on two sides, given by their letters."""
-    of_prompt = found.of(found.prompts[prompt]).results
-    letters = [(one.pair.reference.letter, one.pair.other.letter) for one in of_prompt]
-    (result,) = [
-        one
-        for one, sides in zip(of_prompt, letters, strict=True)
-        if sides == pair and one.branch == branch
-    ]
-    return result
+def shown(document: dict[str, Any], stream: TextIO | None = None) -> str:
+    experiment = Experiment.model_validate(document["experiment"])
+    rows = [*document["rows"].values()]
+    return console(experiment, rows, equality_lines(document), stream or StringIO())
 
 
 # -- equal --------------------------------------------------------------------------------------
 
 
-def test_graphs_that_promise_the_same_tokens_give_them(found: Comparison) -> None:
-    assert found.code == Code.OK and not found.differences and not found.problems
-    compared = [(p.reference.name, p.other.name) for p in found.pairs if not p.why_not]
-    assert compared == [("bim_plain", "bim_eagle"), ("autoregressive", "eagle")]
-    for pair in found.pairs:
-        if not pair.why_not:
-            number = counts(found.branches(pair))
-            assert number["equal"] == number["branches"] > 0 and number["equal_tokens"] > 0
-    assert {v.branch for v in found.branches(found.pairs[0])} >= {"outline", "1", "2", "3"}
-    (left,) = [pair for pair in found.pairs if pair.why_not]
-    assert (left.reference.name, left.other.name) == ("bim_plain", "autoregressive")
-    assert left.why_not.startswith("C has no skeleton")
+def test_graphs_that_promise_the_same_tokens_give_them(found: Comparison, judge: Judge) -> None:
+    made = json.loads(json.dumps(judge()))
+    assert made["exit_code"] == 0 and made["status"] == "ok" and not made["problems"]
+    compared = {(p["graph"], p["reference"]): p for p in made["equality"] if p["compared"]}
+    assert list(compared) == [("B", "A"), ("D", "C")]
+    for pair in compared.values():
+        assert pair["equal"] == pair["branches"] > 0 and pair["equal_tokens"] > 0
+        assert pair["promised"] and not pair["differences"] and pair["tie"] == 0
+    assert {b.branch for b in found.rounds[0].results["B"]} >= {"outline", "1", "2", "3"}
+    (apart,) = (pair for pair in made["equality"] if not pair["compared"])
+    assert apart["reason"].startswith("C has no skeleton") and apart["reference"] == "A"
+    for graph in made["setup"]["graphs"].values():
+        assert {"file", "sets", "layout", "drafter", "model_hash", "graph_hash"} < graph.keys()
 
 
 def test_models_are_loaded_once(found: Comparison) -> None:
@@ -125,203 +121,251 @@ def test_models_are_loaded_once(found: Comparison) -> None:
     assert one.target is two.target and one.drafter is None and two.drafter is not None
 
 
-def test_contexts_are_those_that_the_lossless_tests_put_together(found: Comparison) -> None:
-    for prompt in found.prompts:
-        for side in found.sides:
-            request, book = prompt.runs[side.letter].request, side.session.prompts
-            plain = side.job.program.graph.skeleton is None
-            assert list(contexts(request, book)) == contexts_by_hand(request, book, plain)
-
-
 def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
-    side, request = found.sides[1], found.prompts[0].runs["B"].request
+    side, request = found.sides[1], found.rounds[0].runs["B"].request
     for branch, context in contexts(request, side.session.prompts):
         if branch.matcher is None:
             scores_V = next_scores(side.session.models, branch, context, 4)
             assert int(scores_V.argmax()) == branch.tokens[4]
 
 
-# -- figures ------------------------------------------------------------------------------------
-
-
-def test_totals_are_sums_and_peaks_the_largest(found: Comparison) -> None:
-    costs = [prompt.runs["B"] for prompt in found.prompts]
-    whole, meters = found.total(found.sides[1]), [cost.meter for cost in costs]
-    assert whole.meter.tokens == sum(m.tokens for m in meters) > 0
-    assert whole.meter.tau_step == pytest.approx(
-        sum(n * count for m in meters for n, count in m.lengths.items())
-        / sum(m.branch_rounds for m in meters)
-    )
-    peaks = [cost.pools["target"].peak_bytes for cost in costs]
-    assert whole.pools["target"].peak_bytes == max(peaks)
-    assert whole.meter.nanos["verify"] == sum(m.nanos["verify"] for m in meters) > 0
-    assert whole.meter.visits["verify"] == sum(m.visits["verify"] for m in meters)
-    assert "drafter" in whole.pools and "drafter" not in found.total(found.sides[0]).pools
-
-
-def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison) -> None:
-    run = found.prompts[1].runs["D"]
+def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison, judge: Judge) -> None:
+    run = found.rounds[1].runs["D"]
     meter = run.meter
     assert meter.tokens == sum(len(branch.tokens) for branch in run.request.all_branches())
     assert meter.visits["prefill"] == 1 and meter.forwards == meter.visits["verify"] + 1
     assert meter.tau_step > 1 and meter.padding_waste == meter.padding / meter.rows
+    plain, drafted, *_ = judge()["rows"].values()
+    assert plain["figures"]["speedup_by_prompt"] == [1, 1, 1] and drafted["equal"][-2:] == "=A"
+    assert drafted["figures"]["kv_held_mb"][0] > plain["figures"]["kv_held_mb"][0] > 0
+    assert {"verify", "grow_tree"} < drafted["ms_per_visit"].keys()
 
 
-def test_the_document_has_every_figure_per_prompt_and_in_total(found: Comparison) -> None:
-    made = json.loads(json.dumps(found.document()))
-    assert made["schema_version"] == 1 and made["status"] == "ok" and made["exit_code"] == 0
-    assert made["graphs"]["B"]["drafter"] == "eagle3" and made["graphs"]["B"]["layout"] == "bim"
-    assert [p["id"] for p in made["prompts"]] == ["plan [1]", "bees"]
-    assert list(made["total"]) == list("ABCD") == list(made["prompts"][0]["graphs"])
-    for figures in (made["total"]["B"], made["prompts"][0]["graphs"]["B"]):
-        assert {"tau_step", "target_forwards", "tokens", "seconds", "padding_waste"} <= set(figures)
-        assert figures["kv"]["target"]["peak_bytes"] > 0
-        assert isinstance(figures["kv"]["drafter"]["moved_bytes"], dict)
-        assert figures["states"]["verify"]["milliseconds_per_visit"] > 0
-    first = made["equality"][0]
-    assert first["reference"] == "A" and first["graph"] == "B" and first["promised"]
-    assert first["different"] == first["tie"] == 0
-    assert {"compared": False, "reference": "A", "graph": "C"}.items() <= made["equality"][
-        1
-    ].items()
-
-
-def test_the_table_fits_into_100_columns(found: Comparison) -> None:
-    lines = shown(found, StringIO()).split("\n")
-    assert max(map(len, lines)) <= WIDTH
-    text = "\n".join(lines)
+def test_the_table_fits_into_100_columns(judge: Judge) -> None:
+    text = shown(judge())
+    assert max(map(len, text.split("\n"))) <= WIDTH and "\x1b" not in text
     assert "B and A: " in text and "branches equal" in text and "C has no skeleton" in text
-    assert "plan [1]. Make a ..." in text and "continuous" in text
-    assert "\x1b" not in text
-
-
-def test_the_table_is_plain_where_the_encoding_is(found: Comparison) -> None:
-    assert shown(found, TextIOWrapper(BytesIO(), "ascii")).isascii()
+    assert shown(judge(), TextIOWrapper(BytesIO(), "ascii")).isascii()
 
 
 # -- planted differences ------------------------------------------------------------------------
 
 
-def test_a_planted_difference_is_found_at_its_place(found: Comparison, monkeypatch: Patch) -> None:
-    branch = branch_of(found, 0, 1, 1)
-    own = list(branch.tokens)
-    judged = planted(found, monkeypatch, branch, tokens=[*own[:3], own[3] + 1, *own[4:]])
-    assert judged.code == Code.UNEQUAL and judged.failures == 1
-    verdict = verdict_of(judged, 0, ("A", "B"), "2")
-    assert verdict.result is BranchAnswer.DIFFERENT and verdict.difference is not None
-    there = verdict.difference
-    assert (there.position, there.reference, there.other) == (3, own[3], own[3] + 1)
-    assert there.margin is not None and there.margin > compare_equal.TIE
-    assert there.before.endswith(found.sides[0].session.prompts.decode(own[:3]))
-    text = shown(judged, StringIO())
-    assert "B and A, prompt plan [1], branch 2: DIFFERENT at token 4" in text
-    assert "!" in text and "1 DIFFERENT" in text and "margin" in text
-    made = judged.document()["prompts"][0]["equality"][0]["branches"][2]["difference"]
-    assert made["position"] == 3 and made["graph"]["id"] == own[3] + 1
+def another_token(own: list[int]) -> list[int]:
+    return [*own[:3], own[3] + 1, *own[4:]]
 
 
-def test_branches_behind_another_outline_follow(found: Comparison, monkeypatch: Patch) -> None:
-    root = branch_of(found, 0, 1, -1)
-    judged = planted(found, monkeypatch, root, tokens=[*root.tokens[:5], 17, *root.tokens[6:]])
-    assert judged.failures == 1 and judged.code == Code.UNEQUAL
-    number = counts(judged.branches(judged.pairs[0]))
-    assert number["different"] == 1 and number["follows"] >= 3
-    assert verdict_of(judged, 0, ("A", "B"), "1").result is BranchAnswer.FOLLOWS
+@pytest.mark.parametrize(
+    "side, branch, tokens, finish, position, says",
+    [
+        ("B", "2", another_token, None, 3, "prompt plan [1], branch 2: DIFFERENT at token 4"),
+        ("B", "outline", another_token, None, 3, "branch outline: DIFFERENT at token 4"),
+        ("D", "1", lambda own: own[:4], Finish.STOP, 4, "nothing: it stopped"),
+        ("D", "1", lambda own: own[:4], Finish.LENGTH, 4, "budget was used up"),
+        ("B", "2", lambda own: own[:2], Finish.CANCELLED, None, "1 not finished"),
+    ],
+    ids=["a token", "the outline", "an early end", "a small budget", "no end"],
+)
+def test_a_planted_difference_is_found_at_its_place(
+    side: str,
+    branch: str,
+    tokens: Callable[[list[int]], list[int]],
+    finish: Finish | None,
+    position: int | None,
+    says: str,
+    found: Comparison,
+    judge: Judge,
+    monkeypatch: Patch,
+) -> None:
+    request = found.rounds[0].runs[side].request
+    changed = request.root if branch == "outline" else request.branches[int(branch) - 1]
+    own = [*changed.tokens]
+    monkeypatch.setattr(changed, "tokens", tokens(own))
+    monkeypatch.setattr(changed, "finish", finish or changed.finish)
+    made = judge()
+    (pair,) = (p for p in made["equality"] if p["compared"] and p["graph"] == side)
+    (verdict,) = (b for b in found.rounds[0].results[side] if b.branch == branch)
+    assert says in shown(made)
+    if position is None:
+        assert verdict.result is BranchAnswer.UNFINISHED and made["exit_code"] == Code.OK
+        return
+    assert verdict.result is BranchAnswer.DIFFERENT and made["exit_code"] == Code.UNEQUAL
+    assert made["differences"] == pair["different"] == 1 and "1 DIFFERENT" in shown(made)
+    assert [row["equal"][0] for row in made["rows"].values()].count("!") == 1
+    follows = [b.branch for b in found.rounds[0].results[side] if b.result is BranchAnswer.FOLLOWS]
+    assert ("1" in follows and len(follows) >= 3) == (branch == "outline")
+    (difference,) = pair["differences"]
+    assert difference["position"] == position
+    assert difference["before"].endswith(found.sides[0].session.prompts.decode(own[:position]))
+    end = {None: None, Finish.STOP: "stop", Finish.LENGTH: "length"}[finish]
+    token = own[position] + 1 if end is None else None
+    assert difference["graph"]["id"] == token and difference["graph"]["end"] == end
+    assert difference["reference"]["id"] == own[position]
+    assert difference["margin"] is None if end == "length" else difference["margin"] > TIE
 
 
-def test_a_near_tie_is_counted_and_no_failure(found: Comparison, monkeypatch: Patch) -> None:
-    branch = branch_of(found, 0, 3, 0)
-    monkeypatch.setattr(compare_equal, "TIE", 1e9)
-    tokens = [branch.tokens[0] + 1, *branch.tokens[1:]]
-    judged = planted(found, monkeypatch, branch, tokens=tokens)
-    assert judged.code == Code.OK and len(judged.differences) == 1
-    assert counts(judged.branches(judged.pairs[2]))["tie"] == 1
-    assert "1 by a numeric tie" in shown(judged, StringIO())
+def test_a_near_tie_is_counted_and_no_failure(
+    found: Comparison, judge: Judge, monkeypatch: Patch
+) -> None:
+    branch = found.rounds[0].runs["D"].request.branches[0]
+    monkeypatch.setattr(bench_sides, "TIE", 1e9)
+    monkeypatch.setattr(branch, "tokens", another_token(branch.tokens))
+    made = judge()
+    assert made["exit_code"] == Code.OK and made["equality"][2]["tie"] == 1
+    assert "1 by a numeric tie" in shown(made) and "branch 1: numeric tie at" in shown(made)
 
 
-def test_an_answer_that_stops_early_differs(found: Comparison, monkeypatch: Patch) -> None:
-    branch = branch_of(found, 0, 3, 0)
-    short = {"tokens": branch.tokens[:4]}
-    judged = planted(found, monkeypatch, branch, **short, finish=Finish.STOP)
-    stopped = verdict_of(judged, 0, ("C", "D"), "1").difference
-    assert stopped is not None and (stopped.position, stopped.other) == (4, END)
-    assert stopped.margin is not None
-    judged = planted(found, monkeypatch, branch, **short, finish=Finish.LENGTH)
-    cut = verdict_of(judged, 0, ("C", "D"), "1").difference
-    assert cut is not None and cut.other == CUT and cut.margin is None
-    assert "budget was used up" in shown(judged, StringIO())
-
-
-def test_other_prompts_behind_equal_outlines_differ(found: Comparison, monkeypatch: Patch) -> None:
-    request = found.prompts[0].runs["D"].request
+def test_other_prompts_behind_equal_outlines_differ(
+    found: Comparison, judge: Judge, monkeypatch: Patch
+) -> None:
+    request = found.rounds[0].runs["D"].request
     monkeypatch.setattr(request, "prefix", [5, *request.prefix])
-    judged = again(found)
-    assert judged.code == Code.UNEQUAL and "another prompt" in shown(judged, StringIO())
-
-
-def test_an_unfinished_branch_is_not_compared(found: Comparison, monkeypatch: Patch) -> None:
-    branch = branch_of(found, 0, 1, 1)
-    values = {"tokens": branch.tokens[:2], "finish": Finish.CANCELLED}
-    judged = planted(found, monkeypatch, branch, **values)
-    assert verdict_of(judged, 0, ("A", "B"), "2").result is BranchAnswer.UNFINISHED
-    assert judged.code == Code.OK
+    made = judge()
+    assert made["exit_code"] == Code.UNEQUAL and "another prompt" in shown(made)
 
 
 # -- what is promised ---------------------------------------------------------------------------
 
 
-def changed(side: Side, tmp_path: Path, old: str, new: str) -> Side:
-    text = graph_yaml(side.job.program.graph)
-    assert old in text
-    (tmp_path / "own.yaml").write_text(text.replace(old, new))
-    job = prepare(RunOptions(graph=str(tmp_path / "own.yaml")), prompts=PROMPTS)
-    return Side("Z", job, tie(job, side.session.models), side.target)
-
-
 @pytest.mark.parametrize(
-    "old, new, says",
+    "values, says",
     [
-        ("share: outline", "share: prompt", "skeleton.share: outline and prompt"),
-        ("max_tokens: 200", "max_tokens: 90", "skeleton.max_tokens: 200 and 90"),
-        ("max_new_tokens: 256", "max_new_tokens: 7", "budget: 6 and 7"),
+        ({"sets": ("skeleton.share=prompt",)}, "skeleton.share: outline and prompt"),
+        ({"sets": ("skeleton.max_tokens=90",)}, "skeleton.max_tokens: 200 and 90"),
+        ({"max_new_tokens": 7}, "budget: 6 and 7"),
+        ({"dtype": "bfloat16"}, "dtype: float32 and bfloat16"),
     ],
 )
 def test_other_settings_promise_nothing(
-    found: Comparison, tmp_path: Path, old: str, new: str, says: str
+    found: Comparison, prepared: Prepared, values: Any, says: str
 ) -> None:
-    other = changed(found.sides[0], tmp_path, old, new)
-    (pair,) = pairs_of([found.sides[0], other])
+    side = found.sides[0]
+    job = prepare(RunOptions(graph="bim_plain", **values), prompts=prepared.prompts)
+    other = Side("Z", job, tie(job, side.session.models), side.target)
+    (pair,) = pairs_of([side, other])
     assert says in pair.why_not and not pair.promised
 
 
 def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> None:
-    def half(side: Side) -> Side:
-        options = replace(side.job.options, dtype="bfloat16")
-        return replace(side, job=replace(side.job, options=options))
-
-    one, two, three = half(found.sides[0]), half(found.sides[1]), found.sides[0]
-    pairs = pairs_of([one, two, three])
-    assert not pairs[0].why_not and not pairs[0].promised
-    assert "dtype: bfloat16 and float32" in pairs[1].why_not
+    jobs = [
+        replace(side.job, options=replace(side.job.options, dtype="bfloat16"))
+        for side in found.sides
+    ]
+    (pair,) = pairs_of([replace(found.sides[n], job=jobs[n]) for n in (0, 1)])
+    assert not pair.why_not and not pair.promised
 
 
-# -- the command --------------------------------------------------------------------------------
+# -- grids, and the best ------------------------------------------------------------------------
 
 
-PAIR = ("graphs/bim_plain.yaml", "bim_eagle")
+def test_a_grid_has_every_combination_and_the_last_path_changes_fastest() -> None:
+    vary = grid_of(["a.b=1,2", "c={x: [3,4]},5"])
+    assert [one.name for one in entries_of(experiment_of_sides("sweep", ["eagle"], vary=vary))] == [
+        "eagle@a.b=1,c={x: [3,4]}",
+        "eagle@a.b=1,c=5",
+        "eagle@a.b=2,c={x: [3,4]}",
+        "eagle@a.b=2,c=5",
+    ]
+    own = experiment_of_sides("sweep", ["eagle@z=1"], vary=grid_of(["a=2,3,2"]))
+    assert [one.name for one in entries_of(own)] == ["eagle@z=1,a=2", "eagle@z=1,a=3"]
+    shown = [letter for letter, _ in zip(letters(), range(28), strict=False)]
+    assert shown[:3] == ["A", "B", "C"] and shown[25:] == ["Z", "AA", "AB"]
+
+
+@pytest.mark.parametrize(
+    "vary, says",
+    [
+        (["drafter.num_draft_tokens"], "write path=value,value"),
+        (["=1,2"], "write path=value,value"),
+        (["a="], "write path=value,value"),
+        (["a=1"], "from 2 to 256 points, not 1"),
+        (["a=1,2", "a=3"], "a varies already"),
+        (["a=" + ",".join(map(str, range(300)))], "not 300"),
+    ],
+)
+def test_what_is_no_grid_is_refused(vary: list[str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        grid_of(vary)
+
+
+def test_the_best_is_named_with_how_surely() -> None:
+    sides: list[Any] = [SimpleNamespace(letter=k, name=f"side {k}") for k in "ABC"]
+    speeds = {"A": 1, "B": 3, "C": 2.25}
+    rows = {k: {"reference": "A", "figures": {PER_TOKEN: [v]}} for k, v in speeds.items()}
+    times = [{"A": 9, "B": 3, "C": 4}] * 2 + [{"A": 9, "B": 5, "C": 4}]
+    rounds = [
+        ComparedPrompt(
+            Prompt(str(number), "?"),
+            {k: SideRun(Meter(in_run=ns, tokens=1)) for k, ns in one.items()},
+        )
+        for number, one in enumerate(times)
+    ]
+    comparison = Comparison(Status.OK, sides, [], rounds, {})
+    pair = {"compared": True, "graph": "B", "different": 0, "unfinished": 0}
+    best = "best: B side B: 3.00 x A in time per token, faster than C in 2 of 3 rounds"
+    assert best_of(comparison, [pair], rows) == best
+    wrong = best_of(comparison, [{**pair, "different": 1}], rows)
+    assert wrong.startswith("best: C side C: 2.25 x A")
+    assert best_of(comparison, [], {"A": rows["A"], "B": {**rows["B"], "figures": {}}}) == ""
+
+
+def test_the_order_of_sides_is_drawn_for_each_round(monkeypatch: Patch) -> None:
+    asked: list[str] = []
+    run = SideRun(Meter())
+    monkeypatch.setattr(bench_sides, "_answer", lambda side, *_: run)
+    sides: list[Any] = [SimpleNamespace(letter=letter, name="x") for letter in "ABC"]
+    prompts = {number: Prompt(str(number), "?") for number in range(12)}
+
+    def orders(prompts: dict[int, Prompt]) -> list[str]:
+        asked.clear()
+        rounds = answer_all(
+            sides, prompts, StopSignal(), lambda text, _: asked.append(text.split()[-3])
+        )
+        assert all(list(one.runs) == ["A", "B", "C"] for one in rounds)
+        return ["".join(asked[at : at + 3]) for at in range(0, len(asked), 3)]
+
+    every = orders(prompts)
+    assert {order[0] for order in every} == {*"ABC"} and all(set(o) == {*"ABC"} for o in every)
+    assert orders({number: prompts[number] for number in (3, 7)}) == [every[3], every[7]]
+
+
+# -- the commands -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def performed(monkeypatch: Patch) -> list[str]:
+    asked: list[str] = []
+    perform = bench_sides.perform
+
+    def watched(session: Any, prompts: Any, **more: Any) -> Any:
+        asked.extend(prompt.text for prompt in prompts if "max_rounds" not in more)
+        return perform(session, prompts, **more)
+
+    monkeypatch.setattr(bench_sides, "perform", watched)
+    return asked
 
 
 def test_equal_graphs_end_with_0(options: RunOptions, capsys: Output) -> None:
     assert compare_command(PAIR, options) == Code.OK
     out, err = capsys.readouterr()
-    assert "B and A: 4 of 4 branches equal" in out and "What is a lake?" in out
+    assert "B and A: 4 of 4 branches equal" in out and "compare: 2 sides" in out
     assert err == "" and not Path("runs").exists()
+    assert compare_command(("bim_eagle",) * 2, replace(options, as_json=True)) == Code.OK
+    assert list(json.loads(capsys.readouterr().out)["rows"]) == ["bim_eagle", "bim_eagle (B)"]
+
+
+def test_a_sweep_shows_each_cost_and_the_best(options: RunOptions, capsys: Output) -> None:
+    grid = ("drafter.num_draft_tokens=4,6", "layout.kind=bim,batching")
+    assert sweep_command("bim_eagle@drafter.draft_depth=3", grid, options) == Code.OK
+    out, _ = capsys.readouterr()
+    assert "D and A: 4 of 4 branches equal" in out and "batching" in out
+    assert "best: " in out and "of 2 rounds" in out.splitlines()[-1]
 
 
 def test_broken_promises_end_with_5(
     options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
-    perform = compare_sides.perform
+    perform = bench_sides.perform
 
     def planted(session: Any, *args: Any, **more: Any) -> Any:
         run, recorder, status = perform(session, *args, **more)
@@ -330,7 +374,7 @@ def test_broken_promises_end_with_5(
             first.tokens[2] += 1
         return run, recorder, status
 
-    monkeypatch.setattr(compare_sides, "perform", planted)
+    monkeypatch.setattr(bench_sides, "perform", planted)
     assert compare_command(PAIR, replace(options, as_json=True)) == Code.UNEQUAL
     out, err = capsys.readouterr()
     made = json.loads(out)
@@ -345,25 +389,35 @@ def test_broken_promises_end_with_5(
         (("bim_plain",), {}, Code.USAGE, "from 2 to 26 graphs, not 1"),
         (("bim_plian", "bim_eagel"), {}, Code.GRAPH, "did you mean 'bim_eagle'?"),
         (("bim_plian", "bim_eagel"), {}, Code.GRAPH, "did you mean 'bim_plain'?"),
+        (("", "bim_eagle"), {}, Code.USAGE, "must not be empty"),
         (PAIR, {"sets": ("drafter.nods=3",)}, Code.GRAPH, "drafter.nods"),
         (PAIR, {"prompts": Path("none.txt")}, Code.USAGE, "none.txt: cannot be read"),
         (PAIR, {"outline": Path("none.txt")}, Code.USAGE, "none.txt"),
         (("bim_plain", "eagle"), {}, Code.USAGE, "'eagle' has no skeleton"),
         (PAIR, {"model": "no/such/model"}, Code.MODEL, "no/such/model"),
         (PAIR, {"device": "abacus"}, Code.USAGE, "--device"),
+        # what is wrong with a side names it
+        ("bim_eagle@drafter.nods=3", {}, Code.GRAPH, "{}: drafter.nods: unknown"),
+        ("bim_eagle@batching", {}, Code.GRAPH, "{}: option: write path=value"),
+        ("bim_eagle@", {}, Code.GRAPH, "{}: option: write path=value"),
+        ("bim_eagel@drafter.draft_depth=3", {}, Code.GRAPH, "{}: bim_eagel: file: no"),
+        ("bim_plain@drafter.kind=dflash", {"drafter_model": None}, Code.USAGE, "{}: graph 'bim_"),
+        ("autoregressive@seed=1", {}, Code.GRAPH, "{}: seed: unknown key 'seed'"),
     ],
 )
 def test_wrong_inputs_have_the_codes_of_run(
     options: RunOptions,
     capsys: Output,
-    graphs: tuple[str, ...],
+    graphs: tuple[str, ...] | str,
     more: dict[str, Any],
     code: Code,
     says: str,
 ) -> None:
-    assert compare_command(graphs, replace(options, **more)) == code
+    sides = ("bim_plain", graphs) if isinstance(graphs, str) else graphs
+    assert compare_command(sides, replace(options, **more)) == code
     out, err = capsys.readouterr()
-    assert says in err and not out
+    assert not out
+    assert says in err if sides is graphs else err.startswith(f"specsot: {says.format(graphs)}")
 
 
 @pytest.mark.parametrize(
@@ -389,46 +443,17 @@ def test_a_side_is_a_graph_with_settings(
 
 def test_sides_of_one_graph_are_told_apart(options: RunOptions, capsys: Output) -> None:
     sides = ("bim_eagle", "bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4")
-    more = replace(options, sets=("layout.max_num_branches=2",))
-    assert compare_command(sides, replace(more, as_json=True)) == Code.OK
-    graphs = json.loads(capsys.readouterr().out)["graphs"]
+    more = replace(options, sets=("layout.max_num_branches=2",), as_json=True)
+    assert compare_command(sides, more) == Code.OK
+    graphs = json.loads(capsys.readouterr().out)["setup"]["graphs"]
     assert [graphs[letter]["layout"] for letter in "AB"] == ["bim", "batching"]
     assert graphs["A"]["sets"] == ["layout.max_num_branches=2"]
-    assert graphs["B"]["sets"] == [
-        *graphs["A"]["sets"],
-        "layout.kind=batching",
-        "drafter.num_draft_tokens=4",
-    ]
-    few = replace(more, sets=("limits.max_rounds=3",))
-    assert compare_command(sides, few) == Code.FAILED
-    out, err = capsys.readouterr()
-    settings = settings_column(out)
-    assert "layout.kind=batching" in settings and "drafter.num_draft_tokens=4" in settings
+    own = ["layout.kind=batching", "drafter.num_draft_tokens=4"]
+    assert graphs["B"]["sets"] == [*graphs["A"]["sets"], *own]
+    assert compare_command(sides, replace(more, sets=("limits.max_rounds=3",))) == Code.FAILED
+    err = capsys.readouterr().err
     assert "A bim_eagle: request 1 stopped" in err
     assert "B bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4: request 1 stopped" in err
-
-
-@pytest.mark.parametrize(
-    "side, code, says",
-    [
-        ("bim_eagle@drafter.nods=3", Code.GRAPH, "bim_eagle@drafter.nods=3: drafter.nods: unknown"),
-        ("bim_eagle@batching", Code.GRAPH, "bim_eagle@batching: option: write path=value"),
-        ("bim_eagle@", Code.GRAPH, "bim_eagle@: option: write path=value"),
-        (
-            "bim_eagel@drafter.num_draft_tokens=3",
-            Code.GRAPH,
-            "bim_eagel@drafter.num_draft_tokens=3: bim_eagel: file: no",
-        ),
-        ("bim_plain@drafter.kind=dflash", Code.USAGE, "bim_plain@drafter.kind=dflash: graph 'bim_"),
-        ("autoregressive@seed=1", Code.GRAPH, "autoregressive@seed=1: seed: unknown key 'seed'"),
-    ],
-)
-def test_what_is_wrong_with_a_side_names_it(
-    options: RunOptions, capsys: Output, side: str, code: Code, says: str
-) -> None:
-    assert compare_command(("bim_plain", side), replace(options, drafter_model=None)) == code
-    out, err = capsys.readouterr()
-    assert err.startswith(f"specsot: {says}") and not out
 
 
 def test_refused_answers_and_limits_are_failures(options: RunOptions, capsys: Output) -> None:
@@ -442,9 +467,8 @@ def test_refused_answers_and_limits_are_failures(options: RunOptions, capsys: Ou
     assert "stopped after 3 rounds (limits.max_rounds)" in err and "not finished" in out
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_keeps_what_every_graph_has_answered(
-    options: RunOptions, capsys: Output, monkeypatch: Patch, times: int
+def test_a_second_ctrl_c_ends_at_once(
+    options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     advance = Run.advance
 
@@ -452,15 +476,62 @@ def test_ctrl_c_keeps_what_every_graph_has_answered(
         advance(run)
         asked = {request.question for request in run.requests}
         if asked == {"What is a lake?"} and run.steps == 4:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Run, "advance", interrupted)
     assert compare_command(PAIR, options) == Code.INTERRUPTED
     out, err = capsys.readouterr()
-    if times == 1:
-        assert "B and A: 2 of 2 branches equal" in out and "lake" not in out
-        assert "interrupted after 1 of 2 prompts" in err
-    else:
-        assert not out and "interrupted" in err
+    assert not out and "interrupted" in err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# -- folders ------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_another_comparison_is_refused_and_a_damaged_round_made_again(
+    options: RunOptions, performed: list[str], capsys: Output
+) -> None:
+    assert compare_command(PAIR, options, Path("kept")) == Code.OK
+    (Path("kept") / "round-0002.json").write_text('{"runs": {')
+    performed.clear()
+    assert compare_command(PAIR, options, Path("kept")) == Code.OK
+    assert performed == ["What is a lake?"] * 2
+    result = json.loads(Path("kept/result.json").read_text())
+    assert compare_command(PAIR, options, Path("kept")) == Code.OK
+    assert len(performed) == 2 and json.loads(Path("kept/result.json").read_text()) == result
+    capsys.readouterr()
+    assert compare_command(PAIR, replace(options, seed=3), Path("kept")) == Code.USAGE
+    assert "kept: holds a comparison with other graphs: name another" in capsys.readouterr().err
+    Path("file").write_text("")
+    assert compare_command(PAIR, options, Path("file")) == Code.USAGE
+    assert "file: no folder can be made there" in capsys.readouterr().err
+
+
+class Full(StringIO):
+    """A stream whose disk is full."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_disks_lose_no_table(options: RunOptions, capsys: Output, monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Full())
+        assert compare_command(PAIR, options, Path("kept")) == Code.FAILED
+        err = capsys.readouterr().err
+        assert "No space left on device; the result is in kept" in err and "branches" not in err
+        assert compare_command(PAIR, options) == Code.FAILED
+        err = capsys.readouterr().err
+        assert "the result follows here" in err and "B and A: 4 of 4 branches equal" in err
+
+    def full(file: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(run_folder, "write_whole", full)
+    assert compare_command(PAIR, options, Path("other")) == Code.FAILED
+    out, err = capsys.readouterr()
+    assert "B and A: 4 of 4 branches equal" in out
+    assert "other/table.csv: No space left on device" in err

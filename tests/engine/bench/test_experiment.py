@@ -2,17 +2,20 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from specsot.engine.bench.command import bench_command
+from specsot.engine.bench.command import bench_command, tune_command
 from specsot.engine.bench.experiment import (
     BenchOptions,
     Experiment,
+    Prepared,
     entries_of,
     experiment_names,
+    experiment_of,
     find_experiment,
     prepare_experiment,
     read_experiment,
@@ -52,20 +55,32 @@ def test_what_is_wrong_is_shown_at_its_place(text: str, quick: RunOptions, capsy
 
 
 @pytest.mark.parametrize(
-    "asked, says",
+    "command, asked, says",
     [
-        (BenchOptions(()), "bench takes an experiment, or graphs"),
-        (BenchOptions(("driftes",)), "did you mean 'drafters'"),
-        (BenchOptions(("eagle",), against="hff"), "--against hff: no experiment, graph or peer"),
-        (BenchOptions(("eagle",), vary=("drafter.num_draft_tokens",)), "write path=value,value"),
-        (BenchOptions(("bim_eagle",), vary=("parts=99",)), "an integer from 1 to 64"),
+        (bench_command, BenchOptions(()), "bench takes an experiment, or graphs"),
+        (bench_command, BenchOptions(("driftes",)), "did you mean 'drafters'"),
+        (bench_command, BenchOptions(("eagle",), "hff"), "--against hff: no experiment, graph or"),
+        (bench_command, BenchOptions(("eagle",), vary=("a.b",)), "write path=value,value"),
+        (
+            bench_command,
+            BenchOptions(("bim_eagle",), vary=("parts=99",)),
+            "an integer from 1 to 64",
+        ),
+        (tune_command, BenchOptions(("autoregressive",)), "nothing to tune of a drafter of kind"),
+        (tune_command, BenchOptions(("eagle", "dflash")), "takes one graph"),
+        (tune_command, BenchOptions(("eagle",), vary=("a.b=2,4",)), "neither --vary nor --against"),
     ],
 )
 def test_what_the_command_line_cannot_mean(
-    asked: BenchOptions, says: str, quick: RunOptions, capsys: Output
+    command: Callable[..., int], asked: BenchOptions, says: str, quick: RunOptions, capsys: Output
 ) -> None:
-    assert bench_command(asked, quick) == Code.USAGE
+    assert command(asked, quick) == Code.USAGE
     assert says in capsys.readouterr().err
+
+
+def made_of(asked: BenchOptions, options: RunOptions) -> Prepared:
+    experiment, source = experiment_of(asked)
+    return prepare_experiment(experiment, options, source)
 
 
 def experiment(**changes: object) -> Experiment:
@@ -98,7 +113,7 @@ def test_the_command_line_changes_an_experiment(quick: RunOptions) -> None:
     asked = BenchOptions(
         ("mine.yaml",), "autoregressive", ("drafter.num_draft_tokens=3",), repeats=5
     )
-    made = prepare_experiment(asked, quick)
+    made = made_of(asked, quick)
     assert [one.side for one in made.entries] == ["autoregressive", "eagle"]
     assert made.experiment.repeats == 5 and len(made.prompts.items) == 1
     job = made.jobs[1]
@@ -110,15 +125,15 @@ def test_the_command_line_changes_an_experiment(quick: RunOptions) -> None:
 def test_a_side_without_a_drafter_is_left_out_of_a_file_and_told(quick: RunOptions) -> None:
     Path("mine.yaml").write_text(f"{HEAD}sides: [ngram, eagle]\n")
     bare = replace(quick, drafter_model=None)
-    made = prepare_experiment(BenchOptions(("mine.yaml",)), bare)
+    made = made_of(BenchOptions(("mine.yaml",)), bare)
     assert [one.side for one in made.entries] == ["ngram"] and "eagle is left out" in made.notes[0]
     with pytest.raises(UsageError, match="drafts with eagle3"):
-        prepare_experiment(BenchOptions(("ngram", "eagle")), bare)
+        made_of(BenchOptions(("ngram", "eagle")), bare)
 
 
 def test_parts_are_an_outline_of_so_many(quick: RunOptions) -> None:
     asked = BenchOptions(("bim_plain", "batching_plain"), vary=("parts=1,12",))
-    jobs = prepare_experiment(asked, quick).jobs
+    jobs = made_of(asked, quick).jobs
     assert [len(job.outline.points) for job in jobs if job.outline] == [1, 12, 1, 12]
     assert [job.program.graph.layout.max_num_branches for job in jobs] == [1, 12, 1, 12]
 
@@ -131,7 +146,7 @@ def test_what_ships_can_be_measured_and_says_what_it_reproduces(name: str) -> No
     assert file.read_text(encoding="utf-8") == same.read_text(encoding="utf-8")
     one, _ = read_experiment(file)
     assert one.name == name and one.reproduces and one.reported and name not in graph_names()
-    made = prepare_experiment(BenchOptions((name,)), RunOptions())
+    made = made_of(BenchOptions((name,)), RunOptions())
     assert len(made.jobs) >= 2 and not made.notes
 
 
