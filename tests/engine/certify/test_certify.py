@@ -11,8 +11,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from specsot.engine.certify import reference as certify_bench
-from specsot.engine.certify import reference as certify_teacher
+from specsot.engine.certify import reference
 from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
 from specsot.engine.certify.gates import (
     FILTERS,
@@ -22,7 +21,7 @@ from specsot.engine.certify.gates import (
     gate_checks,
     memory_checks,
 )
-from specsot.engine.certify.reference import Bench, Check, Extent
+from specsot.engine.certify.reference import Bench, Check
 from specsot.engine.certify.texts import (
     GREEDY,
     acceptance_checks,
@@ -49,23 +48,15 @@ from specsot.states.round import CommittedRows
 Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
 
-TINY = Extent(
-    prompts=2,
-    tokens=8,
-    generated=1,
-    drawn_prompts=1,
-    seeds=1,
-    drawn_tokens=6,
-    answers=400,
-    gate_tokens=12,
-)
+FEWER = {"prompts": 2, "tokens": 8, "drawn_prompts": 1, "seeds": 1, "drawn_tokens": 6}
+TINY = replace(reference.QUICK, **FEWER, answers=400, gate_tokens=12)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
 
 
 @pytest.fixture
 def options(tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: Patch) -> RunOptions:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(certify_bench, "QUICK", TINY)
+    monkeypatch.setattr(reference, "QUICK", TINY)
     Path("o.txt").write_text("PLAN\n1|60|-|-|First\n2|60|-|1|Second\nEND\n")
     Path("q.txt").write_text("How do bees make honey?\nWhat is a lake?\nWhy?\nHow?\n")
     return RunOptions(
@@ -334,7 +325,7 @@ def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(
     branch.tokens[3] += 1
     tally.hold_branch(branch, context, lambda: True)
     assert tally.ties == 0 and len(tally.wrong) == 1 and "token 4 is" in tally.wrong[0]
-    monkeypatch.setattr(certify_teacher, "TIE", 1e9)
+    monkeypatch.setattr(reference, "TIE", 1e9)
     tally.hold_branch(branch, context, lambda: False)
     assert tally.ties == 0 and len(tally.wrong) == 2, "float64 says otherwise"
     tally.hold_branch(branch, context, lambda: True)
