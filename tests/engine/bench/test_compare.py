@@ -479,10 +479,11 @@ def test_a_second_ctrl_c_ends_at_once(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Run, "advance", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
     assert compare_command(PAIR, options) == Code.INTERRUPTED
     out, err = capsys.readouterr()
     assert not out and "interrupted" in err
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 # -- folders ------------------------------------------------------------------------------------
