@@ -288,7 +288,6 @@ class DraftRows:
         int64, the flat indices of the rows that are not padding, increasing.
     segment_S, start_S: the number of each branch's segment in `rows.visibility`, the position of
         its root token (host ints); position_S, root_S: int64, that position, and the token.
-    choice: the size of the trees, where the graph does not give it.
     """
 
     rows: Rows
@@ -301,7 +300,6 @@ class DraftRows:
     frame: PaddedLayout
     sampler: Sampler | None = None
     attention: str = "auto"
-    choice: DraftSize | None = None
 
     @property
     def work(self) -> DraftWork:

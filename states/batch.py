@@ -29,8 +29,7 @@ class BatchBuilder:
         trees = None if proposal is None else self.trees(proposal)
         placed = self.layout.place_(self.pools[0], trees, spans)
         ran = [] if proposal is None else self.table.active
-        by_owner = {branch.owner: branch for branch in newcomers}
-        drawing = [*ran, *[by_owner[span.owner] for span in spans if span.draws]]
+        drawing = [*ran, *[span.branch for span in spans if span.branch and span.draws]]
         sampled = [branch for branch in drawing if not branch.request.sampling.plain]
         sampler = self.samplers.of(drawing) if sampled else None
         blend = None if self.blend is None else self.blend.rows(spans, placed)
@@ -141,7 +140,8 @@ class BatchBuilder:
         # A part that its budget ended may lack the row of its last token.
         for part in branch.reads:
             if part.pending:
-                spans.append(Span(part.owner, request.prefix_owner, part.length, part.pending))
+                rest = part.pending
+                spans.append(Span(part.owner, request.prefix_owner, part.length, rest, branch=part))
         return [*spans, self._allocate_(branch)]
 
     def _extend_prefix_(self, request: Request, text: PromptTokens) -> list[Span]:
@@ -172,6 +172,7 @@ class BatchBuilder:
             prefix,
             branch.length,
             rows.ids,
+            branch=branch,
             draws=not (resumes or is_given),
             bound=branch.matcher is not None,
             chunks=rows.chunks,

@@ -1,7 +1,7 @@
 """After a target forward: read the results once, commit accepted rows, advance branches."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -18,7 +18,6 @@ from .round import (
     CommittedRows,
     ExplainedRound,
     Ids,
-    PlacedRows,
     RoundResult,
     RoundSummary,
     VerifiedTree,
@@ -64,24 +63,35 @@ class Committer:
         result = read_round(host, accepted, roots, picked_P)
         branches = batch.branches
         before = [len(branch.tokens) for branch in branches]
-        placed = with_host_tokens(batch.placed, result.tokens_ST)
+        fresh = batch.placed.fresh
+        has_ST = result.tokens_ST >= 0
+        rows_ST = batch.rows.node_rows_ST
+        slots_ST = batch.rows.node_slots_ST
+        if rows_ST.ndim == 1:  # the device has assigned the rows to nodes
+            place_ST = packed_places(has_ST)
+            rows_ST = rows_ST[place_ST]
+            slots_ST = slots_ST[place_ST]
         trees = []
         for number, branch in enumerate(batch.ran):
             assert accepted is not None, "trees are verified"
             tree = _accept_path(number, batch, result, accepted, host=host)
             trees.append(tree)
             nodes = np.array(tree.path[: tree.num_committed + 1])
-            slots = placed.tree_slots[number, nodes]
-            rows = placed.tree_rows[number, nodes]
+            slots = slots_ST[number, nodes]
+            rows = rows_ST[number, nodes]
             self._commit_path_(branch, slots, rows, features_QF)
-        kv.release_(placed.fresh[~kv.committed[placed.fresh]])
+        kv.release_(fresh[~kv.committed[fresh]])
         if batch.spans:
             self._commit_prompts_(batch, result, roots, features_QF, host=host)
         gamma = self.drafter.learn(batch.ran, result, [tree.path for tree in trees])
         blend = None
         if report is not None and self.blend is not None and batch.rows.blend is not None:
             blend = self.blend.mark_(
-                report, batch.spans, placed, blend=batch.rows.blend, picked_P=result.picked_P
+                report,
+                batch.spans,
+                batch.placed,
+                blend=batch.rows.blend,
+                picked_P=result.picked_P,
             )
         explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
@@ -95,7 +105,7 @@ class Committer:
             target_length=kv.needed_length,
             draft_length=sum([pool.needed_length for pool in self.pools[1:]]),
             rows=batch.rows.tokens_BQ.numel(),
-            padding=placed.padding,
+            padding=sum(batch.placed.paddings) + fresh.size - int(np.count_nonzero(has_ST)),
             alignment=batch.rows.alignment,
             gamma=gamma,
             explained=explained,
@@ -142,8 +152,6 @@ class Committer:
         host: HostReader,
     ) -> None:
         """Commit the rows of prompts; each branch that starts gets its root token."""
-        by_owner = {branch.owner: branch for branch in batch.newcomers}
-        parts = {part.owner: part for branch in batch.newcomers for part in branch.reads}
         legal = LegalTokens(result.best_RC, roots.bound, host)
         tip = 0
         bound = 0
@@ -151,11 +159,12 @@ class Committer:
             count = len(span.tokens)
             for slots_n in slots.slots_Cn:
                 self.pools[0].commit_(slots_n, span.positions)
-            if span.owner not in by_owner:
-                ended_part = parts.get(span.owner)
-                if ended_part is not None:
-                    ended_part.num_cached_tokens += count
-                    ended_part.length += count
+            branch = span.branch
+            if branch is not None:
+                branch.length += count
+            if branch is None or branch.ended:  # the end of a part that another branch reads
+                if branch is not None:
+                    branch.num_cached_tokens += count
                 committed = CommittedRows(
                     owner=span.owner,
                     prefix=span.owner,
@@ -163,13 +172,11 @@ class Committer:
                     tokens=span.tokens,
                     rows=slots.rows,
                     features_QF=features_QF,
-                    branch=ended_part,
+                    branch=branch,
                 )
-                if ended_part is None or _is_read_later(ended_part):
+                if branch is None or _is_read_later(branch):
                     self.drafter.observe(committed)
                 continue
-            branch = by_owner[span.owner]
-            branch.length += count
             if branch.tokens:
                 pass  # a resumed branch: its next token is known
             elif not span.draws:
@@ -220,18 +227,6 @@ def committed_rows(
 
 def _is_read_later(branch: Branch) -> bool:
     return branch.is_root or branch.stage is Stage.RUNNING or branch.stays
-
-
-def with_host_tokens(placed: PlacedRows, tokens_ST: Ids) -> PlacedRows:
-    """The placed rows once the owners of shared rows and the padding (-1) are known."""
-    has_ST = tokens_ST >= 0
-    padding = placed.padding + placed.fresh.size - int(np.count_nonzero(has_ST))
-    if placed.tree_rows.ndim == 2:
-        return placed if padding == placed.padding else replace(placed, padding=padding)
-    place_ST = packed_places(has_ST)
-    rows_ST = placed.tree_rows[place_ST]
-    slots_ST = placed.tree_slots[place_ST]
-    return replace(placed, padding=padding, tree_rows=rows_ST, tree_slots=slots_ST)
 
 
 def read_round(

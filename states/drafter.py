@@ -132,7 +132,7 @@ class Drafter:
         rows = context.layout.place_draft_(self.kv, pending, tips)
         sampled = [branch for branch in active if not branch.request.sampling.plain]
         sampler = context.samplers.of(active) if sampled else None
-        return replace(rows, sampler=sampler, attention=attention, choice=choice)
+        return replace(rows, sampler=sampler, attention=attention)
 
     def _can_wait(self, active: Sequence[Branch], choice: DraftSize) -> bool:
         """Whether nothing is drafted and every row follows a prompt."""
@@ -165,7 +165,9 @@ class Drafter:
         return Proposal(*nodes, levels=0, is_chain=True, work=work or NO_WORK)
 
     def num_nodes(self, branches: int) -> int:
-        """Drafted tokens of each tree while `branches` branches share the round."""
+        """Drafted tokens of each tree while `branches` branches share the round; 0: no drafts."""
+        if self.chooser is not None:
+            return self.chooser.choice.size
         if branches not in self._num_nodes:
             self._num_nodes[branches] = nodes_for(self.settings.offered, branches)
         return self._num_nodes[branches]

@@ -43,8 +43,8 @@ class FoldState:
         self.features: dict[int, list[Tensor]] = {}  # [R, F] of a part's rows, by forward
 
     def remember_(self, branch: Branch, rows: CommittedRows) -> None:
-        """Keep the features of committed rows of a part that will be folded."""
-        if self.keeps(branch):
+        """Keep the features of committed rows of a part that is copied out when it ends."""
+        if self.before_rope is not None and branch.point is not None:
             features_RF = committed_features(rows)
             if features_RF is not None:
                 self.features.setdefault(branch.owner, []).append(features_RF)
@@ -53,10 +53,6 @@ class FoldState:
         for branch in request.branches:
             self.parts.pop(branch.owner, None)
             self.features.pop(branch.owner, None)
-
-    def keeps(self, branch: Branch) -> bool:
-        """Whether rows of this branch are copied out when it ends."""
-        return self.before_rope is not None and branch.point is not None
 
     def keep_(self, branch: Branch, kv: KVCache, slots: Ints) -> None:
         """Copy out the rows of a part that ended, without documents and quotes in its prompt."""

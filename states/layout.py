@@ -178,15 +178,7 @@ class Layout:
                 rows = replace(rows, alignment=self.alignment(packed, trees, spans))
         if bound:
             rows = replace(rows, bound_tips=tuple(bound))
-        return PlacedRows(
-            rows=rows,
-            tree_rows=rows.node_rows_ST,
-            tree_slots=rows.node_slots_ST,
-            fresh=fresh,
-            spans=tuple(span_slots),
-            paddings=packed.paddings,
-            padding=sum(packed.paddings),
-        )
+        return PlacedRows(rows=rows, fresh=fresh, spans=tuple(span_slots), paddings=packed.paddings)
 
     def _tree_runs(self, trees: Trees, shared: int | None, *, is_bare: bool) -> list[QueryRun]:
         """The rows of the trees; the pool learns their positions when they are committed."""
@@ -194,7 +186,7 @@ class Layout:
         sizes = () if shared else trees.proposal.laid_out
         for tree, owner in enumerate(trees.owners):
             row = self.tensor_rows_of(owner)[0]
-            homes = self.segments.homes[owner]
+            homes = self.segments.homes(owner)
             tokens = [0] * (1 + (0 if shared else sizes[tree]))
             positions: Sequence[int] = tokens
             if is_bare:
@@ -210,7 +202,7 @@ class Layout:
     def _runs(self, part: Span | PendingRows) -> list[QueryRun]:
         """A run for each copy of these rows."""
         positions = list(range(part.position, part.position + len(part.tokens)))
-        homes = self.segments.homes[part.owner]
+        homes = self.segments.homes(part.owner)
         return [
             QueryRun(row, part.owner, homes, tokens=part.tokens, positions=positions)
             for row in self.tensor_rows_of(part.owner)
@@ -250,7 +242,7 @@ class Layout:
             tokens_BQ=tokens_BQ,
             positions_BQ=positions_BQ,
             slots_BQ=slots_BQ,
-            visibility=self.segments.visibility[tuple(ids)],
+            visibility=self.segments.visibility(tuple(ids)),
             segment_N=host_CN[3].astype(np.int32),
             sequences=self.sequences(packed, num_trees),
             prompt_slots=packed.all_slots[sum(packed.sizes[:num_trees]) :],

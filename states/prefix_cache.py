@@ -34,16 +34,20 @@ class PrefixFigures:
     evicted_rows: int = 0
 
 
+Children = dict[tuple[int, ...], list[int]]
+
+
 @dataclass(eq=False, slots=True)
 class CachedSegment:
     """A node of the tree: a segment with its token ids, int32, the first at position `start`.
-    children: cached segments that continue it. pins: requests that continue after it or its
-    descendants. used: time of its last use. salt: of the requests that may continue after it."""
+    children: cached segments that continue it, by their first tokens, which they may share in part.
+    pins: requests that continue after it or its descendants. used: time of its last use. salt: of
+    the requests that may continue after it."""
 
     segment: int
     start: int
     tokens: Ints
-    children: "ChildIndex"
+    children: "Children" = field(default_factory=dict)
     pins: int = 0
     used: int = 0
     salt: str = ""
@@ -54,36 +58,7 @@ class CachedSegment:
 
     @property
     def is_evictable(self) -> bool:
-        return not self.pins and not len(self.children)
-
-
-@dataclass(slots=True)
-class ChildIndex:
-    """Sibling segments, indexed by their first `width` tokens; they may share the first ones,
-    where the rows of a drafter differ."""
-
-    width: int
-    by_start: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.by_start)
-
-    def add(self, segment: int, tokens: Ints) -> None:
-        self.by_start.setdefault(self._key(tokens), []).append(segment)
-
-    def remove(self, segment: int, tokens: Ints) -> None:
-        key = self._key(tokens)
-        self.by_start[key].remove(segment)
-        if not self.by_start[key]:
-            del self.by_start[key]
-
-    def candidates(self, tokens: Ints) -> Iterator[int]:
-        key = self._key(tokens)
-        for width in range(len(key), 0, -1):
-            yield from self.by_start.get(key[:width], ())
-
-    def _key(self, tokens: Ints) -> tuple[int, ...]:
-        return tuple(tokens[: self.width].tolist())
+        return not self.pins and not self.children
 
 
 def shared_length(first: Ints, second: Ints) -> int:
@@ -112,24 +87,42 @@ class PrefixCache:
         self.figures = PrefixFigures()
         self.idle = 0
         self.pinned = 0
-        self._roots: dict[str, ChildIndex] = {}  # a tree per salt
+        self._roots: dict[str, Children] = {}  # a tree per salt
         self._clock = 0
         self._evictable: list[tuple[int, int]] = []  # a heap of (last use, segment), some outdated
 
-    def _new_index(self) -> ChildIndex:
-        return ChildIndex(self.lookback + 1)
+    def _key(self, tokens: Ints) -> tuple[int, ...]:
+        return tuple(tokens[: self.lookback + 1].tolist())
+
+    def _candidates(self, children: Children, tokens: Ints) -> Iterator[int]:
+        key = self._key(tokens)
+        for width in range(len(key), 0, -1):
+            yield from children.get(key[:width], ())
+
+    def _link_(self, node: CachedSegment) -> None:
+        siblings = self._siblings(self.segments.parent[node.segment], node.salt)
+        siblings.setdefault(self._key(node.tokens), []).append(node.segment)
+
+    def _unlink_(self, node: CachedSegment) -> Children:
+        """Remove a segment from its siblings; returns the others."""
+        siblings = self._siblings(self.segments.parent[node.segment], node.salt)
+        key = self._key(node.tokens)
+        siblings[key].remove(node.segment)
+        if not siblings[key]:
+            del siblings[key]
+        return siblings
 
     def match(self, ids: Ints, salt: str = "") -> tuple[list[int], int]:
         """The cached segments on the path of these ids, and the number of ids that they cover; the
         last segment may match in part."""
         path = list[int]()
         covered = 0
-        children = self._roots.get(salt, self._new_index())
+        children = self._roots.get(salt, {})
         while covered < len(ids):
             rest = ids[covered:]
             matches = [
                 (shared_length(self.nodes[segment].tokens, rest), segment)
-                for segment in children.candidates(rest)
+                for segment in self._candidates(children, rest)
             ]
             length, best = max(matches, default=(0, NO_SEGMENT))
             if not length:
@@ -225,7 +218,7 @@ class PrefixCache:
         parent = self.segments.parent[segment]
         if not len(tokens) or (parent != NO_SEGMENT and parent not in self.nodes):
             return False
-        siblings = self._siblings(parent, salt).candidates(tokens)
+        siblings = self._candidates(self._siblings(parent, salt), tokens)
         if any(shared_length(self.nodes[s].tokens, tokens) == len(tokens) for s in siblings):
             return False
         self.segments.make_home(segment)
@@ -297,10 +290,9 @@ class PrefixCache:
         return self.store_(np.asarray(ids, np.int32), salt, write_, claimed)
 
     def _insert(self, segment: int, start: int, tokens: Ints, *, salt: str, pins: int) -> None:
-        children = self._new_index()
-        node = CachedSegment(segment, start, tokens, children, pins, used=self._tick(), salt=salt)
+        node = CachedSegment(segment, start, tokens, pins=pins, used=self._tick(), salt=salt)
         self.nodes[segment] = node
-        self._siblings(self.segments.parent[segment], salt).add(segment, tokens)
+        self._link_(node)
         self._count(node, 1)
         self._offer_(node)
 
@@ -317,28 +309,26 @@ class PrefixCache:
         self._clock += 1
         return self._clock
 
-    def _siblings(self, parent: int, salt: str) -> ChildIndex:
+    def _siblings(self, parent: int, salt: str) -> Children:
         if parent == NO_SEGMENT:
-            return self._roots.setdefault(salt, self._new_index())
+            return self._roots.setdefault(salt, {})
         return self.nodes[parent].children
 
     def _split_(self, node: CachedSegment, position: int) -> int:
         """Split a segment in two; returns the first part, a new segment above the second."""
         self.figures.splits += 1
-        parent = self.segments.parent[node.segment]
         cut = position - node.start
-        siblings = self._siblings(parent, node.salt)
-        siblings.remove(node.segment, node.tokens)
+        self._unlink_(node)
         self._count(node, -1)
         above = self.segments.insert_above(node.segment)
         for pool in self.pools:
             pool.split_(node.segment, above, position)
-        first = replace(node, segment=above, tokens=node.tokens[:cut], children=self._new_index())
+        first = replace(node, segment=above, tokens=node.tokens[:cut], children={})
         node.start = position
         node.tokens = node.tokens[cut:]
         self.nodes[above] = first
-        siblings.add(above, first.tokens)
-        first.children.add(node.segment, node.tokens)
+        self._link_(first)
+        self._link_(node)
         self._count(first, 1)
         self._count(node, 1)
         return above
@@ -374,7 +364,7 @@ class PrefixCache:
 
     def _subtree(self, segment: int) -> Iterator[int]:
         yield segment
-        for children in self.nodes[segment].children.by_start.values():
+        for children in self.nodes[segment].children.values():
             for child in children:
                 yield from self._subtree(child)
 
@@ -382,9 +372,7 @@ class PrefixCache:
         self.figures.evicted += 1
         self.figures.evicted_rows += len(node.tokens)
         parent = self.segments.parent[node.segment]
-        siblings = self._siblings(parent, node.salt)
-        siblings.remove(node.segment, node.tokens)
-        if parent == NO_SEGMENT and not len(siblings):
+        if not self._unlink_(node) and parent == NO_SEGMENT:
             del self._roots[node.salt]
         self._count(node, -1)
         del self.nodes[node.segment]

@@ -5,12 +5,12 @@ root: a branch, the prefix of its request, cached rows of earlier requests. A fo
 bytes. A branch that combines others reads them in addition to its path.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import count
 from time import monotonic
-from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,21 +22,6 @@ from .graph.graph import Graph
 from .request import ENDING_OF, Branch, Finish, Request, move
 
 MAX_VISIBILITIES = 16  # sets of segments whose arrays are reused by later forwards
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
-
-
-class ComputedDict(dict[Key, Value], Generic[Key, Value]):
-    """A dict that computes a missing value once; the hot path reads the others without a call."""
-
-    def __init__(self, compute: Callable[[Key], Value]) -> None:
-        super().__init__()
-        self._compute = compute
-
-    def __missing__(self, key: Key) -> Value:
-        value = self[key] = self._compute(key)
-        return value
 
 
 class SegmentTree:
@@ -52,13 +37,10 @@ class SegmentTree:
         self.separate_homes = separate_homes
         self.parent: dict[int, int] = {}
         self.home: dict[int, int] = {}
-        self.lineage = ComputedDict[int, tuple[int, ...]](
-            lambda segment: (*self.path(segment), *self._reads.get(segment, ()))
-        )
-        self.homes = ComputedDict[int, tuple[int, ...]](
-            lambda segment: tuple(dict.fromkeys(self.home[s] for s in self.lineage[segment]))
-        )
-        self.visibility = ComputedDict[tuple[int, ...], Visibility](self._visibility)
+        # Cached calls: the hot path has no frame for them.
+        self.lineage = cache(self._lineage)
+        self.homes = cache(self._homes)
+        self.visibility = lru_cache(MAX_VISIBILITIES)(self._visibility)
         self._ids = count()
         self._reads: dict[int, tuple[int, ...]] = {}
 
@@ -116,20 +98,24 @@ class SegmentTree:
             path.append(parent)
         return path
 
+    def _lineage(self, segment: int) -> tuple[int, ...]:
+        return (*self.path(segment), *self._reads.get(segment, ()))
+
+    def _homes(self, segment: int) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.home[above] for above in self.lineage(segment)))
+
     def _visibility(self, segments: tuple[int, ...]) -> Visibility:
-        if len(self.visibility) > MAX_VISIBILITIES:
-            self.visibility.clear()
-        paths = [self.lineage[segment] for segment in segments]
+        paths = [self.lineage(segment) for segment in segments]
         path_SA = np.full((len(paths), max(map(len, paths), default=1)), NO_SEGMENT, np.int32)
         for row_A, path in zip(path_SA, paths, strict=True):
             row_A[: len(path)] = path
-        homes = tuple(self.homes[segment] for segment in segments)
+        homes = tuple(map(self.homes, segments))
         return Visibility(np.array(segments, np.int32), path_SA, homes)
 
     def _invalidate_(self) -> None:
-        self.lineage.clear()
-        self.homes.clear()
-        self.visibility.clear()
+        self.lineage.cache_clear()
+        self.homes.cache_clear()
+        self.visibility.cache_clear()
 
 
 SPARE_DEADLINES = 64  # deadlines of ended requests that stay in the heap

@@ -26,14 +26,15 @@ from .text.tokens import Chunk
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Prefill rows of one segment, in reading order. request: prefix owner of its request. draws:
-    the last row's logits draw a root token; bound: a grammar restricts it. chunks: document chunks
-    in `tokens`."""
+    """Prefill rows of one segment, in reading order. request: prefix owner of its request. branch:
+    None for rows of a prefix. draws: the last row's logits draw a root token; bound: a grammar
+    restricts it. chunks: document chunks in `tokens`."""
 
     owner: int
     request: int
     position: int
     tokens: Sequence[int]
+    branch: Branch | None = None
     draws: bool = False
     bound: bool = False
     chunks: tuple[Chunk, ...] = ()
@@ -84,17 +85,13 @@ class SpanSlots:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """The rows of a forward and their places. tree_rows, tree_slots: flat indices and slots of the
-    trees' nodes, each [S, T]; [R] while only the device knows their owners. fresh: all of the
-    slots. paddings: at the start of each tensor row; padding: of all rows."""
+    """The rows of a forward and their places. fresh: slots of the trees' nodes. paddings: at the
+    start of each tensor row."""
 
     rows: Rows
-    tree_rows: Ints
-    tree_slots: Ints
     fresh: Ints
     spans: tuple[SpanSlots, ...]
     paddings: tuple[int, ...]
-    padding: int
 
 
 @dataclass(frozen=True, slots=True)

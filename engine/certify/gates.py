@@ -219,7 +219,7 @@ def _rows(manager: Any, request: Request) -> int:
 
 def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
     (row,) = manager.layout.rows_of(branch.owner)
-    path = reversed(manager.table.segments.lineage[branch.owner])
+    path = reversed(manager.table.segments.lineage(branch.owner))
     return [slot for owner in path for slot in pool.slots_of(owner, row).tolist()]
 
 

@@ -292,17 +292,15 @@ class Simulation:
             self.pool.grow_(branch.owner, branch.length, written)
             branch.num_cached_tokens += written
             branch.length += written
-        by_owner = {branch.owner: branch for branch in newcomers}
         for span in spans:
             size = len(span.tokens)
             received = self._live[span.request].received - span.position
             rows += size - min(max(received, 0), size)  # received rows are not computed
             self.pool.grow_(span.owner, span.position, size)
-            if span.owner in by_owner:
-                branch = by_owner[span.owner]
-                branch.length += size
-                if not branch.tokens:  # the first token is sampled after the prompt
-                    self._append(branch, 1)
+            if span.branch is not None:
+                span.branch.length += size
+                if not span.branch.tokens:  # the first token is sampled after the prompt
+                    self._append(span.branch, 1)
         self.served.forwards += 1
         self.served.rows += rows
         manager.lifecycle.release_and_prepare_([*ran, *newcomers])

@@ -108,9 +108,9 @@ class DFlashDrafter(Drafter):
         if isinstance(frontier, tuple):
             return self.no_drafts(len(frontier))
         branches = len(frontier.root_S)
-        choice = frontier.choice
+        nodes = self.num_nodes(branches)
         size = self.settings.block_size
-        if choice is not None and not choice.size:
+        if not nodes:
             return self.no_drafts(branches)
         if self.settings.is_chain:
             draws = self.settings.draws
@@ -118,5 +118,4 @@ class DFlashDrafter(Drafter):
             return draft_chain_(
                 self.model, frontier, self.kv, size=size, draws=draws, accept=accept
             )
-        nodes = self.num_nodes(branches) if choice is None else choice.size
         return draft_tree_(self.model, frontier, self.kv, size=size, nodes=nodes)

@@ -143,16 +143,17 @@ class EagleDrafter(Drafter):
         if isinstance(frontier, tuple):
             return self.no_drafts(len(frontier))
         branches = len(frontier.tokens_SK)
-        choice = frontier.draft_rows.choice
-        if choice is not None and not choice.size:
+        nodes = self.num_nodes(branches)
+        if not nodes:
             return self.no_drafts(branches, frontier.draft_rows.work)
+        chooser = self.chooser
         return grow_tree_(
             self.model,
             frontier,
             self.kv,
-            nodes=self.num_nodes(branches) if choice is None else choice.size,
-            levels=self.settings.draft_depth if choice is None else choice.levels,
-            ranked=choice is not None,
+            nodes=nodes,
+            levels=self.settings.draft_depth if chooser is None else chooser.choice.levels,
+            ranked=chooser is not None,
         )
 
 

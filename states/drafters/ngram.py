@@ -61,11 +61,9 @@ class NgramDrafter(Drafter):
     def grow(self, frontier: tuple[Branch, ...]) -> Proposal:
         from ...ops.draft.proposals import pack
 
-        choice = self.choice
-        branches = len(frontier)
-        if choice is not None and not choice.size:
-            return self.no_drafts(branches)
-        nodes = self.num_nodes(branches) if choice is None else choice.size
+        nodes = self.num_nodes(len(frontier))
+        if not nodes:
+            return self.no_drafts(len(frontier))
         draft = self.lookup_ if self.settings.method == "lookup" else self.count_
         return pack([draft(branch, nodes) for branch in frontier], self.context.layout.device)
 

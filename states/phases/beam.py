@@ -82,7 +82,9 @@ def commit_beams_(
         search.beams = _part(chosen.beams, slice(number, number + 1))
         extend_(search, step, number)
         if number < len(batch.ran):
-            beams.commit_rows_(branch, search, placed.tree_slots[number], step.parent_SW[number])
+            beams.commit_rows_(
+                branch, search, batch.rows.node_slots_ST[number], step.parent_SW[number]
+            )
         write_tokens_(branch, search, step, number)
     counts = zip(batch.branches, before, strict=True)
     committed = tuple(len(branch.tokens) - count for branch, count in counts)
@@ -95,7 +97,7 @@ def commit_beams_(
         target_length=branches.kv.current_length,
         draft_length=0,
         rows=placed.rows.tokens_BQ.numel(),
-        padding=placed.padding,
+        padding=sum(placed.paddings),
         alignment=placed.rows.alignment,
     )
 

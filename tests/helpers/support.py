@@ -328,10 +328,10 @@ def _check_keys(run: EngineCore) -> None:
         read = np.zeros(pool.slots, np.bool_)
         for request in book.unfinished:
             for owner in (request.prefix_owner, *(b.owner for b in _in_pools(request))):
-                keys = pool.keys_of(segments.homes[owner])
+                keys = pool.keys_of(segments.homes(owner))
                 seen = slice(keys[0], sum(keys)) if isinstance(keys, tuple) else keys
                 read[seen] = True
-                mine = [own[one] for one in segments.lineage[owner] if one in own]
+                mine = [own[one] for one in segments.lineage(owner) if one in own]
                 assert all(read[slots].all() for slots in mine), (
                     "rows of a request that its forwards do not read"
                 )
@@ -401,7 +401,7 @@ def _seen(branch: Branch, length: int) -> list[int]:
 def _positions(run: EngineCore, pool: Any, branch: Branch) -> list[int]:
     """Positions of the committed rows that a branch sees in its row of the pool, increasing."""
     (row,) = run.manager.layout.rows_of(branch.owner)
-    path = run.manager.table.segments.lineage[branch.owner]
+    path = run.manager.table.segments.lineage(branch.owner)
     part = slice(row * pool.capacity, (row + 1) * pool.capacity)
     kept = pool.committed[part]
     own = np.isin(pool.owner[part][kept], path)

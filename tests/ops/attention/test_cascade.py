@@ -44,9 +44,9 @@ def behind(prefix: int, own: int, *shape: int, apart: bool = True) -> tuple[KVCa
 
 def metadata_behind(kv: KVCache, tree: SegmentTree, segments: list[int]) -> AttentionMetadata:
     sequences = [
-        QuerySequence(np.array([row]), 0, tree.homes[one]) for row, one in enumerate(segments)
+        QuerySequence(np.array([row]), 0, tree.homes(one)) for row, one in enumerate(segments)
     ]
-    return metadata_of(kv, sequences, tree.visibility[tuple(segments)], list(range(len(segments))))
+    return metadata_of(kv, sequences, tree.visibility(tuple(segments)), list(range(len(segments))))
 
 
 def forward(
@@ -103,7 +103,7 @@ def test_auto_takes_it_where_enough_is_read_less_often(prefix: int, merged: bool
 
 def test_rows_of_one_sequence_already_read_the_prefix_once() -> None:
     kv, tree = behind(MIN_SLOTS_SAVED, 1, 4, apart=False)
-    sequences = [QuerySequence(np.arange(4), 0, tree.homes[leaves(tree)[0]])]
-    metadata = metadata_of(kv, sequences, tree.visibility[tuple(leaves(tree))], list(range(4)))
+    sequences = [QuerySequence(np.arange(4), 0, tree.homes(leaves(tree)[0]))]
+    metadata = metadata_of(kv, sequences, tree.visibility(tuple(leaves(tree))), list(range(4)))
     assert len(shared_parts(metadata, sequences)) == 2
     assert not backend("auto").plan(metadata).merged

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specsot.ops.kv.pool import Ints, KVCache
-from specsot.states.prefix_cache import ChildIndex, PrefixCache, shared_length
+from specsot.states.prefix_cache import PrefixCache, shared_length
 from specsot.states.request_table import SegmentTree
 
 SLOTS, MIN_MATCH = 400, 16
@@ -266,15 +266,6 @@ def test_the_same_text_is_not_kept_twice() -> None:
     again = cache.segments.add()
     pool.commit_(pool.append_([again] * 50, range(50), home=again), range(50))
     assert not cache.insert_(again, ids(range(50)), 0)
-
-
-def test_shelves_find_what_begins_alike() -> None:
-    shelf = ChildIndex(2)
-    for name, text in ((1, [5, 6, 7]), (2, [5, 8]), (3, [5])):
-        shelf.add(name, np.array(text, np.int32))
-    assert list(shelf.candidates(np.array([5, 6, 9], np.int32))) == [1, 3]
-    shelf.remove(1, np.array([5, 6, 7], np.int32))
-    assert list(shelf.candidates(np.array([5, 6, 9], np.int32))) == [3]
 
 
 def test_shared_length() -> None:

@@ -64,15 +64,15 @@ def test_what_was_told_is_told_anew_after_a_change(
     tree = SegmentTree()
     root, other = tree.add(), tree.add()
     leaf = tree.add(root)
-    assert tree.lineage[leaf] == (leaf, root) and tree.homes[leaf] == (root,)
-    before = tree.visibility[(leaf,)]
+    assert tree.lineage(leaf) == (leaf, root) and tree.homes(leaf) == (root,)
+    before = tree.visibility((leaf,))
     assert before.path_SA.tolist() == [[leaf, root]]
     named = {"r": root, "o": other, "l": leaf, "n": leaf + 1}
     change(tree, root, other, leaf)
-    told = tree.visibility[(leaf,)]
+    told = tree.visibility((leaf,))
     assert told.path_SA.tolist() == [[named[one] for one in lineage]]
-    assert tree.lineage[leaf] == tuple(named[one] for one in lineage)
-    assert tree.homes[leaf] == told.homes_S[0] == tuple(named[one] for one in homes)
+    assert tree.lineage(leaf) == tuple(named[one] for one in lineage)
+    assert tree.homes(leaf) == told.homes_S[0] == tuple(named[one] for one in homes)
     assert before.path_SA.tolist() == [[leaf, root]], "what was told before stays as it was"
 
 
@@ -81,7 +81,7 @@ def test_a_row_sees_the_slots_of_its_path(
     forest: tuple[SegmentTree, list[int]], owners: list[int]
 ) -> None:
     tree, ids = forest
-    lineages = tree.visibility[tuple(ids)]
+    lineages = tree.visibility(tuple(ids))
     paths = [[s for s in row if s != NO_SEGMENT] for row in lineages.path_SA.tolist()]
     assert paths == [tree.path(segment) for segment in ids]
     assert lineages.homes_S == tuple((path[-1],) for path in paths)
@@ -90,4 +90,4 @@ def test_a_row_sees_the_slots_of_its_path(
     owner_PK = np.tile(np.array(owners, np.int32), (len(ids) + 1, 1))
     numbers = np.arange(len(ids) + 1, dtype=np.int32)
     assert lineages.sees(numbers, owner_PK).tolist() == [*naive, nothing]
-    assert tree.visibility[()].path_SA.shape[0] == 0
+    assert tree.visibility(()).path_SA.shape[0] == 0

@@ -78,7 +78,7 @@ def test_an_accepted_path_stays_where_it_lies_and_the_rest_is_given_back(layout:
     assert (first.length, first.num_cached_tokens, first.pending) == (5, 3, [90])
     assert (second.length, second.num_cached_tokens, second.pending) == (4, 3, [91])
     for branch, slots, nodes in zip(
-        (first, second), batch.placed.tree_slots, ([0, 1, 2], [0, 2, 3]), strict=True
+        (first, second), batch.rows.node_slots_ST, ([0, 1, 2], [0, 2, 3]), strict=True
     ):
         prompt = branch.length - 3
         assert made.kv.slots_of(branch.owner, row_of(made, branch)).tolist()[prompt:] == (
@@ -175,7 +175,7 @@ def test_rows_that_the_device_gave_out_become_those_of_their_branch() -> None:
     whole.scores_SN[:] = torch.tensor([[-5.0, -9.0, -9.0], [-1.0, -2.0, -3.0]])
     offer = share(whole, 3)
     batch = tree_rows_(made, offer)
-    assert batch.placed.tree_rows.ndim == 1
+    assert batch.rows.node_rows_ST.ndim == 1
     commit_(made, batch, outcome=accepted(batch, offer, [[], [1, 2]], [90, 91]))
     assert first.tokens == [20, 90] and second.tokens == [21, 60, 61, 91]
     assert rows_of(made, first.owner) == [0, 1] and rows_of(made, second.owner) == [0, 1, 2, 3]

@@ -73,7 +73,7 @@ def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:
     batch = open_requests_(made, request("a", tail=[5, 6, 7]), request("b", tail=[8]))
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7], [0, 0, 8]]
     assert batch.rows.slots_BQ[1].tolist() == [made.kv.scratch] * 2 + [made.kv.capacity]
-    assert (batch.placed.paddings, batch.placed.padding) == ((0, 2), 2)
+    assert batch.placed.paddings == (0, 2)
     assert batch.rows.tips_R.tolist() == [2, 5]
 
 
@@ -137,15 +137,15 @@ def test_trees_and_newcomers_share_a_forward(layout: str) -> None:
     (new,) = batch.newcomers
     assert batch.ran == tuple(old) and new.request.prefix_owner in made.table.open
     assert batch.branches == (*old, new)
-    assert [tokens_at(batch, rows) for rows in batch.placed.tree_rows] == [
+    assert [tokens_at(batch, rows) for rows in batch.rows.node_rows_ST] == [
         [20, 50, 51],
         [21, 60, 61],
     ]
     assert batch.rows.of_trees(batch.rows.positions_BQ).tolist() == [[2, 3, 4], [1, 2, 2]]
     assert tokens_at(batch, batch.placed.spans[0].rows) == [8, 9, 9]
-    for branch, slots in zip(old, batch.placed.tree_slots, strict=True):
+    for branch, slots in zip(old, batch.rows.node_slots_ST, strict=True):
         assert (made.kv.owner[slots] == branch.owner).all() and not made.kv.committed[slots].any()
-    rows = batch.placed.tree_slots[:, 0] // made.kv.capacity
+    rows = batch.rows.node_slots_ST[:, 0] // made.kv.capacity
     assert rows.tolist() == ([0, 1] if layout == "batching" else [0, 0])
     assert batch.rows.tokens_BQ.shape == ((1, 9) if layout == "bim" else (3, 3))
 
@@ -186,7 +186,7 @@ def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
     made = manager(drafter="ngram")
     (branch,) = running(made, request(tail=[5, 6]))
     batch = tree_rows_(made, proposal(chain()))
-    assert tokens_at(batch, batch.placed.tree_rows[0]) == [20]
+    assert tokens_at(batch, batch.rows.node_rows_ST[0]) == [20]
     assert batch.rows.positions_BQ.tolist() == [[2]]
     assert made.batch_builder.trees(proposal(chain())).positions == [branch.length]
 
