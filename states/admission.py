@@ -114,21 +114,6 @@ class CapacityModel:
         return prefix + prompt + budget + self.tree_slots(1)
 
 
-def reserved_slots(request: Request, beams: int, lengths: LengthEstimator) -> int:
-    """Slots that an open request holds or has reserved, trees excluded."""
-    if request.stage is Stage.PREFILL:
-        return request_slots(request, beams, lengths) - request.shared
-    slots = request.prefix_length - request.shared + len(request.common_prompt)
-    running = running_branches(request)
-    for branch in running:
-        cached = max(branch.first_own_row - branch.start, 0)
-        slots += len(branch.prompt) + beams * lengths.of(branch) - cached
-    outlines = request.root is not None and request.stage is Stage.OUTLINE
-    if outlines or (not running and any(branch.waits for branch in request.all_branches())):
-        slots += lengths.of_first(request)
-    return slots
-
-
 def request_slots(request: Request, beams: int = 1, lengths: LengthEstimator = RESERVED) -> int:
     """Slots that a waiting request reserves: prompt, outline, and its first branch."""
     outline, answer = lengths.of_new(request)
@@ -279,7 +264,7 @@ class Intake:
         """Slots of the only pool row that are held or reserved; 0 with a row per branch."""
         if self._used < 0:
             shared_row = not self.capacity.rows
-            self._used = self._pinned + sum(map(self._all_of, self.open)) if shared_row else 0
+            self._used = self._pinned + sum(map(self._reserved, self.open)) if shared_row else 0
         return self._used
 
     def allows(self, request: Request) -> bool:
@@ -356,15 +341,25 @@ class Intake:
             return slots
         return slots - self.lengths.of_first(request)
 
-    def _all_of(self, request: Request) -> int:
-        """Slots that an open request holds or has reserved."""
-        if request.combine is None:
-            return reserved_slots(request, self.capacity.beams, self.lengths)
-        if request.isolated or not request.branches:
-            slots = reserved_slots(request, self.capacity.beams, self.lengths)
-            return self._with_parts(request, slots)
-        slots = retained_slots(request) if request.exclusive else attended_slots(request)
-        return slots - request.shared
+    def _reserved(self, request: Request) -> int:
+        """Slots that an open request holds or has reserved, trees excluded."""
+        if request.combine is not None and request.branches and not request.isolated:
+            slots = retained_slots(request) if request.exclusive else attended_slots(request)
+            return slots - request.shared
+        if request.stage is Stage.PREFILL:
+            slots = request_slots(request, self.capacity.beams, self.lengths) - request.shared
+        else:
+            slots = request.prefix_length - request.shared + len(request.common_prompt)
+            running = running_branches(request)
+            for branch in running:
+                cached = max(branch.first_own_row - branch.start, 0)
+                answer = self.capacity.beams * self.lengths.of(branch)
+                slots += len(branch.prompt) + answer - cached
+            outlines = request.root is not None and request.stage is Stage.OUTLINE
+            waits = any(branch.waits for branch in request.all_branches())
+            if outlines or (waits and not running):
+                slots += self.lengths.of_first(request)
+        return slots if request.combine is None else self._with_parts(request, slots)
 
     def _with_parts(self, request: Request, slots: int) -> int:
         """Slots with those of the parts of an outline that is not parsed yet, if all parts stay."""

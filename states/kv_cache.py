@@ -7,9 +7,8 @@ import numpy as np
 
 from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from .beam import BeamState
-from .blend import BlendState
+from .blend import BlendState, FoldState
 from .drafter import Drafter
-from .fold import FoldState
 from .layout import BatchingLayout, Layout
 from .prefix_cache import PrefixCache, shared_length
 from .request import Branch, Request, Stage

@@ -8,10 +8,9 @@ from ..ops.kv.pool import KVCache
 from .admission import Admission, CapacityModel
 from .batch import BatchBuilder
 from .beam import BeamState
-from .blend import BlendState, Reused
+from .blend import BlendState, FoldState, Reused
 from .commit import Committer
 from .drafter import DraftContext, Drafter, TwoDrafters
-from .fold import FoldState
 from .graph.drafter_settings import nodes_for
 from .graph.plugins import drafter_class
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager

@@ -13,9 +13,8 @@ from ...models.files import ModelError
 from ...ops.draft.sizes import RoundCosts
 from ...ops.forward import HostReader
 from ...ops.sampling.settings import SamplingRules
-from ...states.blend import BlendState
+from ...states.blend import BlendState, FoldState
 from ...states.drafter import Drafter
-from ...states.fold import FoldState
 from ...states.graph.graph import Graph, Program
 from ...states.machine import Sink
 from ...states.manager import BranchStateManager

@@ -35,7 +35,7 @@ from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import Ints, KVCache
 from specsot.ops.layer_plan import decode_plan
-from specsot.states.fold import NEW, common_ends, runs
+from specsot.states.blend import NEW, common_ends, runs
 from specsot.states.request import Branch, Finish, Request
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.tokens import PromptTokens

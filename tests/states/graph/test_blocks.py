@@ -11,7 +11,7 @@ from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.prepare.repeat import graph_yaml
 from specsot.engine.view.diagram import describe_graph
 from specsot.ops.layer_plan import BlendSettings
-from specsot.states.fold import FoldState
+from specsot.states.blend import FoldState
 from specsot.states.graph.graph import Graph
 from specsot.states.graph.load import load_program, op_table
 from specsot.states.request import Branch, Finish, Request
