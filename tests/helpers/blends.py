@@ -1,7 +1,7 @@
 """Prompts with cached chunks through a decoder, and the vectors of golden/cacheblend."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers.decoders import CASES, LAYERS, SHAPE, save
-from helpers.sequences import pool
+from helpers.sequences import Pooled
 from specsot.models import decoder, layers
 from specsot.models.decoder import Decoder
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.forward import TargetOutput
-from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import BlendSettings, LayerPlan, compile_layer_plan, decode_plan
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cacheblend"
@@ -113,26 +112,22 @@ def one_prompt(
     return BlendRows(role, zero, zero, chunk)
 
 
-@dataclass
-class Sequence:
+class Sequence(Pooled):
     """One sequence in a pool, its rows at shuffled slots; causal unless `allow` says otherwise."""
 
-    model: Decoder
-    ids: Tensor
-    positions: Tensor | None = None
-    allow: Tensor | None = None
-    seed: int = 3
-    spare: int = 16
-    kv: KVCache = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rows = len(self.ids)
-        if self.positions is None:
-            self.positions = torch.arange(self.rows)
-        capacity = self.rows + self.spare
-        self.kv = pool(self.model, capacity, self.model.embed.dtype)
-        generator = torch.Generator().manual_seed(self.seed)
-        self.slots = torch.randperm(capacity, generator=generator)
+    def __init__(
+        self,
+        model: Decoder,
+        ids: Tensor,
+        positions: Tensor | None = None,
+        allow: Tensor | None = None,
+        seed: int = 3,
+        spare: int = 16,
+    ) -> None:
+        self.ids, self.rows, self.allow = ids, len(ids), allow
+        self.positions = torch.arange(self.rows) if positions is None else positions
+        slots = torch.randperm(self.rows + spare, generator=torch.Generator().manual_seed(seed))
+        super().__init__(model, slots, model.embed.dtype)
 
     def visible(self, first: int, last: int) -> AttentionPlan:
         """What rows first .. last - 1 see of rows 0 .. last - 1."""
@@ -156,18 +151,15 @@ class Sequence:
     ) -> TargetOutput:
         """All rows, or a part of them, and all their logits."""
         first, last, _ = part.indices(self.rows)
-        with torch.inference_mode():
-            return self.model(
-                self.ids[None, part],
-                self.positions[None, part],
-                self.slots[None, first:last],
-                self.visible(first, last),
-                self.kv,
-                plan,
-                torch.arange(last - first),
-                taps,
-                blend,
-            )
+        return self.run(
+            self.ids[part],
+            first,
+            self.visible(first, last),
+            positions=self.positions[part],
+            plan=plan,
+            taps=taps,
+            blend=blend,
+        )
 
     def full(self, taps: tuple[int, ...] = ()) -> TargetOutput:
         return self.forward(decode_plan(self.model.num_layers), taps=taps)
@@ -188,17 +180,7 @@ class Sequence:
         found = [int(logits_V.argmax())]
         while len(found) < count:
             row = self.rows + len(found) - 1
-            with torch.inference_mode():
-                out = self.model(
-                    torch.tensor([found[-1:]]),
-                    torch.tensor([[row]]),
-                    self.slots[None, row : row + 1],
-                    self.visible(row, row + 1),
-                    self.kv,
-                    decode_plan(self.model.num_layers),
-                    torch.tensor([0]),
-                    (),
-                )
+            out = self.run(torch.tensor(found[-1:]), row, self.visible(row, row + 1))
             found.append(int(out.logits_RV.argmax()))
         return found
 

@@ -1,6 +1,6 @@
 """Runs whose finished parts are combined: prompts as ids, and what a fold must consist of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from helpers.reading import DocumentBook
@@ -8,7 +8,7 @@ from helpers.support import TREES, Graphs, Halves, Tiny
 from specsot.engine.models import Models
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
-from specsot.states.request import Branch, Finish, Request
+from specsot.states.request import COMPLETE, Branch, Request
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompts import NOTHING
 from specsot.states.text.tokens import PromptTokens
@@ -93,14 +93,11 @@ def fold_of(request: Request, book: Any) -> list[int]:
     """What must stand behind the prefix: finished parts in reading order, and the question."""
     assert request.outline is not None
     found: list[int] = []
-    for branch in _finished(request.branches):
-        assert branch.point is not None
+    for branch in request.branches:
+        if branch.point is None or branch.finish not in COMPLETE:
+            continue
         before, own = book.next_part(branch.point, request.outline)
         if not found:
             before, own = NOTHING, book.branch(branch.point, request.outline, ())[1]
         found += [*before, *own, *branch.tokens]
     return [*found, *book.combine()]
-
-
-def _finished(branches: Iterable[Branch]) -> list[Branch]:
-    return [b for b in branches if b.point and b.finish in (Finish.STOP, Finish.LENGTH)]

@@ -11,9 +11,10 @@ from specsot.models.decoder import Decoder
 from specsot.models.drafters.dflash import DFlashDraftModel
 from specsot.models.load.weights import load_dflash, load_target
 from specsot.ops.attention.backends import AttentionPlan
+from specsot.ops.blend import Blend
 from specsot.ops.forward import TargetOutput
 from specsot.ops.kv.pool import KVCache
-from specsot.ops.layer_plan import decode_plan
+from specsot.ops.layer_plan import LayerPlan, decode_plan
 
 EAGLE_GOLDEN = Path(__file__).parents[1] / "golden" / "eagle"
 DFLASH_GOLDEN = Path(__file__).parents[1] / "golden" / "dflash"
@@ -55,18 +56,32 @@ class Pooled:
 
     def forward(self, ids: Tensor, start: int, taps: tuple[int, ...] = ()) -> TargetOutput:
         """All logits of the rows of ids [Q], the first of which stands at `start`."""
-        rows = len(ids)
-        positions = torch.arange(start, start + rows)
+        return self.run(ids, start, self.visible(start, len(ids)), taps=taps)
+
+    def run(
+        self,
+        ids: Tensor,
+        first: int,
+        attention: AttentionPlan,
+        *,
+        positions: Tensor | None = None,
+        plan: LayerPlan | None = None,
+        taps: tuple[int, ...] = (),
+        blend: Blend | None = None,
+    ) -> TargetOutput:
+        """Rows from number `first` on; a row without a position is at that of its number."""
+        rows = torch.arange(first, first + len(ids))
         with torch.inference_mode():
             return self.model(
                 ids[None],
-                positions[None],
-                self.slots[positions][None],
-                self.visible(start, rows),
+                (rows if positions is None else positions)[None],
+                self.slots[rows][None],
+                attention,
                 self.kv,
-                decode_plan(self.model.num_layers),
-                torch.arange(rows),
+                plan or decode_plan(self.model.num_layers),
+                torch.arange(len(ids)),
                 taps,
+                blend,
             )
 
     def chunks(self, ids: Tensor, sizes: list[int]) -> Tensor:

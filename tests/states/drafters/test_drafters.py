@@ -10,7 +10,7 @@ from helpers.managers import request
 
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import _is_read_later, committed_rows
-from specsot.states.drafter import DraftContext, Drafter, committed_features
+from specsot.states.drafter import DraftContext, Drafter
 from specsot.states.graph.plugins import DRAFTERS, drafter_class
 from specsot.states.request import Branch, Finish, Stage
 from specsot.states.round import CommittedRows, RoundResult
@@ -82,12 +82,6 @@ def started(kind: str, branch: Branch) -> Any:
     prompt = branch.prompt.ids
     state.observe(committed_rows(branch, 3, prompt, rows(3, 4), features_QF=given))
     return state
-
-
-def test_features_of_a_forward_are_picked_by_row() -> None:
-    some = committed_features(prefix(5, 6, position=0, flat=rows(2, 0), of=features(1, 2, 3)))
-    assert some is not None and some[:, 0].tolist() == [3, 1]
-    assert committed_features(prefix(5, position=0, flat=rows(0), of=None)) is None
 
 
 def test_a_drafter_without_a_pool_takes_nothing_in() -> None:

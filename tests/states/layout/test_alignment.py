@@ -1,6 +1,5 @@
 """Left padding under ``batching``: the vectors of seed 000 section 5, by layout and manager."""
 
-import pytest
 from helpers.managers import (
     accepted,
     admit_,
@@ -16,18 +15,14 @@ from helpers.managers import (
 
 from specsot.ops.kv.pool import NO_SEGMENT
 from specsot.ops.types import AlignmentState, ContinuousDecodingState, DraftRows
-from specsot.states.manager import BranchStateManager
-from specsot.states.round import Batch
 from specsot.states.text.tokens import PromptTokens
 
 SLOTS = 400
 
-# -- seed 000 section 5.2 -----------------------------------------------------------------------
 
-
-@pytest.fixture
-def unequal() -> DraftRows:
-    """The drafter's rows after a round in which 3, 1 and 2 rows of three chains stay."""
+def test_rows_of_unequal_acceptance_are_left_padded() -> None:
+    """Section 5.2: 3, 1 and 2 rows of three chains stay. The drafter's row j is for token j + 1:
+    the accepted drafts, then the target's own token."""
     made = manager("batching", "eagle3", capacity=SLOTS, most=3)
     branches = running(made, *(request(str(n), tail=range(n)) for n in (100, 98, 99)), first=7)
     assert [branch.length for branch in branches] == [100, 98, 99]
@@ -41,13 +36,8 @@ def unequal() -> DraftRows:
     summary = commit_(made, batch, outcome=outcome)
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
     assert [branch.length for branch in made.active] == [103, 99, 101]
-    draft_rows = made.drafter.intake_()
-    assert isinstance(draft_rows, DraftRows)
-    return draft_rows
-
-
-def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
-    """The drafter's row j is for token j + 1: the accepted drafts, then the target's own token."""
+    unequal = made.drafter.intake_()
+    assert isinstance(unequal, DraftRows)
     rows = unequal.rows
     is_padding_N = rows.owner_N == NO_SEGMENT
     assert (~is_padding_N).reshape(3, 3).astype(int).tolist() == [[1, 1, 1], [0, 0, 1], [0, 1, 1]]
@@ -69,11 +59,8 @@ def test_rows_of_unequal_acceptance_are_left_padded(unequal: DraftRows) -> None:
     assert len(set(rows.owner_N.tolist())) == 4
 
 
-# -- seed 000 section 5.3 -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def joined() -> tuple[Batch, BranchStateManager]:
+def test_a_newcomers_prompt_rides_beside_the_running_rows() -> None:
+    """Section 5.3."""
     made = manager("batching", "eagle3", capacity=SLOTS, most=3)
     one = request("0", prefix=[1] * 50, tail=range(100))
     running(made, one, first=7)
@@ -85,13 +72,9 @@ def joined() -> tuple[Batch, BranchStateManager]:
             commit_(made, fork_(made), [8])
     assert [branch.length for branch in made.active] == [150, 150]
     made.drafter.intake_()
-    return admit_(made, proposal(chain(30), chain(30))), made
-
-
-def test_a_newcomers_prompt_rides_beside_the_running_rows(
-    joined: tuple[Batch, BranchStateManager],
-) -> None:
-    rows = joined[0].rows
+    offer = proposal(chain(30), chain(30))
+    batch = admit_(made, offer)
+    rows = batch.rows
     state = rows.alignment
     assert isinstance(state, ContinuousDecodingState)
     assert rows.tokens_BQ.shape == (3, 200)
@@ -112,14 +95,7 @@ def test_a_newcomers_prompt_rides_beside_the_running_rows(
     assert rows.slots_BQ[2].tolist() == list(range(first, first + 200)), "after its prefix's copy"
     assert rows.nodes_ST.tolist() == [[198, 199], [398, 399]]
     assert rows.tips_R.tolist() == [599]
-
-
-def test_the_valid_lengths_are_what_the_rows_hold_afterwards(
-    joined: tuple[Batch, BranchStateManager],
-) -> None:
-    batch, made = joined
-    outcome = accepted(batch, proposal(chain(30), chain(30)), [[1], [1]], [60, 61])
-    commit_(made, batch, [5], outcome)
+    commit_(made, batch, [5], accepted(batch, offer, [[1], [1]], [60, 61]))
     owner_BK = made.kv.owner[: 3 * SLOTS].reshape(3, SLOTS)
     assert (owner_BK >= 0).sum(1).tolist() == [152, 152, 250] == [b.length for b in made.active]
     assert [b.tokens for b in made.active] == [[7, 30, 60], [8, 30, 61], [5]]

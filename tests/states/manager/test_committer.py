@@ -66,6 +66,7 @@ def test_a_first_token_that_ends_an_answer_is_no_part_of_it() -> None:
     (branch,) = one.branches
     assert (branch.tokens, branch.finish) == ([], Finish.STOP)
     assert one.finished and not made.active and made.kv.needed_length == 0
+    assert len(made.table.segments) == 0 and not made.kv.regions
 
 
 @LAYOUTS
@@ -92,16 +93,22 @@ def test_an_accepted_path_stays_where_it_lies_and_the_rest_is_given_back(layout:
 
 
 @pytest.mark.parametrize(
-    ("path", "bonus", "answer"),
-    [([1, 2, 3], 90, [20, 50]), ([1], STOP, [20, 50]), ([], STOP, [20])],
+    ("path", "bonus", "budget", "answer"),
+    [
+        ([1, 2, 3], 90, 10, [20, 50]),
+        ([1], STOP, 10, [20, 50]),
+        ([], STOP, 10, [20]),
+        ([1, 2, 3], 90, 2, [20, 50]),
+    ],
 )
-def test_a_stop_token_ends_a_branch_wherever_it_stands(
-    path: list[int], bonus: int, answer: list[int]
+def test_a_stop_token_or_the_budget_ends_a_branch_wherever_it_stands(
+    path: list[int], bonus: int, budget: int, answer: list[int]
 ) -> None:
-    made, one = manager(drafter="ngram"), request(tail=[5, 6])
+    made, one = manager(drafter="ngram"), request(tail=[5, 6], budget=budget)
     (branch,) = running(made, one)
     _, summary = verify_(made, proposal(chain(50, STOP, 52)), [path], [bonus])
-    assert branch.tokens == answer and branch.finish is Finish.STOP
+    assert branch.tokens == answer
+    assert branch.finish is (Finish.LENGTH if budget == 2 else Finish.STOP)
     assert branch.num_cached_tokens == len(answer), (
         "all of its answer has rows, the stop token has none"
     )
@@ -116,14 +123,6 @@ def test_a_root_branch_that_ended_keeps_its_rows_for_the_prefix() -> None:
     verify_(made, proposal(chain(50, STOP, 52)), [[1, 2, 3]], [90])
     assert root.ended and rows_of(made, root.owner) == [1, 2, 3]
     assert made.kv.current_length == 4
-
-
-def test_a_budget_ends_a_branch_inside_a_path() -> None:
-    made, one = manager(drafter="ngram"), request(budget=3, outline_budget=3)
-    (root,) = running(made, one)
-    verify_(made, proposal(chain(50, 51, 52)), [[1, 2, 3]], [90])
-    assert root.tokens == [20, 50, 51] and root.finish is Finish.LENGTH
-    assert (root.emitted, root.accepted, root.num_cached_tokens) == ([2], [3], 3)
 
 
 def best(*rows: Sequence[int]) -> GrammarRows:

@@ -58,17 +58,14 @@ def test_a_prompt_is_the_shared_prefix_and_the_first_branch_behind_it(layout: st
     assert not made.kv.committed.any(), "nothing is history before it was computed"
 
 
-def test_two_requests_begin_in_one_forward() -> None:
+def test_two_requests_begin_in_one_forward_padded_on_the_left_in_rows_of_their_own() -> None:
     made = manager()
-    batch = open_requests_(made, *(request(key, prefix=[5], tail=[6]) for key in "ab"))
+    batch = open_requests_(made, request("a", tail=[5, 6, 7]), request("b", tail=[8]))
     assert [branch.name for branch in batch.newcomers] == ["a/1", "b/1"]
     assert [*made.table.open.values()] == made.requests and not made.table.waiting
-    assert batch.rows.tokens_BQ.tolist() == [[5, 6, 5, 6]]
-    assert [m.rows.tolist() for m in batch.rows.sequences] == [[0, 1], [2, 3]]
+    assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7, 8]]
+    assert [m.rows.tolist() for m in batch.rows.sequences] == [[0, 1, 2], [3]]
     assert [m.homes for m in batch.rows.sequences] == [(r.prefix_owner,) for r in made.requests]
-
-
-def test_in_rows_of_their_own_shorter_prompts_are_padded_on_the_left() -> None:
     made = manager("batching")
     batch = open_requests_(made, request("a", tail=[5, 6, 7]), request("b", tail=[8]))
     assert batch.rows.tokens_BQ.tolist() == [[5, 6, 7], [0, 0, 8]]
@@ -161,14 +158,6 @@ def test_a_forward_has_trees_or_prompts_as_its_op_says() -> None:
     assert batch.ran == () and [branch.name for branch in batch.branches] == ["b/1"]
 
 
-def test_trees_that_a_grammar_restricts_are_named() -> None:
-    made = manager(drafter="ngram")
-    first, second = running(made, request("a"), request("b"))
-    second.matcher = OddTokens()
-    batch = tree_rows_(made, proposal(chain(50), chain(51)))
-    assert batch.ran == (first, second) and batch.rows.bound_trees == (1,)
-
-
 def test_a_budget_is_cut_to_what_the_model_can_hold() -> None:
     made, one = manager(max_positions=12), request(prefix=[5] * 4, tail=[6] * 3, budget=10)
     (branch,) = open_requests_(made, one).newcomers
@@ -180,22 +169,6 @@ def test_a_forward_that_nobody_starts_in_has_no_rows() -> None:
     batch = open_requests_(made)
     assert batch.branches == () and batch.rows.tokens_BQ.numel() == 0
     assert (made.kv.owner == FREE).all()
-
-
-def test_a_request_that_opened_in_the_same_round_is_decoded_further() -> None:
-    made = manager(drafter="ngram")
-    (branch,) = running(made, request(tail=[5, 6]))
-    batch = tree_rows_(made, proposal(chain()))
-    assert tokens_at(batch, batch.rows.node_rows_ST[0]) == [20]
-    assert batch.rows.positions_BQ.tolist() == [[2]]
-    assert made.batch_builder.trees(proposal(chain())).positions == [branch.length]
-
-
-def test_nothing_is_committed_twice() -> None:
-    made = manager()
-    batch = open_requests_(made, request())
-    commit_(made, batch, [20])
-    assert open_requests_(made).rows.tokens_BQ.numel() == 0
 
 
 SHARED, BRANCHES = 2_000, 8

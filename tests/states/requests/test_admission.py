@@ -19,7 +19,7 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.admission import CapacityModel, request_slots
 from specsot.states.machine import Run
-from specsot.states.request import Branch, Finish, Stage
+from specsot.states.request import Finish, Stage
 from specsot.states.text.outline import Outline, Point
 
 BUDGET = 8
@@ -101,29 +101,10 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
     assert first.note == "no room beside the other requests"
     assert second.finish is Finish.LENGTH
     assert run.manager.kv.needed_length == 0
-    tiny("llama").reference.check(second, _context(run, second), ())
-
-
-def _context(run: Run, branch: Branch) -> list[int]:
-    request, book = branch.request, run.board["prompts"]
-    hoist, own = book.branch(branch.point, request.outline, ())
-    return [*request.prefix, *request.tail, *request.given_ids, *hoist, *own]
-
-
-@pytest.mark.parametrize("graph", ["bim_plain", "bim_eagle"])
-def test_a_request_that_does_not_fit_yet_is_not_overtaken(
-    graph: str, run_of: Callable[..., Run]
-) -> None:
-    small = request_slots(requests_of(run_of([outline([5, 5])], 2000, graph))[0])
-    run = run_of([outline([5, 5])] * 4, 2 * small + 16, graph, budgets=(8, 40, 8, 8))
-    order: list[str] = []
-    while not run.finished:
-        run.advance()
-        order += [
-            r.key for r in requests_of(run) if r.stage is not Stage.WAITING and r.key not in order
-        ]
-    assert order == ["0", "1", "2", "3"]
-    assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
+    request, book = second.request, run.board["prompts"]
+    hoist, own = book.branch(second.point, request.outline, ())
+    context = [*request.prefix, *request.tail, *request.given_ids, *hoist, *own]
+    tiny("llama").reference.check(second, context, ())
 
 
 @pytest.mark.parametrize("nodes", [6, 30])

@@ -23,13 +23,6 @@ def admission(capacity: int, most: int) -> Admission:
     return manager(capacity=max(capacity, 8), most=most).admission
 
 
-def test_whoever_fits_into_an_equal_share_gets_one() -> None:
-    one = request(prefix=[1] * 30, tail=[2] * 16, budget=13)  # and the root of its tree
-    assert admission(240, 4).region(one)[0] == 60
-    one.budget += 1
-    assert admission(240, 4).region(one)[0] == REGION_STEP, "61 slots are more than a share"
-
-
 @given(st.integers(8, 3000), st.integers(1, 9), st.integers(0, 400), st.integers(1, 400))
 def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budget: int) -> None:
     one = request(prefix=[1] * prompt, budget=budget)

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 from helpers.managers import (
-    STOP,
     accepted,
     chain,
     commit_,
     fan_out_,
     limits,
     manager,
-    open_requests_,
     proposal,
     request,
     running,
@@ -107,12 +105,6 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
         "prompt of 1002 tokens, the model takes 1000",
     ]
     assert not made.unfinished and len(made.table.segments) == 0
-
-
-def test_an_answer_that_ends_frees_all_segments() -> None:
-    made, one = manager(), request(prefix=[5])
-    commit_(made, open_requests_(made, one), [STOP])
-    assert one.finished and len(made.table.segments) == 0 and not made.kv.regions
 
 
 ROOT = Path(__file__).parents[3]

@@ -1,6 +1,6 @@
 """The policies: who starts first, who may overtake, and that nobody starves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,16 @@ from helpers.managers import (
     running,
     start_,
 )
+from helpers.toy_graph import install
 
+from specsot.engine.prepare.files import open_graph
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases.schedule import plan_
-from specsot.states.policies import AGEING, POLICIES, Candidate, PolicyError, find_policy
+from specsot.states.policies import AGEING, POLICIES, PolicyError, find_policy
 from specsot.states.request import Finish, Request
 from specsot.states.scheduler import Inbox, StepPlan
+from specsot.states.yaml.source import GraphError
 
 SHORT, LONG = 10, 60
 
@@ -83,15 +86,6 @@ def test_one_that_does_not_fit_beside_others_is_served_in_the_end(policy: str) -
     assert begun <= (LONG - SHORT + 3 if policy == "max_throughput" else 12 + 3)
 
 
-def test_first_come_first_served_is_overtaken_by_nobody() -> None:
-    made = manager(capacity=70, most=3)
-    running(made, request("first", budget=SHORT))
-    made.lifecycle.submit(request("long", budget=LONG))
-    made.lifecycle.submit(request("short", budget=SHORT))
-    step = plan(made)
-    assert step.num_starts == 0 and step.blocked.startswith("long: needs")
-
-
 def test_who_is_done_soonest_goes_first() -> None:
     made = manager(most=1, policy="max_throughput")
     for key, budget in (("c", 30), ("a", 10), ("b", 20)):
@@ -114,25 +108,9 @@ def test_branches_of_an_answer_go_before_new_requests_and_as_a_gang() -> None:
     assert step.requests == ()
 
 
-def test_ranks_are_of_host_integers_alone() -> None:
-    early = Candidate(1, 5, False, 0, 100, 40, 40)
-    late = Candidate(2, 6, False, 0, 100, 40, 40)
-    for policy in POLICIES.values():
-        assert policy.rank(early) < policy.rank(late)
-        assert all(isinstance(value, int) for value in policy.rank(early))
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_policies_of_a_graph_are_these(policy: str) -> None:
-    from specsot.engine.prepare.files import open_graph
-
-    assert open_graph("eagle", [f"scheduler.policy={policy}"]).graph.scheduler.policy == policy
-
-
 def test_a_policy_that_is_none_is_told_with_those_that_are() -> None:
-    from specsot.engine.prepare.files import open_graph
-    from specsot.states.yaml.source import GraphError
-
+    for policy in POLICIES:
+        assert open_graph("eagle", [f"scheduler.policy={policy}"]).graph.scheduler.policy == policy
     with pytest.raises(GraphError) as error:
         open_graph("eagle", ["scheduler.policy=fastest"])
     assert "no policy 'fastest'; there are fcfs" in str(error.value)
@@ -155,54 +133,37 @@ bad = Policy(throws)
 odd = Policy(lambda one: one.prompt / 3)
 none = last
 """
-NAMES = {name: f"own_policies:{name}" for name in ("good", "bad", "odd", "none")}
-
-Install = Callable[[], None]
+NAMES = ("good", "bad", "odd", "none", "gone")
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    def make() -> None:
-        about = tmp_path / "own_policies-1.0.dist-info"
-        about.mkdir()
-        (tmp_path / "own_policies.py").write_text(MODULE)
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: own-policies\nVersion: 1.0\n")
-        points = [f"{name} = {where}" for name, where in NAMES.items()]
-        points.append("gone = own_policies:gone")
-        (about / "entry_points.txt").write_text("\n".join(["[specsot.policies]", *points]))
-        monkeypatch.syspath_prepend(tmp_path)
-
-    return make
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with policies."""
+    (tmp_path / "own_policies.py").write_text(MODULE)
+    for name in NAMES:
+        install(tmp_path, "specsot.policies", f"own_policies:{name}", name)
+    monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_it_ranks_those_who_wait(install: Install) -> None:
-    install()
+def test_it_ranks_those_who_wait(own: None) -> None:
     made = manager(most=1, policy="good")
     for key in "abc":
         made.lifecycle.submit(request(key))
-    step = plan_(made, Inbox())
-    assert [one.key for one in step.requests] == ["c"]
+    assert [one.key for one in plan(made).requests] == ["c"]
 
 
-def test_nobody_starves_under_it(install: Install) -> None:
-    install()
+def test_nobody_starves_under_it(own: None) -> None:
     made, begun = manager(most=1, policy="good", max_wait=12), dict[str, int]()
     for key in ("old", "older"):
         made.lifecycle.submit(request(key))
     for step in range(40):
         made.lifecycle.submit(request(str(step)))
-        new = [*plan_(made, Inbox()).requests]
-        batch = start_(made, *new)
-        commit_(made, batch, [STOP] * len(batch.newcomers))
-        begun |= {one.key: step for one in new}
+        begun |= {one.key: step for one in start_step_(made, plan(made), STOP)}
     assert (begun["old"], begun["older"]) == (12, 25)
     assert len(begun) == 40, "somebody began in every step"
 
 
-def test_a_graph_names_it_and_nothing_is_imported_to_check_it(install: Install) -> None:
-    with pytest.raises(ValueError, match="no policy 'good'; there are fcfs, max_throughput"):
-        SchedulerBlock(policy="good")
-    install()
+def test_a_graph_names_it_and_nothing_is_imported_to_check_it(own: None) -> None:
     assert SchedulerBlock(policy="good").policy == "good"
     with pytest.raises(ValueError, match="did you mean 'good'"):
         SchedulerBlock(policy="goood")
@@ -215,8 +176,7 @@ def test_a_graph_names_it_and_nothing_is_imported_to_check_it(install: Install) 
         ("gone", "AttributeError: module 'own_policies' has no attribute 'gone'"),
     ],
 )
-def test_what_is_no_policy_is_told_with_its_package(name: str, said: str, install: Install) -> None:
-    install()
+def test_what_is_no_policy_is_told_with_its_package(name: str, said: str, own: None) -> None:
     with pytest.raises(PolicyError, match=said) as told:
         find_policy(name)
     assert f"scheduler.policy '{name}': " in str(told.value)
@@ -226,19 +186,16 @@ def test_what_is_no_policy_is_told_with_its_package(name: str, said: str, instal
     ("name", "said"),
     [("bad", "ZeroDivisionError: by nobody"), ("odd", "a rank is a tuple of integers, not 0.6")],
 )
-def test_one_that_fails_ends_the_run_with_one_error(name: str, said: str, install: Install) -> None:
-    install()
+def test_one_that_fails_ends_the_run_with_one_error(name: str, said: str, own: None) -> None:
     made = manager(policy=name)
     made.lifecycle.submit(request("a"))
     with pytest.raises(PolicyError, match=said):
         plan_(made, Inbox())
-    assert find_policy("fcfs").rank(Candidate(1, 1, False, 0, 3, 4, 4)) == (1, 0)
 
 
 def test_the_command_line_says_so_in_a_line(
-    install: Install, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    own: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    install()
     words = ("run", "autoregressive", "hello", "--runs-dir", str(tmp_path / "runs"))
     assert call(*words, "--set", "scheduler.policy=bad") == 1
     err = capfd.readouterr().err

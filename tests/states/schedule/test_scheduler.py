@@ -40,15 +40,10 @@ def round_(made: BranchStateManager, *tokens: int) -> None:
     commit_(made, batch, outcome=accepted(batch, offer, paths, tokens))
 
 
-def test_nobody_is_there() -> None:
-    made = manager()
-    step = plan(made)
-    assert (step.number, action_of(step), step.num_starts, step.waiting) == (1, "rest", 0, 0)
-    assert plan(made).number == 2
-
-
 def test_requests_open_then_run_and_at_last_their_answers_are_wanted() -> None:
     made, one = manager(), request("a")
+    step = plan(made)
+    assert (step.number, action_of(step), step.num_starts, step.waiting) == (1, "rest", 0, 0)
     made.lifecycle.submit(one)
     step = plan(made)
     assert (action_of(step), step.requests, step.waiting) == ("open", (one,), 1)
@@ -76,13 +71,11 @@ def test_a_run_hands_over_all_answers_at_its_end_and_an_engine_each_at_once() ->
 
 
 def test_a_newcomer_rides_in_a_round_of_the_others() -> None:
-    made = manager()
+    made, late = manager(), request("b")
     running(made, request("a"))
-    late = request("b")
     made.lifecycle.submit(late)
     step = plan(made)
-    assert (action_of(step), step.requests) == ("round", (late,))
-    assert step.why == "1 run, b join"
+    assert (action_of(step), step.requests, step.why) == ("round", (late,), "1 run, b join")
 
 
 def test_branches_of_an_outline_that_was_just_read_start_in_a_forward_of_their_own() -> None:
@@ -100,16 +93,14 @@ def test_branches_of_an_outline_that_was_just_read_start_in_a_forward_of_their_o
 
 
 def test_who_must_wait_is_told_why() -> None:
-    made = manager(most=1)
-    running(made, request("a"))
-    made.lifecycle.submit(request("b"))
-    step = plan(made)
-    assert (action_of(step), step.num_starts) == ("round", 0)
-    assert step.blocked == "b: 1 of 1 branches run"
-    made = manager(capacity=24)
-    running(made, request("a"))
-    made.lifecycle.submit(request("b"))
-    assert plan(made).blocked == "b: needs 14 slots, 12 are free"
+    for made, why in (
+        (manager(most=1), "b: 1 of 1 branches run"),
+        (manager(capacity=24), "b: needs 14 slots, 12 are free"),
+    ):
+        running(made, request("a"))
+        made.lifecycle.submit(request("b"))
+        step = plan(made)
+        assert (action_of(step), step.num_starts, step.blocked) == ("round", 0, why)
 
 
 def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
@@ -220,9 +211,6 @@ def test_whoever_waits_at_an_inbox_is_woken(what: str) -> None:
     thread.join(10)
     assert not thread.is_alive()
     inbox.wait()
-
-
-def test_an_inbox_that_does_not_sleep_never_waits() -> None:
     Inbox(stays=True, sleeps=False).wait()
 
 
