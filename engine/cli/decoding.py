@@ -222,10 +222,10 @@ def simulate(
     `specsot simulate bim_eagle --cluster 8,64 --tp 1,4 --link nvlink --policies sot_priority`."""
     from ..record.replay import records_of
     from ..simulate import command
-    from ..simulate.arrivals import Workload
-    from ..simulate.arrivals import arrivals as arrivals_of
     from ..simulate.costs import StepCost
     from ..simulate.costs import fit as fit_costs
+    from ..simulate.world import Workload
+    from ..simulate.world import arrivals as arrivals_of
 
     if fit is not None:
         if costs is None:

@@ -18,7 +18,7 @@ from ..prepare.job import prepare, prepare_graphs, read_cluster
 from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions, ServeOptions
 from ..record.run_folder import find_run
 from ..shell import complain, put
-from ..workers.ray_cluster import end_cluster, set_up_ray, standing_cluster, start_head
+from ..workers import ray_workers
 from ..workers.router import ask_router
 from ..workers.start import check_cluster, divided, engine_router, replica_router
 from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
@@ -109,15 +109,13 @@ def up(
     block = read_cluster(options)
     job = divided(replace(job, options=replace(job.options, workers=block.workers)))
     check_cluster(job, block)
-    set_up_ray(LOCAL)
-    head = start_head(block.workers, job.options.graph)
+    ray_workers.set_up_ray(LOCAL)
+    head = ray_workers.start_head(block.workers, job.options.graph)
     try:
-        set_up_ray(head.address)
-        from ..workers.ray_workers import load_workers
-
-        load_workers(job, block.model_copy(update={"address": head.address}))
+        ray_workers.set_up_ray(head.address)
+        ray_workers.load_workers(job, block.model_copy(update={"address": head.address}))
     except BaseException:
-        end_cluster(head)
+        ray_workers.end_cluster(head)
         raise
     put(f"{head.address}\n")
 
@@ -125,16 +123,14 @@ def up(
 @cluster.command()
 def status() -> None:
     """Show the cluster of this machine, its workers, and its server."""
-    there = standing_cluster()
+    there = ray_workers.standing_cluster()
     alive = there is not None and there.alive
     fleet = ask_router("state", put)
     if not alive and fleet is None:
         raise ClusterError(NONE)
     if there is not None and alive:
-        set_up_ray(there.address)
-        from ..workers.ray_workers import worker_states
-
-        states = [*worker_states(there.address)]
+        ray_workers.set_up_ray(there.address)
+        states = [*ray_workers.worker_states(there.address)]
         # A cluster that is there for a server has workers of its own only after `up`.
         if states or fleet is None or fleet["address"] != there.address:
             put(f"{there.address}: {there.graph}, {there.workers} workers\n")
@@ -149,7 +145,7 @@ def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)
     """Set the number of replicas of a server with --workers."""
     fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
     if fleet is None:
-        there = standing_cluster()
+        there = ray_workers.standing_cluster()
         raise ClusterError(NO_SERVER if there is not None and there.alive else NONE)
     _put_replicas(fleet)
 
@@ -157,13 +153,13 @@ def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)
 @cluster.command()
 def down() -> None:
     """End all processes of the cluster of this machine."""
-    there = standing_cluster()
+    there = ray_workers.standing_cluster()
     if there is None:
         raise ClusterError(NONE)
     fleet = ask_router("state", put)
     if fleet is not None and fleet["address"] == there.address:
         ask_router("end", put)
-    end_cluster(there)
+    ray_workers.end_cluster(there)
     complain(f"{there.address} is down")
 
 

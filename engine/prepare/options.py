@@ -237,6 +237,10 @@ class ClusterBlock(Spec):
         """The smallest group: each worker holds at most 1 / parts of the weights of a layer."""
         return min(self.skeleton.tp, self.branches.tp)
 
+    def device_of(self, worker: int) -> dict[str, str]:
+        """The option `device` of a worker, by its number; empty for that of the run."""
+        return {"device": self.devices[worker % len(self.devices)]} if self.devices else {}
+
 
 KEY = "profiles"
 OPTION_KEYS = ("model", "dtype", "weights", "stop_ids")  # what is an option too

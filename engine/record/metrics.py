@@ -134,13 +134,16 @@ class Meter:
 
     @classmethod
     def of(cls, counts: Mapping[str, Any]) -> "Meter":
-        """The meter of `counts` that were written as JSON, whose keys are strings."""
+        """The meter of `counts`, and of its requests, if they are there, that were written as JSON,
+        whose keys are strings."""
         meter = cls()
         for name in meter.counts.keys() & counts.keys():
             number = counts[name]
             if name in ("lengths", "chosen"):
                 number = {int(length): count for length, count in number.items()}
             setattr(meter, name, Counter(number) if isinstance(number, Mapping) else number)
+        for key, lengths in counts.get("requests", {}).items():
+            meter.requests[key] = Counter({int(length): n for length, n in lengths.items()})
         return meter
 
     def add(self, other: "Meter") -> None:

@@ -166,7 +166,7 @@ class Api:
     async def health(self, request: Request) -> Response:
         """Whether the server can answer, or soon will."""
         dead = self.router.state in (LinkState.DEAD, LinkState.CLOSED)
-        states = [replica.state for replica in self.router.replicas]
+        states = [replica["state"] for replica in self.router.replicas]
         body = {"replicas": len(states), "ready": states.count(LinkState.READY)}
         return JSONResponse(body, status_code=503 if dead else 200)
 

@@ -32,7 +32,7 @@ ENGINE_METRICS = (  # our name, vLLM's (or none), where the number is
     ("prefix_hits", "prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
 )
 GAUGES = ("running", "waiting", "branches", "slots", "capacity")  # the others only grow
-REPLICA_METRICS = (  # name, field of a replica
+REPLICA_METRICS = (  # name, field of `Router.replicas`
     ("replica_tokens", "tokens", "Tokens that a replica is expected to write."),
     (
         "replica_written_tokens",
@@ -100,12 +100,12 @@ class EngineCollector:
         yield self._family("requests_open", doc, [[router.open]], labels=())
         doc = "Times that requests went on in another replica."
         yield self._family("request_reruns", doc, [[router.reruns]], labels=(), grows=True)
-        tally = Tally(replica.state for replica in router.replicas)
+        tally = Tally(replica["state"] for replica in router.replicas)
         order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.DEAD)
         states = [(state, tally[state]) for state in order]
         yield self._family("replicas", "Processes that decode.", states, labels=["state"])
         for name, field, doc in REPLICA_METRICS:
-            numbers = [(replica.name, getattr(replica, field)) for replica in router.replicas]
+            numbers = [(replica["name"], replica[field]) for replica in router.replicas]
             grows = field == "restarts"
             yield self._family(name, doc, numbers, labels=["replica"], grows=grows)
 

@@ -1,6 +1,7 @@
 """The HTTP server: sockets, signals, protocol limits; `specsot serve` and `specsot view`."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from ..errors import Code, UsageError
 from ..prepare.options import ServeOptions
 from ..record.run_folder import SavedRun
 from ..shell import complain
-from ..workers.router import Router, lower_priority
+from ..workers.router import POLL_INTERVAL, Router
 from .app import Api, build_app
 from .errors import INVALID, ErrorBody, ErrorDetail, add_error_handlers
 from .metrics import ServerMetrics
@@ -27,6 +28,7 @@ from .middleware import HEADER_BYTES, AdmissionMiddleware
 from .page import PageRoutes, playback_of
 
 CONNECTIONS = 2048
+HTTP_NICENESS = 5  # of this process's threads, below the engines
 UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the default is megabytes
 REFUSALS = {
     400: ("Bad Request", "this is not an HTTP request"),
@@ -186,12 +188,14 @@ async def serve(router: Router, options: ServeOptions) -> int:
 
     async def report_ready() -> None:
         while not router.ready:
-            await router.changed.wait()
+            await asyncio.sleep(POLL_INTERVAL)
         names = ", ".join(f"specsot/{name}" for name in router.graphs)
         complain(f"ready: {address} serves {names}")
 
     complain(f"listening on {address}; the models are being loaded")
-    lower_priority()
+    if sys.platform == "linux":  # elsewhere the priority is the whole process's
+        # A flood of requests must take no processor from the engines. This and later threads.
+        os.nice(HTTP_NICENESS)
     running = asyncio.create_task(router.run())
     reporting = asyncio.create_task(report_ready())
     running.add_done_callback(lambda task: setattr(server, "should_exit", True))

@@ -16,9 +16,8 @@ from typing import NamedTuple
 from ...states.graph.graph import Graph
 from ..errors import UsageError
 from ..workers import placement
-from .arrivals import Arrival
 from .costs import GroupCost, Link, ModelShape, StepCost
-from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, Live, ServedFigures, Simulation
+from .world import HINT_FACTORS, MAX_IDS, PART_PROMPT, Arrival, Live, ServedFigures, Simulation
 
 WHOLE_ANSWER = -1  # the part number of an outline, or of an answer without parts
 

@@ -6,10 +6,9 @@ from typing import Any
 
 from ...states.graph.graph import Graph
 from ..errors import UsageError
-from .arrivals import Arrival
 from .cluster import ClusterSetup, ClusterSimulation
 from .costs import StepCost, link_of, shape_of
-from .world import Simulation
+from .world import Arrival, Simulation
 
 Document = dict[str, Any]  # the figures of one simulation as JSON values
 Source = Callable[[], Iterator[Arrival]]  # the same arrivals at each call

@@ -199,12 +199,8 @@ class GroupCost(StepCost):
         if not rows:
             return self.step / 1e3
         work = (self.forward + self.row * rows + self.slot * slots) / self.ranks
-        collectives = self.collectives(rows, max(branches * self.tree, 1))
-        return (self.step + work + self.branch * branches) / 1e3 + collectives
-
-    def collectives(self, rows: int, logits_rows: int) -> float:
-        """Seconds of a forward's collectives; `logits_rows` of its rows have logits."""
         shape = self.shape
         layer = self.link.all_reduce(rows * shape.hidden * shape.itemsize, self.ranks)
-        logits_size = logits_rows * shape.vocabulary * shape.itemsize
-        return 2 * shape.layers * layer + self.link.all_gather(logits_size, self.ranks)
+        logits_size = max(branches * self.tree, 1) * shape.vocabulary * shape.itemsize
+        collectives = 2 * shape.layers * layer + self.link.all_gather(logits_size, self.ranks)
+        return (self.step + work + self.branch * branches) / 1e3 + collectives

@@ -7,7 +7,8 @@ coins are keyed by position: the text is the same.
 
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain, count
 from time import monotonic
 from typing import Any
@@ -21,12 +22,11 @@ from ...states.request import (
     Finish,
     MigratedBranch,
     MigratedRequest,
-    Request,
     move,
 )
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
-from ..events import OUTLINE, Committed, Decode
+from ..events import OUTLINE, Committed
 from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
 from ..prepare.options import ClusterBlock
@@ -37,31 +37,45 @@ from ..run.session import Session
 from .link import WorkerSource
 from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
-from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
+from .worker_groups import RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
 
 MACHINE = "machines/cluster"
 
 # -- a request ------------------------------------------------------------------------------------
 
 
-@dataclass(eq=False, slots=True)
 class RequestState:
-    """A request with its branches, in host integers, so that any worker can continue it.
+    """A submitted request with its seed, budget and branches, in host integers, so that any worker
+    can continue it. Raises PromptError.
 
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
     and have them. assigned: the group that decodes a branch, by its index; sent: those that it has
     received.
     """
 
-    session: Session
-    table: RequestTable
-    prompt: Prompt
-    request: Request
-    source: WorkerGroup | None = None
-    rows: tuple[int, ...] = ()
-    holders: set[WorkerGroup] = field(default_factory=set)
-    assigned: dict[int, WorkerGroup] = field(default_factory=dict)
-    sent: set[int] = field(default_factory=set)
+    def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
+        self.session = session
+        self.table = table
+        self.request = request = session.request(prompt)
+        table.add(request)
+        budget = prompt.max_new_tokens or session.max_new_tokens
+        self.prompt = replace(prompt, seed=request.seed, max_new_tokens=budget)
+        self.source: WorkerGroup | None = None
+        self.rows: tuple[int, ...] = ()
+        self.holders: set[WorkerGroup] = set()
+        self.assigned: dict[int, WorkerGroup] = {}
+        self.sent: set[int] = set()
+        if request.outline_budget == 0:
+            for index in range(request.samples):
+                branch = table.new_branch(request, index, request.budget)
+                branch.prompt = request.tail
+                request.branches.append(branch)
+            move(request, "run")
+        else:
+            request.root = table.new_branch(request, OUTLINE, request.outline_budget)
+            move(request, "outline")
+            if request.given_outline is not None:
+                request.root.end(Finish.STOP)
 
     @property
     def needs_writer(self) -> bool:
@@ -183,27 +197,6 @@ class RequestState:
         return names
 
 
-def new_request_state(session: Session, table: RequestTable, prompt: Prompt) -> RequestState:
-    """A submitted request with its seed and budget, and the root branch, or without an outline the
-    branches, which can be assigned; raises PromptError."""
-    request = session.request(prompt)
-    table.add(request)
-    budget = prompt.max_new_tokens or session.max_new_tokens
-    prompt = replace(prompt, seed=request.seed, max_new_tokens=budget)
-    if request.outline_budget == 0:
-        for index in range(request.samples):
-            branch = table.new_branch(request, index, request.budget)
-            branch.prompt = request.tail
-            request.branches.append(branch)
-        move(request, "run")
-    else:
-        request.root = table.new_branch(request, OUTLINE, request.outline_budget)
-        move(request, "outline")
-        if request.given_outline is not None:
-            request.root.end(Finish.STOP)
-    return RequestState(session, table, prompt, request)
-
-
 # -- all requests ---------------------------------------------------------------------------------
 
 
@@ -229,25 +222,23 @@ class Director:
 
     def submit(self, prompts: Iterable[Prompt]) -> None:
         for prompt in prompts:
-            self.states.append(new_request_state(self.session, self.table, prompt))
+            self.states.append(RequestState(self.session, self.table, prompt))
 
-    def loads(self, groups: Sequence[WorkerGroup]) -> dict[WorkerGroup, int]:
-        """Tokens that each group is expected to write still."""
+    def work(
+        self, groups: Sequence[WorkerGroup]
+    ) -> tuple[dict[WorkerGroup, int], dict[WorkerGroup, int]]:
+        """Tokens that each group is expected to write still, and branches that it can take."""
         loads = dict.fromkeys(groups, 0)
+        capacity = {group: group.max_branches for group in groups}
         for group, branch in chain.from_iterable(state.running() for state in self.states):
             if group in loads:
                 loads[group] += expected_length(branch)
-        return loads
-
-    def capacity(self, groups: Sequence[WorkerGroup]) -> dict[WorkerGroup, int]:
-        """Further branches that each group can take."""
-        counts = Counter(group for state in self.states for group, _ in state.running())
-        return {group: group.max_branches - counts[group] for group in groups}
+                capacity[group] -= 1
+        return loads, capacity
 
     def free(self, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
         """Groups that can take a branch, those with the least work first."""
-        loads = self.loads(groups)
-        capacity = self.capacity(groups)
+        loads, capacity = self.work(groups)
         return sorted((one for one in groups if capacity[one] > 0), key=lambda one: loads[one])
 
     def assign_(self, state: RequestState, group: WorkerGroup, branches: Sequence[Branch]) -> None:
@@ -320,8 +311,7 @@ class Director:
             stored = {worker for worker, reply in replies.items() if reply.stored}
             decoders = self.workers.decoders
             state.holders |= {one for one in decoders if stored.issuperset(one.workers)}
-            for worker, reply in replies.items():
-                worker.epoch = NO_GROUP if reply.error else worker.epoch
+            self.workers.members -= {worker for worker, reply in replies.items() if reply.error}
             self._count_regroup_(state, [*replies.values()], monotonic() - start)
             present = [reply.rows for reply in replies.values() if reply.rows is not None]
             if not present:
@@ -376,10 +366,8 @@ def read_outlines_(cluster: Director) -> None:
 def regroup_(cluster: Director) -> None:
     """Place branches on groups, and send prefixes to those that lack them, one collective each."""
     for state in cluster.states:
-        groups = cluster.workers.decoders
-        placed = assign_branches(
-            state.unassigned, cluster.loads(groups), cluster.capacity(groups), state.holders
-        )
+        loads, capacity = cluster.work(cluster.workers.decoders)
+        placed = assign_branches(state.unassigned, loads, capacity, state.holders)
         for branch, group in placed:
             state.assigned[branch.index] = group
         if placed:
@@ -449,13 +437,7 @@ def all_ended(cluster: Director) -> bool:
 
 
 class ClusterRecorder(Recorder):
-    """Records the events of the director's machine, and what happens to workers. memory: the latest
-    `held_figures` of their engines."""
-
-    def __init__(self, decode: Decode, write: Write | None = None) -> None:
-        super().__init__(decode, write)
-        self.director: Director | None = None
-        self.memory: list[Mapping[str, Any]] = []
+    """Records the events of the director's machine, and what happens to workers."""
 
     def take_snapshot(self) -> None:
         """No pictures: the director has no pool."""
@@ -474,15 +456,15 @@ class ClusterRecorder(Recorder):
 
     def figures(self, board: Mapping[str, Any]) -> dict[str, Any]:
         """metrics.json: what all workers did together, and what the director saw."""
-        director = self.director
-        assert director is not None
+        director: Director = board["cluster"]
         counts = director.count_()
         present = director.workers.workers
         weights = {one.name: one.greeting.weights[1] for one in present if one.greeting}
         meter = meter_of([one.counts for one in counts.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
-        self.memory = [memory for one in counts.values() for memory in one.memory]
-        memory: dict[str, Any] = summed(self.memory)
+        memory: dict[str, Any] = summed(
+            [engine for one in counts.values() for engine in one.memory]
+        )
         memory["host_reads"]["per_round"] = ratio(memory["host_reads"]["total"], meter.forwards)
         if (cache := memory["prefix_cache"]) is not None:
             cache["hit_rate"] = ratio(cache["reused"], cache["asked"])
@@ -504,43 +486,34 @@ class ClusterRecorder(Recorder):
 
 def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
     """The counters of all workers together, and the director's transitions and times."""
-    values = summed(counts) or {}
-    requests = values.pop("requests", {})
-    total = Meter()
-    for name, value in values.items():
-        setattr(total, name, _counter(value) if isinstance(value, Mapping) else value)
-    total.add(director)
-    total.most_active = max((one.get("most_active", 0) for one in counts), default=0)
-    total.requests = {key: _counter(lengths) for key, lengths in requests.items()}
-    total.marks = director.marks
+    total = Meter(marks=director.marks)
+    meters = [Meter.of(one) for one in counts]
+    for meter in (*meters, director):
+        total.add(meter)
+        for key, lengths in meter.requests.items():
+            total.requests.setdefault(key, Counter()).update(lengths)
+    total.most_active = max((meter.most_active for meter in meters), default=0)
     return total
 
 
-def _counter(values: Mapping[str, int]) -> Counter[Any]:
-    """A counter from JSON, whose keys may have been numbers."""
-    return Counter({int(key) if key.isdigit() else key: count for key, count in values.items()})
-
-
 def directed(
+    stack: ExitStack,
     source: WorkerSource,
     block: ClusterBlock,
     session: Session,
     prompts: Sequence[Prompt],
     write: Write | None = None,
-) -> tuple[EngineCore, ClusterRecorder]:
-    """A run on workers before its first transition, with its recorder. Raises PromptError: a text
-    that cannot be a prompt. UsageError: no such interface. ClusterError: workers cannot start."""
+) -> tuple[EngineCore, Recorder]:
+    """A run on workers before its first transition, with its recorder; the stack ends the workers.
+    Raises PromptError: a text that cannot be a prompt. UsageError: no such interface. ClusterError:
+    workers cannot start."""
     recorder = ClusterRecorder(session.prompts.decode, write)
     workers = WorkerGroups(source, block, recorder.report)
-    try:
-        director = Director(session, workers, recorder.report)
-        recorder.director = director
-        director.submit(prompts)
-        board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
-        run = EngineCore(open_graph(MACHINE), board, recorder)
-        workers.load_()
-    except BaseException:
-        workers.close()
-        raise
+    stack.callback(workers.close)
+    director = Director(session, workers, recorder.report)
+    director.submit(prompts)
+    board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
+    run = EngineCore(open_graph(MACHINE), board, recorder)
+    workers.load_()
     recorder.attach(run)  # its time starts, as that of every run, once models are loaded
     return run, recorder

@@ -16,6 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from ..errors import ClusterError
 from ..shell import complain
 from .protocol import MAX_LINE_BYTES, Failed, Load, Message, Ready, Start, decode, encode
 
@@ -31,10 +32,6 @@ Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[Pipe, int | None]  # the number is that of its process, if it is of this machine
 
 
-class HostError(RuntimeError):
-    """A process that cannot be started; says why."""
-
-
 class WorkerGoneError(RuntimeError):
     """The worker's process has ended."""
 
@@ -43,8 +40,8 @@ class WorkerHost(Protocol):
     """Runs a worker's process, one life after another: a thread, a process, a Ray actor.
 
     first: message to each process. pid: of the process, if it is on this machine. `start` starts
-    another process and connects to it, or raises HostError; `end` asks it to end; `reap` makes sure
-    that it has.
+    another process and connects to it, or raises ClusterError; `end` asks it to end; `reap` makes
+    sure that it has.
     """
 
     first: Start | Load
@@ -219,7 +216,7 @@ class WorkerLink:
                 if not (self.ended or self.over):
                     self.send(self.host.first)
                     await self._listen(reader)
-        except HostError as error:
+        except ClusterError as error:
             self.why = f"cannot be started: {error}"
         finally:
             watch.cancel()

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from queue import SimpleQueue
-from threading import Event, Thread
+from threading import Thread
 from time import monotonic, sleep
 from typing import Any
 
@@ -36,7 +35,7 @@ from ..run.scoring import Scorer
 from ..run.session import Session, derive_seed, load, tie
 from ..shell import complain
 from . import protocol
-from .worker_loop import WorkerEngine, WorkerLoop, load_job
+from .worker_loop import OpenRequest, OrderQueue, WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
@@ -74,11 +73,6 @@ class StopTexts:
         self.pending = text[certain:]
         return text[:certain]
 
-    def rest(self) -> str:
-        pending = self.pending
-        self.pending = ""
-        return pending
-
 
 @dataclass(slots=True)
 class ScoreRows:
@@ -108,7 +102,7 @@ class ScoreRows:
 
     def score(self, index: int, tokens: Sequence[int]) -> None:
         """The next tokens of a branch."""
-        if self.top >= 0 and tokens and not self.silent:
+        if self.top >= 0 and not self.silent:
             self._add(index, tokens)
 
     def _add(self, index: int, tokens: Sequence[int]) -> None:
@@ -118,43 +112,30 @@ class ScoreRows:
             self.rows.append([index, score.token, decode([score.token]), score.logprob, top])
 
 
-@dataclass(slots=True)
-class PartText(events.TextStream):
-    """A branch's text, token by token. num_sent: its tokens that were sent."""
-
-    num_sent: int = 0
-
-
-class ServedRequest:
+class ServedRequest(OpenRequest):
     """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds, which
-    others append to. done: it has ended, and `output` has said so."""
+    others append to."""
 
     def __init__(self, engine: Engine, message: protocol.Submit, handle: Handle) -> None:
+        super().__init__(handle)
         self.message = message
-        self.handle = handle
-        self.done = False
         self.rounds: list[tuple[int, int]] = []
         self._decode = engine.decode
         raw = message.raw or bool(message.settings.token_ids)
         self._order = events.ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(message.stop)
-        self._parts: dict[int, PartText] = {}
+        self._parts: dict[int, events.TextStream] = {}
+        self._ids: dict[int, list[int]] = {}  # of branches, not sent yet
         silent = message.prompt.max_new_tokens == 0
         self._scores = ScoreRows(engine, message.logprobs, message.echo, silent)
-        self._num_read = 0  # events of the handle
         self._text = ""
         self._tokens_to_stop: int | None = None  # of the branch that wrote the stop text
 
-    def output(self) -> Iterator[protocol.Message]:
-        """What is new since the last call."""
-        token_events = self.handle.since(self._num_read)
-        self._num_read += len(token_events)
-        if not token_events:
-            return
+    def output(self, new: Sequence[events.TokenEvent]) -> Iterator[protocol.Message]:
         branch_events: list[list[Any]] = []
         text = ""
         step = 0
-        for event in token_events:
+        for event in new:
             step = event.round if isinstance(event, events.Committed) else step
             if self._stops.match is None:  # else it was cancelled, and the last step brought more
                 text += self._read(event, branch_events)
@@ -162,17 +143,12 @@ class ServedRequest:
         scores = self._scores.rows
         self._scores.rows = []
         if text or branch_events or scores:
-            ids = []
-            for index, part in self._parts.items():
-                if new := part.tokens[part.num_sent :]:
-                    ids.append([index, new])
-                    part.num_sent = len(part.tokens)
             tokens = sum(len(part.tokens) for part in self._parts.values())
             output = protocol.Wrote(self.message.id, text, branch_events, step, tokens=tokens)
-            yield output._replace(scores=scores, ids=ids)
-        if isinstance(token_events[-1], events.AnswerReady):
-            self.done = True
-            yield self._ended(token_events[-1])
+            yield output._replace(scores=scores, ids=[*self._ids.items()])
+            self._ids = {}
+        if new and isinstance(new[-1], events.AnswerReady):
+            yield self._ended(new[-1])
 
     def _read(self, event: events.TokenEvent, branch_events: list[list[Any]]) -> str:
         """The readable text of a token event; appends it as `Wrote.events` has it."""
@@ -193,12 +169,12 @@ class ServedRequest:
                 branch_events.append(["ended", event.index, event.finish])
                 return self._stops.feed(self._order.read(event))
             case events.AnswerReady():
-                return self._stops.rest()
+                return self._stops.pending
         return ""
 
     def _written(self, event: events.Committed, branch_events: list[list[Any]]) -> str:
         """The same of tokens; with a stop text complete, the request is cancelled."""
-        part = self._parts.setdefault(event.branch, PartText(self._decode))
+        part = self._parts.setdefault(event.branch, events.TextStream(self._decode))
         before = len(part.tokens)
         pieces = []
         text = ""
@@ -210,7 +186,9 @@ class ServedRequest:
                 self._tokens_to_stop = len(part.tokens)
                 self.handle.cancel()
                 break
-        self._scores.score(event.branch, part.tokens[before:])
+        if new := part.tokens[before:]:
+            self._ids.setdefault(event.branch, []).extend(new)
+            self._scores.score(event.branch, new)
         if event.final and (rest := part.feed(final=True)) and self._stops.match is None:
             pieces.append([rest, event.origins[-1:] or "t"])
             text += self._stops.feed(self._order.written(event.branch, rest))
@@ -415,8 +393,7 @@ class EngineProcess:
 
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
-        self._orders: SimpleQueue[protocol.Cancel | protocol.SnapshotRequest] = SimpleQueue()
-        self._wake = Event()
+        self._orders = OrderQueue()
         self._graphs: dict[str, ServedGraph] = {}
         self._report_time = 0.0
         self._picture_time = 0.0
@@ -424,8 +401,11 @@ class EngineProcess:
 
     def serve(self) -> None:
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
+        order = None
         while not self._pipe.closed:
-            self._turn()
+            self._turn(order)
+            busy = any(graph.requests for graph in self._graphs.values())
+            order = self._orders.pop(0.0 if busy else REPORT_INTERVAL)
 
     def _open(self, start: protocol.Start) -> dict[str, dict[str, Any]]:
         """Facts of the graphs by name; the first graph loads the target."""
@@ -458,21 +438,22 @@ class EngineProcess:
                     self._pipe.send(protocol.Decoded(message.id, text))
                 case protocol.Submit():
                     self._graphs[message.graph].submit(message)
+                    self._orders.put(None)
                 case protocol.Cancel() | protocol.SnapshotRequest():
                     self._orders.put(message)
-            self._wake.set()
-        self._wake.set()
+        self._orders.put(None)
 
-    def _turn(self) -> None:
-        """A step of every engine that has requests; pictures and counts when they are due."""
+    def _turn(self, order: protocol.Message | None) -> None:
+        """Execute orders, then make a step of every engine that has requests; pictures and counts
+        when they are due."""
         graphs = self._graphs.values()
-        while not self._orders.empty():
-            order = self._orders.get()
+        while order is not None:
             for graph in graphs:
                 if isinstance(order, protocol.SnapshotRequest):
                     graph.watched = order.on
-                elif order.id in graph.requests:
+                elif isinstance(order, protocol.Cancel) and order.id in graph.requests:
                     graph.requests[order.id].handle.cancel()
+            order = self._orders.pop()
         now = monotonic()
         due = now - self._picture_time >= PICTURE_INTERVAL
         self._picture_time = now if due else self._picture_time
@@ -485,9 +466,6 @@ class EngineProcess:
         if now - self._report_time >= REPORT_INTERVAL:
             self._report_time = now
             self._pipe.send(protocol.Counts({graph.name: graph.counts() for graph in graphs}))
-        if not any(graph.requests for graph in graphs):
-            self._wake.wait(REPORT_INTERVAL)
-            self._wake.clear()
 
 
 class WorkerProcess:

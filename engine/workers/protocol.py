@@ -227,7 +227,7 @@ class Assign(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Send the rows of a prefix from the group that has them to all workers, in one collective.
+    """Broadcast the rows of a prefix from each worker of the group that has them to all workers.
     number: what replies name. tp, group: the source. ids: of the target's rows. rows: per pool."""
 
     number: int
@@ -263,14 +263,13 @@ class BranchEnded(NamedTuple):
 
 
 class Regrouped(NamedTuple):
-    """A collective is over. bytes: received; stored: they were needed and had space. seconds: of
-    the whole order, and of the collective. error: why it failed. rows: what the source has, where
-    it no longer has the requested rows: then none were sent."""
+    """A collective is over. bytes: received; stored: they were needed and had space. collective:
+    its seconds. error: why it failed. rows: what the source has, where it no longer has the
+    requested rows: then none were sent."""
 
     number: int
     bytes: int = 0
     stored: bool = False
-    seconds: float = 0.0
     collective: float = 0.0
     error: str = ""
     rows: tuple[int, ...] | None = None
@@ -291,10 +290,9 @@ Request = Submit | Encode | Decode
 Order = FormGroup | Assign | Regroup | CountWork
 NumberedReply = Grouped | Regrouped | WorkCounts
 Output = Committed | BranchEnded
-Reply = NumberedReply | Output
 Answer = Admitted | Refused | Wrote | Ended | Encoded | Decoded
-State = Ready | Heartbeat | Failed | Counts | Picture
-Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Reply | Answer | State
+State = Ready | Heartbeat | Failed | Counts | Picture | NumberedReply | Output
+Message = Start | Load | SnapshotRequest | Cancel | Request | Order | Answer | State
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
 
 

@@ -1,40 +1,212 @@
-"""Workers as Ray actors: a process each, which live on while process groups change.
+"""Workers on Ray: the cluster of this machine, a driver's connection, workers as actors.
 
-`set_up_ray` must precede the import of this module.
+Importing this module does not import Ray. Ray authenticates by token, has no dashboard and sends no
+statistics here; but it listens on all interfaces of the machine: docs/cluster.md.
 """
 
 import asyncio
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-import ray
-from ray.exceptions import GetTimeoutError, RayError
-
+from ..errors import ClusterError, UsageError
 from ..prepare.job import Job
-from ..prepare.options import ClusterBlock
-from .link import Connection, HostError, Pipe, WorkerListener, WorkerSource, connect_to
+from ..prepare.options import LOCAL, ClusterBlock
+from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
 from .protocol import Load, Start
-from .ray_cluster import ray_driver
-from .worker_groups import WorkerGroups
-from .worker_loop import job_values, parts_of
 
+FILE_VARIABLE = "SPECSOT_CLUSTER_FILE"
+DEFAULT_FILE = "~/.cache/specsot/cluster.json"
+HEAD_DEADLINE = 60.0  # seconds that Ray has to start
+HEAD_END_DEADLINE = 6.0  # seconds that its processes have to end by themselves
+HEAD_POLL_INTERVAL = 0.1
+STORE_BYTES = 80 << 20  # of Ray's own store, of which nothing is used
+NAMESPACE = "specsot"
+NO_RAY = "workers are Ray actors: pip install 'specsot[ray]'"
 START_DEADLINE = 120.0  # seconds until a worker's process has to connect
 END_DEADLINE = 1.0  # seconds that a process has to end after it was killed by Ray
 POLL_INTERVAL = 0.02
 STATE_DEADLINE = 5.0  # seconds
 Result = TypeVar("Result")
+
+# -- the cluster of this machine ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StandingCluster:
+    """A Ray head that was started on this machine. pid: of the process that all others end with;
+    token: grants access; folder: of its logs and sockets."""
+
+    address: str
+    pid: int
+    token: str
+    folder: str
+    workers: int
+    graph: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process runs, and is Ray's."""
+        return self.pid in _processes_of(self.folder)
+
+
+def cluster_file() -> Path:
+    """The file that describes the cluster; it has the token, so only its owner may read it."""
+    return Path(os.environ.get(FILE_VARIABLE) or DEFAULT_FILE).expanduser()
+
+
+def standing_cluster() -> StandingCluster | None:
+    try:
+        return StandingCluster(**json.loads(cluster_file().read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def start_head(workers: int, graph: str) -> StandingCluster:
+    """Start Ray on this machine, and write its file. Raises ClusterError: a cluster is up already,
+    or Ray does not start."""
+    present = standing_cluster()
+    if present is not None and present.alive:
+        raise ClusterError(f"a cluster is up at {present.address}: specsot cluster down ends it")
+    host = "127.0.0.1"
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # nothing is sent; which address would others reach?
+        host = str(probe.getsockname()[0])
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
+    token = secrets.token_hex(16)
+    folder = tempfile.mkdtemp(prefix="specsot-")
+    log = Path(folder) / "head.log"
+    settings = [f"--port={port}", f"--num-cpus={workers}", f"--temp-dir={folder}"]
+    settings += ["--include-dashboard=false", "--disable-usage-stats", "--block"]
+    settings += [f"--object-store-memory={STORE_BYTES}", f"--node-ip-address={host}"]
+    with open(log, "wb") as output:
+        head = subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", *settings],
+            env=os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    address = f"{host}:{port}"
+    cluster = StandingCluster(address, head.pid, token, folder, workers=workers, graph=graph)
+    file = cluster_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(json.dumps(asdict(cluster)))
+    deadline = monotonic() + HEAD_DEADLINE
+    try:
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex((host, port)) == 0:
+                    return cluster
+            if head.poll() is not None or monotonic() > deadline:
+                lines = log.read_text(errors="replace").strip().splitlines()
+                raise ClusterError(f"Ray does not start: {(lines or ['no reason given'])[-1]}")
+            sleep(HEAD_POLL_INTERVAL)
+    except BaseException:  # Ctrl-C among them
+        end_cluster(cluster)
+        raise
+
+
+def end_cluster(cluster: StandingCluster) -> None:
+    """End all of its processes, and remove its file."""
+    with suppress(OSError):
+        os.killpg(cluster.pid, signal.SIGTERM)
+    deadline = monotonic() + HEAD_END_DEADLINE
+    while (pids := _processes_of(cluster.folder)) and monotonic() < deadline:
+        sleep(HEAD_POLL_INTERVAL)
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        os.waitpid(cluster.pid, os.WNOHANG)
+    shutil.rmtree(cluster.folder, ignore_errors=True)
+    cluster_file().unlink(missing_ok=True)
+
+
+def _processes_of(folder: str) -> list[int]:
+    """Processes whose command line names the folder: Ray's of this cluster."""
+    pids = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            if folder.encode() in (process / "cmdline").read_bytes() and state != "Z":
+                pids.append(int(process.name))
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def set_up_ray(address: str) -> None:
+    """Authentication by token, no statistics; must precede the first import of Ray. The token is
+    that of the cluster that `specsot cluster up` has started at this address, or that of the
+    environment, or a new one. Raises UsageError: Ray is not installed."""
+    if find_spec("ray") is None:
+        raise UsageError(NO_RAY)
+    cluster = standing_cluster()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if cluster is not None and cluster.address == address:
+        os.environ["RAY_AUTH_TOKEN"] = cluster.token
+    elif "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
+
+
+@contextmanager
+def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
+    """Connect this process to a Ray cluster as a driver; LOCAL starts a cluster that ends with the
+    process. Restores the signal handlers, because those of Ray end the process without Python
+    cleanup. Raises ClusterError: the cluster does not exist, or refuses the token."""
+    import ray
+    from ray.exceptions import RayError
+
+    settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+    settings["logging_level"] = "ERROR"
+    before = signal.getsignal(signal.SIGTERM)
+    in_main = current_thread() is main_thread()
+    with ExitStack() as stack:
+        if address == LOCAL:
+            folder = tempfile.mkdtemp(prefix="specsot-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
+            settings |= {"include_dashboard": False, "_temp_dir": folder}
+        else:
+            settings["address"] = address
+        try:
+            ray.init(**settings)
+        except (RayError, OSError, RuntimeError, ValueError) as error:
+            first = str(error).strip().split("\n", 1)[0]
+            raise ClusterError(f"no Ray cluster at {address}: {first}") from None
+        if in_main:
+            signal.signal(signal.SIGTERM, before)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+            if in_main:
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+# -- workers -------------------------------------------------------------------------------------
 
 
 class RayWorker:
@@ -76,11 +248,11 @@ class RayWorker:
 class RayHost:
     """Runs a worker as an actor of the cluster that this process is a driver of.
 
-    With a `Start` the actor ends with its connection; with a `Load` only if it is lost, and a free
-    actor of the same job is used before one is started.
+    With a `Load` a free actor of the same job is used before one is started.
 
     caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
-    detached: the actor outlives this driver. adopted: it was there before.
+    detached: the actor outlives this driver, unless it is lost. adopted: so does one that was there
+    before.
     """
 
     first: Start | Load
@@ -102,6 +274,8 @@ class RayHost:
         return sha256(json.dumps(self.first.job).encode()).hexdigest()[:12]
 
     async def start(self) -> Pipe:
+        from ray.exceptions import RayError
+
         self._ended = False
         secret, expected = self.listener.expect()
         self._expected = expected
@@ -114,13 +288,13 @@ class RayHost:
                     connecting.result()
                 pipe, self.pid = await expected
         except TimeoutError:
-            raise HostError(f"it has not connected within {START_DEADLINE:g} s") from None
-        except HostError:
+            raise ClusterError(f"it has not connected within {START_DEADLINE:g} s") from None
+        except ClusterError:
             raise
         except (RayError, OSError, RuntimeError, ValueError) as error:
             cause = getattr(error, "cause", None) or error
             lines = str(cause).strip().splitlines()
-            raise HostError(lines[-1] if lines else type(error).__name__) from None
+            raise ClusterError(lines[-1] if lines else type(error).__name__) from None
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             self.listener.expected.pop(secret, None)
@@ -128,8 +302,10 @@ class RayHost:
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
+        import ray
+
         for _, actor in await self._call(lambda: actors(f"{self._job}-")) if self._job else ():
-            with suppress(RayError, TimeoutError):
+            with suppress(ray.exceptions.RayError, TimeoutError):
                 if await self._send_secret(actor, secret, self.deadline):
                     self._actor = actor
                     self.adopted = True
@@ -167,20 +343,22 @@ class RayHost:
         """Its process is free, or ends, once the connection is closed."""
         self._ended = True
         if self._expected is not None and not self._expected.done():
-            self._expected.set_exception(HostError("it is not needed any longer"))
+            self._expected.set_exception(ClusterError("it is not needed any longer"))
 
     async def reap(self) -> None:
-        if not (self._job and self._ended):
+        if not (self._ended and (self.detached or self.adopted)):
             await self._call(self.kill)
 
     def kill(self) -> None:
         """End the actor's process; on the thread that calls Ray."""
+        import ray
+
         actor = self._actor
         pid = self.pid
         self._actor = None
         self.pid = None
         if actor is not None:
-            with suppress(RayError, ValueError, RuntimeError):
+            with suppress(ray.exceptions.RayError, ValueError, RuntimeError):
                 ray.kill(actor, no_restart=True)
         if pid is not None:
             deadline = monotonic() + END_DEADLINE
@@ -192,6 +370,8 @@ class RayHost:
 
 
 def actors(prefix: str = "") -> list[tuple[str, Any]]:
+    import ray
+
     handles = []
     for name in sorted(ray.util.list_named_actors(all_namespaces=False)):
         if name.startswith(prefix):
@@ -200,62 +380,58 @@ def actors(prefix: str = "") -> list[tuple[str, Any]]:
     return handles
 
 
-class RayWorkers:
-    """Workers on the cluster that this process is a driver of. first: message of worker number i
-    with part p of the weights. Those of a `Load` may have been there before, and be used again.
-    parts: of the weights. detached: they outlive this driver."""
+@contextmanager
+def ray_workers(
+    block: ClusterBlock,
+    first: Callable[[int, int], Start | Load],
+    *,
+    parts: int = 1,
+    detached: bool = False,
+) -> Iterator[WorkerSource]:
+    """Workers on the block's cluster, which this process becomes a driver of. Raises ClusterError.
 
-    def __init__(
-        self,
-        block: ClusterBlock,
-        first: Callable[[int, int], Start | Load],
-        *,
-        parts: int = 1,
-        detached: bool = False,
-    ) -> None:
-        self._detached = detached
-        self._caller = ThreadPoolExecutor(1)
-        self._hosts: list[RayHost] = []
-        listener = WorkerListener(block.interface)
+    first: message of worker number i with part p of the weights. Those of a `Load` may have been
+    there before, and be used again. parts: of the weights. detached: they outlive this driver.
+    """
+    listener = WorkerListener(block.interface)
 
-        def host(number: int, part: int) -> RayHost:
-            message = first(number, part)
-            host = RayHost(message, listener, self._caller, block.deadline, detached=detached)
-            self._hosts.append(host)
-            return host
+    def host(number: int, part: int) -> RayHost:
+        message = first(number, part)
+        return RayHost(message, listener, caller, block.deadline, detached=detached)
 
-        self.source = WorkerSource(host, parts, [listener])
+    with ray_driver(block.address, block.workers), ThreadPoolExecutor(1) as caller:
+        yield WorkerSource(host, parts, [listener])
 
-    @classmethod
-    def of_job(cls, job: Job, block: ClusterBlock, *, detached: bool = False) -> "RayWorkers":
 
-        def load(number: int, part: int) -> Load:
-            return Load(job_values(job, block, number, part))
+def job_workers(
+    job: Job, block: ClusterBlock, *, detached: bool = False
+) -> AbstractContextManager[WorkerSource]:
+    """Workers of a run's job."""
+    from .worker_loop import job_values, parts_of
 
-        return cls(block, load, parts=parts_of(job, block), detached=detached)
+    def load(number: int, part: int) -> Load:
+        return Load(job_values(job, block, number, part))
 
-    def close(self) -> None:
-        """End the processes that this driver has started, unless they outlive it."""
-        for host in self._hosts:
-            if not (self._detached or host.adopted):
-                self._caller.submit(host.kill)
-        self._caller.shutdown()
+    return ray_workers(block, load, parts=parts_of(job, block), detached=detached)
 
 
 def load_workers(job: Job, block: ClusterBlock) -> None:
     """Start workers of a job on a cluster that stay, and wait until their models are loaded. Raises
     ClusterError: they cannot start."""
+    from .worker_groups import WorkerGroups
+
     with (
-        ray_driver(block.address),
-        closing(RayWorkers.of_job(job, block, detached=True)) as workers,
-        closing(WorkerGroups(workers.source, block, lambda record: None)) as groups,
+        job_workers(job, block, detached=True) as source,
+        closing(WorkerGroups(source, block, lambda record: None)) as groups,
     ):
         groups.load_()
 
 
 def worker_states(address: str) -> Iterator[tuple[str, str]]:
     """Name and state of the workers of a cluster; raises ClusterError."""
+    import ray
+
     with ray_driver(address):
         for name, actor in actors():
-            with suppress(RayError, GetTimeoutError):
+            with suppress(ray.exceptions.RayError):
                 yield name, str(ray.get(actor.state.remote(), timeout=STATE_DEADLINE))

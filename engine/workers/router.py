@@ -9,10 +9,8 @@ import itertools
 import json
 import os
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -21,7 +19,7 @@ from ..errors import ClusterError, UsageError
 from ..shell import complain
 from . import protocol
 from .link import LinkState, Membership, WorkerGoneError, WorkerSource
-from .ray_cluster import cluster_file
+from .ray_workers import cluster_file
 from .tickets import (
     MAX_LOSSES,
     AnswerLengths,
@@ -32,33 +30,13 @@ from .tickets import (
     Ticket,
 )
 
-HTTP_NICENESS = 5  # of the HTTP side's threads, below the engines
 MAX_LIVES = 3  # of a replica in a row in which it sends nothing
 POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
 GAUGES = ("waiting", "running", "branches", "slots", "peak_slots", "capacity")
 ENGINE = "the engine's process"  # name of the only replica of a server without --workers
-MAX_PATH_BYTES = 100  # of a socket; systems allow few more
 MAX_REPLICAS = 1024
 ANSWER_DEADLINE = 10.0  # seconds, of orders that take no time
-
-
-class ScaleError(RuntimeError):
-    """The number of replicas cannot be changed as requested; says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFacts:
-    """State of a replica. state: a `LinkState`, or DRAINING; open: its requests; tokens: that it is
-    expected to write for them; written: by its process; restarts: of the process."""
-
-    name: str
-    state: str
-    pid: int | None
-    open: int
-    tokens: int
-    written: int
-    restarts: int
 
 
 class Router(Membership[Replica]):
@@ -67,7 +45,7 @@ class Router(Membership[Replica]):
     count: of replicas at first. deadline: seconds of silence after which a replica is lost. single:
     one engine process that is not watched; its requests end with it. graphs: facts of the served
     graphs. failed: why nothing can be served. reruns: how often a request moved to another process.
-    watchers: take pictures. changed: an event that is set, and replaced, when `state` changes.
+    watchers: take pictures.
     """
 
     def __init__(
@@ -79,21 +57,29 @@ class Router(Membership[Replica]):
         single: bool = False,
     ) -> None:
         super().__init__(source, deadline, restarts=True, tries=None if single else MAX_LIVES)
-        self.state = LinkState.STARTING
         self.graphs: CountsByGraph = {}
         self.failed: protocol.Failed | None = None
         self.reruns = 0
         self.watchers: set[Callable[[protocol.Picture], None]] = set()
-        self.changed = asyncio.Event()
         self.single = single
         self._routes = PromptRoutes()
-        self._count = count
-        self._requested_count = count
+        self._count = count  # that was requested
         self._lengths = AnswerLengths()
         self._ids = itertools.count(1)
         self._tickets: dict[str, Ticket] = {}
         self._past_counts: CountsByGraph = {}
         self._pictured: dict[str, tuple[Replica, int]] = {}
+
+    @property
+    def state(self) -> LinkState:
+        """The best state of a replica; CLOSED from the call of `close` on."""
+        states = {replica.state for replica in self.links}
+        if self.closed:
+            return LinkState.CLOSED
+        if LinkState.READY in states:
+            return LinkState.READY
+        waits = LinkState.STARTING in states or not (states or self.failed)
+        return LinkState.STARTING if waits else LinkState.DEAD
 
     @property
     def ready(self) -> bool:
@@ -113,17 +99,19 @@ class Router(Membership[Replica]):
         return total
 
     @property
-    def replicas(self) -> Sequence[ReplicaFacts]:
+    def replicas(self) -> list[dict[str, Any]]:
+        """Figures of each replica. state: a `LinkState`, or DRAINING; open: its requests; tokens:
+        expected for them; written: by its process; restarts: of the process."""
         return [
-            ReplicaFacts(
-                name="engine" if self.single else replica.name,
-                state=DRAINING if replica.draining and not replica.closed else str(replica.state),
-                pid=replica.host.pid,
-                open=len(replica.expected),
-                tokens=replica.load,
-                written=sum(values["tokens"] for values in replica.counts.values()),
-                restarts=max(replica.lives - 1, 0),
-            )
+            {
+                "name": "engine" if self.single else replica.name,
+                "state": DRAINING if replica.draining and not replica.closed else replica.state,
+                "pid": replica.host.pid,
+                "open": len(replica.expected),
+                "tokens": replica.load,
+                "written": sum(values["tokens"] for values in replica.counts.values()),
+                "restarts": max(replica.lives - 1, 0),
+            }
             for replica in self.links
         ]
 
@@ -148,18 +136,12 @@ class Router(Membership[Replica]):
 
     @property
     def _over(self) -> bool:
-        return self.state is LinkState.CLOSED or self.failed is not None
+        return self.closed or self.failed is not None
 
     async def close(self) -> None:
-        self._set(LinkState.CLOSED)
         self.end_all()
         for ticket in self._waiting:
             ticket.deliver(None)
-
-    def _set(self, state: LinkState) -> None:
-        self.state = state
-        self.changed.set()
-        self.changed = asyncio.Event()
 
     def _add(self) -> Replica:
         """Start one more replica, which gets requests once its models are loaded."""
@@ -189,19 +171,14 @@ class Router(Membership[Replica]):
                 complain(f"{link.name} is given up: {link.failed.message}")
             else:
                 self.failed = link.failed
-        states = {other.state for other in self.links}
-        order = (LinkState.READY, LinkState.STARTING)
-        best = next((state for state in order if state in states), LinkState.DEAD)
-        if self.state not in (best, LinkState.CLOSED):
-            self._set(best)
         for waiting in self._waiting:
             self._place(waiting)
 
     async def scale(self, count: int, report: Callable[[str], None]) -> None:
         """Have `count` replicas: new ones get requests once they are loaded, those too many end
-        when they have answered theirs. report: takes a line for each thing done. Raises ScaleError:
-        some cannot start, or another number was requested meanwhile."""
-        self._requested_count = count
+        when they have answered theirs. report: takes a line for each thing done. Raises
+        ClusterError: some cannot start, or another number was requested meanwhile."""
+        self._count = count
         staying = [replica for replica in self.links if not replica.draining]
         for replica in self.links:
             if replica.draining and len(staying) < count and replica.ready:
@@ -222,15 +199,15 @@ class Router(Membership[Replica]):
                     seconds = monotonic() - starts.pop(replica)
                     report(f"{replica.name} is attached after {seconds:.1f} s")
                 elif replica.failed is not None:
-                    self._requested_count = sum(not one.draining for one in self.links)
-                    raise ScaleError(replica.failed.message)
+                    self._count = sum(not one.draining for one in self.links)
+                    raise ClusterError(replica.failed.message)
             for replica in [one for one in draining if one not in self.links]:
                 draining.remove(replica)
                 report(f"{replica.name} is detached")
             if self.closed:
-                raise ScaleError("the server ends")
-            if self._requested_count != count:
-                raise ScaleError("another number was requested")
+                raise ClusterError("the server ends")
+            if self._count != count:
+                raise ClusterError("another number was requested")
 
     def ask(self, request: protocol.Request) -> Ticket:
         """Hand a request over; its messages come to the ticket. Raises WorkerGoneError."""
@@ -320,14 +297,12 @@ class Router(Membership[Replica]):
             except DiffersError as error:
                 link.post(protocol.Cancel(ticket.request.id))
                 ticket.fail_(str(error))
+            if isinstance(message, protocol.Ended):
+                self._lengths.note_(ticket.request, message, self.graphs)
+            if ticket.ended:
                 self._withdraw(ticket)
-                return
-            if isinstance(message, protocol.Wrote):
-                link.expected[message.id] = ticket.remaining_tokens
-            elif not isinstance(message, protocol.Admitted):
-                if isinstance(message, protocol.Ended):
-                    self._lengths.note_(ticket.request, message, self.graphs)
-                self._withdraw(ticket)
+            else:
+                link.expected[ticket.request.id] = ticket.remaining_tokens
 
     async def pictures(self) -> AsyncIterator[protocol.Picture]:
         """Pictures for one reader; of several that wait only the last of each graph."""
@@ -358,13 +333,6 @@ class Router(Membership[Replica]):
             replica.post(protocol.SnapshotRequest(on))
 
 
-def lower_priority() -> None:
-    """Run this thread, and those that it starts, behind the engines, so that a flood of requests
-    takes no processor from requests that are answered. Existing threads keep their priority."""
-    if sys.platform == "linux":  # elsewhere the priority is the whole process's
-        os.nice(HTTP_NICENESS)
-
-
 # -- how other processes of this machine read and change the replicas -----------------------------
 
 
@@ -382,8 +350,6 @@ class ReplicaControl:
         self._router = router
         self._address = address
         path = control_path()
-        if len(os.fsencode(path)) > MAX_PATH_BYTES:
-            raise UsageError(f"{path}: too long for the path of a socket")
         if ask_router("state", lambda line: None) is not None:
             raise UsageError("another server with --workers runs on this machine")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -392,6 +358,8 @@ class ReplicaControl:
         before = os.umask(0o177)  # for the owner alone
         try:
             self._listener.bind(str(path))
+        except OSError as error:
+            raise UsageError(f"{path}: no socket can be made there: {error}") from None
         finally:
             os.umask(before)
 
@@ -415,10 +383,10 @@ class ReplicaControl:
                 await self._router.close()
             elif order["do"] != "state":
                 raise ValueError(order)
-            replicas = [asdict(facts) for facts in self._router.replicas]
+            replicas = self._router.replicas
             graphs = [*self._router.graphs]
             reply({"address": self._address, "graphs": graphs, "replicas": replicas})
-        except ScaleError as error:
+        except ClusterError as error:
             reply({"failed": str(error)})
         except (ValueError, KeyError, TypeError) as error:
             reply({"failed": f"not an order: {error}"})

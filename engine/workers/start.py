@@ -5,27 +5,26 @@ Ray and torch are imported only by the functions that need them.
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..limits import usable_cpus
-from ..prepare.inputs import Prompt
 from ..prepare.job import Job, read_cluster, threads_of
 from ..prepare.options import LOCAL, ClusterBlock
 from .link import ProcessHost, WorkerSource
 from .protocol import Start
-from .ray_cluster import end_cluster, ray_driver, set_up_ray, start_head
+from .ray_workers import end_cluster, job_workers, ray_workers, set_up_ray, start_head
 from .router import ReplicaControl, Router
 
 if TYPE_CHECKING:
-    from ..record.recorder import Write
+    from ..record.recorder import Recorder
     from ..run.core import EngineCore
     from ..run.session import Session
-    from .director import ClusterRecorder
 
-    Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, ClusterRecorder]]
+    Starts = Callable[..., tuple[EngineCore, Recorder]]  # as `recorded`
 
 SINGLE_OPTIONS = {
     "step": "--step",
@@ -91,23 +90,12 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
     block = checked_block(job)
     from ..run.session import load
     from .director import directed
-    from .ray_workers import RayWorkers
 
     # The director decodes nothing: its models are checked, and have no weights.
     options = replace(job.options, device="meta", threads=1, skip_scan=True)
     session = load(replace(job, options=options))
-    with ray_driver(block.address, block.workers), ExitStack() as stack:
-        workers = stack.enter_context(closing(RayWorkers.of_job(job, block)))
-
-        def start(
-            session: "Session", prompts: Sequence[Prompt], write: "Write | None" = None
-        ) -> tuple["EngineCore", "ClusterRecorder"]:
-            run, recorder = directed(workers.source, block, session, prompts, write=write)
-            assert recorder.director is not None
-            stack.callback(recorder.director.workers.close)
-            return run, recorder
-
-        yield session, start
+    with job_workers(job, block) as source, ExitStack() as stack:
+        yield session, partial(directed, stack, source, block)
 
 
 def engine_router(start: Start) -> Router:
@@ -125,27 +113,21 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
     """
     set_up_ray(block.address)
     with ExitStack() as stack:
-        address = block.address
-        if address == LOCAL:
+        if block.address == LOCAL:
             names = ", ".join(job.program.graph.name for job in jobs)
             head = start_head(block.workers, names)
             stack.callback(end_cluster, head)
-            address = head.address
-            set_up_ray(address)
-        stack.enter_context(ray_driver(address))
-        from .ray_workers import RayWorkers
-
+            block = block.model_copy(update={"address": head.address})
+            set_up_ray(block.address)
         shared = replace(jobs[0], options=replace(jobs[0].options, workers=block.workers))
         options = {**start.options, "threads": divided(shared).options.threads}
 
         def start_of(number: int, part: int) -> Start:
-            devices = block.devices
-            device = {"device": devices[number % len(devices)]} if devices else {}
-            return Start(start.graphs, {**options, **device})
+            return Start(start.graphs, options | block.device_of(number))
 
-        workers = stack.enter_context(closing(RayWorkers(block, start_of)))
-        router = Router(workers.source, block.workers, block.deadline)
-        router.services.append(ReplicaControl(router, address))
+        source = stack.enter_context(ray_workers(block, start_of))
+        router = Router(source, block.workers, block.deadline)
+        router.services.append(ReplicaControl(router, block.address))
         # Another signal must not leave a cluster behind; what remains takes seconds.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)
         stack.callback(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -14,8 +14,8 @@ from typing import Any
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
 from .link import Membership, WorkerLink, WorkerSource
-from .process_groups import open_store, ranks_of_groups
 from .protocol import FormGroup, Grouped, Message, NumberedReply, Order, Output
+from .worker_loop import open_store, ranks_of_groups
 
 MAX_FAILURES = 3  # workers in a row that are lost before they were in a group
 RECEIVE_INTERVAL = 0.2  # seconds that one call waits for messages at most
@@ -26,11 +26,10 @@ Report = Callable[[Mapping[str, Any]], None]
 
 @dataclass(eq=False)
 class RunWorker(WorkerLink):
-    """A worker, until it is lost. part: of the weights. epoch, rank: of its process group; proven:
-    it was in one. single: its worker group of one."""
+    """A worker, until it is lost. part: of the weights. rank: in the process group; proven: it was
+    in one. single: its worker group of one."""
 
     part: int = 0
-    epoch: int = NO_GROUP
     rank: int = 0
     proven: bool = False
     single: "WorkerGroup" = field(init=False)
@@ -75,8 +74,8 @@ class WorkerGroups(Membership[RunWorker]):
     """A number of workers, and the process group that they form.
 
     report: takes what happens to workers, for the trace. on_output: takes what they decode.
-    workers: that are not lost. losses: number of lost workers. epoch: of the latest group. Raises
-    UsageError: this machine does not have the block's interface.
+    workers: that are not lost. losses: number of lost workers. epoch: of the latest group; members:
+    that have not left it. Raises UsageError: this machine does not have the block's interface.
     """
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
@@ -87,6 +86,7 @@ class WorkerGroups(Membership[RunWorker]):
         self.on_output: Callable[[RunWorker, Output], None] = lambda worker, output: None
         self.workers: list[RunWorker] = []
         self.epoch = NO_GROUP
+        self.members: set[RunWorker] = set()
         self.losses = 0
         self._num_started = 0
         self._failures = 0
@@ -120,8 +120,7 @@ class WorkerGroups(Membership[RunWorker]):
     @property
     def group(self) -> list[RunWorker]:
         """Members of the process group, by rank."""
-        members = [one for one in self.ready if one.epoch == self.epoch != NO_GROUP]
-        return sorted(members, key=lambda worker: worker.rank)
+        return sorted(self.members & {*self.ready}, key=lambda worker: worker.rank)
 
     @property
     def complete(self) -> bool:
@@ -182,8 +181,8 @@ class WorkerGroups(Membership[RunWorker]):
             worker, message = self._messages.popleft()
             if worker not in self.workers:
                 continue
-            if isinstance(message, Grouped) and message.number == worker.epoch:
-                worker.epoch = NO_GROUP  # a collective failed: there has to be another group
+            if isinstance(message, Grouped) and worker in self.members:
+                self.members.remove(worker)  # a collective failed: there has to be another group
                 self.report({"event": "group_lost", "worker": worker.name, "why": message.error})
             elif isinstance(message, NumberedReply):
                 if (type(message), message.number) == self._expected:
@@ -238,6 +237,7 @@ class WorkerGroups(Membership[RunWorker]):
             self.receive_()
             self.fill_()
         self.epoch += 1
+        self.members = set()
         start = monotonic()
         workers = self.eligible
         self._size = len(workers)
@@ -249,8 +249,7 @@ class WorkerGroups(Membership[RunWorker]):
                 self.epoch, rank, len(workers), self._store.port, block=self.block
             )
         replies: dict[RunWorker, Grouped] = self.collect_(Grouped, self.epoch, orders)
-        for worker, reply in replies.items():
-            worker.epoch = NO_GROUP if reply.error else self.epoch
+        self.members = {worker for worker, reply in replies.items() if not reply.error}
         members = self.group
         for worker in members:
             self._failures = self._failures if worker.proven else 0

@@ -4,28 +4,40 @@ Workers that compute together must start the same requests at the same step, as 
 for itself all that follows from logits. So orders that concern several workers are sent to all in
 one order, and before a common step the first rank says how many of these it has: every rank takes
 exactly that many.
+
+No process group is the process's default group, so that a worker can leave a group for another at
+any time, and several workers can share a process. The store listens at one interface; gloo connects
+the workers. Neither authenticates: this is for networks that can be trusted.
 """
 
 import gc
 import os
 import resource
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
+from datetime import timedelta
+from math import prod
 from queue import Empty, Queue
 from threading import Thread
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from ...models.sharded import RankLost, Ranks, ShardedDecoder, sharded
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+
+from ...models.decoder import part
+from ...models.sharded import RankLost, Ranks, ShardedDecoder, place
 from ...states.graph.load import load_program, op_table
 from ...states.machine import Sink
+from ...states.prefix_cache import PrefixCache
 from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
-from ..errors import message_of
-from ..events import OUTLINE, BranchFinished, Committed
+from ..errors import UsageError, message_of
+from ..events import OUTLINE, BranchFinished, Committed, TokenEvent
 from ..models import has_parts
 from ..prepare.job import Job
 from ..prepare.options import SESSION, ClusterBlock, RunOptions
@@ -35,8 +47,9 @@ from ..request_settings import RequestSettings
 from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session, load
 from . import protocol
-from .process_groups import GroupMembership, connect, exchange_prefix
 
+BACKLOG = 128
+MAX_TRIES = 3  # connections to a store, each with its part of the deadline
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
 
 
@@ -49,9 +62,7 @@ def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[st
     """The graph, and the options that decide on models, as JSON values. number: of the worker,
     which gets a device by it. part: of the weights, of `parts_of`."""
     names = [name for name in SESSION if name not in ("outline", "sets")]
-    options = {name: asdict(job.options)[name] for name in names}
-    if block.devices:
-        options["device"] = block.devices[number % len(block.devices)]
+    options = {name: asdict(job.options)[name] for name in names} | block.device_of(number)
     options |= {"skip_scan": job.options.skip_scan, "profile": None, "graph": job.options.graph}
     return {
         "graph": graph_yaml(job.program.graph),
@@ -69,28 +80,36 @@ def load_job(values: Mapping[str, Any]) -> Session:
     return load(job, packed=values["packed"], part=tuple(values["part"]))
 
 
-class AssignedPart:
+class OpenRequest:
+    """A request in an engine. num_read: events of its handle."""
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.num_read = 0
+
+    def output(self, new: Sequence[TokenEvent]) -> Iterator[protocol.Message]:
+        """The messages about the events since the last call."""
+        raise NotImplementedError
+
+
+class AssignedPart(OpenRequest):
     """A part of a request in an engine: its new tokens, the ends of its branches, or the end of its
     outline with the rows of the prefix that others can get, once these are retained."""
 
     def __init__(self, order: protocol.Assign, handle: Handle, engine: Engine) -> None:
         assert handle.request is not None
-        self.handle = handle
-        self.done = False
+        super().__init__(handle)
         self._id = order.id
         self._engine = engine
         self._request = handle.request
         self._writes_outline = not order.part.branches
-        self._num_read = 0  # events of the handle
         self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
         self._resumed[OUTLINE] = len(order.part.outline)
         self._last: protocol.BranchEnded | None = None
 
-    def output(self) -> Iterator[protocol.Output]:
+    def output(self, new: Sequence[TokenEvent]) -> Iterator[protocol.Output]:
         self._request = self.handle.request or self._request  # another one, if it was run again
-        events = self.handle.since(self._num_read)
-        self._num_read += len(events)
-        for event in events:
+        for event in new:
             if isinstance(event, Committed):  # at first also what another worker wrote
                 if tokens := event.tokens[self._resumed.pop(event.branch, 0) :]:
                     yield replace(event, request=self._id, tokens=tokens)
@@ -98,22 +117,11 @@ class AssignedPart:
                 self._last = protocol.BranchEnded(self._id, event.index, event.finish, event.note)
                 if not self._writes_outline:
                     yield self._last
-        self.done = self.handle.done
-        if self.done and self._writes_outline and self._last is not None:
+        if self.handle.done and self._writes_outline and self._last is not None:
             ids = self._request.body.ids
             cache = self._engine.manager.prefixes
             rows = () if cache is None else cache.movable_rows(ids, self._request.cache_salt)
             yield self._last._replace(branch=OUTLINE, rows=rows)
-
-
-class OpenRequest(Protocol):
-    """A request in an engine. output: what is new since the last call. done: it has ended, and
-    `output` has said so."""
-
-    handle: Handle
-    done: bool
-
-    def output(self) -> Iterator[protocol.Message]: ...
 
 
 class WorkerEngine:
@@ -143,9 +151,11 @@ class WorkerEngine:
         if requests:
             self.advance()
         for id, request in requests:
-            for message in request.output():
+            new = request.handle.since(request.num_read)
+            request.num_read += len(new)
+            for message in request.output(new):
                 self.send(message)
-            if request.done:
+            if request.handle.done:
                 self.requests.pop(id, None)
 
 
@@ -165,13 +175,18 @@ class TensorParallelEngine(WorkerEngine):
         leads = ranks is None or ranks.index == 0
         self.ranks = ranks
         if ranks is not None:
-            target = sharded(session.models.target, ranks.group, ranks.index, ranks.count)
-            self.ranks = target.ranks if isinstance(target, ShardedDecoder) else None
             session = copy(session)
+            target = ShardedDecoder(session.models.target, ranks)
             session.models = replace(session.models, target=target)
         super().__init__(
             session, send if leads else lambda message: None, rounds=rounds if leads else None
         )
+
+    @property
+    def cache(self) -> PrefixCache:
+        cache = self.engine.manager.prefixes
+        assert cache is not None, "only cached rows are moved"
+        return cache
 
     def assign(self, order: protocol.Assign) -> None:
         try:
@@ -199,22 +214,149 @@ class TensorParallelEngine(WorkerEngine):
         self.engine.close(cancel=True)
 
 
-class OrderQueue(Queue[protocol.Order | None]):
+# -- process groups -------------------------------------------------------------------------------
+
+
+def ranks_of_groups(size: int, tp: int, largest: int) -> list[tuple[int, ...]]:
+    """The worker groups of `tp` ranks each, by number; the same for drivers and workers. Groups of
+    several sizes are nested (`place`): only as many ranks as fill groups of the largest size, a
+    multiple of `tp`, form groups; the others decode with tp 1, or not at all."""
+    if tp == 1:
+        return [(rank,) for rank in range(size)]
+    whole = size // largest * largest
+    return [tuple(place(rank, whole, tp).members) for rank in range(whole // tp)]
+
+
+def open_store(address: str, deadline: float) -> TCPStore:
+    """The driver's store, where the members of groups meet; listens at one address of this machine.
+    Raises UsageError: this machine does not have the address."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, 0), family=family, backlog=BACKLOG)
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise UsageError(f"cluster.interface {address}: {reason}") from None
+    return TCPStore(
+        address,
+        int(listener.getsockname()[1]),
+        is_master=True,
+        timeout=timedelta(seconds=deadline),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect(order: protocol.FormGroup) -> Any:
+    """The store of a group; raises RuntimeError if it is not reached before the deadline."""
+    deadline = timedelta(seconds=order.block.deadline)
+    address = (order.block.interface, order.port)
+    for tries in reversed(range(MAX_TRIES)):
+        try:  # one connection in some thousands is not answered: then another one is made
+            store = TCPStore(*address, timeout=deadline / MAX_TRIES, wait_for_workers=False)
+            store.set_timeout(deadline)
+            break
+        except RuntimeError:
+            if not tries:
+                raise
+    return store
+
+
+class GroupMembership:
+    """All process groups of a worker, by one `FormGroup`.
+
+    world: all workers. groups: the worker groups of this worker, by tp: number, and ranks (None for
+    tp 1). store: of `connect`. address: of this worker. Raises RuntimeError: not all members came
+    before the deadline.
+    """
+
+    def __init__(self, order: protocol.FormGroup, store: Any, address: str) -> None:
+        self.order = order
+        self._store = store
+        self._address = address
+        self.world = self._join("all", range(order.size))
+        self.groups: dict[int, tuple[int, Ranks | None]] = {}
+        for tp in sorted({order.block.skeleton.tp, order.block.branches.tp}, reverse=True):
+            for number, members in enumerate(self.ranks_of(tp)):
+                if order.rank in members:
+                    ranks = self._join(f"{tp}/{number}", members) if tp > 1 else None
+                    self.groups[tp] = (number, ranks)
+
+    def _join(self, name: str, members: Sequence[int]) -> Ranks:
+        """This worker in a group of these ranks; the name is the same for all of them."""
+        index = members.index(self.order.rank)
+        group: Any = None  # torch declares no collectives of such a group
+        if len(members) > 1:
+            gloo: Any = ProcessGroupGloo
+            options = gloo._Options()
+            options._timeout = timedelta(seconds=self.order.block.deadline)
+            options._devices = [gloo.create_device(hostname=self._address)]
+            store = PrefixStore(f"group/{self.order.number}/{name}", self._store)
+            group = gloo(store, index, len(members), options)
+        return Ranks(group, index, len(members))
+
+    def ranks_of(self, tp: int) -> list[tuple[int, ...]]:
+        return ranks_of_groups(self.order.size, tp, self.order.block.together)
+
+
+def _broadcast(
+    order: protocol.Regroup, groups: GroupMembership, session: Session, parts: Sequence[Tensor]
+) -> list[Tensor]:
+    """Broadcasts of all sources at once: of each one the target's rows with its heads, of the first
+    the drafters' rows as well. The rows of each pool with all heads; none if a source has none."""
+    target = session.models.target
+    drafter = session.models.drafter if session.program.graph.drafter.has_model else None
+    drafters = [one for one in (drafter, session.outline_drafter) if one is not None]
+    sources = groups.ranks_of(order.tp)[order.group]
+    sent = []  # of each source its shapes, and the tensor that it fills
+    works = []
+    for number, rank in enumerate(sources):
+        kv_heads = len(part(target.config.kv_heads, number, len(sources)))
+        shapes = [(target.num_layers, 2, kv_heads, order.rows[0], target.head_dim)]
+        if number == 0:
+            shapes += [
+                (drafter.num_layers, 2, drafter.kv_heads, count, drafter.head_dim)
+                for drafter, count in zip(drafters, order.rows[1:], strict=True)
+            ]
+        # The flag at the end says that the rows are valid: a source without rows takes part too.
+        data_N = torch.zeros(sum(map(prod, shapes)) + 1, dtype=session.models.dtype)
+        if rank == groups.order.rank and parts:
+            torch.cat([rows.flatten() for rows in parts[: len(shapes)]], out=data_N[:-1])
+            data_N[-1] = 1
+        sent.append((shapes, data_N))
+        if groups.world.count > 1:
+            works.append(groups.world.group.broadcast(data_N, rank))
+    for work in works:
+        work.wait()
+    if not all(data_N[-1] for _, data_N in sent):
+        return []
+    rows = [
+        data.view(shape)
+        for shapes, data_N in sent
+        for data, shape in zip(torch.split(data_N[:-1], [*map(prod, shapes)]), shapes, strict=True)
+    ]
+    count = len(drafters)
+    return [torch.cat([rows[0], *rows[1 + count :]], 2), *rows[1 : 1 + count]]
+
+
+# -- the loop -------------------------------------------------------------------------------------
+
+
+class OrderQueue(Queue[protocol.Message | None]):
     """Orders in order of arrival, put in by one thread and taken by another; None wakes it."""
 
-    def pop(self, seconds: float = 0.0) -> protocol.Order | None:
+    def pop(self, seconds: float = 0.0) -> protocol.Message | None:
         """The next order; waits up to `seconds` for it."""
         with suppress(Empty):
             return self.get(timeout=seconds)
         return None
 
     @staticmethod
-    def is_shared(order: protocol.Order | None) -> bool:
+    def is_shared(order: protocol.Message | None) -> bool:
         """Whether all workers of the group get an order, in the same order among all of these."""
         together = isinstance(order, protocol.Assign) and order.tp > 1
         return together or isinstance(order, protocol.FormGroup | protocol.Regroup)
 
-    def pop_unshared(self) -> protocol.Order | None:
+    def pop_unshared(self) -> protocol.Message | None:
         """The next order, unless it is shared."""
         return self.get() if self.queue and not self.is_shared(self.queue[0]) else None
 
@@ -245,8 +387,7 @@ class WorkerLoop:
 
         def listen() -> None:
             for message in pipe:
-                if isinstance(message, protocol.Order):
-                    orders.put(message)
+                orders.put(message)
             orders.put(None)
 
         weights = [*self.session.models.target.parameters()]
@@ -311,7 +452,7 @@ class WorkerLoop:
         while self._common is common and (order := self._orders.pop_unshared()) is not None:
             self._execute(order)
 
-    def _execute(self, order: protocol.Order) -> None:
+    def _execute(self, order: protocol.Message) -> None:
         match order:
             case protocol.FormGroup():
                 self._form_group(order)
@@ -328,7 +469,9 @@ class WorkerLoop:
     def _start_engine(self, tp: int, ranks: Ranks | None = None) -> TensorParallelEngine:
         """The engine of a tp; starts it if there is none."""
         if tp not in self.engines:
-            engine = TensorParallelEngine(self.session, self._send, self._round_done, ranks)
+            engine = TensorParallelEngine(
+                self.session, self._send, lambda done: self.meter.forward_done(done, 0), ranks
+            )
             engines = {**self.engines, tp: engine}
             self.engines = dict(sorted(engines.items(), reverse=True))
         return self.engines[tp]
@@ -367,37 +510,53 @@ class WorkerLoop:
         groups = self.groups
         if groups is None or groups.order.number != order.epoch:
             return protocol.Regrouped(order.number, error="is not in this group")
-        source = self._engine_in(order.tp, order.group)
-        destination = self.engines.get(groups.order.block.branches.tp)
         start = perf_counter()
         try:
-            reply = exchange_prefix(
-                order,
-                groups,
-                self.session,
-                source=None if source is None else source.engine,
-                destination=None if destination is None else destination.engine,
-            )
+            return self._exchange(order, groups)
         except RuntimeError as failure:
             self._leave()
             seconds = perf_counter() - start
-            reply = protocol.Regrouped(order.number, seconds=seconds, collective=seconds)
-            return reply._replace(error=message_of(failure))
-        return reply._replace(seconds=perf_counter() - start)
+            return protocol.Regrouped(order.number, collective=seconds, error=message_of(failure))
 
-    def _round_done(self, summary: RoundSummary) -> None:
-        self.meter.forward_done(summary, 0)
+    def _exchange(self, order: protocol.Regroup, groups: GroupMembership) -> protocol.Regrouped:
+        """This worker's part in a `Regroup`. Workers that wrote an outline together have its target
+        rows each with its own heads, and the drafters' rows whole; a worker keeps the heads that it
+        decodes branches with. Raises RuntimeError: the collective did not end before the deadline,
+        or a worker is lost."""
+        source = self._engine_in(order.tp, order.group)
+        destination = self.engines.get(groups.order.block.branches.tp)
+        present = None
+        parts = list[Tensor]()  # of each pool
+        if source is not None:
+            cache = source.cache
+            try:
+                parts = cache.take_out(order.ids, order.rows, order.cache_salt)
+            except LookupError:  # evicted since
+                present = cache.movable_rows(order.ids, order.cache_salt)
+        start = perf_counter()
+        received = _broadcast(order, groups, self.session, parts)
+        seconds = perf_counter() - start
+        num_bytes = 0
+        stored = False
+        if received and destination is not None and destination is not source:
+            cache = destination.cache
+            claimed = destination.engine.manager.claimed_slots
+            salt = order.cache_salt
+            share = destination.session.models.target.share.kv_heads
+            received[0] = received[0][:, :, share.start : share.stop]
+            stored = cache.put_in_(order.ids, order.rows, received, salt=salt, claimed=claimed)
+            pairs = zip(order.rows, cache.pools, strict=True)
+            num_bytes = sum(count * pool.slot_bytes for count, pool in pairs)
+        return protocol.Regrouped(order.number, num_bytes, stored, seconds, rows=present)
 
     def _count(self, number: int) -> protocol.WorkCounts:
-        """The counters since the last time that are not zero."""
+        """The counters since the last time."""
         meter = self.meter
         self.meter = Meter()
-        values = {name: getattr(meter, name) for name in Meter.__slots__}
-        counts = {k: v for k, v in values.items() if isinstance(v, int | Counter) and v}
         engines = reversed(self.engines.values())
         return protocol.WorkCounts(
             number=number,
-            counts=counts | {"requests": meter.requests},
+            counts={**meter.counts, "requests": meter.requests},
             memory=[held_figures(meter, engine.engine.core.board) for engine in engines],
             open_files=len(os.listdir("/dev/fd")),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

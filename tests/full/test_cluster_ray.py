@@ -7,10 +7,20 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from itertools import count
 from statistics import median
 
 import pytest
-from helpers.clusters import BEES, CAMPING, alone, session_of
+from helpers.clusters import (
+    BEES,
+    CAMPING,
+    alone,
+    before_regroup,
+    branches_given,
+    mid_branch,
+    outline_begun,
+    session_of,
+)
 from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import SEED
 
@@ -19,35 +29,21 @@ from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 
 KILLS = int(os.environ.get("SPECSOT_KILLS", "50"))
-MOMENTS = ("outline", "prefill", "regroup", "collective", "branch", "any")
+MOMENTS = {
+    "outline": outline_begun,
+    "prefill": branches_given,
+    "regroup": before_regroup,
+    "collective": before_regroup,
+    "branch": mid_branch,
+    "any": lambda director, run: run.steps > 1,
+}
 REGROUP = 0.012  # seconds that a regroup takes about, its orders included
 
 
-class Moment:
-    """Holds once, at a random time within a part of the run."""
-
-    def __init__(self, part: str, dice: random.Random) -> None:
-        self.part, self.left = part, dice.randrange(1, 6)
-
-    def __call__(self, director: Director, run: Run) -> bool:
-        if self._within(director, run):
-            self.left -= 1
-        return self.left <= 0
-
-    def _within(self, director: Director, run: Run) -> bool:
-        roots = [one.request.root for one in director.states]
-        branches = [b for one in director.states for b in one.request.branches]
-        if self.part == "outline":
-            return any(root is not None and root.tokens and not root.ended for root in roots)
-        if self.part in ("regroup", "collective"):
-            self.left = min(self.left, 1)
-            return run.state == "parse"
-        if self.part == "prefill":
-            self.left = min(self.left, 1)
-            return run.state == "parallel"
-        if self.part == "branch":
-            return any(b.tokens and not b.ended for b in branches)
-        return run.steps > 1
+def at_random(part: str, dice: random.Random) -> Callable[[Director, Run], bool]:
+    """Holds at a random time within a part of the run; of a short part at its first."""
+    times = count(1 if part in ("prefill", "regroup", "collective") else dice.randrange(1, 6), -1)
+    return lambda director, run: MOMENTS[part](director, run) and next(times) <= 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
@@ -56,19 +52,19 @@ def test_lost_workers_change_nothing(number: signal.Signals, report: Callable[[s
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
     prompts = [BEES, CAMPING]
     expected = alone(session, prompts)
+
+    def any_worker(director: Director) -> RunWorker:
+        return dice.choice(director.workers.ready)
+
     runs = KILLS if number is signal.SIGKILL else max(KILLS // 10, 1)
     seconds: dict[str, list[float]] = {part: [] for part in MOMENTS}
     losses = broken = 0
-    with ray_cluster() as hosts:
+    with ray_cluster() as source:
         for run in range(runs):
-            part = MOMENTS[run % len(MOMENTS)]
-
-            def anybody(director: Director) -> RunWorker:
-                return dice.choice(director.workers.ready)
-
+            part = [*MOMENTS][run % len(MOMENTS)]
             delay = dice.uniform(0, REGROUP) if part == "collective" else 0.0
-            when = Moment(part, dice)
-            ran, took = disturbed(hosts, session, prompts, when, anybody, number, delay)
+            when = at_random(part, dice)
+            ran, took = disturbed(source, session, prompts, when, any_worker, number, delay)
             assert ran.digest == expected, f"run {run}, {part}, seed {SEED}"
             losses += ran.director.workers.losses
             broken += ran.director.figures["failed"]

@@ -4,12 +4,10 @@ Prints what it has shown; docs/cluster.md and docs/tensor_parallel.md have the f
 """
 
 import json
-import resource
 import signal
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from statistics import median
 from time import monotonic
 
 import pytest
@@ -18,12 +16,11 @@ from helpers.clusters import (
     CAMP,
     CAMPING,
     ThreadWorkers,
-    Together,
     alone,
+    checked_run,
     last,
     mid_branch,
     on_workers,
-    open_files,
     outline_begun,
     session_of,
 )
@@ -63,9 +60,9 @@ def test_every_shipped_graph(graph: str, coins: str) -> None:
     halves = [session_of(graph, *COINS[coins], **asked, part=(index, 2)) for index in range(2)]
     expected = alone(session, [CAMPING])
     for skeleton, branches in ((1, 1), (1, 2), (2, 2)):
-        hosts = ThreadWorkers(*(halves if skeleton == 2 else [session]))
+        source = ThreadWorkers(*(halves if skeleton == 2 else [session])).source
         sizes = {"skeleton": skeleton, "branches": branches}
-        ran = on_workers(session, [CAMPING], hosts=hosts, **sizes, deadline=60.0)
+        ran = on_workers(session, [CAMPING], source=source, **sizes, deadline=60.0)
         assert ran.digest == expected, sizes
 
 
@@ -77,38 +74,9 @@ DEPS = {2: (1,), 3: (1,), 4: (2, 3)}
 def test_any_number_of_branches(outline: Outline, layout: str) -> None:
     sets = (f"layout.kind={layout}", *SAMPLED)
     session = session_of("bim_eagle", *sets, budget=12, outline=outline, packed=False)
-    expected = alone(session, [CAMPING, BEES])
     for workers, skeleton, branches in ((2, 2, 1), (4, 4, 2)):
         sizes = {"workers": workers, "skeleton": skeleton, "branches": branches}
-        assert on_workers(session, [CAMPING, BEES], **sizes, deadline=60.0).digest == expected
-
-
-@pytest.mark.parametrize("groups", [False, True], ids=["one group", "a new group each time"])
-def test_a_hundred_regroups(groups: bool, report: Callable[[str], None]) -> None:
-    pair = Together("bim_eagle")
-    try:
-        ids, rows = pair.outlined()
-        weights, files, peak = pair.weights(), 0, 0
-        seconds, collective = list[float](), list[float]()
-        for number in range(100):
-            if groups:
-                ids, rows = pair.outlined()
-            replies = pair.regroup(number, ids, rows)
-            assert [(one.error, one.stored) for one in replies] == [("", True)] * 2
-            assert [one.bytes for one in replies] == [rows[0] * 8192 + rows[1] * 1024] * 2
-            seconds.append(max(one.seconds for one in replies))
-            collective.append(max(one.collective for one in replies))
-            pair.forget()
-            if number == 20:
-                files, peak = open_files(), _peak()
-        grown = _peak() - peak
-        assert open_files() <= files + 2 and grown < 64 << 10, "KB"
-        assert pair.weights() == weights
-    finally:
-        pair.workers.close()
-    whole, gather = 1e3 * median(seconds), 1e3 * median(collective)
-    report(f"100 regroups of {rows[0]} rows: {whole:.1f} ms, the gather {gather:.1f} of them")
-    report(f"{grown} KB more after the last 80 of them")
+        checked_run(session, [CAMPING, BEES], **sizes, deadline=60.0)
 
 
 def test_a_run_on_ranks_is_held_to_transformers(tmp_path: Path) -> None:
@@ -117,9 +85,7 @@ def test_a_run_on_ranks_is_held_to_transformers(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text(CAMP)
     asked = "--document", "note.txt", "Tell me about honey bees."
     commands = ["run", "bim_dflash", "--workers", "2", *asked], ["verify-run", "--json"]
-    told = []
-    for words in commands:
-        told.append(ended(words, tmp_path, {}).stdout)
+    told = [ended(words, tmp_path, {}).stdout for words in commands]
     branches = json.loads(told[1])["branches"]
     assert len(branches) > 2 and not any(one["wrong"] for one in branches)
     metrics = json.loads((tmp_path / "runs" / "latest" / "metrics.json").read_text())
@@ -137,21 +103,17 @@ def test_a_certificate_on_workers(tmp_path: Path) -> None:
     assert all(check["figures"]["regroup_bytes"] and check["figures"]["tokens"] for check in found)
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 @pytest.mark.parametrize("branches", [1, 2])
 def test_ranks_that_die_or_hang_change_nothing(
     branches: int, report: Callable[[str], None]
 ) -> None:
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET, packed=False)
     expected = alone(session, [BEES])
-    with ray_cluster(together=2, branches=branches) as hosts:
-        assert hosts.source.parts == branches
+    with ray_cluster(together=2, branches=branches) as source:
+        assert source.parts == branches
         for number, when in product((signal.SIGKILL, signal.SIGSTOP), (outline_begun, mid_branch)):
             began, sizes = monotonic(), {"skeleton": 2, "branches": branches}
-            ran, took = disturbed(hosts, session, [BEES], when, last, number, **sizes)
+            ran, took = disturbed(source, session, [BEES], when, last, number, **sizes)
             whole = monotonic() - began
             assert ran.digest == expected and ran.director.workers.losses == 1
             if number is signal.SIGSTOP:

@@ -2,8 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.record.recorder import Record
 from specsot.engine.record.report import answers_of, output_digest
 from specsot.engine.run.session import Session, perform
-from specsot.engine.workers.director import ClusterRecorder, Director, directed
+from specsot.engine.workers.director import Director, directed
 from specsot.engine.workers.link import Pipe, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import (
@@ -159,7 +159,7 @@ class Ran:
     digest: str
     answers: tuple[Answer, ...]
     director: Director
-    recorder: ClusterRecorder
+    memory: list[dict[str, Any]]
     records: list[Record]
     figures: dict[str, Any]
 
@@ -197,21 +197,21 @@ def on_workers(
     prompts: Sequence[Prompt],
     *,
     workers: int = 2,
-    hosts: Any = None,
+    source: WorkerSource | None = None,
     chaos: Chaos | None = None,
     deadline: float = DEADLINE,
     skeleton: int = 1,
     branches: int = 1,
 ) -> Ran:
     """The same on workers, by default in threads of this process; so many of them write an outline
-    together (skeleton), and so many a branch. hosts: has the `source` of the workers."""
+    together (skeleton), and so many a branch."""
     records: list[Record] = []
     sizes = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
     block = ClusterBlock(workers=workers, deadline=deadline, **sizes)
-    source = (hosts or ThreadWorkers(session)).source
-    run, recorder = directed(source, block, session, prompts, records.append)
-    director: Director = run.board["cluster"]
-    with closing(director.workers):
+    source = source or ThreadWorkers(session).source
+    with ExitStack() as stack:
+        run, recorder = directed(stack, source, block, session, prompts, records.append)
+        director: Director = run.board["cluster"]
         while not run.finished:
             if chaos is not None:
                 chaos.look(director, run)
@@ -220,11 +220,27 @@ def on_workers(
         recorder.flush()
         answers = answers_of(run.manager.requests, session.prompts)
         figures = recorder.figures(run.board)
-        return Ran(output_digest(answers), answers, director, recorder, records, figures)
+        memory = [held for one in director.count_().values() for held in one.memory]
+        return Ran(output_digest(answers), answers, director, memory, records, figures)
+
+
+def checked_run(session: Session, prompts: Sequence[Prompt] = (CAMPING,), **settings: Any) -> Ran:
+    """A run on workers whose digest is that of an ordinary run."""
+    ran = on_workers(session, prompts, **settings)
+    assert ran.digest == alone(session, prompts)
+    return ran
 
 
 def open_files() -> int:
     return len(list(Path("/dev/fd").iterdir()))
+
+
+def before_regroup(director: Director, run: Run) -> bool:
+    return run.state == "parse"
+
+
+def branches_given(director: Director, run: Run) -> bool:
+    return run.state == "parallel"
 
 
 def outline_begun(director: Director, run: Run) -> bool:
@@ -250,10 +266,10 @@ def last(director: Director) -> RunWorker:
 class Together:
     """Each worker decodes branches; `tp` of them write outlines."""
 
-    def __init__(self, graph: str, tp: int = 2, deadline: float = 20.0) -> None:
+    def __init__(self, graph: str, tp: int) -> None:
         self.tp = tp
         self.hosts = ThreadWorkers(session_of(graph, packed=tp == 1))
-        block = ClusterBlock(workers=2, deadline=deadline, skeleton=GroupSize(tp=tp))
+        block = ClusterBlock(workers=2, deadline=20.0, skeleton=GroupSize(tp=tp))
         self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
         self.workers.load_()
         self.workers.on_output = self._took
@@ -289,8 +305,8 @@ class Together:
         return tuple(ids[: ended.rows[0]]), ended.rows
 
     def forget(self, *workers: int) -> None:
-        """These, or both, drop what they have for branches, so that they want it again."""
-        for worker in workers or (0, 1):
+        """These drop what they have for branches, so that they want it again."""
+        for worker in workers:
             cache = self.engine(worker, 1).engine.manager.prefixes
             assert cache is not None
             cache.evict_to_(0)
@@ -308,16 +324,12 @@ class Together:
 
     def weights(self) -> list[tuple[int, ...]]:
         """Where all weights lie that each of them computes with: its own, and those of a rank."""
-        engines = [self.engine(worker, tp) for worker in range(2) for tp in (1, 2)]
+        engines = [self.engine(worker, tp) for worker in range(2) for tp in {1, self.tp}]
         models = [one.session.models.target for one in engines]
         return [tuple(w.data_ptr() for w in model.parameters()) for model in models]
 
     def engine(self, worker: int, tp: int) -> TensorParallelEngine:
         return self.hosts.loop(worker).engines[tp]
 
-
-@contextmanager
-def together(graph: str, tp: int = 2, deadline: float = 20.0) -> Iterator[Together]:
-    pair = Together(graph, tp, deadline)
-    with closing(pair.workers):
-        yield pair
+    def close(self) -> None:
+        self.workers.close()

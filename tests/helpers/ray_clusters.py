@@ -2,8 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
@@ -13,11 +13,12 @@ import pytest
 
 from helpers.clusters import Chaos, Ran, on_workers
 from specsot.engine.prepare.inputs import Prompt
-from specsot.engine.prepare.job import Job, prepare
+from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import LOCAL, ClusterBlock, GroupSize, RunOptions
 from specsot.engine.run.session import Session
 from specsot.engine.workers.director import Director
-from specsot.engine.workers.ray_cluster import ray_driver, set_up_ray
+from specsot.engine.workers.link import WorkerSource
+from specsot.engine.workers.ray_workers import job_workers, set_up_ray
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 
@@ -25,37 +26,20 @@ if find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 set_up_ray(LOCAL)
 
-from specsot.engine.workers.ray_workers import RayWorkers  # noqa: E402  (reads the environment)
-
 GRAPH, BUDGET, DEADLINE = "bim_eagle", 40, 4.0
 SAMPLED = ("sampling.temperature=0.8",)
 
 
-def job() -> Job:
-    return prepare(RunOptions(GRAPH, sets=SAMPLED, threads=1, max_new_tokens=BUDGET))
-
-
-@contextmanager
-def ray_cluster(workers: int = 2, together: int = 1, branches: int = 1) -> Iterator[RayWorkers]:
-    """So many workers for several runs, of which so many may write an outline together, and so many
-    a branch."""
+def ray_cluster(together: int = 1, branches: int = 1) -> AbstractContextManager[WorkerSource]:
+    """Two workers for several runs, of which so many may write an outline together, and so many a
+    branch."""
     sizes = {"skeleton": GroupSize(tp=together), "branches": GroupSize(tp=branches)}
-    block = ClusterBlock(workers=workers, **sizes, deadline=DEADLINE)
-    with ray_driver(block.address, workers), closing(RayWorkers.of_job(job(), block)) as hosts:
-        yield hosts
-
-
-def pid_of(member: RunWorker) -> int:
-    assert member.greeting is not None
-    return member.greeting.pid
-
-
-def by_signal(number: signal.Signals) -> Callable[[RunWorker], None]:
-    return lambda member: os.kill(pid_of(member), number)
+    job = prepare(RunOptions(GRAPH, sets=SAMPLED, threads=1, max_new_tokens=BUDGET))
+    return job_workers(job, ClusterBlock(**sizes, deadline=DEADLINE), detached=True)
 
 
 def disturbed(
-    hosts: RayWorkers,
+    source: WorkerSource,
     session: Session,
     prompts: list[Prompt],
     when: Callable[[Director, Run], bool],
@@ -72,18 +56,15 @@ def disturbed(
     def strike(member: RunWorker) -> None:
         sent.append(monotonic())
         with suppress(ProcessLookupError):  # the run may be over by now
-            by_signal(number)(member)
-
-    def later(member: RunWorker) -> None:
-        Timer(delay, strike, (member,)).start()
+            assert member.greeting is not None
+            os.kill(member.greeting.pid, number)
 
     def watch(director: Director, run: Run) -> None:
         if sent and director.workers.losses and run.state in ("parallel", "skeleton"):
             again.append(monotonic())
 
-    chaos = Chaos(when, whom, later if delay else strike, watch=watch)
-    more = {"hosts": hosts, "chaos": chaos, "deadline": DEADLINE}
-    ran = on_workers(session, prompts, **more, **sizes)
+    chaos = Chaos(when, whom, lambda one: Timer(delay, strike, (one,)).start(), watch=watch)
+    ran = on_workers(session, prompts, source=source, chaos=chaos, deadline=DEADLINE, **sizes)
     return ran, again[0] - sent[0] if again else 0.0
 
 

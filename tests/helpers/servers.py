@@ -125,6 +125,16 @@ def serving(folder: Path, *words: str, ready: bool = True, **environment: str) -
         process.wait()
 
 
+def pids_of(folder: str) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if folder.encode() in one.read_bytes():
+                found.append(int(one.parent.name))
+    return found
+
+
 @dataclass
 class ServedFleet:
     server: Served
@@ -143,14 +153,7 @@ class ServedFleet:
 
     @property
     def pids(self) -> list[int]:
-        found, folder = [], self.cluster["folder"]
-        for one in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if folder in one.read_bytes().decode(errors="replace"):
-                    found.append(int(one.parent.name))
-            except OSError:
-                continue
-        return found
+        return pids_of(self.cluster["folder"])
 
     def by_replica(self, name: str) -> dict[str, float]:
         lines = self.server.http.get("/metrics").text.splitlines()

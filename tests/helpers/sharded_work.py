@@ -2,7 +2,6 @@
 
 import os
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,37 +36,17 @@ BUDGET = 12
 def run_ranks(count: int, work: Work, folder: Path, *args: Any) -> list[Any]:
     """What `work(rank, *args)` returns in each of so many processes, by rank. work: of a module
     that can be imported, so of `helpers`; folder: for the rendezvous."""
-    context = get_context("spawn")
-    files = [folder / f"rank{rank}.pt" for rank in range(count)]
-    processes = [
-        context.Process(target=_rank, args=(rank, count, work, files[rank], args), daemon=True)
-        for rank in range(count)
-    ]
-    for one in processes:
-        one.start()
-    for one in processes:
-        one.join(LIMIT)
-    late = [one.pid for one in processes if one.is_alive()]
-    for one in processes:
-        one.kill()
-    assert not late, "ranks that did not end"
-    found = [torch.load(file, weights_only=False) for file in files]
-    wrong = [text for said, text in found if said == "raised"]
-    assert not wrong, "\n".join(wrong)
-    return [value for _, value in found]
+    rows = [(rank, count, work, folder / "meeting", args) for rank in range(count)]
+    with get_context("spawn").Pool(count) as pool:
+        return pool.starmap_async(_rank, rows, chunksize=1).get(LIMIT)
 
 
-def _rank(rank: int, count: int, work: Work, file: Path, args: tuple[Any, ...]) -> None:
+def _rank(rank: int, count: int, work: Work, meeting: Path, args: tuple[Any, ...]) -> Any:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    try:
-        meeting = f"file://{file.parent / 'meeting'}"
-        limit = timedelta(seconds=60)
-        dist.init_process_group("gloo", meeting, limit, rank=rank, world_size=count)
-        found = ("returned", work(rank, *args))
-    except BaseException:
-        found = ("raised", traceback.format_exc())
-    torch.save(found, file)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", f"file://{meeting}", limit, rank=rank, world_size=count)
+    return work(rank, *args)
 
 
 def tensors(module: nn.Module) -> list[Tensor]:
@@ -133,13 +112,18 @@ def in_codes(rank: int | None, folder: Path, ids: Tensor) -> Tensor:
     return Pooled(model, torch.arange(len(ids))).forward(ids, 0).logits_RV
 
 
-def unlike(rank: int, folder: Path) -> str:
-    replica = load_target(folder, torch.float64 if rank else torch.float32)
+def refused(call: Callable[[], object]) -> str:
+    """Why something cannot be; empty if it can."""
     try:
-        sharded(replica, None, rank, 2)
-    except ValueError as error:
+        call()
+    except (ModelError, ValueError) as error:
         return str(error)
     return ""
+
+
+def unlike(rank: int, folder: Path) -> str:
+    replica = load_target(folder, torch.float64 if rank else torch.float32)
+    return refused(lambda: sharded(replica, None, rank, 2))
 
 
 def late(rank: int) -> tuple[float, list[str]]:
@@ -188,13 +172,8 @@ def engine(rank: int | None) -> list[list[list[int]]]:
 
 
 def measured(rank: int) -> str:
-    try:
-        Session(
-            open_graph("eagle", sets=("drafter.num_draft_tokens=auto",)), models_of("eagle3", rank)
-        ).board()
-    except ModelError as error:
-        return str(error)
-    return ""
+    program = open_graph("eagle", sets=("drafter.num_draft_tokens=auto",))
+    return refused(Session(program, models_of("eagle3", rank)).board)
 
 
 def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]:

@@ -7,9 +7,8 @@ from helpers.support import FixedBook, Graphs, Make, drive, requests_of, start
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.recorder import action_of
-from specsot.engine.simulate.arrivals import Arrival
 from specsot.engine.simulate.costs import StepCost
-from specsot.engine.simulate.world import Simulation
+from specsot.engine.simulate.world import Arrival, Simulation
 from specsot.states.scheduler import Inbox, StepPlan
 
 

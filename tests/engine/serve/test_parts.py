@@ -31,14 +31,14 @@ def test_stop_texts_do_not_depend_on_how_the_text_is_cut(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
     whole = StopTexts(stops)
-    expected = whole.feed(text) + whole.rest() if not any(s in text for s in stops) else None
+    expected = whole.feed(text) + whole.pending if not any(s in text for s in stops) else None
     pieces, rest = [], text
     for cut in [*cuts, len(text)]:
         pieces.append(rest[:cut])
         rest = rest[cut:]
     parts = StopTexts(stops)
     shown = "".join(parts.feed(piece) for piece in pieces)
-    shown += parts.rest() if parts.match is None else ""
+    shown += parts.pending if parts.match is None else ""
     if expected is not None:
         assert shown == expected == text and parts.match is None
         return

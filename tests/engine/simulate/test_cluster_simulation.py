@@ -10,7 +10,6 @@ from helpers.embedded import embedded_folder
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals
 from specsot.engine.simulate.cluster import (
     WHOLE_ANSWER,
     ClusterJob,
@@ -28,6 +27,7 @@ from specsot.engine.simulate.costs import (
     link_of,
     shape_of,
 )
+from specsot.engine.simulate.world import Arrival, Workload, arrivals
 
 PARTS = Workload(prompt=(5, 15), answer=(5, 60), parts=(0, 6), stems=3, shared=130)
 SETS = ("layout.max_num_branches=16", "layout.kv_slots=4000", "limits.max_new_tokens=64")
@@ -139,8 +139,9 @@ def test_shapes_and_steps_of_a_group() -> None:
     group = GroupCost(**asdict(cost), ranks=4, link=link, shape=SHAPE, tree=3)
     assert group.seconds(8, 2, 0) == pytest.approx((1 + (8 + 16) / 4 + 8) / 1e3)
     assert group.seconds(0, 0, 0) == cost.seconds(0, 0, 0)
-    slow = replace(group, ranks=2, link=Link("", 0.0, 0.0, 1e6))
-    assert slow.collectives(8, 6) == pytest.approx((8 * 8 * 400 + 6 * 500 * 4 / 2) / 1e6)
+    slow = replace(group, link=Link("", 0.0, 0.0, 1e6))
+    collectives = (8 * 6 / 4 * 8 * 400 + 6 * 500 * 4 * 3 / 4) / 1e6
+    assert slow.seconds(8, 2, 0) == pytest.approx(group.seconds(8, 2, 0) + collectives)
 
 
 def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.simulate.arrivals import Arrival, Workload, arrivals
 from specsot.engine.simulate.costs import StepCost, fit
-from specsot.engine.simulate.world import Simulation, quantiles
+from specsot.engine.simulate.world import Arrival, Simulation, Workload, arrivals, quantiles
 from specsot.states.scheduler import StepPlan
 
 WORK = Workload(prompt=(5, 40), answer=(3, 30))

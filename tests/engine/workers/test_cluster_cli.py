@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from helpers.commands import ended
 from helpers.pages import blocks_of
+from helpers.servers import pids_of
 
 from specsot.engine.certify.certificate import certify_command
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.workers import ray_cluster
+from specsot.engine.workers import ray_workers
 
 BEES = "Tell me about honey bees."
 
@@ -34,7 +35,7 @@ def test_a_certificate_says_at_once_what_workers_do_not_do(
 def test_without_ray_one_line_says_how_to_have_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    monkeypatch.setattr(ray_workers, "find_spec", lambda name: None)
     line = "specsot: workers are Ray actors: pip install 'specsot[ray]'\n"
     assert refused(capsys, tmp_path) == line
 
@@ -117,20 +118,10 @@ def test_the_commands_of_the_page(tmp_path: Path) -> None:
         assert "no server with --workers runs" in specsot("cluster", "scale", "2", code=1).stderr
     finally:
         specsot("cluster", "down")
-    assert not [one for one in _command_lines() if told["folder"] in one]
+    assert not pids_of(told["folder"])
     assert not Path(told["folder"]).exists() and not file.exists()
 
 
 def _digest(told: str) -> str:
     (found,) = re.findall(r"^digest (\w+)$", told, re.M)
     return str(found)
-
-
-def _command_lines() -> list[str]:
-    found = []
-    for one in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found.append(one.read_bytes().decode(errors="replace"))
-        except OSError:
-            continue
-    return found

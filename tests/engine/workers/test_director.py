@@ -1,9 +1,6 @@
 """Workers write what one engine writes, each by itself, as ranks of one decoder, and with a part of
 the weights each: every drafter, layout, number of branches, coin."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 from helpers.clusters import (
     BEES,
@@ -11,9 +8,8 @@ from helpers.clusters import (
     Chaos,
     Ran,
     ThreadWorkers,
-    alone,
+    checked_run,
     last,
-    on_workers,
     outline_begun,
     session_of,
 )
@@ -23,8 +19,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
 from specsot.engine.request_settings import RequestSettings
-from specsot.engine.run.session import Session
-from specsot.engine.workers.director import Director, new_request_state
+from specsot.engine.workers.director import Director, RequestState
 from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
 from specsot.states.request_table import RequestTable
 
@@ -43,16 +38,9 @@ GRAPHS = (
 PAIRS = ClusterBlock(skeleton=GroupSize(tp=2), branches=GroupSize(tp=2))
 
 
-def as_alone(session: Session, prompts: Sequence[Prompt] = (CAMPING,), **settings: Any) -> Ran:
-    """A run on workers whose digest is that of an ordinary run."""
-    ran = on_workers(session, prompts, **settings)
-    assert ran.digest == alone(session, prompts)
-    return ran
-
-
 @pytest.mark.parametrize("graph", GRAPHS, ids=" ".join)
 def test_workers_write_what_one_engine_writes(graph: tuple[str, ...]) -> None:
-    ran = as_alone(session_of(*graph), [CAMPING, BEES])
+    ran = checked_run(session_of(*graph), [CAMPING, BEES])
     assert len(ran.director.tokens) == 2, "both workers have written"
     assert not ran.director.workers.losses
 
@@ -60,41 +48,41 @@ def test_workers_write_what_one_engine_writes(graph: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
 def test_any_number_of_branches(count: int) -> None:
     kind = f"layout.kind={'paged' if count % 2 else 'bim'}"
-    as_alone(session_of("bim_eagle", SAMPLED, kind, budget=12, outline=outline_of(count)))
+    checked_run(session_of("bim_eagle", SAMPLED, kind, budget=12, outline=outline_of(count)))
 
 
 def test_an_answer_without_an_outline() -> None:
     prompts = [Prompt(str(number), f"What is {number}?") for number in range(6)]
-    ran = as_alone(session_of("eagle", SAMPLED), prompts, workers=3)
+    ran = checked_run(session_of("eagle", SAMPLED), prompts, workers=3)
     assert len(ran.director.tokens) == 3
 
 
 def test_several_samples_of_a_prompt() -> None:
-    as_alone(session_of("eagle", "sampling.temperature=1.0", "limits.n=5", budget=12))
+    checked_run(session_of("eagle", "sampling.temperature=1.0", "limits.n=5", budget=12))
 
 
 def test_a_pool_that_is_too_small_for_the_prefix_that_arrives() -> None:
     """What has no room is read when its turn comes; nothing waits for it."""
     small = ("layout.kv_slots=640", "layout.max_num_branches=2")
-    as_alone(session_of("bim_eagle", *small), [CAMPING, BEES])
+    checked_run(session_of("bim_eagle", *small), [CAMPING, BEES])
 
 
 def test_a_prompt_that_never_fits_is_refused_as_alone() -> None:
     session = session_of("bim_eagle", "layout.kv_slots=450", "layout.max_num_branches=2")
-    ran = as_alone(session, [Prompt("3", "Tell me about tea. " * 60), CAMPING])
+    ran = checked_run(session, [Prompt("3", "Tell me about tea. " * 60), CAMPING])
     assert ran.answers[0].sections[0].finish == "refused"
     assert "slots" in ran.answers[0].sections[0].note
 
 
 def test_parts_that_depend_on_others() -> None:
     outline = outline_of(4, deps={2: (1,), 3: (1,), 4: (2, 3)})
-    ran = as_alone(session_of("bim_eagle", SAMPLED, outline=outline))
+    ran = checked_run(session_of("bim_eagle", SAMPLED, outline=outline))
     assert len(ran.told("placed")) == 3, "each wave once the one before has ended"
 
 
 def test_branches_that_nobody_has_room_for_go_to_whoever_is_free_first() -> None:
     single = "layout.max_num_branches=1"
-    ran = as_alone(session_of("bim_plain", single, budget=12, outline=outline_of(4)))
+    ran = checked_run(session_of("bim_plain", single, budget=12, outline=outline_of(4)))
     first, *later = [one["branches"] for one in ran.told("placed")]
     assert len(set(first.values())) == len(first) == 2, "one for each"
     assert sum(map(len, later)) == 2 and all(len(one) <= 2 for one in later)
@@ -103,8 +91,8 @@ def test_branches_that_nobody_has_room_for_go_to_whoever_is_free_first() -> None
 def test_parts_keep_the_arrival_of_their_request() -> None:
     session = session_of("bim_plain", outline=outline_of(2))
     driver: RequestTable = session.board()["branches"].table
-    new_request_state(session, driver, CAMPING)
-    course = new_request_state(session, driver, CAMPING)
+    RequestState(session, driver, CAMPING)
+    course = RequestState(session, driver, CAMPING)
     course.parse_()
     worker: RequestTable = session.board()["branches"].table
     for handed in (course.part(course.request.branches), course.part([])):
@@ -128,7 +116,7 @@ def test_ranks_write_what_one_engine_writes(
     graph: tuple[str, ...], workers: int, skeleton: int, branches: int
 ) -> None:
     session = session_of(*graph, budget=10, packed=False)
-    ran = as_alone(session, workers=workers, skeleton=skeleton, branches=branches)
+    ran = checked_run(session, workers=workers, skeleton=skeleton, branches=branches)
     assert not ran.director.workers.losses and not ran.told("group_lost")
     placed = {name for one in ran.told("placed") for name in one["branches"].values()}
     assert {name.count("+") for name in placed} == {branches - 1}
@@ -137,7 +125,7 @@ def test_ranks_write_what_one_engine_writes(
 
 def test_a_lost_rank_changes_nothing() -> None:
     session = session_of("bim_eagle", SAMPLED, budget=20, packed=False)
-    ran = as_alone(session, [BEES], skeleton=2, chaos=Chaos(outline_begun, last))
+    ran = checked_run(session, [BEES], skeleton=2, chaos=Chaos(outline_begun, last))
     assert ran.director.workers.losses == 1 and ran.told("again")
 
 
@@ -148,10 +136,11 @@ def in_halves(
     graph: str, *sets: str, workers: int = 2, skeleton: int = 2, chaos: Chaos | None = None
 ) -> Ran:
     asked = {"budget": 16, "packed": False}
-    halves = ThreadWorkers(*(session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)))
+    halves = [session_of(graph, *sets, **asked, part=(i, 2)) for i in range(2)]
+    source = ThreadWorkers(*halves).source
     sizes = {"workers": workers, "skeleton": skeleton, "branches": 2}
     whole = session_of(graph, *sets, **asked)
-    ran = as_alone(whole, [CAMPING, BEES], hosts=halves, chaos=chaos, **sizes)
+    ran = checked_run(whole, [CAMPING, BEES], source=source, chaos=chaos, **sizes)
     assert not ran.told("group_lost") or chaos is not None
     return ran
 

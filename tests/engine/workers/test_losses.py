@@ -10,8 +10,9 @@ from helpers.clusters import (
     CAMPING,
     Chaos,
     ThreadHost,
-    ThreadWorkers,
-    alone,
+    before_regroup,
+    branches_given,
+    checked_run,
     decoder,
     mid_branch,
     on_workers,
@@ -22,7 +23,7 @@ from helpers.clusters import (
 from specsot.engine.errors import ClusterError
 from specsot.engine.events import OUTLINE
 from specsot.engine.workers.director import Director
-from specsot.engine.workers.link import HostError, Pipe, WorkerLink
+from specsot.engine.workers.link import Pipe, WorkerLink, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import (
     Assign,
@@ -50,14 +51,6 @@ def outline_asked(director: Director, run: Run) -> bool:
     return any(OUTLINE in one.assigned for one in director.states)
 
 
-def branches_given(director: Director, run: Run) -> bool:
-    return run.state == "parallel"
-
-
-def before_regroup(director: Director, run: Run) -> bool:
-    return run.state == "parse"
-
-
 MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], RunWorker]]] = {
     "while an outline is asked for": (outline_asked, writer),
     "in the middle of an outline": (outline_begun, writer),
@@ -71,8 +64,7 @@ MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], R
 def test_a_lost_worker_changes_nothing(moment: str) -> None:
     session = session_of("bim_eagle", *SETS, budget=40)
     chaos = Chaos(*MOMENTS[moment])
-    ran = on_workers(session, [BEES, CAMPING], chaos=chaos)
-    assert ran.digest == alone(session, [BEES, CAMPING])
+    ran = checked_run(session, [BEES, CAMPING], chaos=chaos)
     assert len(chaos.lost) == ran.director.workers.losses == 1
     assert [one["worker"] for one in ran.told("lost")] == chaos.lost
     assert {one.name for one in ran.director.workers.workers}.isdisjoint(chaos.lost)
@@ -90,8 +82,7 @@ def test_what_was_committed_is_not_written_again() -> None:
 
 def test_the_only_worker_is_replaced() -> None:
     session = session_of("bim_eagle", *SETS, budget=40)
-    ran = on_workers(session, [BEES], workers=1, chaos=Chaos(mid_branch, decoder))
-    assert ran.digest == alone(session, [BEES])
+    ran = checked_run(session, [BEES], workers=1, chaos=Chaos(mid_branch, decoder))
     assert [one["worker"] for one in ran.told("worker")] == ["worker-1"]
 
 
@@ -106,23 +97,18 @@ def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(WorkerLink, "send", send_or_lose)
     session = session_of("bim_eagle", *SETS)
-    ran = on_workers(session, [BEES], deadline=1.0)
-    assert ran.digest == alone(session, [BEES])
+    ran = checked_run(session, [BEES], deadline=1.0)
     assert lost and ran.director.workers.losses == 1
 
 
 def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
     class Broken(ThreadHost):
         async def start(self) -> Pipe:
-            raise HostError("no memory")
+            raise ClusterError("no memory")
 
-    class BrokenWorkers(ThreadWorkers):
-        def host(self, number: int, part: int) -> ThreadHost:
-            return Broken(Load({}), lambda connection: None)
-
-    session = session_of("bim_plain")
+    source = WorkerSource(lambda number, part: Broken(Load({}), lambda connection: None))
     with pytest.raises(ClusterError, match=r"3 workers in a row were lost: .*: no memory"):
-        on_workers(session, [BEES], hosts=BrokenWorkers(session))
+        on_workers(session_of("bim_plain"), [BEES], source=source)
 
 
 def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:

@@ -1,21 +1,24 @@
-"""Real Ray workers: the same text, with one of them killed and one of them stopped; no orphans."""
+"""Real Ray workers of a run and of a server, killed, stopped and scaled: same text, no orphans."""
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from helpers.clusters import BEES, alone, decoder, mid_branch, session_of
 from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, gone, ray_cluster
+from helpers.servers import RAIN, serving_fleet, stream_all
 
 
 def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
     expected = alone(session, [BEES])
     pids: list[int] = []
-    with ray_cluster() as hosts:
-        killed, _ = disturbed(hosts, session, [BEES], mid_branch, decoder)
+    with ray_cluster() as source:
+        killed, _ = disturbed(source, session, [BEES], mid_branch, decoder)
         assert killed.digest == expected and killed.director.workers.losses == 1
         assert killed.figures["kv"]["target"]["moved_bytes"]["regroup"] > 0
-        stopped, _ = disturbed(hosts, session, [BEES], mid_branch, decoder, signal.SIGSTOP)
+        stopped, _ = disturbed(source, session, [BEES], mid_branch, decoder, signal.SIGSTOP)
         assert stopped.digest == expected and stopped.director.workers.losses == 1
         (lost,) = stopped.told("lost")
         assert lost["why"] in (f"has not answered for {DEADLINE:g} s", "has ended")
@@ -23,3 +26,26 @@ def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
             pids += [one.greeting.pid for one in ran.director.workers.ready if one.greeting]
         assert os.getpid() not in pids
     assert gone(pids), "no process is left"
+
+
+QUESTIONS = [
+    {"text": BEES.text, "model": "bim_dflash", "max_tokens": 40},
+    {"text": RAIN, "model": "bim_dflash", "max_tokens": 40, "seed": 4, "temperature": 0.8},
+]
+
+
+def test_answers_go_on_while_replicas_come_and_go(tmp_path: Path) -> None:
+    with serving_fleet(tmp_path, "bim_dflash", workers=1) as fleet, ThreadPoolExecutor(1) as pool:
+        url, server = fleet.server.url, fleet.server
+        wanted = [one.text for one in stream_all(url, QUESTIONS)]
+        assert "replica-1 is attached" in fleet.specsot("cluster", "scale", "2")
+        assert fleet.specsot("cluster", "status").count(": ready, ") == 2
+        pids, killed = fleet.pids, fleet.pid_of("replica-0")
+        hearing = pool.submit(stream_all, url, QUESTIONS * 2)
+        server.until(lambda: fleet.by_replica("replica_tokens")["replica-0"] > 0)
+        os.kill(killed, signal.SIGKILL)
+        assert [one.text for one in hearing.result()] == wanted * 2
+        assert "replica-0 has ended; it is started again (1)" in server.told
+        assert "is detached" in fleet.specsot("cluster", "scale", "1")
+        assert server.end() == 0 and not fleet.folder.joinpath("cluster.json").exists()
+        assert gone(pids), "no process is left"

@@ -2,17 +2,18 @@
 
 import gc
 from collections.abc import Iterator
+from contextlib import closing
 from threading import Thread
 from time import monotonic
 
 import pytest
 import torch
-from helpers.clusters import BEES, Together, on_workers, open_files, session_of, together
+from helpers.clusters import BEES, Together, on_workers, open_files, session_of
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ClusterBlock
-from specsot.engine.workers.process_groups import GroupMembership, connect, open_store
 from specsot.engine.workers.protocol import FormGroup
+from specsot.engine.workers.worker_loop import GroupMembership, connect, open_store
 from specsot.states.prefix_cache import MOVED
 
 SLOT = {"bim_eagle": (8192, 1024), "bim_dflash": (8192, 2048), "bim_plain": (8192,)}
@@ -35,34 +36,32 @@ def test_a_prefix_moves_once_and_weighs_what_the_formula_says(
     assert (figures["count"], figures["bytes"], figures["failed"]) == (1, 2 * weight, 0)
     ledgers = [pool["moved_bytes"].get(MOVED, 0) for pool in ran.figures["kv"].values() if pool]
     assert sum(ledgers) == told["bytes"], "the pools' ledgers say the same"
-    reused = [one["prefix_cache"]["reused"] for one in ran.recorder.memory]
+    reused = [one["prefix_cache"]["reused"] for one in ran.memory]
     assert sorted(reused)[-2] >= told["rows"][0] - 1, "all but a row are not computed again"
 
 
 @pytest.fixture
-def pair() -> Iterator[Together]:
-    with together("bim_eagle", tp=1, deadline=5.0) as made:
+def pair(request: pytest.FixtureRequest) -> Iterator[Together]:
+    with closing(Together("bim_eagle", request.param)) as made:
         yield made
 
 
+@pytest.mark.parametrize("pair", [1, 2], indirect=True)
 def test_a_hundred_regroups_leave_nothing_behind(pair: Together) -> None:
-    ids, rows = pair.outlined()
-    first, second = pair.workers.group
-    weights = [one.greeting.weights for one in (first, second) if one.greeting]
+    """In a new group each time, and the outline in new engines where two write it."""
+    pair.outlined()
+    weights = pair.weights()
     files = held = 0
     for number in range(100):
-        pair.workers.form_()
+        ids, rows = pair.outlined()
         replies = pair.regroup(number, ids, rows)
-        assert [one.error for one in replies] == ["", ""]
-        assert sum(one.stored for one in replies) == 1
-        pair.forget(1)
+        stored = [one.bytes for one in replies if one.stored and not one.error]
+        assert stored == [rows[0] * 8192 + rows[1] * 1024] * pair.tp
+        pair.forget(*range(2 - pair.tp, 2))
         if number == 20:
             files, held = open_files(), _held()
     assert open_files() <= files + 2 and _held() - held < 8 << 20, "eighty of 0.8 MB are 64"
-    again = [one.greeting.weights for one in pair.workers.group if one.greeting]
-    assert again == weights
-    target = pair.hosts.sessions[0].models.target
-    assert weights[0][0] == next(target.parameters()).data_ptr(), "weights have not moved"
+    assert pair.weights() == weights, "weights have moved"
 
 
 def _held() -> int:
@@ -73,6 +72,7 @@ def _held() -> int:
     return sum(stores.values())
 
 
+@pytest.mark.parametrize("pair", [1], indirect=True)
 def test_a_source_that_has_evicted_the_rows_says_so(pair: Together) -> None:
     pair.workers.form_()
     replies = pair.regroup(1, tuple(range(100, 200)), (100, 99))
