@@ -243,14 +243,13 @@ def simulate(
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]
     source = partial(arrivals_of, arrivals, requests, work, seed)
-    simulate = partial(command.simulate, program.graph, cost, names, source, seed=seed)
+    simulate = partial(command.simulate, program.graph, cost, names, seed=seed)
     if cluster is None:
-        results = simulate()
+        results = simulate(source)
         show_result(as_json, [command.described(results)], policies=results)
         return
-    results = simulate(
-        setups=command.cluster_setups(cluster, tp, link, shape=shape, together=together)
-    )
+    setups = command.cluster_setups(cluster, tp, link, shape=shape, together=together)
+    results = simulate(source, setups=setups)
     show_result(as_json, [command.clusters_described(results)], clusters=results)
 
 

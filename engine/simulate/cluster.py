@@ -89,7 +89,9 @@ class SimulatedWorker(Simulation):
     just stepped, so the worker steps next. worked: busy seconds.
     """
 
-    def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: str, number: int) -> None:
+    def __init__(
+        self, graph: Graph, cost: StepCost, policy: str, seed: str, *, number: int
+    ) -> None:
         super().__init__(graph, cost, policy, seed)
         self.number = number
         self.members: Sequence[SimulatedWorker] = ()
@@ -125,7 +127,7 @@ class ClusterSimulation:
         self.served = ClusterFigures(workers=setup.workers)
         self.now = 0.0
         self.workers = [
-            SimulatedWorker(graph, cost, policy, f"{seed}/{number}", number)
+            SimulatedWorker(graph, cost, policy, f"{seed}/{number}", number=number)
             for number in range(setup.workers)
         ]
         self.loads = placement.Loads(setup.workers)
@@ -137,7 +139,7 @@ class ClusterSimulation:
         self.groups = list[SimulatedWorker]()
         for first in range(0, setup.workers, setup.tp) if setup.tp > 1 else ():
             number = len(self.groups)
-            group = SimulatedWorker(graph, together, policy, f"{seed}/{-1 - number}", number)
+            group = SimulatedWorker(graph, together, policy, f"{seed}/{-1 - number}", number=number)
             group.members = self.workers[first : first + setup.tp]
             for member in group.members:
                 member.group = group
