@@ -6,7 +6,7 @@ coins are keyed by position: the text is the same.
 """
 
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, count
@@ -206,7 +206,6 @@ class Director:
     collectives that failed."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
-        self.session = session
         self.workers = workers
         self.report = report
         workers.on_output = self._receive_
@@ -219,10 +218,6 @@ class Director:
         self.figures |= {"seconds": 0.0, "collective_seconds": 0.0}
         self._numbers = count(1)  # of orders
         self._assignments: dict[str, tuple[RequestState, WorkerGroup]] = {}
-
-    def submit(self, prompts: Iterable[Prompt]) -> None:
-        for prompt in prompts:
-            self.states.append(RequestState(self.session, self.table, prompt))
 
     def work(
         self, groups: Sequence[WorkerGroup]
@@ -511,7 +506,7 @@ def directed(
     workers = WorkerGroups(source, block, recorder.report)
     stack.callback(workers.close)
     director = Director(session, workers, recorder.report)
-    director.submit(prompts)
+    director.states = [RequestState(session, director.table, prompt) for prompt in prompts]
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
     run = EngineCore(open_graph(MACHINE), board, recorder)
     workers.load_()
