@@ -4,9 +4,9 @@
 `specsot cluster scale`: how many replicas a server with --workers has."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..workers.start import check_cluster, divided, engine_router, replica_route
 from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
 
 GRAPHS = "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one."
+PACKAGES = ("fastapi", "h11", "sse_starlette", "uvicorn")
 LACKS = "the server needs more packages: pip install 'specsot[serve]'"
 WORKERS = OptionText("Replicas on a Ray cluster; without it one engine, and no Ray.")
 PLACE = OptionText("HOST:PORT of a Ray cluster that runs [one is started here].", metavar="ADDRESS")
@@ -39,31 +40,24 @@ def serve(
 
     Examples: `specsot serve`, `specsot serve bim_dflash dflash autoregressive --port 8001`,
     `specsot serve bim_eagle --profile smollm2`. SIGTERM lets open requests end; docs/serving.md."""
-    with _packages():
-        from ..serve.server import serve as run
-        from ..workers.protocol import Start
+    _check_packages()
+    from ..serve.server import serve as run
+    from ..workers.protocol import Start
+
     server.check()
     names = graphs or []
     jobs = prepare_graphs(names, options)
     start = Start(names, plain_options(options))
-    on_cluster = options.workers is not None or options.cluster is not None
-    if on_cluster:
-        with replica_router(jobs, start, read_cluster(options)) as router:
-            code = asyncio.run(run(router, server))
-    else:
-        code = asyncio.run(run(engine_router(start), server))
+    if options.workers is None and options.cluster is None:
+        raise Exit(asyncio.run(run(engine_router(start), server)))
+    with replica_router(jobs, start, read_cluster(options)) as router:
+        code = asyncio.run(run(router, server))
     raise Exit(code)
 
 
-@contextmanager
-def _packages() -> Iterator[None]:
-    """Report a missing optional package as UsageError."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if str(error.name).split(".")[0] == "specsot":
-            raise
-        raise UsageError(f"{LACKS} ({error.name})") from None
+def _check_packages() -> None:
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UsageError(f"{LACKS} ({missing[0]})")
 
 
 def plain_options(options: RunOptions) -> dict[str, Any]:
@@ -81,8 +75,9 @@ def view(
     """Show a kept run in the browser: its branches side by side, its states, its memory.
 
     Examples: `specsot view`, `specsot view latest --port 8080`. Nothing is decoded again."""
-    with _packages():
-        from ..serve.server import view as show
+    _check_packages()
+    from ..serve.server import view as show
+
     options = ServeOptions(host=host, port=port)
     options.check()
     raise Exit(asyncio.run(show(find_run(run.removeprefix("runs/"), runs_dir), options)))

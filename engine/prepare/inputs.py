@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
 
 from ...states.text.documents import Document, check_document
 from ...states.text.prompts import PastTurn
 from ...states.text.tokens import PromptError, check_question
+from ...states.yaml.spec import Int
 from ..errors import UsageError
 
 MAX_BYTES = 64 << 20  # of a file
@@ -36,12 +39,16 @@ MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 class Prompt:
     """One question; without `seed`, its seed is derived from the run's seed and `key`. documents:
     the context of the question, in prompt order. cache_salt: prompts share cached KV rows only with
-    prompts of the same salt. past: earlier turns of the conversation. rules: the system message."""
+    prompts of the same salt. past: earlier turns of the conversation. rules: the system message.
 
-    key: str
-    text: str
-    seed: int | None = None
-    max_new_tokens: int | None = None
+    A run.yaml has these fields under the names of a prompts file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    key: Annotated[str, Field(alias="id")]
+    text: Annotated[str, Field(alias="prompt")]
+    seed: Int | None = None
+    max_new_tokens: Int | None = None
     documents: tuple[Document, ...] = ()
     cache_salt: str = ""
     past: tuple[PastTurn, ...] = ()

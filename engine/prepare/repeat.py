@@ -4,16 +4,14 @@ import copy
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from ...states.graph.graph import KINDS, Graph
-from ...states.text.documents import Document
 from ...states.text.outline import Outline, render_outline
 from ...states.yaml.source import Source, plain_scalar
 from ...states.yaml.spec import Int, Spec, validated
@@ -26,17 +24,8 @@ PROMPTS_FILE = "prompts.jsonl"
 TEMPLATE_FILE = "template.yaml"
 INLINE = 64 * 1024  # characters of prompts that run.yaml itself holds
 MANY = 500  # prompts
-
-
-class PromptSpec(Spec):
-    """One prompt of a run; its fields are those of `Prompt`, with the names of a prompts file."""
-
-    id: str
-    prompt: str
-    seed: Int | None = None
-    max_new_tokens: Int | None = None
-    documents: tuple[Document, ...] = ()
-    cache_salt: str = ""
+PROMPT = TypeAdapter(Prompt)
+CHANGES: Any = {"by_alias": True, "exclude_defaults": True}
 
 
 class Provenance(Spec):
@@ -65,7 +54,7 @@ class RunFile(Spec):
     graph_file: str
     graph: dict[str, Any]
     options: dict[str, Any]
-    prompts: Annotated[list[PromptSpec], Field(min_length=1)] | Literal["prompts.jsonl"]
+    prompts: Annotated[list[Prompt], Field(min_length=1)] | Literal["prompts.jsonl"]
     outline: str | None = None
     made_with: Provenance = Provenance()
     result: RunResult | None = None
@@ -91,7 +80,7 @@ def graph_source(source: Source) -> Source:
 def prompts_of(run: RunFile, source: Source) -> tuple[Prompt, ...]:
     if isinstance(run.prompts, str):
         return read_file(Path(source.file).parent / run.prompts).items
-    return tuple(Prompt(*dict(spec).values()) for spec in run.prompts)
+    return tuple(run.prompts)
 
 
 def differences(then: Provenance, now: Provenance) -> Iterator[str]:
@@ -118,15 +107,9 @@ def run_document(
         RUN_MARK: 1,
         "graph_file": options.graph,
         "options": {name: value for name, value in saved.items() if value is not None},
-        "prompts": [],
+        "prompts": [_plain(PROMPT.dump_python(p, **CHANGES)) for p in prompts],
         "graph": _plain(graph.model_dump(by_alias=True, exclude_none=True)),
     }
-    for prompt in prompts:
-        # Without earlier turns and rules: a run has no conversations.
-        spec = asdict(prompt) | {"id": prompt.key, "prompt": prompt.text}
-        values = {name: _plain(spec[name]) for name in PromptSpec.model_fields}
-        changes = {name: value for name, value in values.items() if value not in (None, [], "")}
-        document["prompts"].append(changes)
     if outline is not None:
         document["outline"] = render_outline(outline.points) + "\n"
     return document

@@ -112,7 +112,7 @@ def problem_of(source: Source, error: Any, known_keys: Callable[[KeyPath], list[
     kind: str = error["type"]
     value = error["input"]
     context = error.get("ctx", {})
-    if kind == "extra_forbidden":
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         key = str(loc[-1])
         message = f"unknown key {quoted(key)}{hint(key, known_keys(source.nearest(loc[:-1])))}"
         return source.problem(loc, message, ProblemCode.UNKNOWN_KEY, key=True)

@@ -26,12 +26,6 @@ def reading(shell: Any) -> Any:
     return shell
 
 
-@pytest.fixture
-def probing(reading: Any) -> Any:
-    reading.defaults["probe_blend"] = True
-    return reading
-
-
 def blended(shell: Any) -> list[Any]:
     rounds = (line for line in shell.lines("trace.jsonl") if line["kind"] == "round")
     return [one for one in rounds if one["blend"]]
@@ -87,6 +81,12 @@ def test_a_layer_that_the_model_does_not_have(reading: Any) -> None:
 # -- the probe ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def probing(reading: Any) -> Any:
+    reading.defaults["probe_blend"] = True
+    return reading
+
+
 def probed(shell: Any, *sets: str, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what the probe found, all of what was blended) of one run."""
     assert shell.run(sets=sets, **options) == Code.OK
@@ -133,9 +133,7 @@ def test_nothing_is_probed_where_everything_is_computed(probing: Any, setting: s
 
 
 def alike(found: dict[str, Any], other: dict[str, Any]) -> None:
-    assert {k: found[k] for k in ("rows", "prompts", "draws")} == {
-        k: other[k] for k in ("rows", "prompts", "draws")
-    }
+    assert all(found[key] == other[key] for key in ("rows", "prompts", "draws"))
     assert found["kl"] == pytest.approx(other["kl"], rel=1e-2)
     for key in ("error_k", "error_v"):
         assert found[key] == pytest.approx(other[key], rel=1e-3, abs=1e-5)

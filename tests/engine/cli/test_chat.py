@@ -100,26 +100,43 @@ def test_what_no_longer_fits_is_left_out_with_a_word(session: Any, capsys: Print
 # -- how an answer is shown -----------------------------------------------------------------------
 
 
-def told(*events: StreamEvent, graph: str = "bim_eagle") -> list[str]:
-    return list(text_pieces(iter(events), open_graph(graph).graph))
+PARTS = (
+    TextWritten(OUTLINE, "1. A", 1),
+    OutlineRead(("A", "B", "C")),
+    BranchOpened(0, "A"),
+    TextWritten(1, "b", 2),
+    TextWritten(0, " a", 2),
+    TextWritten(2, "c", 3),
+    BranchFinished(1, "stop", ""),
+    TextWritten(0, "a", 4),
+    BranchFinished(0, "stop", ""),
+    TextWritten(2, "c", 5),
+    BranchFinished(2, "stop", ""),
+)
+COMBINED = (
+    OutlineRead(("A", "B")),
+    TextWritten(0, "a", 2),
+    BranchFinished(0, "stop", ""),
+    TextWritten(1, "b", 2),
+    BranchFinished(1, "stop", ""),
+    BranchOpened(2, "combined"),
+    TextWritten(2, "both", 3),
+)
+ONE = (OutlineRead(("A",)), TextWritten(0, "a", 2))
 
 
-def test_parts_are_shown_in_reading_order_each_as_soon_as_it_can_be() -> None:
-    events = (
-        TextWritten(OUTLINE, "1. A", 1),
-        OutlineRead(("A", "B", "C")),
-        BranchOpened(0, "A"),
-        TextWritten(1, "b", 2),
-        TextWritten(0, " a", 2),
-        TextWritten(2, "c", 3),
-        BranchFinished(1, "stop", ""),
-        TextWritten(0, "a", 4),
-        BranchFinished(0, "stop", ""),
-        TextWritten(2, "c", 5),
-        BranchFinished(2, "stop", ""),
-    )
-    pieces = told(*events)
-    assert pieces == ["1. A\n\na", "a", "\n\n2. B\n\nb\n\n3. C\n\nc", "c"]
+@pytest.mark.parametrize(
+    ("graph", "events", "pieces"),
+    [
+        ("bim_eagle", PARTS, ["1. A\n\na", "a", "\n\n2. B\n\nb\n\n3. C\n\nc", "c"]),
+        ("bim_blend_merge", COMBINED, ["both"]),
+        ("bim_blend_merge", ONE, ["1. A\n\na"]),
+    ],
+)
+def test_what_is_certain_is_shown_at_once_in_reading_order(
+    graph: str, events: tuple[StreamEvent, ...], pieces: list[str]
+) -> None:
+    assert list(text_pieces(iter(events), open_graph(graph).graph)) == pieces
 
 
 def test_what_is_shown_is_the_answer(session: Any) -> None:
@@ -128,18 +145,3 @@ def test_what_is_shown_is_the_answer(session: Any) -> None:
             handle = engine.submit(question)
             shown = "".join(text_pieces(handle.stream(), engine.session.program.graph))
             assert " ".join(shown.split()) == " ".join(handle.result().text.split())
-
-
-def test_of_combined_parts_the_combined_answer_is_shown() -> None:
-    events = (
-        OutlineRead(("A", "B")),
-        TextWritten(0, "a", 2),
-        BranchFinished(0, "stop", ""),
-        TextWritten(1, "b", 2),
-        BranchFinished(1, "stop", ""),
-        BranchOpened(2, "combined"),
-        TextWritten(2, "both", 3),
-    )
-    assert told(*events, graph="bim_blend_merge") == ["both"]
-    alone = (OutlineRead(("A",)), TextWritten(0, "a", 2))
-    assert told(*alone, graph="bim_blend_merge") == ["1. A\n\na"]

@@ -107,12 +107,10 @@ def test_nothing_drafted_and_a_policy_without_entropy() -> None:
 
 
 def test_the_text_of_a_token_is_what_it_adds() -> None:
-    def first_has_no_blank(ids: Any) -> str:
-        return "".join(f" w{token}" for token in ids)[1:]
+    def words(ids: Any) -> str:
+        return " ".join(f"w{token}" for token in ids)
 
-    assert (
-        piece(first_has_no_blank, 3, 5) == '" w5"' and piece(first_has_no_blank, None, 5) == '"w5"'
-    )
+    assert piece(words, 3, 5) == '" w5"' and piece(words, None, 5) == '"w5"'
     assert piece(lambda ids: "a\n" * len(ids), 1, 1) == '"a\u240a"'
     assert piece(lambda ids: "\x1b[2J", None, 1) == '"\u241b[2J"'
 

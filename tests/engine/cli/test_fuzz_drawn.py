@@ -11,14 +11,10 @@ from helpers.support import SEED
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def test_a_few_odd_graphs() -> None:
-    tally = try_graphs(range(1000, 1006), SEED)
-    assert not tally.faults and tally.ended.total() == 6
-
-
-def test_an_odd_input_of_each_kind() -> None:
-    tally = try_inputs(range(1000, 1000 + len(MAKERS)), SEED)
-    assert not tally.faults and tally.ended.total() == len(MAKERS)
+def test_a_few_odd_graphs_and_an_odd_input_of_each_kind() -> None:
+    for attempt, count in ((try_graphs, 6), (try_inputs, len(MAKERS))):
+        tally = attempt(range(1000, 1000 + count), SEED)
+        assert not tally.faults and tally.ended.total() == count
 
 
 def test_a_few_odd_streams(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from specsot.engine.hub import ModelCache, find_model
 from specsot.engine.prepare.job import model_folder
 from specsot.models.files import ModelError
 
+SNAPSHOT = "snapshot_download"
+
 
 class Models(CommandLine):
     """The command line with a cache of its own, and no network."""
@@ -45,8 +47,8 @@ def models(
     def unreachable(*args: Any, **rest: Any) -> Any:
         raise ConnectionError("no network\nat all")
 
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    for place, name in ((huggingface_hub.HfApi, "model_info"), (huggingface_hub, SNAPSHOT)):
+        monkeypatch.setattr(place, name, unreachable)
     made = Models(capsys, "models")
     made.folder = here
     return made

@@ -3,8 +3,10 @@
 import json
 import signal
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +15,7 @@ from specsot.engine.prepare.job import redact
 from specsot.engine.run.core import STATUS_CODES, Status
 from specsot.states.machine import Run
 
+Patch = pytest.MonkeyPatch
 FILES = {"manifest.json", "run.yaml", "trace.jsonl", "outputs.jsonl", "metrics.json", "summary.md"}
 
 
@@ -213,10 +216,8 @@ def test_every_failure_is_one_message(shell: Any, options: Any, code: Code, says
 
 
 def test_a_refused_request_is_a_failure_that_keeps_the_others(shell: Any) -> None:
-    Path("q.jsonl").write_text(
-        '{"id": "ok", "prompt": "Short?"}\n'
-        '{"id": "big", "prompt": "Short?", "max_new_tokens": 5000}\n'
-    )
+    big = '{"id": "big", "prompt": "Short?", "max_new_tokens": 5000}\n'
+    Path("q.jsonl").write_text('{"id": "ok", "prompt": "Short?"}\n' + big)
     options = {"prompt": None, "prompts": Path("q.jsonl"), "quiet": True}
     assert shell.run(**options, sets=("layout.kv_slots=600",)) == Code.FAILED
     assert "request big refused: needs" in shell.err and "the pool has 600" in shell.err
@@ -232,21 +233,18 @@ def test_the_round_limit_ends_a_run(shell: Any) -> None:
 
 
 def at_a_move(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
-    advance, count = Run.advance, []
+    advance, moves = Run.advance, count(1)
 
     def acts(run: Run) -> None:
-        count.append(1)
-        if len(count) == 12:
+        if next(moves) == 12:
             action()
         advance(run)
 
     monkeypatch.setattr(Run, "advance", acts)
 
 
-def test_a_fault_keeps_what_was_made(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise RuntimeError("boom\nsecond line")
-
+def test_a_fault_keeps_what_was_made(shell: Any, monkeypatch: Patch) -> None:
+    fails = Mock(side_effect=RuntimeError("boom\nsecond line"))
     at_a_move(monkeypatch, fails)
     assert shell.run(quiet=True) == Code.FAILED
     first, second = shell.err.strip().split("\n")
@@ -275,9 +273,7 @@ def test_a_folder_that_cannot_be_written(shell: Any) -> None:
     assert shell.err.count("see --runs-dir") == 1 and "expected was" in shell.err
 
 
-def test_a_pool_that_does_not_fit_is_refused_with_the_bytes(
-    shell: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_that_does_not_fit_is_refused(shell: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr("specsot.engine.models.free_memory", lambda: 1_000_000)
     assert shell.run(sets=("layout.kv_slots=4000000",)) == Code.GRAPH
     assert "layout.kv_slots: keys and values of 4000000 slots take " in shell.err

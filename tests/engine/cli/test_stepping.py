@@ -19,15 +19,10 @@ from specsot.engine.view.step import Inspector, LiveStepper, PlainStepper, open_
 
 @pytest.fixture
 def session(tiny: tuple[Path, Path], tmp_path: Path) -> Any:
-    (tmp_path / "o.txt").write_text("PLAN\n1|60|-|-|First [bold]thing\n2|60|-|-|Second\nEND\n")
-    return open_session(
-        "bim_eagle",
-        model=str(tiny[0]),
-        drafter_model=str(tiny[1]),
-        threads=1,
-        max_new_tokens=24,
-        outline=tmp_path / "o.txt",
-    )
+    file = tmp_path / "o.txt"
+    file.write_text("PLAN\n1|60|-|-|First [bold]thing\n2|60|-|-|Second\nEND\n")
+    options: Any = {"threads": 1, "max_new_tokens": 24, "outline": file}
+    return open_session("bim_eagle", model=str(tiny[0]), drafter_model=str(tiny[1]), **options)
 
 
 def test_a_stepped_run_has_the_digest_of_the_original(
@@ -139,10 +134,10 @@ def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "rows see" in after and "✓ accepted ✗ rejected" in after and "⟨" in after
 
 
-def halted_in(session: Any, state: str, nth: int = 2) -> tuple[Any, Recorder, Inspector]:
+def halted_in(session: Any, state: str) -> tuple[Any, Recorder, Inspector]:
     run, recorder = started(session)
     inspector = Inspector(recorder, run)
-    while recorder.meter.visits[state] < nth:
+    while recorder.meter.visits[state] < 2:
         run.advance()
     return run, recorder, inspector
 
@@ -231,9 +226,4 @@ def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     assert not stepper(run)
     keys.keys = ["c"]
     assert stepper(run) and stepper.free and stepper(run)
-
-
-def test_who_stops_a_run_need_not_press_a_key(session: Any) -> None:
-    run, recorder, inspector = halted_in(session, "skeleton", 1)
-    screen = Screen(session, recorder)
-    assert live(session, inspector, screen, Typed(), stopped=True)(run)
+    assert live(session, inspector, screen, Typed(), stopped=True)(run), "no key is waited for"

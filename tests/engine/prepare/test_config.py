@@ -28,17 +28,13 @@ def wrong(
     return [line.removeprefix(f"{folder}/") for line in str(caught.value).split("\n")]
 
 
-def test_the_packaged_defaults(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
-    assert config.graph in graph_names()
-    assert (config.model, config.drafter_model) == ("embedded", "embedded")
-    assert (config.device, config.dtype, config.seed) == ("cpu", "float32", 0)
-    assert config.threads is None and config.max_new_tokens is None
-    assert config.prompt and module.read_config(tmp_path, RunOptions())[1] is None
-
-
-def test_the_working_directory_wins_key_by_key(tmp_path: Path) -> None:
+def test_packaged_defaults_under_the_folders_own_under_options(tmp_path: Path) -> None:
     before = config_of(tmp_path)
+    assert before.graph in graph_names() and before.prompt
+    assert (before.model, before.drafter_model) == ("embedded", "embedded")
+    assert (before.device, before.dtype, before.seed) == ("cpu", "float32", 0)
+    assert before.threads is None and before.max_new_tokens is None
+    assert module.read_config(tmp_path, RunOptions())[1] is None
     for text, changes in (
         ("seed: 7\nthreads: 2\n", {"seed": 7, "threads": 2}),
         ("# nothing\n", {}),
@@ -46,9 +42,6 @@ def test_the_working_directory_wins_key_by_key(tmp_path: Path) -> None:
     ):
         (tmp_path / "specsot.yaml").write_text(text)
         assert config_of(tmp_path) == replace(before, **changes)
-
-
-def test_options_win_over_both_unless_not_given(tmp_path: Path) -> None:
     (tmp_path / "specsot.yaml").write_text("seed: 7\ngraph: eagle\n")
     config = config_of(tmp_path, seed=9, graph=None, max_new_tokens=5, prompt="mine")
     assert (config.seed, config.graph, config.max_new_tokens) == (9, "eagle", 5)
@@ -142,6 +135,10 @@ def test_a_profile_changes_settings_and_the_graph(mine: Path) -> None:
     )
     assert graph.skeleton is not None and graph.skeleton.share == "prompt"
     assert (graph.limits.max_new_tokens, graph.sampling.temperature) == (99, 0.5)
+    packaged = job(mine, "bim_plain", "smollm2")  # is changed key by key
+    assert (packaged.options.model, packaged.options.dtype) == ("smollm2", "bfloat16")
+    skeleton: Any = packaged.program.graph.skeleton
+    assert (skeleton.share, skeleton.template) == ("prompt", "auto")
 
 
 def test_the_command_line_wins(mine: Path) -> None:
@@ -167,13 +164,6 @@ def test_what_a_profile_says_goes_by_what_the_graph_has(mine: Path) -> None:
     (mine / "specsot.yaml").write_text(text)
     graph = job(mine, "bim_two_drafters").program.graph
     assert (graph.skeleton.drafter.model, graph.drafter.model) == ("path/to/small", "d")
-
-
-def test_packaged_profiles_are_changed_key_by_key(mine: Path) -> None:
-    done = job(mine, "bim_plain", "smollm2")
-    assert (done.options.model, done.options.dtype) == ("smollm2", "bfloat16")
-    skeleton: Any = done.program.graph.skeleton
-    assert (skeleton.share, skeleton.template) == ("prompt", "auto")
 
 
 @pytest.mark.parametrize("profile", PACKAGED)

@@ -127,17 +127,19 @@ def test_the_current_state_is_lit_and_the_last_move_is_an_arrow() -> None:
     assert lines[3].startswith("╰╴ verify")
     lit = [s for s in text.spans if s.style == panels.LIT]
     assert [text.plain[s.start : s.end].strip() for s in lit] == ["expand_root"]
+    trace = panels.trace_text(picture().moves, 60, 3).plain
+    assert "parse → parallel_prefill branches_ready" in trace and len(trace.split("\n")) == 3
+    assert "none_running  12.3  +14" in trace
 
 
-def test_a_trace_line_holds_guard_milliseconds_and_tokens() -> None:
-    text = panels.trace_text(picture().moves, 60, 3).plain
-    assert "parse → parallel_prefill branches_ready" in text and len(text.split("\n")) == 3
-    assert "none_running  12.3  +14" in text
+def shown(view: BranchView | list[BranchView], rows: int, width: int = 80) -> list[str]:
+    views = view if isinstance(view, list) else [view]
+    return panels.branches_text(views, False, width, rows).plain.split("\n")
 
 
 def test_many_branches_show_those_that_run() -> None:
     views = [branch(i, "done") for i in range(6)] + [branch(6), branch(7), branch(8, "waiting")]
-    lines = panels.branches_text(views, False, 80, 4).plain.split("\n")
+    lines = shown(views, 4)
     assert [line[3:5].strip() for line in lines[:3]] == ["7", "8", "9"]
     assert lines[3].strip() == "… and 6 more"
 
@@ -153,29 +155,21 @@ def test_text_of_a_model_cannot_touch_the_terminal() -> None:
 
 def test_the_end_of_a_long_text_fills_its_lines() -> None:
     text = " ".join(f"word{i}" for i in range(60))
-    (line,) = panels.branches_text([branch(0, text=text)], False, 80, 1).plain.split("\n")
+    (line,) = shown(branch(0, text=text), 1)
     assert line.endswith("word58 word59") and len(line) > 72
-    lines = panels.branches_text([branch(0, text=text)], False, 80, 3).plain.split("\n")
+    lines = shown(branch(0, text=text), 3)
     assert len(lines) == 3 and lines[-1].endswith("word59")
-    short = panels.branches_text([branch(0, text="just this")], False, 80, 3).plain
-    assert short.endswith("just this")
-
-
-def test_wide_characters_keep_the_columns() -> None:
-    snap = picture(1)
-    wide = replace(snap, branches=(branch(0, text="漢字かな交じり文 " * 30),))
+    assert shown(branch(0, text="just this"), 3)[-1].endswith("just this")
+    wide = replace(picture(1), branches=(branch(0, text="漢字かな交じり文 " * 30),))
     lines = screen(80, 24, wide)
     assert "漢字" in "\n".join(lines) and max(map(cell_len, lines)) <= 80
 
 
-def test_strip_covers_what_is_used() -> None:
+def test_strip_covers_what_is_used_and_prefers_it() -> None:
     text, step = panels.strip_text(picture().pool, 40, 2)
     assert step == 3
     assert [len(row) for row in text.plain.split("\n")] == [40, 40]
     assert text.plain.count("█") == 20 and "1" in text.plain and "5" in text.plain
-
-
-def test_downsampling_prefers_what_is_used() -> None:
     codes = np.array([FREE, FREE, PREFIX, TREE, TREE, PREFIX, FREE, FREE, FREE, 7], np.int16)
     assert panels.downsample(codes, 3).tolist() == [PREFIX, TREE, FREE, 7]
     assert panels.downsample(np.zeros(4, np.int16), 2).tolist() == [FREE, FREE]
@@ -336,11 +330,8 @@ def test_running_branches_come_first_and_an_outline_goes_with_its_parts() -> Non
     heads = [line[:1] for line in drafts_text(trees, views, 40, 3).plain.split("\n")]
     assert heads == ["2", "3", "1"]
     assert drafts_text(trees[:1], [branch(-1)], 40, 3).plain.startswith("O 2/5")
-
-
-def test_without_a_drafter_the_trace_takes_the_place() -> None:
-    plain = screenshot(replace(scene(), drafter="none"), picture(), 100, 30).export_text()
-    assert "drafts" not in plain and "parse → parallel_prefill branches_ready" in plain
+    without = screenshot(replace(scene(), drafter="none"), picture(), 100, 30).export_text()
+    assert "drafts" not in without and "parse → parallel_prefill branches_ready" in without
 
 
 # -- requests -------------------------------------------------------------------------------------
@@ -380,7 +371,6 @@ def test_a_long_question_is_cut_at_a_word() -> None:
 
 
 def test_a_large_terminal_has_drafts_trace_and_requests_at_once() -> None:
-    snap = replace(picture(), requests=tuple(requests(5)))
-    shown = screenshot(scene(5), snap, 160, 50).export_text()
+    text = "\n".join(screen(160, 50, replace(picture(), requests=tuple(requests(5))), 5))
     for wanted in ("drafts", "trace · ms", "requests · parts", "sequence", "Question 4?"):
-        assert wanted in shown, wanted
+        assert wanted in text, wanted
