@@ -27,7 +27,6 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/concepts.md": {"other test": 1},
     "docs/embedded.md": {"checkout": 2},
     "docs/howto.md": {"minutes": 1, "models": 4, "network": 2},
-    "docs/merge.md": {},
     "docs/outlines.md": {"network": 1},
     "docs/performance.md": {"checkout": 2},
     "docs/results.md": {"checkout": 2},
@@ -127,13 +126,9 @@ def test_what_the_readme_draws_is_not_what_greedy_decoding_takes(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_is_not_run_is_counted_and_has_a_reason(page: str) -> None:
+def test_commands_are_found_and_those_not_run_are_counted_and_have_a_reason(page: str) -> None:
     assert not_run(page) == NOT_RUN.get(page, {})
     assert set(not_run(page)) <= set(REASONS)
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_stand_in_blocks_that_are_found(page: str) -> None:
     text = text_of(page)
     markers = re.findall(r"<!-- (?:not run|ends with)", text)
     assert len(markers) == sum(bool(found["kind"]) for found in BLOCK.finditer(text))
@@ -160,18 +155,10 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_page_has_two_versions_of_a_line(page: str) -> None:
-    assert re.findall(r"^(?:<{7}|>{7}) .*", text_of(page), re.M) == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_files_that_are_named_are_there(page: str) -> None:
+def test_files_and_links_that_are_named_are_there(page: str) -> None:
+    assert re.findall(r"^(?:<{7}|>{7}) .*", text_of(page), re.M) == [], "two versions of a line"
     missing = [name for name in FILE.findall(prose(page)) if not (ROOT / name).exists()]
     assert missing == []
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
     for name, anchor in LINK.findall(prose(page)):
         to = (ROOT / page).parent / name if name else ROOT / page
         assert to.exists(), name

@@ -85,6 +85,11 @@ class Shell:
         self.out, self.err = self.capsys.readouterr()
         return code
 
+    def repeat(self, **options: Any) -> int:
+        """The last run again, from its run.yaml."""
+        given = dict.fromkeys(self.defaults) | {"argv": (), "documents": ()}
+        return self.run(**{**given, "graph": str(self.latest.resolve() / "run.yaml"), **options})
+
     @property
     def latest(self) -> Path:
         return self.folder / "runs" / "latest"

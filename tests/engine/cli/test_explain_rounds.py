@@ -145,11 +145,8 @@ def test_every_round_of_every_branch_is_printed_and_kept(shell: Any) -> None:
 def test_a_repeated_run_can_be_explained(shell: Any) -> None:
     sets = ("sampling.temperature=0.9", "sampling.accept=rejection")
     assert shell.run(sets=sets) == Code.OK
-    file, shell.defaults = str(shell.latest.resolve() / "run.yaml"), {}
-    assert shell.run(graph=file, explain_rounds=True) == Code.OK
-    assert "rejection (topk)" in shell.err
-    assert shell.run(graph=str(shell.latest.resolve() / "run.yaml")) == Code.OK
-    assert "rejection (topk)" not in shell.err
+    assert shell.repeat(explain_rounds=True) == Code.OK and "rejection (topk)" in shell.err
+    assert shell.repeat() == Code.OK and "rejection (topk)" not in shell.err
 
 
 @pytest.mark.parametrize("accept", ["match", "rejection"])

@@ -95,12 +95,6 @@ def test_json_is_one_document(shell: Any) -> None:
 # -- repeating ------------------------------------------------------------------------------------
 
 
-def repeat(shell: Any, **options: Any) -> int:
-    nothing = dict.fromkeys(shell.defaults)
-    file = str(shell.latest.resolve() / "run.yaml")
-    return int(shell.run(**{**nothing, "argv": (), "graph": file, **options}))
-
-
 def edit(shell: Any, *changes: tuple[str, str]) -> None:
     file = shell.latest / "run.yaml"
     text = file.read_text()
@@ -114,23 +108,23 @@ def test_a_run_repeats_itself(shell: Any) -> None:
     text = '1e-3 "x": on | 0o14\n  é 👨‍👩‍👧'
     assert shell.run(sets=("drafter.num_draft_tokens=5",), prompt=text) == Code.OK
     first, before = shell.digest, shell.latest.resolve()
-    assert repeat(shell) == Code.OK and shell.latest.resolve() != before
+    assert shell.repeat() == Code.OK and shell.latest.resolve() != before
     assert shell.digest == first and "warning" not in shell.err
     manifest = json.loads((before / "manifest.json").read_text())
     assert shell.read("manifest.json")["graph"] == manifest["graph"]
-    assert repeat(shell) == Code.OK and shell.digest == first
+    assert shell.repeat() == Code.OK and shell.digest == first
 
 
 def test_a_repetition_names_what_changed_and_another_digest_is_code_5(shell: Any) -> None:
     assert shell.run() == Code.OK
     edit(shell, ("numpy: ", "numpy: 0."))
-    assert repeat(shell, dtype="float64") == Code.OK
+    assert shell.repeat(dtype="float64") == Code.OK
     assert "warning: dtype changed: float32 then, float64 now" in shell.err
     assert "warning: version of numpy changed" in shell.err
     assert shell.run() == Code.OK
     digest = shell.digest
     edit(shell, (digest, "f" * 64), ("model_hash: ", "model_hash: 0"))
-    assert repeat(shell) == Code.UNEQUAL
+    assert shell.repeat() == Code.UNEQUAL
     assert "warning: model weights changed" in shell.err
     assert f"the digest is {digest}, the repeated run had {'f' * 64}" in shell.err
 
@@ -147,7 +141,7 @@ def test_many_prompts_go_into_a_file_of_their_own(
     assert [line["id"] for line in shell.lines("outputs.jsonl")] == ["q0", "q1"]
     assert "[q0] Question 0?" in shell.out
     digest = shell.digest
-    assert repeat(shell) == Code.OK and shell.digest == digest
+    assert shell.repeat() == Code.OK and shell.digest == digest
 
 
 @pytest.mark.parametrize(
@@ -164,7 +158,7 @@ def test_a_broken_run_file_is_told_with_its_place(
 ) -> None:
     assert shell.run(max_new_tokens=2) == Code.OK
     edit(shell, (old, new))
-    assert repeat(shell) in (Code.GRAPH, Code.USAGE)
+    assert shell.repeat() in (Code.GRAPH, Code.USAGE)
     assert says in shell.err and "run.yaml" in shell.err
 
 

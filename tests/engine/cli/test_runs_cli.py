@@ -6,6 +6,7 @@ import io
 import json
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -201,16 +202,13 @@ def test_a_slow_run_has_the_figures_of_a_fast_one(
 
 
 def test_a_halt_ends_the_wait() -> None:
-    class Asked:
-        snapshot_requested = False
-        looks = 0
-
+    class Asked(SimpleNamespace):
         def serve_snapshot(self) -> None:
             self.looks += 1
             if self.looks == 2:
                 halt.status = runner.Status.INTERRUPTED
 
-    halt, recorder = runner.StopSignal(), Asked()
+    halt, recorder = runner.StopSignal(), Asked(looks=0, snapshot_requested=False)
     began = monotonic()
     assert runner.delay(60.0, recorder, halt)(None)  # type: ignore[arg-type]
     assert monotonic() - began < 5 and recorder.looks == 2 and recorder.snapshot_requested

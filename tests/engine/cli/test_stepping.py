@@ -4,6 +4,7 @@ import io
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -196,34 +197,28 @@ class Screen:
         self.shown.append(console.export_text())
 
 
-class Typed:
-    def __init__(self, *keys: str) -> None:
-        self.keys = list(keys)
-
-    def read(self, seconds: float) -> str:
-        return self.keys.pop(0)
-
-
 def live(
-    session: Any, inspector: Inspector, screen: Any, keys: Any, stopped: bool = False
+    session: Any, inspector: Inspector, screen: Any, typed: list[str], stopped: bool = False
 ) -> LiveStepper:
+    """A stepper that reads the keys in `typed`."""
+    keys: Any = SimpleNamespace(read=lambda seconds: typed.pop(0))
     view: Any = {"view": screen, "keys": keys, "stopped": lambda: stopped}
     return LiveStepper(program=session.program, inspector=inspector, **view)
 
 
 def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "verify")
-    screen, keys = Screen(session, recorder), Typed("1", "4", "down", "tab", "3", "enter")
-    stepper = live(session, inspector, screen, keys)
-    assert stepper(run) and not keys.keys
+    screen, typed = Screen(session, recorder), ["1", "4", "down", "tab", "3", "enter"]
+    stepper = live(session, inspector, screen, typed)
+    assert stepper(run) and not typed
     picture, board, rows, lower, again, tree = screen.shown
     assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
     assert "=> schedule" in board and "committed" in board
     assert "of its own" in rows and "own" in rows and "[4 rows]" in rows
     assert rows != lower or "lines 1-" in lower
     assert again.splitlines()[1:] == picture.splitlines()[1:] and "root at position" in tree
-    keys.keys = ["q"]
+    typed[:] = ["q"]
     assert not stepper(run)
-    keys.keys = ["c"]
+    typed[:] = ["c"]
     assert stepper(run) and stepper.free and stepper(run)
-    assert live(session, inspector, screen, Typed(), stopped=True)(run), "no key is waited for"
+    assert live(session, inspector, screen, [], stopped=True)(run), "no key is waited for"

@@ -1,8 +1,11 @@
-"""The live view: made-up pictures at both sizes, each panel, cached documents, drafts."""
+"""The live view: made-up pictures at both sizes, each panel, cached documents, drafts. A replay's
+keys, its bar, its plain lines, and keys as a terminal sends them."""
 
 import io
+import os
+import pty
 from dataclasses import replace
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,12 @@ from helpers.commands import screenshot
 from rich.cells import cell_len
 from rich.console import Console
 
+from specsot.engine.errors import Code
 from specsot.engine.record import run_view
 from specsot.engine.record.metrics import Meter
 from specsot.engine.record.recorder import Recorder
+from specsot.engine.record.replay import Replay
+from specsot.engine.record.run_folder import SavedRun
 from specsot.engine.record.run_view import (
     BRANCH,
     FREE,
@@ -34,7 +40,8 @@ from specsot.engine.record.run_view import (
 )
 from specsot.engine.view import panels
 from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
-from specsot.engine.view.tui import FRAMES, LiveView
+from specsot.engine.view.lines import replay_lines
+from specsot.engine.view.tui import FRAMES, Keys, LiveView, Player, play
 from specsot.engineshell import usable
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
@@ -374,3 +381,95 @@ def test_a_large_terminal_has_drafts_trace_and_requests_at_once() -> None:
     text = "\n".join(screen(160, 50, replace(picture(), requests=tuple(requests(5))), 5))
     for wanted in ("drafts", "trace · ms", "requests · parts", "sequence", "Question 4?"):
         assert wanted in text, wanted
+
+
+# -- the player ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def replay(shell: Any) -> Replay:
+    assert shell.run(max_new_tokens=8) == Code.OK
+    return Replay(SavedRun(shell.latest))
+
+
+def test_forwards_back_and_at_any_speed(replay: Replay) -> None:
+    player, last = Player(replay), len(replay) - 1
+    assert player.playing and player.frame == 0
+    half = (replay.times[-1] - replay.times[0]) / 2e9
+    player.pass_time(half)
+    middle = player.frame
+    assert 0 < middle < last and replay.times[middle] <= player.at < replay.times[middle + 1]
+    assert player.press("right") and player.frame == middle + 1 and not player.playing
+    player.pass_time(9.0)
+    assert player.frame == middle + 1, "it pauses"
+    player.press("left")
+    assert player.frame == middle
+    for key, wanted in (("home", 0), ("left", 0), ("end", last), ("l", last)):
+        player.press(key)
+        assert player.frame == wanted, key
+    player.press(" ")
+    assert player.playing and player.frame == 0, "from the end it begins anew"
+    player.press("down")
+    assert player.speed == 0.5
+    player.pass_time(half)
+    assert player.at == pytest.approx(replay.times[0] + half * 0.5e9)
+    player.pass_time(1e6)
+    assert player.frame == last and not player.playing
+    assert not player.press("q")
+
+
+def test_from_round_to_round_and_the_bar_says_where_in_any_width(replay: Replay) -> None:
+    player, seen = Player(replay), []
+    for _ in range(4):
+        player.press("page down")
+        seen.append(replay.snapshot(player.frame).meter.forwards)
+    assert seen == [1, 2, 3, 4]
+    player.press("page up")
+    assert replay.snapshot(player.frame).meter.forwards == 3
+    player = Player(replay)
+    for width in (20, 40, 80, 160):
+        assert player.bar(width).cell_len <= width
+    bar = player.bar(160).plain
+    assert f"step 1/{len(replay)}" in bar and " 1x " in bar and "q quit" in bar
+
+
+def test_it_is_played_until_a_key_or_by_itself_to_its_end(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    console = Console(file=out, **TERMINAL, width=90, height=24)
+    player, keys = Player(replay), Keys()
+    keys.available = True
+    typed = ["end", "left", "", "q"]
+    monkeypatch.setattr(keys, "read", lambda seconds: typed.pop(0))
+    play(player, console, keys)
+    assert player.frame == len(replay) - 2 and f"step {len(replay) - 1}/" in out.getvalue()
+    player = Player(replay, speed=1000)
+    began = monotonic()
+    play(player, console, Keys(io.StringIO()))
+    assert player.frame == len(replay) - 1 and monotonic() - began < 5
+
+
+def test_plain_lines_tell_every_round(replay: Replay) -> None:
+    lines = list(replay_lines(replay))
+    assert lines[:2] == ["bim_eagle · bim · eagle3 · target", "? [1] How do bees make honey?"]
+    rounds = replay.snapshot(len(replay) - 1).meter
+    heads = [line for line in lines if line.lstrip().startswith("round ")]
+    assert sum(int(line.split("+")[1].split()[0]) for line in heads) == rounds.tokens
+    text = "\n".join(lines)
+    assert "verify → schedule" in text and "✓" in text and "✗" in text
+    assert max(map(len, lines)) <= 120
+
+
+def test_keys_of_a_terminal() -> None:
+    outer, inner = pty.openpty()
+    with open(inner, encoding="utf-8") as stream, Keys(stream) as keys:
+        assert keys.available and keys.read(0.0) == ""
+        os.write(outer, b"\x1b[C\x1b[5~ q\x1bOA\x1b[99~")
+        found = [keys.read(1.0) for _ in range(5)]
+        assert found == ["right", "page up", " ", "q", "up"]
+        assert keys.read(0.1) == "\x1b" and keys.read(0.0) == ""
+    assert not keys.available
+    os.close(outer)
+    with Keys(io.StringIO("q")) as keys:
+        assert not keys.available and keys.read(0.01) == ""

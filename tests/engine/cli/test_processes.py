@@ -1,0 +1,215 @@
+"""Streams that are closed or full, no room for a run folder, and signals while the program starts:
+the answer first, files second, one line and the exit code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from helpers.fuzz import MAKERS, try_graphs, try_inputs
+from helpers.fuzz_streams import ANSWER, run_cases, stream_cases
+from helpers.support import SEED
+
+from specsot.engine import signals
+from specsot.engine.cli import main as cli
+from specsot.engine.errors import Code, code_of
+from specsot.engine.signals import Terminated
+
+PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
+RUN = ["run", "autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
+NOWHERE = "/proc/nowhere"
+
+
+def specsot(
+    streams: str, folder: Path, *more: str, words: Sequence[str] = RUN
+) -> subprocess.CompletedProcess[str]:
+    shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *PROGRAM, *words, *more]
+    return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    done = specsot("", tmp_path_factory.mktemp("good"))
+    assert done.returncode == Code.OK and "run folder runs/" in done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("streams", [">/dev/full", ">&-"])
+def test_an_answer_that_stdout_does_not_take_is_kept(
+    streams: str, tmp_path: Path, answer: str
+) -> None:
+    done = specsot(streams, tmp_path)
+    assert done.returncode == Code.FAILED and "fault of" not in done.stderr
+    reason = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}[streams]
+    assert f"specsot: standard output: {reason}; the answer is in runs/" in done.stderr
+    kept = json.loads((tmp_path / "runs" / "latest" / "outputs.jsonl").read_text())
+    assert kept["text"] == answer.rstrip("\n") and "outputs.jsonl\n" in done.stderr
+
+
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-"])
+def test_without_stderr_the_answer_is_the_same(streams: str, tmp_path: Path, answer: str) -> None:
+    done = specsot(streams, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (Code.OK, answer, "")
+
+
+def test_without_a_folder_the_answer_is_the_same(tmp_path: Path, answer: str) -> None:
+    done = specsot("", tmp_path, "--runs-dir", NOWHERE)
+    assert done.returncode == Code.FAILED and done.stdout == answer
+    assert f"specsot: {NOWHERE}: no run folder can be made there: " in done.stderr
+    assert "fault of" not in done.stderr
+    done = specsot(">/dev/full </dev/null", tmp_path, "--runs-dir", NOWHERE)
+    assert done.returncode == Code.FAILED and "the answer follows here\n" + answer in done.stderr
+
+
+def test_with_nothing_open_a_run_only_fails(tmp_path: Path) -> None:
+    assert specsot("<&- >&- 2>&-", tmp_path).returncode == Code.FAILED
+    found = [*(tmp_path / "runs" / "latest").iterdir()]
+    assert len(found) == 6 and all(file.stat().st_size for file in found)
+
+
+def test_a_list_and_problems_that_a_stream_does_not_take(tmp_path: Path) -> None:
+    done = specsot(">/dev/full", tmp_path, words=["list"])
+    assert done.returncode == Code.FAILED and "fault of" not in done.stderr
+    assert "standard output: No space left on device" in done.stderr
+    for streams in ("2>/dev/full", "2>&-", ">&- 2>/dev/full"):
+        done = specsot(streams, tmp_path, words=["check", "bim_eagel"])
+        assert done.returncode == Code.GRAPH
+
+
+def test_ctrl_c_before_a_command_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(names: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run"])
+    assert ended.value.code == Code.INTERRUPTED
+    assert capsys.readouterr().err == "specsot: interrupted\n"
+
+
+def test_a_signal_while_the_program_closes_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(one) for one in both]
+    try:
+        with pytest.raises(SystemExit):
+            cli.main(["--version"])
+        assert [signal.getsignal(one) for one in both] == before, "in somebody else's program"
+        monkeypatch.setattr(sys, "argv", ["specsot", "--version"])
+        with pytest.raises(SystemExit):
+            cli.main()
+        assert {signal.getsignal(one) for one in both} == {signal.SIG_IGN}
+    finally:
+        for one, handler in zip(both, before, strict=True):
+            signal.signal(one, handler)
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+START = """
+import os, signal, sys
+from specsot.engine.cli.start import main
+name, numbers = sys.argv[1], sys.argv[2].split(",")
+
+class Finder:
+    def find_spec(self, found, path=None, target=None):
+        while found == name and numbers:
+            os.kill(os.getpid(), int(numbers.pop(0)))
+
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = sys.argv[3:]
+main()
+"""
+WORDS = ["run", "autoregressive", "Why?", "--max-new-tokens", "1", "--no-tui"]
+SAID = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
+
+
+def start(
+    folder: Path, words: list[str], module: str, *sent: signal.Signals, ignoring: bool = False
+) -> tuple[int, str]:
+    """(code, stderr) of a command which gets these signals when this module is looked for."""
+    numbers = ",".join(str(int(number)) for number in sent)
+    done = subprocess.run(
+        [*(["nohup"] if ignoring else []), sys.executable, "-c", START, module, numbers, *words],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        # A shell's background job is born with Ctrl-C ignored, and so would be all that it starts.
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_IGN if ignoring else signal.SIG_DFL
+        ),
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("number", SAID)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "typer.core",  # before there is a command line
+        "specsot.engine.prepare.job",  # within a command, before it could deal with it
+        "numpy._typing._dtype_like",  # within torch's own import of numpy, which swallows errors
+    ],
+)
+def test_an_import_that_is_interrupted_is_one_line(
+    module: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    code, word = SAID[number]
+    assert start(tmp_path, WORDS, module, number) == (code, f"specsot: {word}\n")
+    assert not any(tmp_path.iterdir())
+
+
+def test_twice_in_one_import_is_the_end_of_it(tmp_path: Path) -> None:
+    twice = start(tmp_path, WORDS, "torch.version", signal.SIGINT, signal.SIGINT)
+    assert twice == (Code.INTERRUPTED, "specsot: interrupted\n")
+
+
+def test_who_ignores_it_goes_on_ignoring_it(tmp_path: Path) -> None:
+    code, said = start(tmp_path, ["list"], "typer.core", signal.SIGINT, ignoring=True)
+    assert code == Code.OK and "interrupted" not in said
+
+
+def test_a_signal_during_an_import_is_raised_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nwhole = True\n"
+    (tmp_path / "halved.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    kept = {one: signal.getsignal(one) for one in (*signals.NAMES, signal.SIGALRM)}
+    left = signal.getitimer(signal.ITIMER_REAL)
+    try:
+        signals.raise_them()
+        with pytest.raises(Terminated) as ended:
+            import halved  # type: ignore[import-not-found]
+
+            signal.pause()
+        assert halved.whole and code_of(ended.value) is Code.TERMINATED
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *left)
+        for one, handler in kept.items():
+            signal.signal(one, handler)
+
+
+# -- a few of the odd graphs, inputs and streams that tests/full tries by hundreds -----------------
+
+
+def test_a_few_odd_graphs_and_an_odd_input_of_each_kind(here: Path) -> None:
+    for attempt, count in ((try_graphs, 6), (try_inputs, len(MAKERS))):
+        tally = attempt(range(1000, 1000 + count), SEED)
+        assert not tally.faults and tally.ended.total() == count
+
+
+def test_a_few_odd_streams(here: Path) -> None:
+    draw = Random(SEED)
+    cases = draw.sample([one for one in stream_cases(draw) if one.words[:6] == ANSWER], 3)
+    codes, faults = run_cases(cases, here)
+    assert not faults and len(codes) == 3
