@@ -235,10 +235,10 @@ def simulate(
         share = f"{100 * fitted.error:.0f} % off in the mean"
         complain(f"{costs}: costs of steps, from {fitted.steps} of them, {share}")
         return
+    texts = {"prompt": prompt, "answer": answer, "outline": outline, "parts": parts}
+    ranges = {name: _numbers(f"--{name}", text) for name, text in texts.items()}
     stems, tokens = _numbers("--shared", shared, "x")
-    parts_of = _numbers("--parts", parts)
-    ranges = (_numbers("--prompt", prompt), _numbers("--answer", answer))
-    work = Workload(*ranges, _numbers("--outline", outline), parts_of, stems, tokens)
+    work = Workload(**ranges, stems=stems, shared=tokens)
     cost = StepCost() if costs is None else StepCost.load(costs)
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]

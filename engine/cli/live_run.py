@@ -79,7 +79,7 @@ def _watched(
     halts: Any = {}
     if options.step or options.breaks:
         live = live and sys.stdin.isatty()
-        halts = {"program": job.program, "inspector": Inspector(recorder, run)}
+        halts["inspector"] = Inspector(job.program, recorder, run)
         halts["breaks"] = frozenset(options.breaks)
     if live:
         graph = job.program.graph.model_dump(by_alias=True)

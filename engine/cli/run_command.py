@@ -2,7 +2,7 @@
 
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from typer import Exit
 
@@ -11,7 +11,7 @@ from ..prepare.job import prepare, redact
 from ..prepare.options import OPTIONS, RunOptions
 from ..prepare.repeat import differences
 from ..record.run_folder import RunFolder, write_whole
-from ..shell import complain, ended
+from ..shell import complain, ended, working
 from .options import takes
 
 FILE = "traceback.txt"
@@ -32,12 +32,9 @@ def run_command(options: RunOptions) -> int:
     try:
         job = prepare(options)
         with ExitStack() as stack:
-            with ExitStack() as loading:
-                if not options.quiet and sys.stderr.isatty():
-                    from ..shell import working
-
-                    text = f"loading {job.options.model} for {job.program.graph.name} ..."
-                    loading.enter_context(working(text))
+            text = f"loading {job.options.model} for {job.program.graph.name} ..."
+            is_seen = not options.quiet and sys.stderr.isatty()
+            with working(text) if is_seen else nullcontext():
                 # Imported late: errors in a graph are reported before torch is imported (seconds).
                 from ..models import notes_of
                 from ..run.session import load, recorded

@@ -91,11 +91,11 @@ def read_file(file: Path) -> Prompts:
     unused: set[str] = set()
     for number, line in lines:
         place = f"{file}:{number}"
-        prompt = Prompt(str(number), line.strip())
-        fields = json_object(line, place, TEXT_KEYS) if _is_jsonl(file) else {}
+        fields = {"prompt": line.strip()}
+        if _is_jsonl(file):
+            fields = json_object(line, place, TEXT_KEYS)
         with _at(place):
-            if _is_jsonl(file):
-                prompt = _prompt(fields, number)
+            prompt = _prompt(fields, number)
             if (same := numbers.setdefault(prompt.key, number)) != number:
                 raise UsageError(f"id {prompt.key!r} is that of line {same} too")
             check_question(prompt.text)

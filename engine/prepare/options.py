@@ -133,7 +133,6 @@ def flag_of(name: str) -> str:
     return (*OPTIONS[name].flags, f"--{name.replace('_', '-')}")[0]
 
 
-API_KEY = "Who knows it may ask; may be repeated."
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 

@@ -69,7 +69,8 @@ class ForwardView(NamedTuple):
 class Inspector:
     """Reads a halted run; listens to its recorder. forward: the last one, None before it."""
 
-    def __init__(self, recorder: Recorder, run: Run) -> None:
+    def __init__(self, program: Program, recorder: Recorder, run: Run) -> None:
+        self.program = program
         self.recorder = recorder
         self.run = run
         self._texts = TokenTexts(recorder.decode)
@@ -83,10 +84,10 @@ class Inspector:
             self.forward = self._read(event.state, board)
             self.recorder.exclude(perf_counter_ns() - start)
 
-    def pages(self, program: Program, width: int) -> dict[str, Page]:
+    def pages(self, width: int) -> dict[str, Page]:
         """Blackboard, texts, trees, and rows with their positions and visible slots."""
         self.recorder.take_snapshot()
-        lines = printable(picture(program, self.run), "\n").split("\n")
+        lines = printable(picture(self.program, self.run), "\n").split("\n")
         board = (Text(line, no_wrap=True) for line in lines)
         texts = (board, self._text_lines(width), self._tree_lines(width))
         pages = map(list, (*texts, _row_lines(self.forward, width)))
@@ -286,7 +287,6 @@ class Stepper:
     """The pause of a stepped run: it halts before each transition, or before those out of `breaks`.
     free: the run continues to the next of these states, or to its end if there are none."""
 
-    program: Program
     inspector: Inspector
     breaks: frozenset[str] = frozenset()
     free: bool = field(init=False)
@@ -312,14 +312,14 @@ class PlainStepper(Stepper):
     out: Callable[[str], None]
 
     def halt(self, run: Run) -> bool:
-        self.out(picture(self.program, run) + "\n")
+        self.out(picture(self.inspector.program, run) + "\n")
         end = "the next halt" if self.breaks else "the end"
         while True:
             self.out(f"[Enter] one step, [c] to {end}, [q] quit > ")
             line = self.source.readline()
             answer = line.strip().lower()
             if answer in PAGES:
-                page = self.inspector.pages(self.program, PLAIN_WIDTH)[answer]
+                page = self.inspector.pages(PLAIN_WIDTH)[answer]
                 self.out("".join(f"{text.plain.rstrip()}\n" for text in page))
             elif not line or answer in ("", "c", "q"):
                 self.free = not line or answer == "c"
@@ -347,8 +347,8 @@ class LiveStepper(Stepper):
         self.view.paint = self.paint
 
     def halt(self, run: Run) -> bool:
-        self.pages = self.inspector.pages(self.program, self.view.console.size.width - 4)
-        ways = open_ways(self.program, run)
+        self.pages = self.inspector.pages(self.view.console.size.width - 4)
+        ways = open_ways(self.inspector.program, run)
         target = next((name for name, _, is_open in ways if is_open), "?")
         self.where = f"step {run.steps} {run.state} → {target}"
         self.first = 0

@@ -192,7 +192,8 @@ def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
     for name in (".half", "a\0b"):
         with pytest.raises(ModelError):
             find_model(name)
-    (models.folder / "kept").write_text("a file")
+    shutil.rmtree("kept", ignore_errors=True)
+    Path("kept").write_text("a file")
     with pytest.raises(UsageError, match=r"no models can be kept there.*SPECSOT_CACHE"):
         find_model(str(tiny_gguf))
     assert models("list") == 0

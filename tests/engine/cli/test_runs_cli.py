@@ -15,7 +15,7 @@ from helpers.commands import CommandLine
 from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.record.run_folder import find_run, saved_runs
-from specsot.engine.run import runner
+from specsot.engine.run.core import Status, StopSignal, delay
 
 
 @pytest.fixture
@@ -206,9 +206,9 @@ def test_a_halt_ends_the_wait() -> None:
         def serve_snapshot(self) -> None:
             self.looks += 1
             if self.looks == 2:
-                halt.status = runner.Status.INTERRUPTED
+                halt.status = Status.INTERRUPTED
 
-    halt, recorder = runner.StopSignal(), Asked(looks=0, snapshot_requested=False)
+    halt, recorder = StopSignal(), Asked(looks=0, snapshot_requested=False)
     began = monotonic()
-    assert runner.delay(60.0, recorder, halt)(None)  # type: ignore[arg-type]
+    assert delay(60.0, recorder, halt)(None)  # type: ignore[arg-type]
     assert monotonic() - began < 5 and recorder.looks == 2 and recorder.snapshot_requested

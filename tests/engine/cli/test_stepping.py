@@ -90,9 +90,9 @@ def test_the_picture_shows_keys_and_shapes(session: Any) -> None:
 
 def test_a_pause_can_stop_a_run(session: Any) -> None:
     run, recorder = started(session)
-    ends: Any = {"source": io.StringIO("\nq\n"), "out": lambda text: None}
-    inspector = Inspector(recorder, run)
-    stepper = PlainStepper(program=session.program, inspector=inspector, **ends)
+    inspector = Inspector(session.program, recorder, run)
+    source = io.StringIO("\nq\n")
+    stepper = PlainStepper(inspector=inspector, source=source, out=lambda text: None)
     assert drive(run, recorder, max_rounds=9, pause=stepper) is Status.INTERRUPTED
     assert run.steps == 1
     assert drive(run, recorder, max_rounds=1) is Status.LIMIT
@@ -137,7 +137,7 @@ def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 def halted_in(session: Any, state: str) -> tuple[Any, Recorder, Inspector]:
     run, recorder = started(session)
-    inspector = Inspector(recorder, run)
+    inspector = Inspector(session.program, recorder, run)
     while recorder.meter.visits[state] < 2:
         run.advance()
     return run, recorder, inspector
@@ -197,19 +197,16 @@ class Screen:
         self.shown.append(console.export_text())
 
 
-def live(
-    session: Any, inspector: Inspector, screen: Any, typed: list[str], stopped: bool = False
-) -> LiveStepper:
+def live(inspector: Inspector, view: Any, typed: list[str], stopped: bool = False) -> LiveStepper:
     """A stepper that reads the keys in `typed`."""
     keys: Any = SimpleNamespace(read=lambda seconds: typed.pop(0))
-    view: Any = {"view": screen, "keys": keys, "stopped": lambda: stopped}
-    return LiveStepper(program=session.program, inspector=inspector, **view)
+    return LiveStepper(inspector=inspector, view=view, keys=keys, stopped=lambda: stopped)
 
 
 def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     run, recorder, inspector = halted_in(session, "verify")
     screen, typed = Screen(session, recorder), ["1", "4", "down", "tab", "3", "enter"]
-    stepper = live(session, inspector, screen, typed)
+    stepper = live(inspector, screen, typed)
     assert stepper(run) and not typed
     picture, board, rows, lower, again, tree = screen.shown
     assert "drafts" in picture and "‖" in picture and "[0 picture]" in picture
@@ -221,4 +218,4 @@ def test_keys_turn_pages_inside_the_view(session: Any) -> None:
     assert not stepper(run)
     typed[:] = ["c"]
     assert stepper(run) and stepper.free and stepper(run)
-    assert live(session, inspector, screen, [], stopped=True)(run), "no key is waited for"
+    assert live(inspector, screen, [], stopped=True)(run), "no key is waited for"

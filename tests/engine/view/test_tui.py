@@ -38,11 +38,11 @@ from specsot.engine.record.run_view import (
     draft_tree,
     slot_codes,
 )
+from specsot.engine.shell import usable
 from specsot.engine.view import panels
 from specsot.engine.view.drafts import DRAFT_MARKS, drafts_legend, drafts_text, tree_lines
 from specsot.engine.view.lines import replay_lines
 from specsot.engine.view.tui import FRAMES, Keys, LiveView, Player, play
-from specsot.engineshell import usable
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
 from specsot.states.blend import Reused
