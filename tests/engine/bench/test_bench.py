@@ -213,6 +213,8 @@ def test_speedups_are_medians_of_ratios_within_rounds() -> None:
     assert (found.low, found.high) == (2, 4)
     whole = FIGURES["speedup_ttlt"].measure(mine, theirs, [0, 1, 2])
     assert whole is not None and whole.value == pytest.approx(220 / 60)
+    by_prompt = FIGURES["speedup_by_prompt"].measure(mine, theirs, [0, 1, 2])
+    assert by_prompt == pytest.approx((405 / 21 / (105 / 11), 110 / 60, 220 / 60))
     shorter = FIGURES["length_ratio"].measure(mine, theirs, [0, 1, 2])
     assert shorter is not None and shorter.low == pytest.approx(11 / 21)
 
