@@ -37,13 +37,12 @@ def drafts_text(
     trees = without_outlines(trees, {branch.request for branch in branches if branch.index >= 0})
     if not trees:
         return Text("no drafts so far", style="dim")
-    views = {(b.request, "outline" if b.index < 0 else str(b.index + 1)): b for b in branches}
-    order = {name: at for at, name in enumerate(views)}
-    live = {name for name, branch in views.items() if branch.stage == "running"}
+    names = [(b.request, "outline" if b.index < 0 else str(b.index + 1)) for b in branches]
+    live = {name for name, b in zip(names, branches, strict=True) if b.stage == "running"}
 
     def rank(tree: DraftTree) -> tuple[bool, int, int]:
         name = (tree.request, tree.name)
-        return name not in live, order.get(name, len(order)), -tree.round
+        return name not in live, [*names, name].index(name), -tree.round
 
     ranked = sorted(trees, key=rank)
     columns = min(max(width // MIN_TREE_WIDTH, 1), len(ranked))

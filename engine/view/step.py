@@ -29,7 +29,7 @@ from .tui import Keys, LiveView, column, frame, panel, with_bar
 
 Visible = npt.NDArray[np.bool_]
 Page = list[Text]
-PAGES = ("board", "text", "tree", "rows")
+PAGES = ("picture", "board", "text", "tree", "rows")  # the first is the live view itself
 # of the slots of a cell, the share that a row attends to
 ALL = "█"
 SOME = "▒"
@@ -89,7 +89,7 @@ class Inspector:
         self.recorder.take_snapshot()
         lines = printable(picture(self.program, self.run), "\n").split("\n")
         board = (Text(line, no_wrap=True) for line in lines)
-        texts = (board, self._text_lines(width), self._tree_lines(width))
+        texts = ((), board, self._text_lines(width), self._tree_lines(width))
         pages = map(list, (*texts, _row_lines(self.forward, width)))
         return dict(zip(PAGES, pages, strict=True))
 
@@ -365,14 +365,14 @@ class LiveStepper(Stepper):
             self.where = ""
 
     def _turn(self, key: str) -> None:
-        count = len(PAGES) + 1
+        count = len(PAGES)
         if key.isdigit() and int(key) < count:
             self.page = int(key)
             self.first = 0
         elif key in ("tab", "right", "left"):
             self.page = (self.page + (-1 if key == "left" else 1)) % count
             self.first = 0
-        lines = len(self.pages[PAGES[self.page - 1]]) if self.page else 1
+        lines = max(len(self.pages[PAGES[self.page]]), 1)
         steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}
         line = {"home": 0, "end": lines - 1}.get(key, self.first + steps.get(key, 0))
         self.first = min(max(line, 0), lines - 1)
@@ -386,7 +386,7 @@ class LiveStepper(Stepper):
         return with_bar(body, self._bar(width), height)
 
     def _panel(self, width: int, height: int) -> Panel:
-        name = PAGES[self.page - 1]
+        name = PAGES[self.page]
         page = self.pages[name]
         visible = max(height - 3, 1)
         first = min(self.first, max(len(page) - visible, 0))
@@ -401,13 +401,13 @@ class LiveStepper(Stepper):
             return Text(" ▶  running", style="dim", no_wrap=True)
         text = Text.assemble((" ‖ ", LIT), (f" {self.where}", "bold"), no_wrap=True)
         more = "c next halt" if self.breaks else "c to the end"
-        names = [f"{at} {name}" for at, name in enumerate(("picture", *PAGES))]
+        names = [f"{at} {name}" for at, name in enumerate(PAGES)]
         names[self.page] = f"[{names[self.page]}]"
         listed = " ".join(names)
         choices = (
             f"Enter step · {more} · {listed} · ↑↓ lines · q quit",
             f"Enter · c · {listed} · q",
-            f"Enter · {more} · 0-{len(PAGES)} pages · ↑↓ · q",
+            f"Enter · {more} · 0-{len(PAGES) - 1} pages · ↑↓ · q",
         )
         words = next((w for w in choices if text.cell_len + len(w) + 3 <= width), choices[-1])
         text.append(f" · {words}", style="dim")
