@@ -8,7 +8,6 @@ cut to the remaining rows. (The original code aligns the rows at the sequence's 
 rows see later ones: the mask `bottom_right`.)
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -147,42 +146,41 @@ class Blender(LayerHook):
         rows: list[Tensor] = []
         queries: list[Tensor] = []
         valid: list[Tensor] = []
+        groups: list[AttentionGroup] = []
+        first = 0
         here_M = torch.arange(len(keep_M), device=keep_M.device)
         for group, query_GV in zip(self.attention.groups, live.query_GW, strict=True):
             row_GV = group.of_rows(here_M).gather(1, query_GV)
             keep_GV = keep_M[row_GV]
             width = self.blend.width(group.host_rows_Gq, check)
             order_GW = keep_GV.to(torch.int8).argsort(dim=1, stable=True)[:, -width:]
+            query_GW = query_GV.gather(1, order_GW)
             rows.append(row_GV.gather(1, order_GW).flatten())
-            queries.append(query_GV.gather(1, order_GW))
+            queries.append(query_GW)
             valid.append(keep_GV.gather(1, order_GW).flatten())
+            groups.append(self._narrowed(group, query_GW, first))
+            first += query_GW.numel()
         row_N = torch.cat(rows)
         valid_N = torch.cat(valid)
         here_N = torch.arange(len(row_N), device=row_N.device).where(valid_N, len(row_N))
         at_M = torch.full_like(live.at_M, len(row_N)).scatter(0, row_N, here_N)
-        self.inputs = self._inputs(row_N, valid_N, queries)
+        slots_N = self.slots_N[row_N].where(valid_N, self.kv.scratch)
+        attention = replace(self.attention, groups=tuple(groups))
+        self.inputs = self.model.attention_inputs(self.positions_N[row_N], slots_N, attention)
         self.live = LiveRows(row_N, tuple(queries), at_M, count, False)
         return live.at_M[row_N].clamp(max=len(live.row_N) - 1)
 
-    def _inputs(
-        self, row_N: Tensor, valid_N: Tensor, queries: Sequence[Tensor]
-    ) -> dict[bool, AttentionInputs]:
-        groups: list[AttentionGroup] = []
-        first = 0
-        for group, query_GW in zip(self.attention.groups, queries, strict=True):
-            mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
-            if self.blend.settings.mask == "bottom_right":
-                # row i of n sees all that the last row sees, up to n-1-i positions before it
-                back_W1 = torch.arange(1 - query_GW.shape[1], 1, device=row_N.device)[:, None]
-                limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
-                mask_GWK = group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
-            rows_GW = torch.arange(first, first + query_GW.numel(), device=row_N.device)
-            first = first + query_GW.numel()
-            group_rows = None if len(queries) == 1 else rows_GW.view(query_GW.shape)
-            groups.append(replace(group, rows_Gq=group_rows, mask_GqK=mask_GWK))
-        slots_N = self.slots_N[row_N].where(valid_N, self.kv.scratch)
-        attention = replace(self.attention, groups=tuple(groups))
-        return self.model.attention_inputs(self.positions_N[row_N], slots_N, attention)
+    def _narrowed(self, group: AttentionGroup, query_GW: Tensor, first: int) -> AttentionGroup:
+        """Some q rows of a group, the live rows from `first` on."""
+        mask_GWK = group.mask_GqK.take_along_dim(query_GW[..., None], 1)
+        if self.blend.settings.mask == "bottom_right":
+            # row i of n sees all that the last row sees, up to n-1-i positions before it
+            back_W1 = torch.arange(1 - query_GW.shape[1], 1, device=query_GW.device)[:, None]
+            limit_1W1 = self.positions_BQ[:, -1:, None] + back_W1
+            mask_GWK = group.mask_GqK[:, -1:] & (group.positions_GK[:, None] <= limit_1W1)
+        rows_N = torch.arange(first, first + query_GW.numel(), device=query_GW.device)
+        rows_GW = None if len(self.attention.groups) == 1 else rows_N.view(query_GW.shape)
+        return replace(group, rows_Gq=rows_GW, mask_GqK=mask_GWK)
 
     def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""

@@ -221,12 +221,6 @@ class Int4(NamedTuple):
         return partial(coded_rows, ATEN._weight_int4pack_mm_for_cpu.default, arguments)
 
 
-def coded(weight_OI: Tensor, kind: str, head: bool) -> Int8 | Int4:
-    """A matrix in codes, which do not depend on matrices that it is joined with."""
-    codes: type[Int8 | Int4] = Int8 if kind == INT8 or head else Int4
-    return codes.of(weight_OI.detach().float())
-
-
 def check_widths(path: Path, kind: str, model: nn.Module) -> None:
     """Raise ModelError where a row cannot be cut into groups."""
     for name, layer in layers_of(model):
@@ -244,7 +238,8 @@ def quantise_(model: nn.Module, kind: str) -> dict[str, Int8 | Int4]:
         return codes
     with torch.no_grad():
         for name, layer in layers_of(model):
-            codes[name] = coded(layer.weight, kind, _is_head(name))
+            form: type[Int8 | Int4] = Int8 if kind == INT8 or _is_head(name) else Int4
+            codes[name] = form.of(layer.weight.float())
             plain = codes[name].plain().to(layer.weight.dtype)
             replace_(layer, "weight", nn.Parameter(plain, requires_grad=False))
     return codes

@@ -132,41 +132,29 @@ class ChatCoder:
 
     def prompt(self, conversation: Conversation) -> list[int]:
         """The ids up to the start of the next answer."""
-        return [i for _, ids in self._cut(conversation, generation=True) for i in ids]
+        return [i for _, ids, _ in self._parts(conversation, generation=True) for i in ids]
 
     def samples(self, conversation: Conversation) -> Iterator[Tokens]:
         """One sample, or one per answer if the format renders earlier turns differently."""
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         if not answers:
             return
-        whole = self._until(conversation, answers[-1])
+        whole = self._parts(conversation.head(answers[-1] + 1))
         prompts = {answer: self.prompt(conversation.head(answer)) for answer in answers}
         ends = [[part[0] for part in whole].index(answer) for answer in answers]
         starts = [[token for _, ids, _ in whole[:end] for token in ids] for end in ends]
         samples = [whole]
         if starts != list(prompts.values()):
             samples = [
-                [(-1, ids, False), *(p for p in self._until(conversation, i) if p[0] == i)]
+                [(-1, ids, False), *(p for p in self._parts(conversation.head(i + 1)) if p[0] == i)]
                 for i, ids in prompts.items()
             ]
         for parts in samples:
             weights = [GOLD * counts for _, ids, counts in parts for _ in ids]
             yield Tokens.linear([i for _, ids, _ in parts for i in ids], weights)
 
-    def _until(self, conversation: Conversation, last: int) -> list[Part]:
-        turns = conversation.turns[: last + 1]
-        parts: list[Part] = []
-        for turn, ids in self._cut(conversation.head(last + 1), generation=False):
-            before = turns[parts[-1][0]] if turn < 0 and parts else None
-            if before is None or before.role != "assistant":
-                parts.append((turn, ids, turn >= 0 and turns[turn].role == "assistant"))
-            else:
-                end = next((i + 1 for i, token in enumerate(ids) if token in self._stops), 0)
-                parts += [(parts[-1][0], ids[:end], before.ended), (-1, ids[end:], False)]
-        return parts
-
-    def _cut(self, conversation: Conversation, generation: bool) -> Iterator[tuple[int, list[int]]]:
-        """(turn, ids) of the turns, (-1, ids) of the format's text."""
+    def _parts(self, conversation: Conversation, generation: bool = False) -> list[Part]:
+        """The turns and the format's text between them; what ends an answer's turn is its part."""
         turns = conversation.turns
         marked = [{"role": turn.role, "content": f"Turn{i}Mark"} for i, turn in enumerate(turns)]
         options = {"add_generation_prompt": generation, **NO_THINKING}
@@ -179,18 +167,23 @@ class ChatCoder:
         if [int(number) for number in pieces[1::2]] != list(range(len(turns))):
             message = "the target's chat format drops or moves a turn"
             raise UsageError(f"{conversation.place}: {message}")
-        for index, piece in enumerate(pieces):
-            turn = turns[int(piece)] if index % 2 else None
-            if turn is not None and turn.ids is not None:
-                yield int(piece), list(turn.ids)
-                continue
-            ids = self._tokenizer.encode(
-                piece if turn is None else turn.text,
-                add_special_tokens=False,
-                verbose=False,
-                split_special_tokens=turn is not None,
-            )
-            yield -1 if turn is None else int(piece), list(ids)
+        first, *others = (self._encode(piece) for piece in pieces[::2])
+        parts = [(-1, first, False)]
+        for number, (turn, after) in enumerate(zip(turns, others, strict=True)):
+            answers = turn.role == "assistant"
+            ids = self._encode(turn.text, split=True) if turn.ids is None else list(turn.ids)
+            parts.append((number, ids, answers))
+            end = 0
+            if answers:
+                end = next((i + 1 for i, token in enumerate(after) if token in self._stops), 0)
+                parts.append((number, after[:end], turn.ended))
+            parts.append((-1, after[end:], False))
+        return parts
+
+    def _encode(self, text: str, split: bool = False) -> list[int]:
+        """split: text that names a control token does not become one."""
+        options = {"add_special_tokens": False, "verbose": False, "split_special_tokens": split}
+        return list(self._tokenizer.encode(text, **options))
 
 
 Piece = tuple[Sequence[int], bool]

@@ -154,10 +154,9 @@ class EagleTrainer(Trainer):
 
 def drafter_sizes(settings: Eagle2Training | Eagle3Training, teacher: Teacher) -> dict[str, Any]:
     """The fields that both configurations share: the target's width and heads."""
-    target = teacher.config
-    rope = RopeConfig("default", target.rope.theta, {}, target.rope.trained)
+    rope = RopeConfig("default", teacher.config.rope.theta, {}, teacher.config.rope.trained)
     changes = {"path": settings.out / "config.json", "intermediate_size": settings.intermediate}
-    return target.sizes() | changes | {"rope": rope}
+    return teacher.config.sizes() | changes | {"rope": rope}
 
 
 class Eagle2Trainer(EagleTrainer):

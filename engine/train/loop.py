@@ -71,7 +71,9 @@ class MuonAdamW:
     def step(self, done: float) -> None:
         """One update at the learning rates for this share of the training."""
         if isinstance(self.model, PoolModel):
-            gradients = self.model.published(_gradient)
+            gradients = self.model.published(
+                lambda p: torch.zeros_like(p) if p.grad is None else p.grad
+            )
             for name, part in self.parts.items():
                 part.grad = gradients[name]
         for name, optimizer in self.optimizers.items():
@@ -87,10 +89,6 @@ class MuonAdamW:
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state[name])
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 TOKENIZER_FILES = [*VOCABULARIES, SETTINGS, TEMPLATE, "merges.txt", "added_tokens.json"]

@@ -17,35 +17,32 @@ from .settings import VanillaTraining
 from .teacher import Teacher, run_rows
 
 
-def model_config(settings: VanillaTraining, teacher: Teacher) -> Qwen3Config:
-    target = teacher.config
-    rope: dict[str, Any] = {"rope_type": target.rope.kind, "rope_theta": target.rope.theta}
-    return Qwen3Config(
-        vocab_size=target.vocab_size,
-        hidden_size=settings.hidden,
-        intermediate_size=settings.intermediate,
-        num_hidden_layers=settings.layers,
-        num_attention_heads=settings.heads,
-        num_key_value_heads=settings.heads,
-        head_dim=settings.hidden // settings.heads,
-        max_position_embeddings=target.rope.trained,
-        rms_norm_eps=target.eps,
-        tie_word_embeddings=True,
-        rope_parameters=rope | dict(target.rope.settings),
-        bos_token_id=next(iter(target.bos_ids), None),
-        eos_token_id=next(iter(teacher.stops), None),
-        pad_token_id=next(iter(target.pad_ids), None),
-    )
-
-
 class VanillaTrainer(Trainer):
     name = "vanilla"
     settings: VanillaTraining
     model: Qwen3ForCausalLM
 
     def __init__(self, settings: VanillaTraining, teacher: Teacher) -> None:
+        target = teacher.config
+        rope: dict[str, Any] = {"rope_type": target.rope.kind, "rope_theta": target.rope.theta}
+        config = Qwen3Config(
+            vocab_size=target.vocab_size,
+            hidden_size=settings.hidden,
+            intermediate_size=settings.intermediate,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.heads,
+            head_dim=settings.hidden // settings.heads,
+            max_position_embeddings=target.rope.trained,
+            rms_norm_eps=target.eps,
+            tie_word_embeddings=True,
+            rope_parameters=rope | dict(target.rope.settings),
+            bos_token_id=next(iter(target.bos_ids), None),
+            eos_token_id=next(iter(teacher.stops), None),
+            pad_token_id=next(iter(target.pad_ids), None),
+        )
         torch.manual_seed(settings.seed)
-        model: Any = Qwen3ForCausalLM(model_config(settings, teacher))
+        model: Any = Qwen3ForCausalLM(config)
         super().__init__(settings, teacher, model.to(teacher.device))
 
     def _hidden(self, batch: TrainingBatch) -> Tensor:

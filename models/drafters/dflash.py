@@ -5,9 +5,8 @@ context before it. The context has no rows in the network: its keys and values a
 the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,8 +19,7 @@ from ..linear import Linear
 from .config import DFlashConfig, Reach
 
 
-@dataclass(frozen=True, slots=True)
-class TargetEnds:
+class TargetEnds(NamedTuple):
     """What a drafter uses of its target and never trains: embed_VH and head_VH, [V, H]."""
 
     embed_VH: Tensor

@@ -3,7 +3,6 @@ layout, and GGUF files, as llama.cpp writes them, dequantised. Every tensor and 
 scaling in a GGUF file must be known: to ignore one would silently make another model."""
 
 import json
-import math
 import re
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from gguf import GGUFReader, GGUFValueType, ReaderTensor
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..config import ORIGINAL, TRAINED
+from ..config import ORIGINAL, TRAINED, RopeConfig
 from ..decoder import Decoder
 from ..drafters.config import (
     DFLASH_SECTION,
@@ -30,7 +29,8 @@ from ..drafters.config import (
 )
 from ..drafters.eagle import EMBEDDING, LM_HEAD
 from ..families import decoder_config
-from ..files import Fields, ModelError, cause_of, inside, read_fields
+from ..files import MODEL_FILES, Fields, ModelError, cause_of, inside, read_fields
+from ..layers import inverse_frequencies
 from .weights import (
     INDEX,
     KINDS,
@@ -52,7 +52,6 @@ AUTHORS_LAYOUT = {"eagle3": "safeailab", "dflash": "z-lab"}
 LAYER = "layers.0.", "midlayer."  # speculators' name, and SafeAILab's
 NOT_OF_LAYERS = ("architectures", "num_target_layers", "block_size", "is_causal", DFLASH_SECTION)
 UNSUPPORTED = (*SWITCHES, "qkv_bias", "o_bias", "mlp_bias", "qk_norm")  # in SafeAILab's layout
-OTHER_FILES = ("*.json", "*.jinja", "tokenizer*", "*.model", "*.txt")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SHARD_BYTES = 2 << 30  # bytes of one weight file, and so of memory
 MAX_ARRAY = 1 << 22
@@ -83,8 +82,8 @@ def convert_pickles(folder: Path, out: Path) -> None:
         if again := sorted(tensors.keys() & stored.keys()):
             raise ModelError(path, f"holds `{again[0]}`, and so does another file")
         tensors |= {str(name): value.clone().contiguous() for name, value in stored.items()}
-    for path in sorted({file for pattern in OTHER_FILES for file in folder.glob(pattern)}):
-        if path.is_file() and not path.name.endswith(".index.json"):
+    for path in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
+        if path.is_file() and not path.name.endswith((".index.json", ".safetensors")):
             shutil.copyfile(inside(folder, path.name), out / path.name)
     save_file(tensors, out / SINGLE, metadata={"format": "pt"})
 
@@ -328,15 +327,13 @@ def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> di
 
 def _llama3(fields: Fields, factors: Any, theta: float, head_dim: int) -> dict[str, Any]:
     """The settings behind the factors, which are published with all Llama 3 models."""
-    given_factors = np.asarray(factors, dtype=np.float64).reshape(-1)
-    factor = float(given_factors.max(initial=1.0))
-    low = 1.0
-    high = 4.0
-    original = 8192
-    waves = 2 * math.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
-    smooth = np.clip((original / waves - low) / (high - low), 0.0, 1.0)
-    expected = 1 / ((1 - smooth) / factor + smooth)
-    if given_factors.shape != expected.shape or not np.allclose(given_factors, expected, rtol=1e-3):
+    actual = torch.tensor(factors, dtype=torch.float32).flatten()
+    scaling = {"factor": max([1.0, *actual.tolist()]), "low_freq_factor": 1.0}
+    scaling |= {"high_freq_factor": 4.0, ORIGINAL: 8192}
+    plain, scaled = (
+        inverse_frequencies(RopeConfig(kind, theta, settings, 1 << 17), head_dim)[0]
+        for kind, settings in (("default", {}), ("llama3", scaling))
+    )
+    if actual.shape != plain.shape or not torch.allclose(actual, plain / scaled, rtol=1e-3):
         raise fields.wrong(f"`{LLAMA3_FREQS}` holds factors that are not Llama 3's")
-    settings = {"low_freq_factor": low, "high_freq_factor": high, ORIGINAL: original}
-    return {"rope_type": "llama3", "factor": factor, **settings}
+    return {"rope_type": "llama3", **scaling}

@@ -142,14 +142,9 @@ def change_index(draw: Random, folder: Path) -> None:
     if not single.is_file():
         return
     single.rename(folder / "a.safetensors")
-    names = ["a.safetensors"] * 4 + [
-        "../outside/" + SINGLE,
-        "/etc/passwd",
-        "",
-        ".",
-        "b.safetensors",
-    ]
-    names += [str(folder.parent / "outside" / SINGLE), "..\\outside\\model.safetensors"]
+    names = ["a.safetensors"] * 4 + ["../outside/" + SINGLE, "/etc/passwd", "", "."]
+    names += ["b.safetensors", str(folder.parent / "outside" / SINGLE)]
+    names += ["..\\outside\\model.safetensors"]
     keys = ["model.norm.weight", "fc.weight", "lm_head.weight", "x"]
     document: Any = {"weight_map": {key: draw.choice(names) for key in keys}}
     (folder / INDEX).write_text(json.dumps(document))

@@ -1,4 +1,5 @@
-"""Branches: all in one sequence, each in a row of its own, and beside running branches."""
+"""Branches: all in one sequence, and each in a row of its own; beside running ones:
+runs/test_blend_runs.py."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +14,9 @@ from torch import Tensor
 
 from specsot.models.decoder import Decoder
 from specsot.ops.attention.backends import AttentionPlan
-from specsot.ops.blend import Blend, BlendRows, ChunkKV, RowRole, join
+from specsot.ops.blend import Blend, BlendReport, BlendRows, ChunkKV, RowRole, join
 from specsot.ops.forward import TargetOutput
 from specsot.ops.layer_plan import BlendSettings, compile_layer_plan, decode_plan
-
-RATIOS = (0.0, 0.25, 1.0)
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,6 @@ class Branches:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
-
-    @property
-    def cached(self) -> Tensor:
-        """Rows with a cache entry: all but the suffixes."""
-        return (~self["is_suffix"]).nonzero().squeeze(1)
 
     def cache(self, rows: Tensor) -> ChunkKV:
         kept = rows[~self["is_suffix"][rows]]
@@ -91,11 +85,11 @@ def in_one_sequence(branches: Branches, settings: BlendSettings) -> tuple[Sequen
     return prompt, prompt.blended(rows, branches.cache(everything), settings)
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_branches_in_one_sequence(branches: Branches, ratio: float) -> None:
-    run = branches.meta["runs"][f"r{round(100 * ratio):03}"]
+@pytest.mark.parametrize(("ratio", "name"), [(0.0, "r000"), (0.25, "r025"), (1.0, "r100")])
+def test_branches_in_one_sequence(branches: Branches, ratio: float, name: str) -> None:
+    run = branches.meta["runs"][name]
     prompt, out = in_one_sequence(branches, blend(ratios=(ratio,)))
-    near(out.logits_RV[branches.meta["tips"]], branches[f"r{round(100 * ratio):03}.logits_tips"])
+    near(out.logits_RV[branches.meta["tips"]], branches[f"{name}.logits_tips"])
     assert out.blend is not None
     suffix = branches["is_suffix"].nonzero().squeeze(1).tolist()
     assert sorted(out.blend.picked[1].tolist() + suffix) == run["imp_indices"]
@@ -175,9 +169,10 @@ class Side:
 
 
 def check_against_one_sequence(
-    side: Side, index_BQ: Tensor, out: TargetOutput, one: tuple[Sequence, TargetOutput]
-) -> None:
-    prompt, expected = one
+    side: Side, found: tuple[Tensor, TargetOutput], settings: BlendSettings
+) -> tuple[BlendReport, BlendReport]:
+    prompt, expected = in_one_sequence(side.branches, settings)
+    index_BQ, out = found
     flat = index_BQ.flatten()
     for tip in side.branches.meta["tips"]:
         near(out.logits_RV[flat == tip], expected.logits_RV[tip : tip + 1])
@@ -189,6 +184,7 @@ def check_against_one_sequence(
         mine = side.kv.data[:, :, :, slots].transpose(2, 3)
         for part in (0, 1):
             near(mine[:, part], prompt.held()[part][:, index])
+    return out.blend, expected.blend
 
 
 SETTINGS = {
@@ -208,52 +204,18 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_rows_of_their_own_give_the_same(kinds: Branches, settings: BlendSettings) -> None:
-    one = in_one_sequence(kinds, settings)
     side = Side(kinds)
-    index_BQ, out = side.forward(99, settings)
-    check_against_one_sequence(side, index_BQ, out, one)
-    assert out.blend is not None and one[1].blend is not None
-    assert out.blend.reused == one[1].blend.reused == 44
+    blended, one = check_against_one_sequence(side, side.forward(99, settings), settings)
+    assert blended.reused == one.reused == 44
 
 
 def test_behind_a_prefix_that_is_in_the_pool_already(kinds: Branches) -> None:
-    settings = blend(ratios=(0.25,))
-    one = in_one_sequence(kinds, settings)
-    side = Side(kinds)
+    settings, side = blend(ratios=(0.25,)), Side(kinds)
     side.forward(side.prefix, None)
     index_BQ, out = side.forward(99, settings)
     assert (index_BQ == -1).sum() == 3
-    assert out.blend is not None and out.blend.protected == 0
-    check_against_one_sequence(side, index_BQ, out, one)
-
-
-def test_beside_a_running_branch(branches: Branches) -> None:
-    model, settings = branches.model, blend(ratios=(0.25,))
-    index = of_branch(branches, 0)
-    history, tree, prompt = 7, 3, len(index)
-    ids = torch.cat((torch.arange(40, 40 + history + tree), branches["ids"][index]))
-    positions = torch.cat((torch.arange(history + 1), torch.tensor([8, 8]), torch.arange(prompt)))
-    allow = torch.zeros(len(ids), len(ids), dtype=torch.bool)
-    allow[: history + tree, : history + tree] = True
-    allow[: history + tree, : history + tree].tril_()
-    allow[history + 2, history + 1] = False  # siblings
-    allow[history + tree :, history + tree :] = branches["allow"][index][:, index]
-    run, plan = Sequence(model, ids, positions, allow), decode_plan(model.num_layers)
-    run.forward(plan, part=slice(history))
-    alone = run.forward(plan, part=slice(history, history + tree)).logits_RV
-    own = branches.rows(index[None])
-    expected = Sequence(model, branches["ids"][index]).blended(own, branches.cache(index), settings)
-    rows = BlendRows(
-        np.pad(own.role_BQ, ((0, 0), (tree, 0)), constant_values=RowRole.SUFFIX),
-        np.pad(own.prompt_BQ + 1, ((0, 0), (tree, 0))),
-        np.pad(own.branch_BQ, ((0, 0), (tree, 0)), constant_values=9),
-        np.pad(own.chunk_BQ, ((0, 0), (tree, 0))),
-    )
-    given = Blend.of(rows, branches.cache(index), settings)
-    plan = compile_layer_plan(settings, model.num_layers)
-    out = run.forward(plan, given, part=slice(history, None))
-    near(out.logits_RV[:tree], alone)
-    near(out.logits_RV[-1], expected.logits_RV[-1])
+    blended, _ = check_against_one_sequence(side, (index_BQ, out), settings)
+    assert blended.protected == 0
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.decoders import CASES, LAYERS, LLAMA3, LONG, SHAPE, YARN, save
+from helpers.decoders import CASES, LAYERS, LLAMA3, LONG, SHAPE, save
 from helpers.sequences import Pooled, causal
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from specsot.models.config import ROPE_KINDS, ModelError
-from specsot.models.decoder import Decoder, KeyRecorder
-from specsot.models.families import decoder_config, families
+from specsot.models.decoder import KeyRecorder
+from specsot.models.families import families
 from specsot.models.layers import rotate, rotate_back
 from specsot.models.load.weights import load_target
 from specsot.ops.attention.backends import AttentionBackend, AttentionPlan
@@ -120,9 +120,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Pooled:
 IDS = torch.arange(8)
 
 
-def ask(run: Pooled, **changes: Any) -> Any:
+def asked(run: Pooled, **changes: Any) -> dict[str, Any]:
     positions = torch.arange(8)[None]
-    given: dict[str, Any] = {
+    return {
         "tokens_BQ": IDS[None],
         "positions_BQ": positions,
         "slots_BQ": positions,
@@ -131,9 +131,12 @@ def ask(run: Pooled, **changes: Any) -> Any:
         "plan": decode_plan(run.model.num_layers),
         "logit_rows_R": torch.tensor([7, 2]),
         "taps": (),
-    }
+    } | changes
+
+
+def ask(run: Pooled, **changes: Any) -> Any:
     with torch.inference_mode():
-        return run.model(**given | changes)
+        return run.model(**asked(run, **changes))
 
 
 def test_logits_only_for_the_asked_rows_in_their_order(small: Pooled) -> None:
@@ -235,16 +238,7 @@ def test_keys_and_values_are_read_where_they_lie(small: Pooled) -> None:
     for attention in (causal(8), groups_of(torch.arange(8) % 4, halves)):
         # inference mode would hide its parts
         with torch.no_grad(), Copies(small.kv.data) as copies:
-            small.model(
-                IDS[None],
-                positions % 4,
-                positions,
-                attention,
-                small.kv,
-                decode_plan(small.model.num_layers),
-                torch.arange(8),
-                (),
-            )
+            small.model(**asked(small, positions_BQ=positions % 4, attention=attention))
         assert len(copies.reads) == LAYERS
         assert all("scaled_dot_product" in name for name in copies.reads)
 
@@ -260,42 +254,22 @@ def test_a_longer_sequence_than_the_angles_allow_is_refused(tmp_path: Path) -> N
 
 # -- keys before RoPE
 
-KINDS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "linear": {"rope_type": "linear", "factor": 3.0},
-    "llama3": LLAMA3,
-    "yarn": YARN | {"attention_factor": 1.7},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
-    "longrope": LONG | {"attention_factor": 1.3},
-}
 
-
-def decoder(folder: Path, kind: str, dtype: torch.dtype) -> Decoder:
-    raw = SHAPE | {"model_type": "llama", "rope_parameters": KINDS[kind] | {"rope_theta": 500.0}}
-    (folder / "config.json").write_text(json.dumps(raw))
-    torch.manual_seed(0)
-    found = Decoder(decoder_config(folder)).to(dtype)
-    for parameter in found.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return found
-
-
-def test_every_kind_is_tried() -> None:
-    assert set(KINDS) == set(ROPE_KINDS)
+def test_every_kind_of_angles_is_tried() -> None:
+    ropes = [options.get("rope_parameters", {}) for _, options in CASES.values()]
+    assert {rope.get("rope_type", "default") for rope in ropes} == set(ROPE_KINDS)
 
 
 @pytest.mark.parametrize(
     ("dtype", "limit"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 0.03)]
 )
-@pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_keys_come_back(kind: str, dtype: torch.dtype, limit: float, tmp_path: Path) -> None:
-    model = decoder(tmp_path, kind, dtype)
+def test_keys_come_back(case: Case, dtype: torch.dtype, limit: float) -> None:
+    model = load_target(case.folder, dtype)
     positions_R = torch.tensor([0, 1, 2, 7, 30, 31])
     x_RH = torch.randn(6, model.hidden_size, dtype=dtype)
     kv = KVCache(model.num_layers, model.kv_heads, model.head_dim, 6, dtype=dtype)
-    visible = AttentionPlan.causal(6)
-    inputs = model.attention_inputs(positions_R, torch.arange(6), visible)
+    inputs = model.attention_inputs(positions_R, torch.arange(6), AttentionPlan.causal(6))
     recorder = KeyRecorder(inputs, 0)
     model.run_layers(x_RH, inputs, kv, (), recorder)
     before = torch.stack(recorder.keys)
@@ -303,15 +277,15 @@ def test_keys_come_back(kind: str, dtype: torch.dtype, limit: float, tmp_path: P
     found = model.before_rope(after, positions_R)
     assert found.dtype == dtype
     torch.testing.assert_close(found, before, rtol=limit, atol=limit)
-    moved = after[:, 1:]
-    assert (moved - before[:, 1:]).abs().max() > 0.1, "or nothing was tested"
+    assert (after - before)[:, 1:].abs().max() > 0.1, "or nothing was tested"
 
 
-def test_a_factor_on_cos_and_sin_is_divided_out(tmp_path: Path) -> None:
+def test_a_factor_on_cos_and_sin_is_divided_out() -> None:
     """The angles negated and the factor kept would leave its square."""
-    model = decoder(tmp_path, "default", torch.float64)
-    x = torch.randn(4, 2, model.head_dim, dtype=torch.float64)
+    x, angle = torch.randn(4, 2, 8, dtype=torch.float64), torch.rand(4, 1, 4, dtype=torch.float64)
     for factor in (1.0, 0.3, 2.0):
-        model.rope_scaling = factor
-        angles = model.angles(torch.arange(4))
-        torch.testing.assert_close(rotate_back(rotate(x, *angles), *angles), x)
+        cos, sin = (
+            factor * torch.cat(pair, -1)
+            for pair in ((angle.cos(), angle.cos()), (-angle.sin(), angle.sin()))
+        )
+        torch.testing.assert_close(rotate_back(rotate(x, cos, sin), cos, sin), x)

@@ -77,14 +77,20 @@ def test_a_bad_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
     assert str(caught.value).startswith(f"{file}:2") and said in str(caught.value)
 
 
-def test_a_file_that_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read: No such file"):
-        dataset.read_conversations(tmp_path / "none.jsonl", questions=True)
-    with pytest.raises(UsageError, match="no prompts in it"):
-        dataset.read_conversations(lines(tmp_path, ""), questions=True)
-    (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "caf\xe9"}\n')
-    with pytest.raises(UsageError, match=r"latin.jsonl:1: not UTF-8"):
-        dataset.read_conversations(tmp_path / "latin.jsonl", questions=True)
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\n", "no prompts in it"),
+        (b'{"prompt": "caf\xe9"}\n', "asked.jsonl:1: not UTF-8"),
+    ],
+)
+def test_a_file_that_is_no_file(data: bytes | None, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "asked.jsonl"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(UsageError, match=said):
+        dataset.read_conversations(file, questions=True)
 
 
 def test_an_unanswered_prompt_cannot_be_trained_on(tmp_path: Path) -> None:
@@ -104,18 +110,19 @@ def coder(teacher: Teacher) -> dataset.ChatCoder:
     return dataset.ChatCoder(teacher.folder, teacher.tokenizer, teacher.stops)
 
 
+def talk(*texts: str) -> dataset.Conversation:
+    roles = ("user", "assistant")
+    turns = (dataset.Turn(roles[i % 2], text) for i, text in enumerate(texts))
+    return dataset.Conversation("f:1", tuple(turns))
+
+
 def written(tokens: Tokens) -> list[int]:
     return [i for i, w in zip(tokens.ids, tokens.weights, strict=True) if w >= GOLD]
 
 
 def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
-    turns = (
-        dataset.Turn("user", "Who is <|im_end|> Ada?"),
-        dataset.Turn("assistant", "A poet."),
-        dataset.Turn("user", "More"),
-        dataset.Turn("assistant", "No <|im_end|> more."),
-    )
-    (tokens,) = coder(teacher).samples(dataset.Conversation("f:1", turns))
+    said = talk("Who is <|im_end|> Ada?", "A poet.", "More", "No <|im_end|> more.")
+    (tokens,) = coder(teacher).samples(said)
     ids, text = tokens.ids, teacher.tokenizer.decode(tokens.ids)
     assert text.strip() == (
         "<|im_start|>user\nWho is <|im_end|> Ada?<|im_end|>\n<|im_start|>assistant\nA poet."
@@ -126,7 +133,7 @@ def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
     answers = teacher.tokenizer.decode(written(tokens))
     assert answers == "A poet.<|im_end|>No <|im_end|> more.<|im_end|>"
     assert tokens.positions == list(range(len(ids))) and set(tokens.segments) == {0}
-    prompt = coder(teacher).prompt(dataset.Conversation("f:1", turns[:3]))
+    prompt = coder(teacher).prompt(said.head(3))
     assert ids[: len(prompt)] == prompt and prompt[-1] != 2
 
 
@@ -149,17 +156,14 @@ def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher:
             return "\n".join(said) + ("\nthink:" if options["add_generation_prompt"] else "")
 
     rewriting = dataset.ChatCoder(teacher.folder, Rewriting(), teacher.stops)
-    texts = ("Q one", "A one", "Q two", "A two")
-    turns = tuple(dataset.Turn(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
-    found = list(rewriting.samples(dataset.Conversation("f:1", turns)))
-    assert [teacher.tokenizer.decode(tokens.ids) for tokens in found] == [
+    found = list(rewriting.samples(talk("Q one", "A one", "Q two", "A two")))
+    decode = teacher.tokenizer.decode
+    assert [decode(tokens.ids) for tokens in found] == [
         "Q one<|im_end|>\nthink:A one<|im_end|>",
         "Q one<|im_end|>\n[A one]\nQ two<|im_end|>\nthink:A two<|im_end|>",
     ]
-    assert [teacher.tokenizer.decode(written(tokens)) for tokens in found] == [
-        "A one<|im_end|>",
-        "A two<|im_end|>",
-    ]
+    expected = ["A one<|im_end|>", "A two<|im_end|>"]
+    assert [decode(written(tokens)) for tokens in found] == expected
 
 
 def test_what_does_not_fit_is_left_out(tmp_path: Path, teacher: Teacher) -> None:
@@ -197,17 +201,15 @@ def test_the_target_writes_the_answers_and_they_are_kept(tmp_path: Path, teacher
     )
     out = tmp_path / "answers.jsonl"
     assert answer_file(asked(), file, out, 3, 160) == 8
-    (talk,), *others, nothing = dataset.read_lines(out)
+    (both,), *others, nothing = dataset.read_lines(out)
     assert nothing == [] and all(len(samples) == 1 for samples in others)
-    made, told = coder(teacher), pieces(talk)
-    assert [written for _, written in told] == [False, True, False, True]
-    for sample, prompt in ((others[2][0], 0), (talk, 0), (talk, 2)):
+    assert [written for _, written in pieces(both)] == [False, True, False, True]
+    for sample, prompt in ((others[2][0], 0), (both, 0), (both, 2)):
         parts = pieces(sample)
         before = [i for ids, _ in parts[: prompt + 1] for i in ids]
         assert parts[prompt + 1][0] == teacher.answer([before], 40)[0], "greedily its own"
-    assert pieces(others[2][0])[0][0] == made.prompt(
-        dataset.read_conversations(file, questions=True)[3]
-    )
+    fourth = dataset.read_conversations(file, questions=True)[3]
+    assert pieces(others[2][0])[0][0] == coder(teacher).prompt(fourth)
     kept = out.read_text().splitlines(keepends=True)
     out.write_text("".join(kept[2:5]) + kept[5][:20])  # a process that died while it wrote
     assert answer_file(asked(), file, out, 3, 160) == 8
@@ -238,10 +240,8 @@ def test_outlines_and_parts_are_trained_on_as_they_were_seen(
 
 def test_what_is_kept_of_a_text_is_what_the_target_says_of_it(teacher: Teacher) -> None:
     draw = Random(3)
-    samples = [
-        Tokens([draw.randrange(9, 900) for _ in range(n)], [1.0] * n, [0] * n, [*range(n)])
-        for n in (12, 30, 7, 21)
-    ]
+    texts = ([draw.randrange(9, 900) for _ in range(size)] for size in (12, 30, 7, 21))
+    samples = [Tokens.linear(ids, [1.0] * len(ids)) for ids in texts]
     keeping, taps = Teacher(EMBEDDED, keep=True), (2, 4)
     batches = [pack([samples[:2], samples[2:]], 48), pack([samples[::-1]], 80)]
     for batch in batches:

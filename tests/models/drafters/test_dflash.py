@@ -190,7 +190,7 @@ def test_the_rule_for_taps() -> None:
         assert default_layer_ids(*map(int, sizes.split(","))) == tuple(expected), sizes
 
 
-# -- files: what is read in which spelling; those that are refused: test_bad_drafters.py
+# -- files: what is read in which spelling; those that are refused: test_bad_checkpoints.py
 
 SLIDING = ["sliding_attention", "full_attention"]
 

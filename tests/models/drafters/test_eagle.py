@@ -1,5 +1,5 @@
 """EAGLE's drafters against vectors of the reference code and of speculators, and what is read from
-their files; those that are refused: load/test_bad_drafters.py; trees and rounds: runs/."""
+their files; those that are refused: load/test_bad_checkpoints.py; trees and rounds: runs/."""
 
 import shutil
 from dataclasses import replace

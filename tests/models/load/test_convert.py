@@ -17,13 +17,19 @@ from gguf import GGMLQuantizationType as Kind
 from helpers.sequences import DFLASH_GOLDEN as DFLASH
 from helpers.sequences import EAGLE_GOLDEN as EAGLE
 from helpers.sequences import Pooled
-from helpers.support import FixedBook, Graphs, start
-from helpers.tiny import write_tiny_dflash, write_tiny_eagle, write_tiny_eagle3, write_tiny_target
+from helpers.tiny import (
+    WEIGHTS,
+    edit,
+    write_tiny_dflash,
+    write_tiny_eagle,
+    write_tiny_eagle3,
+    write_tiny_target,
+)
 from helpers.tiny_gguf import tiny, write_gguf
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specsot.engine.models import Models, with_drafter
 from specsot.models.files import ModelError
 from specsot.models.load import convert as module
 from specsot.models.load.convert import convert_gguf, convert_layout, convert_pickles
@@ -46,15 +52,9 @@ def test_a_head_is_the_same_afterwards(head: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"specsot models convert {head} OUT"):
         load_eagle3(head, target)
     convert_pickles(head, out)
-    (tmp_path / "again").mkdir()
-    again = write_tiny_eagle3(tmp_path / "again", tmp_path / "target")
-    pairs = zip(
-        load_eagle3(out, target).parameters(), load_eagle3(again, target).parameters(), strict=True
-    )
-    assert all(torch.equal(a, b) for a, b in pairs)
-    assert json.loads((out / "config.json").read_text()) == (
-        json.loads((head / "config.json").read_text())
-    )
+    again = load_eagle3(write_tiny_eagle3(tmp_path / "again", tmp_path / "target"), target)
+    assert same(load_eagle3(out, target).state_dict(), again.state_dict())
+    assert config(out) == config(head)
 
 
 class Evil:
@@ -90,12 +90,11 @@ def test_a_folder_without_any(head: Path, tmp_path: Path) -> None:
         convert_pickles(head, tmp_path / "out")
 
 
-WEIGHTS = "model.safetensors"
 TARGET = EAGLE / "targets" / "llama"
 SAFEAILAB, SPECULATORS = (EAGLE / "drafts" / f"llama_eagle3{end}" for end in ("", "_speculators"))
 PAIRS = {
-    "eagle3": (TARGET, SAFEAILAB, "safeailab", "eagle"),
-    "dflash": (DFLASH / "target", DFLASH / "draft", "z-lab", "dflash"),
+    "eagle3": (TARGET, SAFEAILAB, "safeailab"),
+    "dflash": (DFLASH / "target", DFLASH / "draft", "z-lab"),
 }
 
 
@@ -109,54 +108,37 @@ def config(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config.json").read_text()))
 
 
-def edit(folder: Path, **changes: object) -> Path:
-    (folder / "config.json").write_text(json.dumps(config(folder) | changes))
-    return folder
-
-
-def told(folder: Path, kind: str, target: Path) -> Any:
+def loaded(folder: Path, kind: str, target: Path) -> Any:
     load: Any = load_eagle3 if kind == "eagle3" else load_dflash
-    own = load(folder, load_target(target)).config
+    return load(folder, load_target(target))
+
+
+def shape(folder: Path, kind: str, target: Path) -> Any:
+    own = loaded(folder, kind, target).config
     return replace(own, path=Path(), speculators=False, notes=())
 
 
-def run(kind: str, folder: Path, target: Path, graph: str, graphs: Graphs) -> list[Any]:
-    plain = Models(load_target(target), None, None, (), torch.device("cpu"), torch.float32)
-    models = with_drafter(plain, folder, kind)
-    said: list[Any] = []
-    models.drafter.norm.register_forward_hook(lambda module, given, out: said.append(out))
-    session = graphs.session(graph, models, FixedBook({"p": range(3, 20)}), budget=40)
-    steps = start(session, ["p"])
-    while not steps.finished:
-        steps.advance()
-    branch = steps.manager.requests[0].branches[0]
-    return [branch.tokens, branch.accepted, *said]
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_there_and_back(kind: str, graphs: Graphs, tmp_path: Path) -> None:
-    target, published, own, graph = PAIRS[kind]
+def test_there_and_back(kind: str, tmp_path: Path) -> None:
+    target, published, own = PAIRS[kind]
     there = convert(published, target, "speculators", tmp_path / "there")
     back = convert(there, target, own, tmp_path / "back")
-    before, after = load_file(published / WEIGHTS), load_file(back / WEIGHTS)
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same(load_file(published / WEIGHTS), load_file(back / WEIGHTS))
     assert config(there)["speculators_model_type"] == kind
     assert "speculators_model_type" not in config(back)
-    assert told(published, kind, target) == told(there, kind, target) == told(back, kind, target)
-    tokens, accepted, *said = run(kind, published, target, graph, graphs)
-    assert len(tokens) >= 40 and max(accepted) > 0 and len(said) > 5
-    for folder in (there, back):
-        again = run(kind, folder, target, graph, graphs)
-        assert again[:2] == [tokens, accepted]
-        assert all(torch.equal(a, b) for a, b in zip(said, again[2:], strict=True))
+    first, *others = (loaded(folder, kind, target) for folder in (published, there, back))
+    for other in others:
+        assert same(first.state_dict(), other.state_dict())
+        assert shape(other.config.path.parent, kind, target) == shape(published, kind, target)
 
 
 def test_the_recorded_twin_is_what_conversion_makes(tmp_path: Path) -> None:
     there = convert(SAFEAILAB, TARGET, "speculators", tmp_path / "there")
-    ours, theirs = load_file(there / WEIGHTS), load_file(SPECULATORS / WEIGHTS)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert same(load_file(there / WEIGHTS), load_file(SPECULATORS / WEIGHTS))
     mine, recorded = config(there), config(SPECULATORS)
     layer = mine["transformer_layer_config"].keys() - recorded["transformer_layer_config"].keys()
     assert mine.keys() <= recorded.keys()
@@ -190,12 +172,14 @@ def test_angles_and_taps_are_carried(tmp_path: Path) -> None:
     assert config(there)["eagle_aux_hidden_state_layer_ids"] == [1, 4, 6]
     assert config(there)["transformer_layer_config"]["rope_scaling"] == scaling
     back = convert(there, TARGET, "safeailab", tmp_path / "back")
-    assert told(back, "eagle3", TARGET) == told(draft, "eagle3", TARGET)
+    assert shape(back, "eagle3", TARGET) == shape(draft, "eagle3", TARGET)
 
 
 def test_what_cannot_be_converted_is_named(tmp_path: Path) -> None:
-    switched = edit(Path(shutil.copytree(SPECULATORS, tmp_path / "on")), norm_before_residual=True)
-    causal = edit(Path(shutil.copytree(DFLASH / "draft", tmp_path / "causal")), is_causal=True)
+    switched = Path(shutil.copytree(SPECULATORS, tmp_path / "on"))
+    edit(switched, norm_before_residual=True)
+    causal = Path(shutil.copytree(DFLASH / "draft", tmp_path / "causal"))
+    edit(causal, is_causal=True)
     target = write_tiny_target(tmp_path / "tiny", layers=7)
     for folder, goal, layout, says in [
         (switched, TARGET, "safeailab", r"in the layout 'safeailab': norm_before_residual$"),
@@ -231,17 +215,15 @@ def converted(file: Path, **more: Any) -> Path:
 
 
 @torch.no_grad()
-def logits_of(model: Any) -> torch.Tensor:
+def logits_of(model: Any) -> Tensor:
     """[Q, V] of transformers."""
-    logits: torch.Tensor = model(torch.tensor([IDS])).logits[0]
+    logits: Tensor = model(torch.tensor([IDS])).logits[0]
     return logits
 
 
-@torch.no_grad()
-def ours(folder: Path) -> torch.Tensor:
+def ours(folder: Path) -> Tensor:
     run = Pooled(load_target(folder), torch.arange(len(IDS)))
-    logits: torch.Tensor = run.forward(torch.tensor(IDS), 0).logits_RV
-    return logits
+    return run.forward(torch.tensor(IDS), 0).logits_RV
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -257,9 +239,8 @@ def test_the_logits_are_those_of_the_model_it_was_made_of(case: str, tmp_path: P
     model = tiny(family, **more)
     out = converted(write_gguf(tmp_path / "m.gguf", model))
     assert (ours(out) - logits_of(model)).abs().max() < 1e-4
-    config = json.loads((out / "config.json").read_text())
-    assert config["model_type"] == family
-    assert config["tie_word_embeddings"] == more.get("tie_word_embeddings", False)
+    assert config(out)["model_type"] == family
+    assert config(out)["tie_word_embeddings"] == more.get("tie_word_embeddings", False)
     tokenizer = AutoTokenizer.from_pretrained(out)
     assert tokenizer.eos_token == "<|im_end|>" and tokenizer.decode(tokenizer("the")["input_ids"])
 
@@ -288,8 +269,7 @@ def test_bfloat16_is_float32_rounded(tmp_path: Path) -> None:
     first = load_target(converted(file), torch.bfloat16)
     second = write_gguf(tmp_path / "n.gguf", tiny("llama"), Kind.Q8_0)
     other = load_target(converted(second, dtype=torch.bfloat16), torch.bfloat16)
-    pairs = zip(first.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    assert same(first.state_dict(), other.state_dict())
 
 
 def refused(file: Path) -> str:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny import write_tiny_target, write_tiny_tokenizer
+from helpers.tiny import Spoil, write_tiny_target, write_tiny_tokenizer
 
-import specsot
 from specsot.engine.errors import Code, code_of
 from specsot.engine.models import load_models
 from specsot.models.families import decoder_config
@@ -19,7 +18,6 @@ from specsot.models.load import tokenizer as loader
 from specsot.models.load.tokenizer import SETTINGS, TEMPLATE, TEMPLATES, TOKENIZER, load_tokenizer
 from specsot.models.load.weights import load_target, load_vanilla
 
-EMBEDDED = Path(specsot.__file__).parent / "models" / "embedded"
 QWEN3_THINKING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>"
@@ -45,7 +43,10 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "target"))
 
 
-def rewrite(folder: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+Document = dict[str, Any]
+
+
+def rewrite(folder: Path, name: str, change: Callable[[Document], object]) -> None:
     document = json.loads((folder / name).read_text())
     change(document)
     (folder / name).write_text(json.dumps(document))
@@ -55,9 +56,6 @@ def refusal(drafter: Path, target: Path) -> str:
     with pytest.raises(ModelError) as caught:
         load_vanilla(drafter, load_target(target))
     return str(caught.value)
-
-
-Document = dict[str, Any]
 
 
 def swapped(document: Document) -> None:
@@ -90,11 +88,6 @@ def test_without_both_tokenizers_the_size_is_enough(bare: str, drafter: Path, ma
     rewrite(drafter, TOKENIZER, swapped)
     ({"drafter": drafter, "target": target}[bare] / TOKENIZER).unlink()
     load_vanilla(drafter, load_target(target))
-
-
-def test_the_embedded_drafter_is_accepted() -> None:
-    assert not (EMBEDDED / "vanilla" / TOKENIZER).exists()
-    load_vanilla(EMBEDDED / "vanilla", load_target(EMBEDDED / "target"))
 
 
 @pytest.mark.parametrize(
@@ -133,19 +126,15 @@ def test_a_broken_tokenizer_is_refused(drafter: Path, made: Path) -> None:
 # -- tokenizers and chat templates that are refused, and named for what they are
 
 
-def edit(**changes: Any) -> Callable[[Path], object]:
-    def change(folder: Path) -> None:
-        raw = json.loads((folder / SETTINGS).read_text())
-        (folder / SETTINGS).write_text(json.dumps(raw | changes))
-
-    return change
+def edit(**changes: Any) -> Spoil:
+    return lambda folder: rewrite(folder, SETTINGS, lambda document: document.update(changes))
 
 
-def template(text: Any) -> Callable[[Path], object]:
+def template(text: Any) -> Spoil:
     return edit(chat_template=text)
 
 
-def write(name: str, text: str) -> Callable[[Path], object]:
+def write(name: str, text: str) -> Spoil:
     def change(folder: Path) -> None:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
@@ -153,7 +142,7 @@ def write(name: str, text: str) -> Callable[[Path], object]:
     return change
 
 
-def link(name: str) -> Callable[[Path], object]:
+def link(name: str) -> Spoil:
     def change(folder: Path) -> None:
         outside, path = folder.parent / Path(name).name, folder / name
         path.parent.mkdir(exist_ok=True)
@@ -165,12 +154,10 @@ def link(name: str) -> Callable[[Path], object]:
 
 
 def add_id(folder: Path) -> None:
-    raw = json.loads((folder / TOKENIZER).read_text())
-    raw["model"]["vocab"]["new"] = 130
-    (folder / TOKENIZER).write_text(json.dumps(raw))
+    rewrite(folder, TOKENIZER, lambda document: document["model"]["vocab"].update(new=130))
 
 
-BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+BAD: dict[str, tuple[Spoil, str]] = {
     "none": (lambda f: (f / TOKENIZER).unlink(), r"target: holds no tokenizer \(tokenizer\.json"),
     "empty": (write(TOKENIZER, ""), "no usable tokenizer: JSONDecodeError"),
     "an empty object": (write(TOKENIZER, "{}"), "no usable tokenizer: KeyError"),
