@@ -156,11 +156,7 @@ def write_tiny_eagle3(
         taps=default_taps(target.num_layers),
     )
     drafter = Eagle3(config)
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        make_noise_(drafter, noise, draw)
-        _aim_(drafter, target, feature, draw)
-    return _publish(folder, drafter)
+    return _write(folder, drafter, seed, noise, lambda draw: _aim_(drafter, target, feature, draw))
 
 
 def _shape(folder: Path, target: DecoderConfig) -> dict[str, Any]:
@@ -179,12 +175,13 @@ def _shape(folder: Path, target: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def make_noise_(drafter: PoolModel, scale: float, draw: torch.Generator) -> None:
+@torch.no_grad()
+def _write(folder: Path, drafter: Any, seed: int, noise: float, aim: Callable[..., None]) -> Path:
+    """Write a drafter of small random numbers, then aimed at its target."""
+    draw = torch.Generator().manual_seed(seed)
     for view in drawn(drafter):
-        view.copy_(torch.randn(view.shape, generator=draw) * scale)
-
-
-def _publish(folder: Path, drafter: Any) -> Path:
+        view.copy_(torch.randn(view.shape, generator=draw) * noise)
+    aim(draw)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", drafter.config.to_json())
     save(folder, drafter.published())
@@ -216,10 +213,7 @@ PARTS += ("input_layernorm", "hidden_norm", "post_attention_layernorm")
 
 def drawn(drafter: PoolModel) -> list[Tensor]:
     """Views of all parameters of a drafter, borrowed ones too, in an order of their own."""
-    if isinstance(drafter, Eagle | Eagle3):
-        views = PoolModel.published(drafter)
-    else:
-        views = drafter.published()
+    views = PoolModel.published(drafter)
     ranks: dict[str, tuple[int, int]] = {}
     for at, name in enumerate(views):
         part = next((i for i, part in enumerate(PARTS) if f".{part}." in name), None)
@@ -285,17 +279,16 @@ def write_tiny_eagle(
     more = {"taps": (target.num_layers,), "fc_bias": fc_bias, "qkv_bias": qkv_bias}
     drafter = Eagle(EagleConfig(**_shape(folder, target.config), **more))
     drafter.owned = frozenset({EMBEDDING})  # published files hold a copy of the target's
-    draw, hidden = torch.Generator().manual_seed(seed), target.hidden_size
-    (layer,) = drafter.layers
-    assert isinstance(layer, DecoderLayer)
-    with torch.no_grad():
-        make_noise_(drafter, noise, draw)
+    hidden = target.hidden_size
+
+    def aim(draw: torch.Generator) -> None:
         drafter.embed_tokens.weight.copy_(target.embed)
         drafter.fc.weight[:, :hidden] += torch.eye(hidden)
         drafter.fc.weight[:, hidden:] += feature * torch.eye(hidden)
-        layer.post_attention_layernorm.weight.add_(1.0)
-        attend_to_itself_(layer, hidden, draw)
-    return _publish(folder, drafter)
+        drafter.layer.post_attention_layernorm.weight.add_(1.0)
+        attend_to_itself_(drafter.layer, hidden, draw)
+
+    return _write(folder, drafter, seed, noise, aim)
 
 
 SHARP = 6.0  # weight of the query and key norms: a head sees one distance and nearly nothing else
@@ -327,17 +320,13 @@ def write_tiny_dflash(
         target_layers=target.num_layers,
     )
     drafter = DFlashDraftModel(config, TargetEnds(target.embed, target.lm_head.weight))
-    draw = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        make_noise_(drafter, noise, draw)
-        for view in drawn(drafter):
-            view.add_(1.0 if view.ndim == 1 else 0.0)
-        _aim_dflash_(drafter, target)
-    return _publish(folder, drafter)
+    return _write(folder, drafter, seed, noise, lambda draw: _aim_dflash_(drafter, target))
 
 
 def _aim_dflash_(drafter: DFlashDraftModel, target: Decoder) -> None:
     hidden = target.hidden_size
+    for view in drawn(drafter):
+        view.add_(1.0 if view.ndim == 1 else 0.0)
     drafter.fc.weight[:, :hidden] += torch.eye(hidden)
     drafter.hidden_norm.weight.mul_(FAINT)
     drafter.norm.weight.copy_(target.norm.weight)

@@ -135,14 +135,6 @@ def test_what_is_written_can_be_read_and_is_repeatable(biased: bool, tmp_path: P
 # -- EAGLE-3
 
 
-def test_a_draft_id_leads_to_its_target_id(target: Decoder) -> None:
-    drafter = load_eagle3(EAGLE3, target)
-    ids = torch.arange(drafter.config.draft_vocab_size).view(2, -1)
-    targets = drafter.to_target(ids)
-    assert targets.shape == ids.shape and targets.unique().numel() == ids.numel()
-    assert torch.equal(drafter.t2d.nonzero().flatten(), targets.flatten().sort().values)
-
-
 def test_both_layouts_of_one_drafter_give_the_same_output(target: Decoder) -> None:
     at, eagle = first_round("e3_llama"), load_eagle3(EAGLE3, target)
     other = load_eagle3(SPECULATORS, target)
