@@ -17,6 +17,7 @@ from helpers.tiny import write_tiny_eagle3, write_tiny_target
 from helpers.toy_graph import Write
 
 from specsot.engine.hub import ModelCache
+from specsot.engine.models import Models
 
 TOOLS = Path(__file__).parents[1] / "tools"
 EAGLE = GOLDEN / "eagle"
@@ -83,6 +84,13 @@ def tiny(
         return _tiny(target, write_tiny_eagle3(folder / "eagle3", target), dtype, tally)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """A target of one layer, for runs of thousands of requests."""
+    folder = tmp_path_factory.mktemp("small")
+    return tiny_models(write_tiny_target(folder, layers=1, hidden=16), None, ())
 
 
 @pytest.fixture(scope="session")

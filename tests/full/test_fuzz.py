@@ -5,9 +5,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from helpers.fuzz import Tally, try_graphs, try_inputs
+from helpers.fuzz import try_all, try_graph, try_input
 from helpers.fuzz_streams import run_cases, stream_cases
 from helpers.mutations import KINDS, Outside, faults_of, write_good
 from helpers.support import SEED
@@ -16,28 +17,20 @@ from specsot.engine.models import load_models
 
 
 @pytest.mark.parametrize("first", range(0, 600, 100))
-def test_changed_graphs_are_explained_or_run(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
+@pytest.mark.parametrize(("one", "code"), [(try_graph, 3), (try_input, 2)])
+def test_what_is_odd_is_explained_or_runs(
+    one: Any,
+    code: int,
+    first: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[str], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tally = try_graphs(range(first, first + 100), SEED)
-    report(tally.report(f"graphs from {first}"))
-    check(tally, 10, code=3)
-
-
-@pytest.mark.parametrize("first", range(0, 350, 70))
-def test_odd_inputs_are_explained_or_answered(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, report: Callable[[str], None]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    tally = try_inputs(range(first, first + 70), SEED)
-    report(tally.report(f"inputs from {first}"))
-    check(tally, 7, code=2)
-
-
-def check(tally: Tally, least: int, *, code: int) -> None:
+    tally = try_all(one, range(first, first + 100), SEED)
+    report(tally.report(f"{one.__name__} from {first}"))
     assert not tally.faults, "\n".join(tally.faults)
-    assert tally.ended[0] > least and tally.ended[code] > least
+    assert min(tally.ended[0], tally.ended[code]) > 10
 
 
 def test_streams_disks_and_signals(tmp_path: Path, report: Callable[[str], None]) -> None:

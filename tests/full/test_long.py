@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 from helpers.interrupted import KINDS, check_equal, train_twice
 from helpers.many import check, serve, short
-from helpers.support import Graphs, tiny_models
-from helpers.tiny import write_tiny_target
+from helpers.support import Graphs
+
+from specsot.engine.models import Models
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching"])
-def test_ten_thousand_short_requests(layout: str, tmp_path: Path, graphs: Graphs) -> None:
-    models = tiny_models(write_tiny_target(tmp_path / "target", layers=1, hidden=16), None, ())
+def test_ten_thousand_short_requests(layout: str, small: Models, graphs: Graphs) -> None:
     texts = [f"text {number}" for number in range(100)]
-    check(serve(short(layout, models, graphs), texts, 100), 10_000)
+    check(serve(short(layout, small, graphs), texts, 100), 10_000)
 
 
 @pytest.mark.timeout(600)

@@ -61,15 +61,17 @@ GRAPHS = {
     "parts": "bim_plain",
     "written": "bim_plain",
     "documents": "bim_plain",
+    "read": "bim_plain",
     "blended": "bim_blend_eagle",
     "combined": "bim_blend_merge",
     "folded": "bim_blend_merge",
     "attended": "bim_attend_merge",
 }
-"""What is decoded -> the graph. The target's own scores cannot judge the last ones but `combined`:
-their rows are not those of one text."""
+"""What is decoded -> the graph: `documents` are found by parts, `read` by the outline. The target's
+own scores cannot judge the last ones but `combined`: their rows are not those of one text."""
 FORWARDS = ("prefill", "skeleton", "parallel_prefill", "verify", "continuous_decode")
 TWINNED = ("blended", "folded", "attended")
+DOCUMENTED = ("documents", "read", "blended")
 PROMPT_SIZES = {"one": (1, 1), "short": (1, 12), "long": (60, 120)}
 RULES: dict[str, tuple[str, ...]] = {
     "all": (),
@@ -173,8 +175,8 @@ AXES: dict[str, tuple[Any, ...]] = {
     "prefix_cache": (True, False),
     "arrivals": ("together", "late", "busy"),
     "requests": (1, 2, 4),
-    "stops": ((STOP,), ()),
-    "budget": (1, 10, 16),
+    "stops": ((STOP,), (), (0, STOP, 3, 17), (*range(4, 130),)),
+    "budget": (1, 2, 3, 4, 7, 10, 16, 24),
     "temperature": (0.0, 0.8, 2.0),
     "rules": tuple(RULES),
     "accept": ("match", "rejection"),
@@ -188,6 +190,8 @@ def settled(case: Case) -> Case:
         case = replace(case, arrivals="together" if case.arrivals == "busy" else case.arrivals)
     if case.work == "combined":
         case = replace(case, admission="reserved", kv_slots=3000)
+    if case.work == "read":  # by a prompt with all documents
+        case = replace(case, kv_slots=3000)
     if case.work == "samples" and not case.temperature:
         case = replace(case, temperature=0.8)
     if case.work == "written":
@@ -254,7 +258,7 @@ def outline_for(case: Case) -> Outline | None:
         needs = {case.parts: tuple(range(1, case.parts, 2))}
     titles = ["Part"] * case.parts
     tool = None
-    if case.work in ("documents", "blended"):
+    if case.work in DOCUMENTED:
         titles = ["bees rain", "rain tea", "iron", "tea iron", "bees", "salt", "moss", "rain"]
         tool = "Search"
     points = tuple(
@@ -294,8 +298,8 @@ def sets_of(case: Case) -> list[str]:
     if GRAPHS[case.work] != "autoregressive":
         sets += [f"skeleton.share={case.share}", "skeleton.grammar=false"]
         sets += ["skeleton.max_tokens=20", "skeleton.direct_tokens=13"]
-    if case.work == "documents":
-        sets.append("skeleton.documents=branches")
+    if case.work in ("documents", "read"):
+        sets.append(f"skeleton.documents={'branches' if case.work == 'documents' else 'prefix'}")
     if case.work in ("blended", "folded"):
         sets += ["blend.min_tokens=0", "blend.ratios=[0.3]"]
     if case.work == "combined":
@@ -322,7 +326,7 @@ def prompts_of(case: Case) -> list[Prompt]:
     """Prompts with equal beginnings, budgets that differ, and documents where some are read."""
     texts = ["a/7", "a/7", "b/2", "a/8", "b/2", "c/1"][: 6 if case.arrivals == "busy" else None]
     number = len(texts) if case.arrivals == "busy" else case.requests
-    documents = DOCUMENTS[:6] if case.work in ("documents", "blended") else ()
+    documents = DOCUMENTS[:6] if case.work in DOCUMENTED else ()
     return [
         Prompt(
             str(n),

@@ -1,21 +1,21 @@
 """Odd graphs, inputs and command lines, drawn by a seed; and what may never come of them."""
 
-import io
 import json
+import os
 import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
-import pytest
+from click.testing import CliRunner
 
 from specsot.engine.cli.main import main
 from specsot.engine.errors import Code
@@ -49,10 +49,10 @@ class Ended:
     out: str
     err: str
 
-    def faults(self, also: tuple[str, ...] = ()) -> list[str]:
-        """Everything that may never be; also: further words."""
+    def faults(self) -> list[str]:
+        """Everything that may never be."""
         told = f"{self.words} ended with {self.code}: {self.err[-600:]!r}"
-        found = [f"{word}: {told}" for word in (*NEVER, *also) if word in self.out + self.err]
+        found = [f"{word}: {told}" for word in NEVER if word in self.out + self.err]
         if self.code not in CODES:
             found.append(f"no such code: {told}")
         if self.code and not self.err.strip():
@@ -67,22 +67,9 @@ class Tally:
     ended: Counter[int] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
 
-    def add(self, one: Ended, *more: str) -> None:
-        self.ended[one.code] += 1
-        self.faults += more
-
     def report(self, what: str) -> str:
         codes = ", ".join(f"{count} x {code}" for code, count in sorted(self.ended.items()))
         return f"{what}: {self.ended.total()} tried ({codes}), {len(self.faults)} faults"
-
-
-@contextmanager
-def loaded_once() -> Iterator[None]:
-    """Models are loaded once for all commands of this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "load_models", cache(session.load_models))
-        patch.setattr(session, "with_drafter", cache(session.with_drafter))
-        yield
 
 
 class HangError(BaseException):
@@ -93,32 +80,27 @@ def command(words: list[str], stdin: str = "") -> Ended:
     def stop(number: int, frame: FrameType | None) -> None:
         raise HangError
 
-    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", newline="\n") for _ in range(2)]
+    code, hidden = 0, ""
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(SECONDS)
-    with pytest.MonkeyPatch.context() as patch:
-        data = io.BytesIO(stdin.encode("utf-8", "replace"))
-        patch.setattr(sys, "stdin", io.TextIOWrapper(data, "utf-8"))
-        patch.setattr(sys, "stdout", streams[0])
-        patch.setattr(sys, "stderr", streams[1])
-        patch.setattr(sys, "argv", ["specsot", *words])
+    with (
+        patch.object(sys, "argv", ["specsot", *words]),
+        CliRunner().isolation(stdin.encode("utf-8", "replace")) as (out, err, _),
+    ):
         try:
             main(words)
-            code = 0
         except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+            code = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
         except HangError:
             code = 124
         except BaseException as error:
-            code = 1
-            streams[1].write(f"Traceback: {type(error).__name__}: {error}\n")
+            code, hidden = 1, f"Traceback: {type(error).__name__}: {error}"
         finally:
             signal.alarm(0)
             signal.signal(signal.SIGALRM, before)
-    for stream in streams:
-        stream.flush()
-    out, err = (stream.buffer.getvalue().decode("utf-8") for stream in streams)  # type: ignore
-    return Ended(words, code, out, err)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return Ended(words, code, out.getvalue().decode(), err.getvalue().decode() + hidden)
 
 
 # -- graphs ---------------------------------------------------------------------------------------
@@ -235,9 +217,8 @@ def odd_json(draw: Random, depth: int = 0) -> Any:
         return draw.choice([None, True, 0, -1, 7, 1.5, 10**30, 1e308, "", "x"])
     if kind < 6:
         return draw.choice(TEXTS)
-    if kind < 7:
-        return [odd_json(draw, depth + 1) for _ in range(draw.randrange(4))]
-    return {draw.choice(KEYS): odd_json(draw, depth + 1) for _ in range(draw.randrange(4))}
+    parts = [odd_json(draw, depth + 1) for _ in range(draw.randrange(4))]
+    return parts if kind < 7 else {draw.choice(KEYS): part for part in parts}
 
 
 KEYS = ["id", "prompt", "question", "turns", "task", "seed", "max_new_tokens", "documents",
@@ -356,42 +337,41 @@ MAKERS: dict[str, Callable[[Random, str, list[str]], Case]] = {
 # -- the loops ------------------------------------------------------------------------------------
 
 
-def try_graphs(numbers: range, seed: int) -> Tally:
-    """Odd graphs through `check` and `run`, in the working directory. What `check` accepts runs,
+def try_graph(draw: Random, number: int) -> tuple[Ended, list[str]]:
+    """An odd graph through `check` and `run`, in the working directory. What `check` accepts runs,
     unless only the model can tell; what it refuses is refused alike."""
-    tally = Tally()
-    with loaded_once():
-        for number in numbers:
-            draw = Random(f"{seed}/{number}")
-            Path("g.yaml").write_text(odd_graph(draw), encoding="utf-8", errors="replace")
-            checked = command(["check", "g.yaml"])
-            ran = command(["run", "g.yaml", "Why?", "--max-new-tokens", "3", "--no-tui"])
-            where = f"graph {seed}/{number}"
-            wrong = [*checked.faults(), *ran.faults()]
-            if checked.code == Code.GRAPH and (ran.code, ran.out) != (Code.GRAPH, ""):
-                wrong.append(f"refused by check, yet it ran: {ran.err[-300:]}")
-            later = re.search(r"\[G[78]\d\d\]", ran.err)
-            if checked.code == Code.OK and ran.code == Code.GRAPH and not later:
-                wrong.append(f"accepted by check, refused by run: {ran.err[-300:]}")
-            wrong += _lost(ran)
-            tally.add(ran, *(f"{where}: {one}" for one in wrong))
-    return tally
+    Path("g.yaml").write_text(odd_graph(draw), encoding="utf-8", errors="replace")
+    checked = command(["check", "g.yaml"])
+    ran = command(["run", "g.yaml", "Why?", "--max-new-tokens", "3", "--no-tui"])
+    wrong = checked.faults()
+    if checked.code == Code.GRAPH and (ran.code, ran.out) != (Code.GRAPH, ""):
+        wrong.append(f"refused by check, yet it ran: {ran.err[-300:]}")
+    later = re.search(r"\[G[78]\d\d\]", ran.err)
+    if checked.code == Code.OK and ran.code == Code.GRAPH and not later:
+        wrong.append(f"accepted by check, refused by run: {ran.err[-300:]}")
+    return ran, wrong
 
 
-def try_inputs(numbers: range, seed: int) -> Tally:
+def try_input(draw: Random, number: int) -> tuple[Ended, list[str]]:
+    Path("specsot.yaml").unlink(missing_ok=True)
+    case = odd_input(draw, number)
+    with patch.dict(os.environ, case.environ):
+        ran = command(case.words, case.stdin)
+    return ran, []
+
+
+def try_all(
+    one: Callable[[Random, int], tuple[Ended, list[str]]], numbers: range, seed: int
+) -> Tally:
+    """Each number in turn, with models that are loaded once for all of them."""
     tally = Tally()
-    with loaded_once():
+    load, extend = cache(session.load_models), cache(session.with_drafter)
+    with patch.multiple(session, load_models=load, with_drafter=extend):
         for number in numbers:
-            Path("specsot.yaml").unlink(missing_ok=True)
-            case = odd_input(Random(f"{seed}/{number}"), number)
-            with pytest.MonkeyPatch.context() as patch:
-                for name, value in case.environ.items():
-                    patch.setenv(name, value)
-                ran = command(case.words, case.stdin)
-            more = [
-                f"input {seed}/{number} ({case.kind}, {case.environ}): {one}" for one in _lost(ran)
-            ]
-            tally.add(ran, *more)
+            ran, faults = one(Random(f"{seed}/{number}"), number)
+            tally.ended[ran.code] += 1
+            faults += [*ran.faults(), *_lost(ran)]
+            tally.faults += [f"{one.__name__} {seed}/{number}: {fault}" for fault in faults]
     return tally
 
 

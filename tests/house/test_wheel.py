@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import specsot
 from specsot.engine.prepare.files import graph_names
 
 ROOT = Path(__file__).parents[2]
@@ -63,3 +64,10 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
     assert sorted(p.name for p in root.glob("*.py")) == ["__init__.py", "__main__.py"]
     assert not list(root.rglob("*almanac*"))
     assert (root / "models/embedded/target/model.safetensors").stat().st_size > 10**6
+    data = [ROOT / "py.typed", ROOT / "specsot.yaml", *(ROOT / "graphs").rglob("*.yaml")]
+    assert all((root / path.relative_to(ROOT)).is_file() for path in data)
+
+
+def test_the_root_imports_nothing_of_ours() -> None:
+    text = (ROOT / "__init__.py").read_text()
+    assert "from ." not in text and "import specsot" not in text and specsot.__version__

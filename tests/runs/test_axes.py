@@ -49,6 +49,15 @@ def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make, graphs:
     check_case(case, tiny, graphs)
 
 
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
+    layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    case = Case(drafter=("eagle3", 0), layout=layout, stops=(0, 2, 3), budget=24, parts=8)
+    ended = [b for b in branches_of(check_case(case, tiny, graphs)) if b.finish is Finish.STOP]
+    assert any(b.accepted and b.accepted[-1] > b.emitted[-1] for b in ended)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_found(
     fault: Fault, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch

@@ -36,16 +36,20 @@ from specsot.states.text.tokens import PromptTokens
 # -- capacity ----------------------------------------------------------------------------------
 
 
-JUST = [(graph, layout) for graph in PLAIN for layout in ("bim", "batching", "paged")]
+# shared: drafted tokens of all branches together
+JUST = [(graph, layout, 0) for graph in PLAIN for layout in ("bim", "batching", "paged")]
+JUST += [("eagle", layout, shared) for layout in ("bim", "batching", "paged") for shared in (4, 9)]
 
 
-@pytest.mark.parametrize(("graph", "layout"), [*JUST, *((graph, "") for graph in FULL)])
+@pytest.mark.parametrize(("graph", "layout", "shared"), [*JUST, *((g, "", 0) for g in FULL)])
 def test_what_just_fits_runs_and_one_slot_less_refuses_it(
-    graph: str, layout: str, tiny: Make, graphs: Graphs
+    graph: str, layout: str, shared: int, tiny: Make, graphs: Graphs
 ) -> None:
-    made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
+    made, nodes = tiny("llama"), min(6, shared or 6) if "eagle" in graph else 0
     book = made.book(stop_ids=())
     sets = (*(FIXED if nodes else ()), *([f"layout.kind={layout}"] if layout else ()))
+    sets = (*sets, *(["layout.max_num_branches=1"] if layout else ()))
+    sets = (*sets, *([f"drafter.rows_per_round={shared}"] if shared else ()))
     wide = outlined(graphs, made, graph, parts=3, sets=sets)
     needed = request_slots(requests_of(wide)[0]) + nodes + 1
     if graph in PLAIN:

@@ -23,6 +23,7 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.session import Session
 from specsot.models.files import ModelError
+from specsot.states.request import Finish
 
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])
@@ -55,6 +56,15 @@ def test_a_budget_that_is_asked_for_binds_an_ordinary_answer_too(
     run = drive(start(session, asked))
     lengths = [len(request.branches[0].tokens) for request in requests_of(run)]
     assert lengths == [5, 13], "skeleton.direct_tokens is the most"
+
+
+def test_an_outline_and_a_direct_answer_have_their_own_budgets(tiny: Make, graphs: Graphs) -> None:
+    made = tiny("llama")
+    sets = ("skeleton.max_tokens=9", "skeleton.direct_tokens=5")
+    session = graphs.session("bim_eagle", made.models, made.book(stop_ids=()), sets=sets)
+    request = requests_of(run_all(session, ["hello"]))[0]
+    assert len(request.root.tokens) == 9 and request.root.finish is Finish.LENGTH
+    assert [len(b.tokens) for b in request.branches] == [5]
 
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])

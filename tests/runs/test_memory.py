@@ -15,7 +15,6 @@ import pytest
 import torch
 from helpers.pools import GATHER, PoolWatch, branching, permute_, pools_of, watched
 from helpers.support import (
-    FULL,
     GRAPHS,
     Graphs,
     Make,
@@ -168,58 +167,6 @@ def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) 
                 for seed, pool in enumerate(pools_of(run)):
                     permute_(pool, run.steps * 2 + seed)
         assert tokens_of(run) == tokens_of(plain), f"shuffled every {every} steps"
-
-
-@pytest.mark.parametrize("graph", FULL)
-def test_finished_branches_give_their_rows_back(graph: str, session: Any, tiny: Make) -> None:
-    sets = ("scheduler.prefix_cache=false",)
-    run = start(session(graph, budget=40, stop_ids=(2,), sets=sets), QUESTIONS)
-    lengths, ended = [], 0
-    while not run.finished:
-        before = {b.owner for b in run.branches}
-        run.advance()
-        check_rows(run)
-        alive = {b.owner for b in run.branches}
-        if gone := before - alive:
-            ended += len(gone)
-            for pool in pools_of(run):
-                kept = {r.prefix_owner for r in requests_of(run)} | {
-                    r.root.owner for r in requests_of(run) if r.stage is Stage.OUTLINE and r.root
-                }
-                assert not (gone - kept) & set(pool.owner.tolist())
-        lengths.append(run.manager.kv.current_length)
-    assert ended >= 5
-    assert lengths[-1] == 0 and max(lengths) > 60
-    assert all(p.needed_length == 0 for p in pools_of(run))
-
-
-@pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])
-def test_bytes_held_are_slots_in_use_times_bytes_per_slot(graph: str, session: Any) -> None:
-    run = drive(start(session(graph), QUESTIONS), until=lambda run: run.steps == 12)
-    for pool in pools_of(run):
-        layers, _, heads, slots, dim = pool.data.shape
-        assert pool.slot_bytes == layers * 2 * heads * dim * 4
-        assert slots == pool.rows * pool.capacity + 1, "one scratch slot"
-        assert pool.rows == (8 if graph == "batching_eagle" else 1)
-        assert pool.current_length * pool.slot_bytes <= pool.data.untyped_storage().nbytes()
-
-
-@pytest.mark.parametrize("graph", ["bim_eagle", "batching_eagle"])
-def test_a_retired_outline_leaves_no_rows_when_branches_share_the_prompt(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    for share in ("prompt", "outline"):
-        book = PlanBook(130, share, ())
-        book.text = "PLAN\n1|50|-|-|One\n2|50|-|-|Two\nEND"
-        run = start(graphs.session(graph, made.models, book), ["hello"])
-        drive(run, until=lambda run: run.state == "parse")
-        (request,) = requests_of(run)
-        pool, prefix = run.manager.kv, len(request.prefix)
-        rows = len(request.tail) + request.root.num_cached_tokens
-        expected = prefix if share == "prompt" else prefix + rows
-        assert len(pool.slots_of(request.prefix_owner)) == expected == pool.current_length
-        assert pool.slots_of(request.root.owner).size == 0
 
 
 SHARED = ("bim_plain", "bim_eagle", "paged_plain", "paged_eagle")

@@ -20,7 +20,7 @@ from helpers.support import (
 
 from specsot.engine.models import Models
 from specsot.ops.kv.pool import NO_SEGMENT
-from specsot.ops.types import AlignmentState, DraftRows, Rows
+from specsot.ops.types import AlignmentState, Rows
 from specsot.states.layout import BatchingLayout
 
 
@@ -87,29 +87,3 @@ def _fill_padding(monkeypatch: pytest.MonkeyPatch, token: int) -> list[tuple[int
     monkeypatch.setattr(BatchingLayout, "_plain_rows", filled)
     monkeypatch.setattr(BatchingLayout, "place_", noted)
     return lengths
-
-
-def test_every_intake_of_a_run_is_aligned(
-    tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place, seen = BatchingLayout.place_draft_, list[DraftRows]()
-
-    def noted(layout: Any, *args: Any) -> DraftRows:
-        seen.append(place(layout, *args))
-        return seen[-1]
-
-    monkeypatch.setattr(BatchingLayout, "place_draft_", noted)
-    outlined(graphs, tiny("llama"), "batching_eagle", parts=5, budget=40, sets=FIXED)
-    kinds = set[tuple[int, ...]]()
-    for draft in seen:
-        is_valid_BQ = torch.from_numpy(draft.rows.owner_N != NO_SEGMENT)
-        is_valid_BQ = is_valid_BQ.view(draft.rows.tokens_BQ.shape)
-        assert torch.equal(is_valid_BQ, is_valid_BQ.int().cummax(1).values.bool()), "on the left"
-        tips = draft.rows.positions_BQ.view(-1)[draft.rows.tips_R]
-        assert (tips + 1).tolist() == draft.position_S.tolist()
-        lengths = tuple(is_valid_BQ.sum(1).tolist())
-        for b, count in enumerate(lengths):
-            own = draft.rows.positions_BQ[b, -count:].tolist() if count else []
-            assert own == list(range(own[0], own[0] + count)) if own else not count
-        kinds.add(lengths)
-    assert sum(len(set(lengths)) > 1 for lengths in kinds) > 10, "unequal acceptance was meant"

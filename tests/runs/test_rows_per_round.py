@@ -1,34 +1,31 @@
-"""What a round spends: no row stands for nothing, and no forward is for nobody.
+"""What a round spends: no row stands for nothing, and no forward is for no branch.
 
 Branches share a round's drafted tokens (`rows_per_round`), a round chooses its size by what
 forwards cost, and under ``bim`` a forward is never more than under ``batching``.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers.drafters import CHOOSING, SETTINGS, drafting
+from helpers.drafters import CHOOSING, drafting
 from helpers.support import (
+    FixedBook,
     Graphs,
     Make,
     SizedBook,
     Tiny,
-    TokenBook,
     branches_of,
-    check_lossless,
     drive,
     outline_of,
     requests_of,
     run_all,
     start,
-    tiny_models,
     tokens_of,
 )
-from helpers.tiny import write_tiny_target
 
 from specsot.engine.models import Models
 from specsot.engine.prepare.inputs import Prompt
@@ -38,15 +35,14 @@ from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.draft.proposals import share
 from specsot.ops.types import Proposal
-from specsot.states.admission import PROMPT_ESTIMATE, request_slots
+from specsot.states.admission import request_slots
 from specsot.states.layout import Layout
 from specsot.states.machine import OpRan
 from specsot.states.phases import continuous_decode, verify
 from specsot.states.phases.grow_tree import force
-from specsot.states.request import Finish, Request
+from specsot.states.request import Finish
 from specsot.states.round import RoundSummary
 from specsot.states.text.outline import Outline, Point
-from specsot.states.text.tokens import PromptTokens
 from specsot.states.yaml.source import GraphError
 
 LAYOUTS = ("bim", "batching", "paged")
@@ -166,23 +162,6 @@ def test_a_round_has_as_many_nodes_as_it_may_and_no_row_more(
     assert any(one.riders for one in rounds), "prompts were meant to ride beside the trees"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_fewer_branches_get_deeper_trees(
-    layout: str, tiny: Make, graphs: Graphs, rounds: list[Round]
-) -> None:
-    mean: dict[int, float] = {}
-    for active in (1, 3):
-        rounds.clear()
-        outline = outline_of(active)
-        session = session_of("eagle3", layout, tiny("llama"), graphs, outline=outline)
-        run_all(session, ["hello"], check=False)
-        depths = [one.depths for one in rounds if len(one.counts) == active]
-        assert len(depths) > 3
-        mean[active] = sum(map(sum, depths)) / (active * len(depths))
-        assert {sum(one.counts) for one in rounds} == {12}
-    assert mean[1] > mean[3] + 0.5
-
-
 @pytest.mark.parametrize("kind", ["eagle3", "dflash, ddtree"])
 def test_the_best_nodes_are_kept_whosever_they_are(
     kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
@@ -192,33 +171,6 @@ def test_the_best_nodes_are_kept_whosever_they_are(
         kept = sorted(one.after.scores_SN[one.after.valid_SN].tolist(), reverse=True)
         every = sorted(one.before.scores_SN.flatten().tolist(), reverse=True)
         assert kept == every[: bound_of(kind)]
-
-
-class Counting:
-    """A target that notes how many rows it was asked to give logits for."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.asked = inner, list[int]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(self, *args: Any) -> Any:
-        self.asked.append(args[6].numel())
-        return self.inner.forward(*args)
-
-
-def test_rows_that_nobody_has_get_no_logits(
-    tiny: Make, graphs: Graphs, rounds: list[Round]
-) -> None:
-    made = tiny("llama")
-    target = Counting(made.models.target)
-    made = replace(made, models=replace(made.models, target=target))
-    session = session_of("eagle3", "bim", made, graphs, outline=outline_of(3))
-    run = drive(start(session, ["hello"]), until=lambda run: run.state == "parallel_prefill")
-    target.asked.clear()
-    drive(run)
-    assert target.asked == [len(one.counts) + 12 for one in rounds]
 
 
 def test_tokens_that_a_grammar_forces_come_first() -> None:
@@ -236,37 +188,21 @@ def test_tokens_that_a_grammar_forces_come_first() -> None:
     assert kept.parents_SN[2, :3].tolist() == [-1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("layout", "kind"), [("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram, nasd")]
+)
 def test_rows_that_stand_for_nothing_are_counted(
-    tiny: Make, graphs: Graphs, rounds: list[Round]
+    layout: str, kind: str, tiny: Make, graphs: Graphs, rounds: list[Round]
 ) -> None:
-    for layout, kind in (("bim", "eagle3"), ("batching", "eagle3"), ("bim", "ngram, nasd")):
-        rounds.clear()
-        summaries: list[RoundSummary] = []
-        session = session_of(kind, layout, tiny("llama"), graphs)
-        run = start(session, ["hello"])
-        branches = run.manager
-        branches.committer = _Noting(branches.committer, summaries)
-        drive(run, check=False)
-        of_trees = [one for one in summaries if max(one.accepted) >= 0]
-        assert len(of_trees) == len(rounds)
-        for one, seen in zip(of_trees, rounds, strict=True):
-            needed = len(seen.counts) + sum(seen.counts) + seen.riders
-            assert one.drafted == sum(seen.counts)
-            assert (one.rows, one.padding) == (seen.rows, seen.rows - needed)
-        wasted = sum(one.padding for one in of_trees)
-        assert (wasted == 0) == (layout == "bim")
-
-
-@dataclass
-class _Noting:
-    """A committer that records the summaries of another one."""
-
-    committer: Any
-    summaries: list[RoundSummary]
-
-    def commit_(self, *args: Any, **more: Any) -> RoundSummary:
-        self.summaries.append(self.committer.commit_(*args, **more))
-        return self.summaries[-1]
+    _, summaries, found = rounds_of(session_of(kind, layout, tiny("llama"), graphs))
+    of_trees = [one for _, one in summaries if one.trees]
+    assert len(of_trees) == len(rounds)
+    for one, seen in zip(of_trees, rounds, strict=True):
+        needed = len(seen.counts) + sum(seen.counts) + seen.riders
+        assert one.drafted == sum(seen.counts)
+        assert (one.rows, one.padding) == (seen.rows, seen.rows - needed)
+    assert found["padding_waste"] == found["target_rows_empty"] / found["target_rows"]
+    assert (found["target_rows_empty"] == 0) == (layout == "bim")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -291,46 +227,6 @@ def test_a_pool_that_is_exactly_full_runs_all_branches_at_once(
         else:
             assert tokens_of(run) == tokens_of(free)
             assert most == 3 - less
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("nodes", "most"), [(6, 4), (4, 6)])
-def test_one_branch_needs_room_for_its_own_tree_or_the_whole_round(
-    layout: str, nodes: int, most: int, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    book = made.book(stop_ids=())
-    needed = len(book.plain("hello")) + 20 + min(nodes, most) + 1
-    for capacity in (needed, needed - 1):
-        sets = [
-            f"layout.kind={layout}",
-            f"layout.kv_slots={capacity}",
-            f"drafter.num_draft_tokens={nodes}",
-        ]
-        sets += [
-            f"drafter.rows_per_round={most}",
-            "drafter.draft_depth=3",
-            "layout.max_num_branches=1",
-        ]
-        session = graphs.session("eagle", made.models, book, budget=20, sets=sets)
-        (branch,) = branches_of(run_all(session, ["hello"]))
-        if capacity == needed:
-            assert branch.finish is Finish.LENGTH
-        else:
-            assert branch.note == f"needs {needed} slots, the pool has {capacity}"
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_whoever_starts_has_room_to_the_end(layout: str, tiny: Make, graphs: Graphs) -> None:
-    one = partial(session_of, "eagle3", layout, tiny("llama"), graphs, LONG, outline=PARTS)
-    one = partial(one, budget=8)
-    wide, full = run_all(one(), ["hello"]), 0.0
-    need = request_slots(requests_of(wide)[0]) + LONG.hoist + 13 + 90 - PROMPT_ESTIMATE
-    for capacity in range(need, need + 220, 43):
-        run: EngineCore = run_all(one(sets=[f"layout.kv_slots={capacity}"]), ["hello", "another"])
-        assert tokens_of(run)["0"] == tokens_of(wide)["0"]
-        full = max(full, run.manager.kv.peak_length / run.manager.kv.slots)
-    assert full > 0.75, "the pools were meant to be used up"
 
 
 POLICIES = ("fixed", "egag", "heuristic", "svip", "confidence", "adaedl", "cost")
@@ -372,12 +268,11 @@ def rounds_of(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Graphs) -> None:
-    made = tiny("llama")
     costs = CHOOSING["vanilla"][-1:] if policy == "cost" else ()
     sets = (f"drafter.gamma_policy={policy}", "drafter.gamma_max=5", f"layout.kind={layout}")
-    run, rounds, found = rounds_of(choosing_session_of(graphs, made, "vanilla", *sets, *costs))
-    book = made.book(stop_ids=())
-    check_lossless(run, book, made.reference, plain=False)
+    _, rounds, found = rounds_of(
+        choosing_session_of(graphs, tiny("llama"), "vanilla", *sets, *costs)
+    )
     lengths, forwards, rested = [], 0, 0
     for batch, summary in rounds:
         drafts = [sum(token >= 0 for token in tree.tokens) - 1 for tree in summary.trees]
@@ -400,29 +295,12 @@ def test_only_drafts_have_rows(policy: str, layout: str, tiny: Make, graphs: Gra
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("number", range(2))
-def test_trees_of_ngrams_have_the_rows_of_what_was_found(
-    number: int, layout: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    sets = (*SETTINGS["ngram"][number], f"layout.kind={layout}")
-    _, rounds, found = rounds_of(choosing_session_of(graphs, made, "ngram", *sets))
-    drafts = [[len(tree.tokens) - 1 for tree in one.trees] for _, one in rounds]
-    there = [[sum(t >= 0 for t in tree.tokens) - 1 for tree in one.trees] for _, one in rounds]
-    assert drafts != there, "some trees were smaller than the others"
-    assert found["padding_waste"] == found["target_rows_empty"] / found["target_rows"]
-    assert (found["target_rows_empty"] == 0) is (layout == "bim")
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", CHOOSING)
 def test_what_is_chosen_is_what_is_drafted(
     kind: str, layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    made = tiny("llama")
     sets = (*CHOOSING[kind], f"layout.kind={layout}")
-    run, rounds, found = rounds_of(choosing_session_of(graphs, made, kind, *sets))
-    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    _, rounds, found = rounds_of(choosing_session_of(graphs, tiny("llama"), kind, *sets))
     sizes = {}
     for _, one in rounds:
         if not one.trees:
@@ -441,8 +319,7 @@ def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
     for target in ("{1: 100.0, 64: 101.0}", "{1: 1.0, 64: 60.0}"):
         costs = f"drafter.costs={{target: {target}, drafter: {{1: 0.1}}}}"
         sets = ("drafter.num_draft_tokens=auto", "drafter.draft_depth=4", "drafter.top_k=3", costs)
-        run, rounds, _ = rounds_of(choosing_session_of(graphs, made, "eagle3", *sets))
-        check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+        _, rounds, _ = rounds_of(choosing_session_of(graphs, made, "eagle3", *sets))
         drafted.append(sum(one.drafted for _, one in rounds) / len(rounds))
     assert drafted[0] > 2 * drafted[1]
 
@@ -452,11 +329,9 @@ def test_a_slow_target_is_offered_more(tiny: Make, graphs: Graphs) -> None:
 def test_a_drafter_that_costs_more_than_it_saves_is_left_alone_but_for_a_look(
     kind: str, layout: str, tiny: Make, graphs: Graphs
 ) -> None:
-    made = tiny("llama")
     dear = "drafter.costs={target: {1: 1.0}, drafter: {1: 90.0}}"
     sets = (*CHOOSING[kind][:-1], dear, f"layout.kind={layout}")
-    run, rounds, _ = rounds_of(choosing_session_of(graphs, made, kind, *sets))
-    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    _, rounds, _ = rounds_of(choosing_session_of(graphs, tiny("llama"), kind, *sets))
     sizes = [one.choices[0].size for _, one in rounds if one.trees]
     drafted = [one.drafted for _, one in rounds if one.trees]
     assert sizes[0] and [size > 0 for size in sizes] == [count > 0 for count in drafted]
@@ -465,10 +340,8 @@ def test_a_drafter_that_costs_more_than_it_saves_is_left_alone_but_for_a_look(
 
 @pytest.mark.parametrize("kind", CHOOSING)
 def test_costs_that_are_not_given_are_measured(kind: str, tiny: Make, graphs: Graphs) -> None:
-    made = tiny("llama")
-    session = choosing_session_of(graphs, made, kind, *CHOOSING[kind][:-1])
-    run, _, _ = rounds_of(session)
-    check_lossless(run, made.book(stop_ids=()), made.reference, plain=False)
+    session = choosing_session_of(graphs, tiny("llama"), kind, *CHOOSING[kind][:-1])
+    rounds_of(session)
     (costs, _) = session.costs
     assert costs is not None and len(costs.target.rows) >= 2 and min(costs.target.ms) > 0
     assert bool(costs.drafter.rows) is (kind != "ngram")
@@ -493,19 +366,13 @@ def test_trees_that_are_chosen_are_not_shared_out_as_well(tiny: Make, graphs: Gr
 ROOM, NEW = 64, 4
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    folder = tmp_path_factory.mktemp("small")
-    return tiny_models(write_tiny_target(folder, layers=1, hidden=16), None, ())
-
-
 def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) -> list[Any]:
+    """For each forward of requests of these lengths: its rows, and keys and masks by group."""
     capacity = ROOM * (len(lengths) if layout == "bim" else 1)
     sets = (f"layout.kind={layout}", f"layout.max_num_branches={len(lengths)}")
-    book = TokenBook(models.target.vocab_size, "outline", ())
-    session = graphs.session(
-        "autoregressive", models, book, budget=NEW, sets=(*sets, f"layout.kv_slots={capacity}")
-    )
+    sets = (*sets, f"layout.kv_slots={capacity}", "scheduler.prefix_cache=false")
+    book = FixedBook({str(n): range(3, 3 + length) for n, length in enumerate(lengths)})
+    session = graphs.session("autoregressive", models, book, budget=NEW, sets=sets)
     seen = []
 
     def sink(event: object) -> None:
@@ -514,18 +381,9 @@ def forwards(layout: str, lengths: list[int], models: Models, graphs: Graphs) ->
             rows = run.board["batch"].rows.tokens_BQ.numel()
             seen.append((rows, [(group.keys, tuple(group.mask_GqK.shape)) for group in groups]))
 
-    run = session.start([], sink)
-    for number, length in enumerate(lengths):
-        run.manager.lifecycle.submit(_request(session.request(Prompt(str(number), "?")), length))
-    while not run.finished:
-        run.advance()
-    run.close()
+    run = start(session, [*book.prompts], sink)
+    drive(run, check=False)
     return seen
-
-
-def _request(one: Request, length: int) -> Request:
-    tail = PromptTokens(tuple(range(3, 3 + length)))
-    return replace(one, prefix=PromptTokens(), tail=tail, stop_ids=frozenset())
 
 
 def entries(groups: list[Any]) -> int:

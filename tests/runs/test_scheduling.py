@@ -14,10 +14,9 @@ from helpers.support import (
     Graphs,
     Make,
     PlanBook,
-    Tiny,
     branches_of,
     drive,
-    requests_of,
+    outline_of,
     start,
     tokens_of,
 )
@@ -25,9 +24,8 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.record.recorder import action_of
 from specsot.engine.run.core import EngineCore
-from specsot.engine.run.session import Session
 from specsot.states.machine import OpRan
-from specsot.states.request import Finish, Stage
+from specsot.states.request import Finish
 from specsot.states.scheduler import MIN_CHUNK
 from specsot.states.text.outline import Outline, Point
 
@@ -152,15 +150,7 @@ def test_parts_that_stay_until_they_are_combined_are_reserved(
     assert start(session, []).manager.admission.optimistic is makes_way
 
 
-TEXTS = [Prompt(str(n), f"question {n}", max_new_tokens=5 + n * 5 % 11) for n in range(4)]
 BUDGET, LONG, MANY = 64, 1500, 8
-
-
-def session_of(graph: str, made: Tiny, graphs: Graphs, most: int, *sets: str) -> Session:
-    book = PlanBook(130, "outline", ())
-    book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
-    sets = (*sets, "layout.max_num_branches=4", f"scheduler.max_num_batched_tokens={most}")
-    return graphs.session(graph, made.models, book, sets=sets)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +188,9 @@ def test_others_go_on_in_every_step_and_no_step_is_larger_than_the_budget(
 
 
 def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Graphs) -> None:
-    run, chunks = start(session_of("eagle", tiny("llama"), graphs, 1, *FIXED), TEXTS), []
+    made, chunks = tiny("llama"), []
+    sets = (*FIXED, "layout.max_num_branches=4", "scheduler.max_num_batched_tokens=1")
+    run = start(graphs.session("eagle", made.models, made.book(), sets=sets), [*"abcd"])
     while not run.finished:
         drive(run, until=lambda run, steps=run.steps: run.steps > steps)
         if run.state == "schedule":
@@ -206,25 +198,21 @@ def test_trees_that_take_all_rows_leave_some_for_prompts(tiny: Make, graphs: Gra
     assert chunks and max(chunks) == MIN_CHUNK
 
 
-@pytest.mark.parametrize("graph", ["eagle", "bim_eagle", "batching_eagle", "paged_eagle"])
-def test_a_request_that_is_cancelled_while_it_is_read_gives_everything_back(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    session = session_of(graph, tiny("llama"), graphs, 5)
-    expected = tokens_of(drive(start(session, TEXTS)))
-    run = start(session, TEXTS)
-    drive(run, until=lambda run: any(r.stage is Stage.PREFILL for r in requests_of(run)))
-    doomed = next(r for r in requests_of(run) if r.stage is Stage.PREFILL)
-    run.manager.table.cancel(doomed.key)
-    drive(run)
-    assert [b.finish for b in doomed.branches] == [Finish.CANCELLED]
-    assert tokens_of(run) | {doomed.key: []} == expected | {doomed.key: []}
+@pytest.mark.parametrize("graph", FULL)
+def test_one_long_branch_does_not_starve_the_others(graph: str, tiny: Make, graphs: Graphs) -> None:
+    made, ended = tiny("llama"), list[int]()
+    sets = ("layout.max_num_branches=2",)
+    session = graphs.session(
+        graph, made.models, made.book(stop_ids=()), outline=outline_of(5), budget=60, sets=sets
+    )
+    run = drive(start(session, ["hello"]), until=lambda run: run.state == "parallel_prefill")
+    for branch in branches_of(run)[1:]:
+        branch.budget = 6
 
+    def note(run: EngineCore) -> bool:
+        ended.extend(b.index for b in branches_of(run) if b.finish and b.index not in ended)
+        return False
 
-def test_beams_are_searched_behind_chunks(tiny: Make, graphs: Graphs) -> None:
-    made, found = tiny("llama"), []
-    for most in ("layout.order=fcfs", "scheduler.max_num_batched_tokens=11"):
-        sets = ("layout.max_num_branches=3", most)
-        session = graphs.session("beam", made.models, made.book(), sets=sets)
-        found.append(tokens_of(drive(start(session, TEXTS), check=False)))
-    assert found[0] == found[1]
+    note(drive(run, until=note))
+    assert len(ended) == 5 and ended[-1] == 0, "the long one ends last"
+    assert [len(b.tokens) for b in branches_of(run)] == [60, 6, 6, 6, 6]

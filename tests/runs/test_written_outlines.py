@@ -18,14 +18,12 @@ from helpers.support import (
     Reference,
     Tiny,
     branches_of,
-    check_lossless,
     contexts,
     drive,
     requests_of,
     start,
     taking_turns,
     tiny_models,
-    tokens_of,
 )
 from helpers.tiny import write_tiny_eagle3, write_tiny_target
 from safetensors.torch import load_file, save_file
@@ -149,40 +147,6 @@ def _check_parts(run: EngineCore, session: Session, writer: Writer) -> None:
         for branch, context in contexts(request, session.prompts, plain=False):
             if not branch.is_root:
                 writer.made.reference.check(branch, context, (2,))
-
-
-class Anything:
-    """A grammar that allows every token."""
-
-    def is_legal(self, token: int) -> bool:
-        return token >= 0
-
-    def advance(self, token: int) -> None:
-        assert self.is_legal(token)
-
-    def rollback(self, count: int) -> None:
-        raise AssertionError("nothing was advanced in vain")
-
-    def forced(self) -> list[int]:
-        return []
-
-
-@pytest.mark.parametrize("graph", FULL)
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-def test_a_grammar_that_allows_everything_changes_nothing(
-    graph: str, share: str, graphs: Graphs, tiny: Make
-) -> None:
-    made = tiny("qwen3", seed=2)
-    session = graphs.session(
-        graph, made.models, made.book(share), sets=("layout.max_num_branches=2",)
-    )
-    free = drive(start(session, ["one", "two", "three"]))
-    session.new_matcher = lambda question: Anything()
-    bound = drive(start(session, ["one", "two", "three"]))
-    assert {type(r.root.matcher) for r in requests_of(bound)} == {Anything}
-    assert tokens_of(bound) == tokens_of(free)
-    assert len({root.tokens[0] for root in outlines_of(free)}) > 1
-    check_lossless(bound, session.prompts, made.reference, plain=False)
 
 
 @pytest.mark.parametrize("budget", [1, 2, 7, 23])

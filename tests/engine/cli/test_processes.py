@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from helpers.fuzz import MAKERS, try_graphs, try_inputs
+from helpers.fuzz import MAKERS, try_all, try_graph, try_input
 from helpers.fuzz_streams import ANSWER, run_cases, stream_cases
 from helpers.support import SEED
 
@@ -203,8 +203,8 @@ def test_a_signal_during_an_import_is_raised_behind_it(
 
 
 def test_a_few_odd_graphs_and_an_odd_input_of_each_kind(here: Path) -> None:
-    for attempt, count in ((try_graphs, 6), (try_inputs, len(MAKERS))):
-        tally = attempt(range(1000, 1000 + count), SEED)
+    for one, count in ((try_graph, 6), (try_input, len(MAKERS))):
+        tally = try_all(one, range(1000, 1000 + count), SEED)
         assert not tally.faults and tally.ended.total() == count
 
 

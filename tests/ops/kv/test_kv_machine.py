@@ -1,5 +1,6 @@
 """The KV pool under any order of operations, with one row and with several."""
 
+import os
 from collections.abc import Iterable
 from unittest.mock import patch
 
@@ -181,7 +182,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(
-    max_examples=100,
+    max_examples=int(os.environ.get("SPECSOT_TEST_EXAMPLES", "100")),
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -1,7 +1,8 @@
 """The radix tree: whatever comes, goes, and is evicted, what a request finds is its own text."""
 
+import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -30,10 +31,11 @@ class Reader:
     branch: int
     shared: int
     rows: int
+    forks: list["Reader"] = field(default_factory=list)
 
 
 class Engine(RuleBasedStateMachine):
-    """Requests with one branch, over the pools of a target and of a drafter that pairs or not."""
+    """Requests and branches, over the pools of a target and of a drafter that pairs or not."""
 
     @initialize(back=st.sampled_from([0, 1]), size=st.sampled_from([1, 4, 16]), apart=st.booleans())
     def begin(self, back: int, size: int, apart: bool) -> None:
@@ -54,9 +56,16 @@ class Engine(RuleBasedStateMachine):
                 pool.data[0, :, 0, slot] = content(tuple(one.text[: at + 1 + back]))
         one.rows = last
 
+    @property
+    def readers(self) -> list[Reader]:
+        return [reader for one in self.live for reader in (one, *one.forks)]
+
     def free(self) -> int:
-        needed = sum(len(one.text) + 8 for one in self.live)
-        return SLOTS - needed
+        return SLOTS - sum(len(one.text) + 8 for one in self.readers)
+
+    def make_room_(self, coming: Reader) -> None:
+        own = sum(len(r.text) - r.shared for r in (*self.readers, coming))
+        self.cache.evict_to_(SLOTS - own - self.cache.pinned)
 
     @rule(
         stem=st.integers(0, len(STEM)),
@@ -76,8 +85,7 @@ class Engine(RuleBasedStateMachine):
         assert shared == 0 or MIN_MATCH <= shared < len(ids)
         one = Reader([*text, *answer], prefix, -1, shared, shared)
         self.check(one, prefix)
-        own = sum(len(r.text) - r.shared for r in (*self.live, one))
-        self.cache.evict_to_(SLOTS - own - self.cache.pinned)
+        self.make_room_(one)
         one.branch = self.tree.add(prefix)
         for first, last in ((shared, len(text)), (len(text), len(one.text))):
             self.write(one, one.branch, first, last)
@@ -94,23 +102,39 @@ class Engine(RuleBasedStateMachine):
             one.shared = end
         self.check(one, one.branch)
 
+    @precondition(lambda self: self.live and not self.back)  # a pair would span the fork
+    @rule(which=st.integers(0, 50), tail=st.lists(st.integers(0, 2), min_size=1, max_size=20))
+    def fork(self, which: int, tail: list[int]) -> None:
+        """Another branch behind all rows of a request."""
+        one = self.live[which % len(self.live)]
+        if self.free() < len(one.text) + len(tail) + 8:
+            return
+        self.publish(which, 1.0)
+        branch = self.tree.add(one.prefix)
+        fork = Reader([*one.text, *tail], one.prefix, branch, one.shared, one.shared)
+        self.make_room_(fork)
+        self.write(fork, branch, fork.shared, len(fork.text))
+        one.forks.append(fork)
+
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 50))
     def close(self, which: int) -> None:
         one = self.live.pop(which % len(self.live))
-        self.tree.set_parent(one.branch, self.tree.parent[one.prefix])
-        tokens = np.array(one.text[one.shared : one.rows], np.int32)
-        if not self.cache.insert_(one.branch, tokens, one.shared):
-            self.drop(one.branch)
+        for reader in (one, *one.forks):
+            self.tree.set_parent(reader.branch, self.tree.parent[one.prefix])
+            tokens = np.array(reader.text[reader.shared : reader.rows], np.int32)
+            if not self.cache.insert_(reader.branch, tokens, reader.shared):
+                self.drop(reader.branch)
+            self.finished.append(tuple(reader.text))
         self.cache.detach_(one.prefix)
         self.drop(one.prefix)
-        self.finished.append(tuple(one.text))
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 50))
     def cancel(self, which: int) -> None:
         one = self.live.pop(which % len(self.live))
-        self.drop(one.branch)
+        for reader in (one, *one.forks):
+            self.drop(reader.branch)
         self.cache.detach_(one.prefix)
         self.drop(one.prefix)
 
@@ -156,11 +180,10 @@ class Engine(RuleBasedStateMachine):
         self.cache.check_integrity()
         for pool in self.pools:
             pool.check_integrity()
-        for one in self.live:
+        for one in self.readers:
             self.check(one, one.branch)
-        alive = (
-            {r.branch for r in self.live} | {r.prefix for r in self.live} | set(self.cache.nodes)
-        )
+        alive = {owner for r in self.readers for owner in (r.branch, r.prefix)}
+        alive |= set(self.cache.nodes)
         for pool in self.pools:
             assert set(pool.owner[pool.owner >= 0].tolist()) <= alive, "rows of nobody"
 
@@ -175,7 +198,8 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+EXAMPLES = int(os.environ.get("SPECSOT_TEST_EXAMPLES", "30"))
+TestEngine.settings = settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
 
 
 def ids(*parts: range) -> Ints:
