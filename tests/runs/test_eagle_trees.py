@@ -1,12 +1,15 @@
 """EAGLE-1 and EAGLE-2: one head, two kinds of trees, and what they have in common."""
 
+import json
 from itertools import product
 from typing import Any
 
 import pytest
 from helpers.drafters import drafting
-from helpers.support import Graphs, Make, Tiny, drive, outline_of, start
+from helpers.support import GOLDEN, Graphs, Make, Tiny, drive, outline_of, start
+from specsot_eagle1.static_tree import MC_SIM_7B_63, Node, StaticTree, lay_out
 
+from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import model_folder
 from specsot.engine.run.api import open_session
@@ -14,7 +17,9 @@ from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import perform
 from specsot.models.files import ModelError
 from specsot.ops.types import Proposal
+from specsot.states.yaml.source import GraphError
 
+FACTS: Any = json.loads((GOLDEN / "eagle" / "e1_llama" / "eagle1.json").read_text())
 QUESTIONS = (Prompt("0", "hello"), Prompt("1", "a second question", max_new_tokens=7))
 
 
@@ -105,3 +110,83 @@ def test_the_packaged_head_drafts_for_both_kinds() -> None:
 def test_a_kind_that_has_no_packaged_model() -> None:
     with pytest.raises(ModelError, match=r"no embedded other model: name one with --drafter-model"):
         model_folder("embedded", "other")
+
+
+# -- layouts of static trees ----------------------------------------------------------------------
+
+
+def test_the_default_tree_is_the_recorded_one() -> None:
+    assert [list(node) for node in MC_SIM_7B_63] == FACTS["tree_choices"]
+    tree, verify = lay_out(MC_SIM_7B_63), FACTS["verify"]
+    assert [0, *tree.depths] == verify["tree_position_ids"]
+    paths = verify["retrieve_indices"]
+    parents = {row[i]: row[i - 1] for row in paths for i in range(1, len(row)) if row[i] > 0}
+    assert [parents[i + 1] - 1 for i in range(len(tree.parents))] == list(tree.parents)
+    inner = [level for level in tree.levels if level.inner]
+    masks = [[list(map(int, row)) for row in level.ancestors] for level in inner]
+    assert masks == FACTS["draft"]["attn_mask"]
+
+
+def nodes_of(tree: StaticTree) -> list[Node]:
+    found: list[list[Node]] = []
+    inner: list[Node] = [()]
+    for level in tree.levels:
+        pairs = zip(level.above, level.ranks, strict=True)
+        found.append([(*inner[above], rank) for above, rank in pairs])
+        inner = [found[-1][index] for index in level.inner]
+    return [node for level in found for node in level]
+
+
+TREES: dict[str, tuple[Node, ...]] = {
+    "EAGLE-1's": MC_SIM_7B_63,
+    "one node": ((3,),),
+    "a chain": ((0,), (0, 0), (0, 0, 0)),
+    "in any order": ((1, 1, 2), (0, 1), (1, 1), (1,), (0,), (1, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_tree_is_laid_out_by_depth_and_rank(name: str) -> None:
+    given = TREES[name]
+    tree = lay_out(given)
+    nodes = nodes_of(tree)
+    assert nodes == sorted(given, key=lambda node: (len(node), node))
+    assert [len(node) for node in nodes] == list(tree.depths)
+    parents = [nodes[parent] if parent >= 0 else () for parent in tree.parents]
+    assert parents == [node[:-1] for node in nodes]
+    assert all(level.breadth > max(level.ranks) for level in tree.levels)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_inner_nodes_see_their_own_path(name: str) -> None:
+    given = TREES[name]
+    inner = sorted({node[:-1] for node in given} - {()}, key=lambda node: (len(node), node))
+    tree = lay_out(given)
+    assert tree.inner == len(inner)
+    for level in tree.levels:
+        known = inner[: len(level.inner_depths)]
+        assert [len(node) for node in known] == list(level.inner_depths)
+        mine = [node for node in known if len(node) == level.depth]
+        for node, seen in zip(mine, level.ancestors, strict=True):
+            sees = [other for other, visible in zip(known, seen, strict=True) if visible]
+            assert sees == [node[:length] for length in range(1, len(node) + 1)]
+
+
+WRONG = [
+    ("[]", "must not be empty"),
+    ("[[0], []]", "a node is a list of child ranks, not empty"),
+    ("[[0], [1, 0]]", "[1, 0] needs its parent [1] in the tree"),
+    ("[[0], [1], [0]]", "[0] is given twice"),
+    ("[[0], [-1]]", "must be at least 0, not -1"),
+    ("[[0], [256]]", "must be at most 255, not 256"),
+    ("[[0], [true]]", "must be an integer, not true"),
+    ("[[0], 1]", "must be a list, not the number 1"),
+    ("5", "must be a list, not the number 5"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG)
+def test_a_graph_with_a_wrong_tree_is_refused(text: str, message: str) -> None:
+    with pytest.raises(GraphError) as caught:
+        open_graph("bim_eagle", ("drafter.kind=eagle1", f"drafter.tree={text}"))
+    assert f"drafter.tree: {message}" in str(caught.value)
