@@ -313,7 +313,7 @@ def held(run: EngineCore, made: Tiny, stops: tuple[int, ...]) -> None:
         assert branch.finish is Finish.LENGTH or said[-1] in stops
 
 
-@pytest.mark.parametrize(("layout", "share"), product(LAYOUTS, ("outline", "prompt")))
+@pytest.mark.parametrize(("layout", "share"), [*product(LAYOUTS, ("outline", "prompt"))])
 def test_the_answer_is_the_targets_own_under_its_mask(
     layout: str, share: str, made: Tiny, graphs: Graphs
 ) -> None:
