@@ -393,7 +393,7 @@ def check_case(case: Case, make: Make, graphs: Graphs) -> EngineCore:
     if case.is_exact:
         for request in run.requests:
             if not request.cancelled:
-                check_request(request, session, made.reference)
+                check_request(request, session, made.reference, read=case.work in DOCUMENTED)
         return run
     twin, _ = play(session_of(case.plain(), made, graphs), case.plain())
     expected = tokens_by_branch(twin)
@@ -430,10 +430,10 @@ def check_counters(run: EngineCore, recorder: Recorder, case: Case) -> None:
         assert len(branch.tokens) == first + sum(branch.emitted)
 
 
-def check_request(request: Request, session: Session, reference: Reference) -> None:
+def check_request(request: Request, session: Session, reference: Reference, *, read: bool) -> None:
+    """read: its documents are among its rows, where the engine put them."""
     book, skeleton = session.prompts, session.program.graph.skeleton
     rules = session.program.graph.sampling.rules()
-    read = request.documents or any(branch.documents for branch in request.branches)
     if read:
         pairs = [(b, [*request.context, *b.prompt]) for b in request.branches]
     else:

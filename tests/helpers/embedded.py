@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from helpers.support import Graphs, Reference, contexts, requests_of
 from specsot.engine.models import Models, load_models
+from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Prompt, Session
@@ -35,8 +37,6 @@ class Embedded:
         models: Models | None = None,
     ) -> EngineCore:
         """A whole run of a shipped graph as it ships, but for `sets`; with EAGLE-3 by default."""
-        from specsot.engine.prepare.files import open_graph
-
         program = open_graph(graph, sets=tuple(sets), table=self.graphs.table)
         models = models or self.models
         session = Session(program, models, max_new_tokens=budget, outline=outline)
@@ -81,3 +81,16 @@ def given_outline(count: int, deps: bool = False) -> Outline:
     titles = ("Main parts", "Goal", "Steps", "Time and cost", "Risks", "Food", "Water", "Summary")
     points = tuple(Point(i, 60, None, needs.get(i, ()), titles[i - 1]) for i in range(1, count + 1))
     return Outline("plan", points, (), "ok")
+
+
+def titles_named(embedded: Embedded, asked: Sequence[Any], **more: Any) -> tuple[int, int]:
+    """Titles of outlines for these probes that name aspects of the subjects, and all titles."""
+    right = total = 0
+    run = embedded.run("bim_eagle", [probe.question for probe in asked], **more)
+    for request, probe in zip(requests_of(run), asked, strict=True):
+        assert request.outline is not None
+        titles = [point.title for point in request.outline.points]
+        assert len(set(titles)) == len(titles)
+        right += sum(title in (*probe.titles, "Summary") for title in titles)
+        total += len(titles)
+    return right, total

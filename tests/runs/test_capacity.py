@@ -194,17 +194,6 @@ def _long_for(question: str, prefix: int, tail: int, otherwise: Callable[..., An
     return skeleton
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_a_run_whose_requests_are_all_refused_comes_to_an_end(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    sets = ("layout.kv_slots=100", "layout.max_num_branches=2")
-    session = graphs.session(graph, made.models, made.book(), budget=300, sets=sets)
-    run = run_all(session, ["hello", "again"])
-    assert [s.finish for a in run.answers for s in a.sections] == ["refused"] * 2
-
-
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_a_branch_prompt_without_room_is_refused_by_name(
     share: str, tiny: Make, graphs: Graphs

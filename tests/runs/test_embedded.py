@@ -1,7 +1,7 @@
 """The embedded models through the shipped graphs: lossless, and as good as promised."""
 
 import pytest
-from helpers.embedded import PLAIN, Embedded, given_outline
+from helpers.embedded import PLAIN, Embedded, given_outline, titles_named
 from helpers.support import accepted_of, requests_of, tokens_of
 
 from tools.embedded.heldout import probes
@@ -32,7 +32,7 @@ def test_speculation_changes_no_token_and_saves_forwards(embedded: Embedded) -> 
     plain = embedded.run("bim_plain", QUESTIONS[:1])
     eagle = embedded.run("bim_eagle", QUESTIONS[:1])
     assert tokens_of(plain) == tokens_of(eagle)
-    assert eagle.host.reads < 0.7 * plain.host.reads
+    assert eagle.board["host"].reads < 0.7 * plain.board["host"].reads
 
 
 def test_the_drafter_agrees_with_the_target(embedded: Embedded) -> None:
@@ -43,13 +43,5 @@ def test_the_drafter_agrees_with_the_target(embedded: Embedded) -> None:
 
 
 def test_outlines_name_aspects_of_the_subject(embedded: Embedded) -> None:
-    asked = probes("outline", 6, 11)
-    run = embedded.run("bim_eagle", [p.question for p in asked], budget=8)
-    right = total = 0
-    for request, probe in zip(requests_of(run), asked, strict=True):
-        assert request.outline is not None and request.outline.status == "ok"
-        titles = [p.title for p in request.outline.points]
-        assert len(set(titles)) == len(titles)
-        right += sum(title in (*probe.titles, "Summary") for title in titles)
-        total += len(titles)
+    right, total = titles_named(embedded, probes("outline", 6, 11), budget=8)
     assert right >= 0.9 * total
