@@ -205,43 +205,38 @@ def a_run(first: int, last: int, tokens: int = 11, digest: str = "", **meter: An
     return SideRun(own, **times, host_reads=3, digest=digest)
 
 
+def figure(name: str, mine: list[SideRun], theirs: list[SideRun] | None = None) -> Any:
+    """[value, low, high] of rounds with a prompt each, or None."""
+    return FIGURES[name].measure(mine, theirs or mine, range(len(mine)))
+
+
 def test_speedups_are_medians_of_ratios_within_rounds() -> None:
     theirs = [a_run(10, 110), a_run(20, 220), a_run(5, 405, tokens=21)]
     mine = [a_run(10, 60), a_run(10, 60), a_run(5, 105, tokens=11)]
-    found = FIGURES["speedup_decode"].measure(mine, theirs, [0, 1, 2])
-    assert found is not None and found.value == 2  # 2, 4 and, per token, 2
-    assert (found.low, found.high) == (2, 4)
-    whole = FIGURES["speedup_ttlt"].measure(mine, theirs, [0, 1, 2])
-    assert whole is not None and whole.value == pytest.approx(220 / 60)
-    by_prompt = FIGURES["speedup_by_prompt"].measure(mine, theirs, [0, 1, 2])
-    assert by_prompt == pytest.approx((405 / 21 / (105 / 11), 110 / 60, 220 / 60))
-    shorter = FIGURES["length_ratio"].measure(mine, theirs, [0, 1, 2])
-    assert shorter is not None and shorter.low == pytest.approx(11 / 21)
+    assert figure("speedup_decode", mine, theirs) == (2, 2, 4)  # 2, 4 and, per token, 2
+    assert figure("speedup_ttlt", mine, theirs).value == pytest.approx(220 / 60)
+    by_prompt = (405 / 21 / (105 / 11), 110 / 60, 220 / 60)
+    assert figure("speedup_by_prompt", mine, theirs) == pytest.approx(by_prompt)
+    assert figure("length_ratio", mine, theirs).low == pytest.approx(11 / 21)
 
 
 def test_what_was_not_finished_does_not_count() -> None:
     broken = replace(a_run(1, 9999), problems=["stopped"])
-    figure = FIGURES["speedup_ttlt"]
-    found = figure.measure([a_run(1, 2), broken], [a_run(1, 4), a_run(1, 4)], [0, 1])
-    assert found is not None and found.value == 2 and found.low is None
-    assert figure.measure([broken], [a_run(1, 4)], [0]) is None
+    twice = [a_run(1, 4), a_run(1, 4)]
+    assert figure("speedup_ttlt", [a_run(1, 2), broken], twice) == (2, None, None)
+    assert figure("speedup_ttlt", [broken], [a_run(1, 4)]) is None
 
 
 def test_sums_peaks_and_what_only_we_can_tell() -> None:
     one = a_run(1, 2, rows=10, drafted=8, accepted=4, lengths=Counter({1: 2, 3: 1}))
     two = a_run(1, 2, rows=10, drafted=2, accepted=1, lengths=Counter({2: 2}))
-    peer = a_run(1, 2, lengths=Counter({1: 5}))
-    rate = FIGURES["acceptance_rate"].measure([one, two], [one, two], [0, 0])
-    assert rate is not None and rate.value == 0.5
-    tau = FIGURES["tau_step"].measure([one, two], [one, two], [0, 0])
-    assert tau is not None and tau.value == 9 / 5
-    assert FIGURES["rows"].measure([peer], [peer], [0]) is None
+    assert figure("acceptance_rate", [one, two]).value == 0.5
+    assert figure("tau_step", [one, two]).value == 9 / 5
+    assert figure("rows", [a_run(1, 2, lengths=Counter({1: 5}))]) is None
     held = SideRun(Meter(), kv={"held": 5 * MS, "allocated": 9 * MS})
-    most = FIGURES["kv_held_mb"].measure([held, one], [held, one], [0, 0])
-    assert most is not None and most.value == 5
+    assert figure("kv_held_mb", [held, one]).value == 5
     one, two = (a_run(1, 2, digest=digest) for digest in "xy")
-    same = FIGURES["same_answer"].measure([one, one], [one, two], [0, 1])
-    assert same is not None and same.value == 0.5
+    assert figure("same_answer", [one, one], [one, two]).value == 0.5
     assert acceptance_by_depth(Counter({1: 2, 2: 1, 3: 1})) == [0.5, 0.5]
 
 
