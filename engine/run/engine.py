@@ -28,8 +28,7 @@ from ..events import (
     answer_ready,
     finish_of,
 )
-from ..prepare.inputs import Fit, Prompt
-from ..request_settings import AS_THE_GRAPH, RequestSettings
+from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
 from .core import EngineCore
 from .session import Session, open_session
 
@@ -64,15 +63,6 @@ class EngineStats:
     prefix_reused: int = 0
     seconds: float = 0.0
     preempted: int = 0
-
-    def count(self, summary: RoundSummary) -> None:
-        """Count one forward of the target; a summary without rows is not one."""
-        if not summary.rows:
-            return
-        self.forwards += 1
-        self.tokens += sum(summary.committed)
-        self.drafted += summary.drafted
-        self.accepted += sum(max(count, 0) for count in summary.accepted)
 
     def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
         table = manager.table
@@ -417,14 +407,19 @@ class Engine:
         """Count steps and forwards, emit what open requests have committed since the last step, and
         deliver the answers of finished requests."""
         results = event.results if isinstance(event, OpRan) else ()
+        stats = self._stats
         if "step" in results:
-            self._stats.steps += 1
+            stats.steps += 1
             for request in self.manager.table.open.values():
                 if handle := self._handles.get(request):
-                    handle.update(request, self.manager, self._stats.steps)
+                    handle.update(request, self.manager, stats.steps)
         if "committed" in results:
             summary: RoundSummary = self.core.board["committed"]
-            self._stats.count(summary)
+            if summary.rows:
+                stats.forwards += 1
+                stats.tokens += sum(summary.committed)
+                stats.drafted += summary.drafted
+                stats.accepted += sum(max(count, 0) for count in summary.accepted)
             if self._rounds is not None:
                 self._rounds(summary)
         if "answers" in results:
@@ -433,9 +428,9 @@ class Engine:
                 with self._lock:
                     done = self._handles.pop(request, None)
                 finish = finish_of(answer)
-                self._stats.ended[finish] = self._stats.ended.get(finish, 0) + 1
+                stats.ended[finish] = stats.ended.get(finish, 0) + 1
                 if done is not None:
-                    done.update(request, self.manager, self._stats.steps)
+                    done.update(request, self.manager, stats.steps)
                     done.request = None
                     done.emit([answer_ready(answer, request)])
         if self._sink is not None:

@@ -31,7 +31,7 @@ from ...states.yaml.source import GraphError, Problem, ProblemCode
 from ..chunks.store import CHUNK_BYTES, ChunkStore, chunks_for
 from ..errors import UsageError
 from ..models import Models, assumed, load_models, run_pools, with_drafter
-from ..prepare.inputs import Prompt
+from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
 from ..prepare.job import (
     EMBEDDED,
     Job,
@@ -44,7 +44,6 @@ from ..prepare.job import (
 )
 from ..prepare.options import RunOptions, SessionOptions
 from ..record.recorder import Recorder, Write
-from ..request_settings import AS_THE_GRAPH, RequestSettings
 from .core import EngineCore, Status, StopSignal, drive
 from .scoring import costs_of
 

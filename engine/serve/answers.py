@@ -17,9 +17,8 @@ from ..workers.link import WorkerGoneError
 from ..workers.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
 from ..workers.router import Router
 from ..workers.tickets import StalledError, Ticket
-from .errors import ApiError, engine_gone, invalid
 from .metrics import ServerMetrics
-from .requests import ChatRequest, CompletionRequest
+from .requests import ApiError, ChatRequest, CompletionRequest, engine_gone, invalid
 
 LOWEST = -9999.0  # JSON has no -inf
 EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
@@ -164,9 +163,12 @@ class Answers:
     def _ends(self) -> list[Ended]:
         return [choice.ended for choice in self.choices if choice.ended is not None]
 
-    async def _messages(self) -> AsyncGenerator[tuple[Choice, Message], None]:
-        """The messages of all choices as they come, until all choices have ended."""
-        merged: asyncio.Queue[tuple[Choice, Message | Exception]] = asyncio.Queue()
+    async def _messages(
+        self, client: Request | None = None
+    ) -> AsyncGenerator[tuple[Choice, Message], None]:
+        """The messages of all choices as they come, until all choices have ended; raises
+        WorkerGoneError, StalledError, ApiError once `client` has disconnected."""
+        merged: asyncio.Queue[tuple[Choice, Message] | Exception] = asyncio.Queue()
 
         async def forward(choice: Choice) -> None:
             try:
@@ -175,14 +177,22 @@ class Answers:
                     message = await choice.ticket.next()
                     merged.put_nowait((choice, message))
             except (WorkerGoneError, StalledError) as error:
-                merged.put_nowait((choice, error))
+                merged.put_nowait(error)
+
+        async def until_disconnect(client: Request) -> None:
+            while (await client.receive())["type"] != "http.disconnect":
+                pass
+            merged.put_nowait(ApiError(499, "the client has left"))
 
         tasks = [asyncio.ensure_future(forward(choice)) for choice in self.choices]
+        if client is not None:
+            tasks.append(asyncio.ensure_future(until_disconnect(client)))
         try:
             while len(self._ends) < len(self.choices):
-                choice, message = await merged.get()
-                if isinstance(message, Exception):
-                    raise message
+                item = await merged.get()
+                if isinstance(item, Exception):
+                    raise item
+                choice, message = item
                 choice.receive(message)
                 yield choice, message
         finally:
@@ -192,25 +202,10 @@ class Answers:
     async def whole(self, request: Request, echoed: Sequence[str]) -> dict[str, Any]:
         """The complete answer; raises ApiError, also when the client disconnects, WorkerGoneError.
         echoed: the prefix of each choice's text."""
-
-        async def to_the_end() -> None:
-            async for _ in self._messages():
-                pass
-
-        async def until_disconnect() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
-        work = asyncio.ensure_future(to_the_end())
-        disconnect = asyncio.ensure_future(until_disconnect())
         try:
-            await asyncio.wait({work, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise ApiError(499, "the client has left")
-            work.result()
+            async for _ in self._messages(request):
+                pass
         finally:
-            work.cancel()
-            disconnect.cancel()
             self._close()
         if error := next(filter(None, map(failure, self._ends)), None):
             raise error

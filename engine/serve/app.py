@@ -7,24 +7,29 @@ from typing import Any
 
 from fastapi import FastAPI
 from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from ..prepare.inputs import Prompt
 from ..prepare.options import ServeOptions
-from ..workers.link import LinkState
+from ..workers.link import LinkState, WorkerGoneError
 from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused
 from ..workers.router import Router
 from .answers import Answers
-from .errors import ApiError, ErrorBody, add_error_handlers, engine_gone, invalid, overloaded
 from .metrics import ServerMetrics
 from .requests import (
+    ApiError,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    ErrorBody,
     SamplingFields,
     TokenizeRequest,
     conversation,
+    engine_gone,
+    invalid,
+    overloaded,
     read_fields,
 )
 
@@ -254,6 +259,24 @@ def build_app(api: Api) -> FastAPI:
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
     add_error_handlers(app)
     return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer errors of routes and engines, unknown paths and wrong methods in this format."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, WorkerGoneError):
+            error = engine_gone()
+        if isinstance(error, HTTPException):
+            path = request.url.path[:80]
+            words = {404: f"there is nothing at {path!r}", 405: "another method is needed"}
+            message = words.get(error.status_code, str(error.detail))
+            error = ApiError(error.status_code, message, headers=error.headers)
+        assert isinstance(error, ApiError)
+        return error.response
+
+    for kind in (ApiError, WorkerGoneError, HTTPException):
+        app.add_exception_handler(kind, answer)
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> None:

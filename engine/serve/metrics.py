@@ -2,7 +2,7 @@
 replicas, states and reasons; they never hold text of requests."""
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -32,15 +32,14 @@ ENGINE_METRICS = (  # our name, vLLM's (or none), where the number is
     ("prefix_hits", "prefix_cache_hits", "prefix_reused", "Prompt tokens found."),
 )
 GAUGES = ("running", "waiting", "branches", "slots", "capacity")  # the others only grow
-REPLICA_METRICS = (  # name, field of `Router.replicas`
-    ("replica_tokens", "tokens", "Tokens that a replica is expected to write."),
-    (
-        "replica_written_tokens",
+REPLICA_METRICS = {  # name, field of `Router.replicas`
+    "replica_tokens": ("tokens", "Tokens that a replica is expected to write."),
+    "replica_written_tokens": (
         "written",
         "Tokens that a replica has written since it was started.",
     ),
-    ("replica_restarts", "restarts", "Times that a replica was started again."),
-)
+    "replica_restarts": ("restarts", "Times that a replica was started again."),
+}
 HISTOGRAMS = {  # of choices
     "time_to_first_token_seconds": ("Until the first text.", LONG),
     "inter_token_latency_seconds": ("Between tokens.", SHORT),
@@ -51,63 +50,53 @@ HISTOGRAMS = {  # of choices
 
 
 class EngineCollector:
-    """The metrics of the engines and their replicas, read from the router when they are scraped."""
-
     def __init__(self, router: Router, prefix: str) -> None:
         self._router = router
         self._prefix = prefix
 
     def _family(
-        self,
-        name: str,
-        doc: str,
-        rows: Iterable[Sequence[Any]],
-        *,
-        labels: Sequence[str] | None = None,
-        grows: bool = False,
+        self, kind: type[Any], name: str, values: Mapping[str, Any], doc: str, *, label: str = ""
     ) -> Metric:
-        """rows: the labels, and the number behind them. labels: by default the graph."""
-        kind: Any = CounterMetricFamily if grows else GaugeMetricFamily
-        labels = [LABELS[self._prefix]] if labels is None else labels
-        family = kind(f"{self._prefix}:{name}", doc, labels=labels)
-        for *values, number in rows:
-            family.add_metric(values, number)
+        family: Any = kind(f"{self._prefix}:{name}", doc, labels=[label or LABELS[self._prefix]])
+        for labelled, value in values.items():
+            family.add_metric([labelled], value)
         return cast(Metric, family)
 
     def collect(self) -> Iterator[Metric]:
         vllm = self._prefix == "vllm"
-        router = self._router
-        graphs = router.counts.items()
+        graphs = self._router.counts
         for ours, theirs, field, doc in ENGINE_METRICS:
             if name := theirs if vllm else ours:
-                numbers = [(graph, counts[field]) for graph, counts in graphs]
-                yield self._family(name, doc, numbers, grows=field not in GAUGES)
+                kind = GaugeMetricFamily if field in GAUGES else CounterMetricFamily
+                values = {graph: counts[field] for graph, counts in graphs.items()}
+                yield self._family(kind, name, values, doc)
         name = "kv_cache_usage_perc" if vllm else "kv_usage"
-        shares = [(graph, at["slots"] / max(at["capacity"], 1)) for graph, at in graphs]
-        yield self._family(name, "Share of the target's pool in use.", shares)
+        shares = {graph: at["slots"] / max(at["capacity"], 1) for graph, at in graphs.items()}
+        yield self._family(GaugeMetricFamily, name, shares, "Share of the target's pool in use.")
         name = "spec_decode_num_accepted_tokens_per_pos" if vllm else "accepted_at"
         doc = "Drafts accepted at each place of a path."
-        places = [
-            (graph, str(place), count)
-            for graph, counts in graphs
-            for place, count in enumerate(counts["positions"][:64])
-        ]
         labels = [LABELS[self._prefix], "position"]
-        yield self._family(name, doc, places, labels=labels, grows=True)
+        places = CounterMetricFamily(f"{self._prefix}:{name}", doc, labels=labels)
+        for graph, counts in graphs.items():
+            for place, count in enumerate(counts["positions"][:64]):
+                places.add_metric([graph, str(place)], count)
+        yield places
         if vllm:
             return
+        router = self._router
         doc = "Answers that somebody waits for."
-        yield self._family("requests_open", doc, [[router.open]], labels=())
+        yield GaugeMetricFamily("specsot:requests_open", doc, value=router.open)
         doc = "Times that requests went on in another replica."
-        yield self._family("request_reruns", doc, [[router.reruns]], labels=(), grows=True)
+        yield CounterMetricFamily("specsot:request_reruns", doc, value=router.reruns)
         tally = Tally(replica["state"] for replica in router.replicas)
         order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.DEAD)
-        states = [(state, tally[state]) for state in order]
-        yield self._family("replicas", "Processes that decode.", states, labels=["state"])
-        for name, field, doc in REPLICA_METRICS:
-            numbers = [(replica["name"], replica[field]) for replica in router.replicas]
-            grows = field == "restarts"
-            yield self._family(name, doc, numbers, labels=["replica"], grows=grows)
+        states = {state: tally[state] for state in order}
+        doc = "Processes that decode."
+        yield self._family(GaugeMetricFamily, "replicas", states, doc, label="state")
+        for name, (field, doc) in REPLICA_METRICS.items():
+            kind = CounterMetricFamily if field == "restarts" else GaugeMetricFamily
+            values = {replica["name"]: replica[field] for replica in router.replicas}
+            yield self._family(kind, name, values, doc, label="replica")
 
 
 class ServerMetrics:

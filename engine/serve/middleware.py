@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..errors import message_of
 from ..prepare.options import LOOPBACK, ServeOptions
 from ..shell import complain
-from .errors import ApiError, invalid
 from .metrics import ServerMetrics
+from .requests import ApiError, invalid
 
 MAX_HEADERS = 100
 HEADER_BYTES = 16 << 10

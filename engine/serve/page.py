@@ -17,7 +17,7 @@ from ..events import Origin
 from ..record.run_folder import SavedRun, saved_runs
 from ..workers.protocol import encode
 from ..workers.router import Router
-from .errors import ApiError, overloaded
+from .requests import ApiError, overloaded
 
 if TYPE_CHECKING:  # it imports torch: seconds
     from ..record.replay import Replay

@@ -1,21 +1,20 @@
-"""Requests: their fields with limits, what is refused, and a `Submit` for each choice."""
+"""Requests: their fields with limits, a `Submit` for each choice, and errors as OpenAI has them."""
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from starlette.responses import JSONResponse
 
 from ...states.text.documents import Document
 from ...states.text.grammar import ANY_OBJECT
 from ...states.text.prompts import PastTurn
-from ..prepare.inputs import Prompt
-from ..request_settings import RequestSettings
+from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
-from .errors import bad_field, invalid
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -49,6 +48,74 @@ NOT_HERE = {  # what means something elsewhere; ignoring it would give another a
 }
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 FREE_ONLY = ("top_p", "top_k", "min_p", *PENALTIES)  # settings that a grammar excludes
+
+
+RETRY = {"Retry-After": "1"}  # seconds
+INVALID = "invalid_request_error"
+TYPES = {  # of a status, where it is not INVALID
+    401: "authentication_error",
+    429: "rate_limit_error",
+    499: "client_closed",
+    500: "server_error",
+    503: "server_error",
+    504: "timeout_error",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong: `param` names the field, `code` is for programs."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorBody(BaseModel):
+    """The body of an error."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+        kind = TYPES.get(status, INVALID)
+        detail = ErrorDetail(message=message, type=kind, param=param, code=code)
+        self.body: dict[str, Any] = {"error": detail.model_dump()}
+
+    @property
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def bad_field(param: str, why: str, code: str | None = None) -> ApiError:
+    return invalid(f"{param}: {why}", param, code)
+
+
+def overloaded(message: str, status: int = 503) -> ApiError:
+    return ApiError(status, message, code="server_overloaded", headers=RETRY)
+
+
+def engine_gone(message: str = "the engine has ended and is started again") -> ApiError:
+    return ApiError(503, message, code="engine_dead", headers=RETRY)
+
+
+# -- fields ---------------------------------------------------------------------------------------
 
 
 def _number(value: Any) -> Any:

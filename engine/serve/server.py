@@ -21,11 +21,11 @@ from ..prepare.options import ServeOptions
 from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..workers.router import POLL_INTERVAL, Router
-from .app import Api, build_app
-from .errors import INVALID, ErrorBody, ErrorDetail, add_error_handlers
+from .app import Api, add_error_handlers, build_app
 from .metrics import ServerMetrics
 from .middleware import HEADER_BYTES, AdmissionMiddleware
 from .page import PageRoutes, playback_of
+from .requests import INVALID, ErrorBody, ErrorDetail
 
 CONNECTIONS = 2048
 HTTP_NICENESS = 5  # of this process's threads, below the engines

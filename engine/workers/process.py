@@ -25,11 +25,10 @@ from ...states.text.tokens import Encoder, PromptError, check_question, leading_
 from .. import events
 from ..errors import Code, code_of, message_of
 from ..models import Models, with_drafter
-from ..prepare.inputs import Prompt
+from ..prepare.inputs import Prompt, RequestSettings
 from ..prepare.job import model_folders, prepare_graphs
 from ..prepare.options import RunOptions
 from ..record.run_view import pool_view, runs_of
-from ..request_settings import RequestSettings
 from ..run.engine import Engine, Handle
 from ..run.scoring import Scorer
 from ..run.session import Session, derive_seed, load, tie

@@ -17,9 +17,8 @@ from pydantic import SkipValidation, TypeAdapter
 
 from ...states.request import MigratedRequest
 from ..events import Committed
-from ..prepare.inputs import Prompt
+from ..prepare.inputs import AS_THE_GRAPH, Prompt, RequestSettings
 from ..prepare.options import ClusterBlock
-from ..request_settings import AS_THE_GRAPH, RequestSettings
 
 MAX_LINE_BYTES = 64 << 20
 LOOPBACK = "127.0.0.1"

@@ -39,11 +39,11 @@ from ...states.yaml.source import Source, decode
 from ..errors import UsageError, message_of
 from ..events import OUTLINE, BranchFinished, Committed, TokenEvent
 from ..models import has_parts
+from ..prepare.inputs import RequestSettings
 from ..prepare.job import Job
 from ..prepare.options import SESSION, ClusterBlock, RunOptions
 from ..prepare.repeat import graph_yaml
 from ..record.metrics import Meter, held_figures
-from ..request_settings import RequestSettings
 from ..run.engine import Engine, EngineError, Handle
 from ..run.session import Session, load
 from . import protocol

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from helpers.reading import DocumentBook
-from helpers.support import TREES, Graphs, Halves, Tiny
+from helpers.reading import session as reading
+from helpers.support import Graphs, Halves, Tiny
 from specsot.engine.models import Models
-from specsot.engine.prepare.files import open_graph
 from specsot.engine.run.session import Session
 from specsot.states.request import COMPLETE, Branch, Request
 from specsot.states.text.outline import Outline, Point
@@ -15,14 +15,7 @@ from specsot.states.text.tokens import PromptTokens
 
 GRAPH = "bim_blend_merge"
 REUSED = ("blend.ratios=[0.3]",)
-SMALL = (
-    "layout.kv_slots=2000",
-    "limits.max_new_tokens=1",  # the session has its own budget
-    "blend.min_tokens=0",
-    "skeleton.grammar=false",
-    "skeleton.direct_tokens=13",
-    "skeleton.max_tokens=20",
-)
+SMALL = ("layout.kv_slots=2000", "skeleton.direct_tokens=13", "skeleton.max_tokens=20")
 
 
 class FoldBook(DocumentBook):
@@ -71,15 +64,8 @@ def session(
 ) -> Session:
     """A session on the shipped graph that combines, with a small pool."""
     book = book or book_of(made)
-    own = (*SMALL, f"skeleton.share={book.share}")
-    if graph != GRAPH:
-        own = tuple(one for one in own if not one.startswith("blend."))
-    if not any(one.startswith("drafter.kind=") for one in sets):
-        own = (*own, *TREES)
-    program = open_graph(graph, (*own, *sets), graphs.table)
-    return Session(
-        program, models or made.models, max_new_tokens=budget, outline=outline, prompts=book
-    )
+    more: Any = {"models": models, "outline": outline, "budget": budget, "book": book}
+    return reading(graphs, made, graph, *SMALL, *sets, share=book.share, **more)
 
 
 def combined_of(request: Request) -> Branch:

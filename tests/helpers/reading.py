@@ -24,7 +24,6 @@ WORDS = ("bees", "rain", "tea", "iron", "ferns", "chess", "salt", "moss")
 DOCUMENTS = tuple(Document(word, f"all about {word} and everything") for word in WORDS)
 # The session has its own budget.
 SMALL = ("layout.kv_slots=3000", "limits.max_new_tokens=1", *TREES)
-NO_BLOCK = ("eagle", "bim_eagle")
 
 
 class DocumentBook(TokenBook):
@@ -94,10 +93,11 @@ def session(
     budget: int = 14,
     share: str = "outline",
     chunks: ChunkStore | None = None,
+    book: Any = None,
 ) -> Session:
     """A session on a shipped graph with a small pool; blending begins with the first token."""
     own = [*SMALL]
-    if graph not in NO_BLOCK:
+    if "blend" in graph:
         own.append("blend.min_tokens=0")
     if graph.startswith("bim"):
         own += [f"skeleton.share={share}", "skeleton.grammar=false"]
@@ -111,7 +111,7 @@ def session(
         models or made.models,
         max_new_tokens=budget,
         outline=given,
-        prompts=book_of(made, share),
+        prompts=book or book_of(made, share),
         chunks=chunks,
     )
 

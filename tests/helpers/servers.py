@@ -55,6 +55,13 @@ class Served:
     def complete(self, prompt: Any, model: str = "dflash", **fields: Any) -> httpx.Response:
         return self.http.post("/v1/completions", json={"model": model, "prompt": prompt, **fields})
 
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = self.http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+        return found
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        return str(self.http.post("/detokenize", json={"tokens": ids}).json()["prompt"])
+
     def stream(self, path: str = "/v1/chat/completions", **body: Any) -> list[Any]:
         """The chunks of a stream, and `[DONE]` as itself."""
         with self.http.stream("POST", path, json={**body, "stream": True}) as response:

@@ -17,9 +17,8 @@ from helpers.clusters import ThreadHost
 from helpers.servers import BEES, RAIN
 
 from specsot.engine.cli.serve import plain_options
-from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.request_settings import RequestSettings
 from specsot.engine.workers.link import WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Ended, Message, Start, Submit, Wrote

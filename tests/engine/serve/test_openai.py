@@ -1,4 +1,4 @@
-"""OpenAI's API over a real server: the official client, streams, and text that `run` writes too."""
+"""OpenAI's API over a real server: the official client, streams, texts of `run`, scores."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -10,11 +10,14 @@ from helpers.servers import BEES, RAIN, Served, said
 
 from specsot.engine.models import load_models
 from specsot.engine.prepare.files import open_graph
-from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.engine import Engine
 from specsot.engine.run.scoring import Scorer
 from specsot.engine.run.session import Session, derive_seed
+from specsot.engine.serve.answers import Scores
+from specsot.engine.workers.process import Refusal, ServedGraph
+from specsot.engine.workers.protocol import Submit, Wrote
 from specsot.states.graph.load import op_table
 
 
@@ -100,8 +103,8 @@ def test_usage_comes_only_if_it_is_asked_for(served: Served) -> None:
 
 
 def test_completions_go_on_behind_texts_and_ids(client: openai.OpenAI, served: Served) -> None:
-    ids = served.http.post("/tokenize", json={"prompt": "The sky is"}).json()["tokens"]
-    assert served.http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == "The sky is"
+    ids = served.ids("The sky is")
+    assert served.decoded(ids) == "The sky is"
     texts = [
         [c.text for c in client.completions.create(model="dflash", prompt=prompt, n=n).choices]
         for prompt, n in (("The sky is", 1), (ids, 1), (["The sky is", "A bee"], 2))
@@ -185,9 +188,9 @@ def test_biases_and_penalties_are_the_graphs_own(served: Served, alone: Any) -> 
     got = content_of(served, "dflash", **fields)
     sets = [f"sampling.{name}={value}" for name, value in fields.items()]
     assert got == alone("dflash", BEES, 0, *sets)[0] != alone("dflash", BEES)[0]
-    first = served.http.post("/tokenize", json={"prompt": "zzz"}).json()["tokens"][0]
+    first = served.ids("zzz")[0]
     forced = served.complete("A bee", max_tokens=3, logit_bias={str(first): 100}).json()
-    text = served.http.post("/detokenize", json={"tokens": [first] * 3}).json()["prompt"]
+    text = served.decoded([first] * 3)
     assert forced["choices"][0]["text"] == text
 
 
@@ -212,7 +215,7 @@ def test_scores_are_the_targets_own(served: Served, alone: Any) -> None:
 
 def test_echoed_scores_as_evaluation_harnesses_ask_for_them(served: Served) -> None:
     fields = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "seed": 1234}
-    ids = served.http.post("/tokenize", json={"prompt": "The sky is blue."}).json()["tokens"]
+    ids = served.ids("The sky is blue.")
     by_text = served.complete("The sky is blue.", **fields).json()["choices"][0]
     by_ids = served.complete([ids], **fields).json()["choices"][0]
     assert by_text["logprobs"] == by_ids["logprobs"] and by_text["text"] == by_ids["text"]
@@ -254,7 +257,7 @@ def test_conversations_have_rules_and_turns(served: Served) -> None:
         {"role": "user", "content": "And snow?"},
     ]
     ids = served.http.post("/tokenize", json={"messages": turns}).json()["tokens"]
-    text = served.http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    text = served.decoded(ids)
     places = [text.index(one) for one in ("Be brief.", "What is rain?", "Water.", "And snow?")]
     assert places == sorted(places)
     body = {"model": "bim_dflash", "messages": turns, "max_tokens": 8}
@@ -340,3 +343,102 @@ def test_probes_and_metrics(served: Served) -> None:
     served.until(lambda: served.metric("specsot:requests_running") == 0)
     positions = served.http.get("/metrics").text.count("spec_decode_num_accepted_tokens_per_pos")
     assert positions > 2
+
+
+# -- log-probabilities ----------------------------------------------------------------------------
+
+
+def scores_of(chunks: list[Any]) -> list[Any]:
+    scores = [c["choices"][0]["logprobs"] for c in chunks if c != "[DONE]"]
+    return [one for part in scores if part for one in part["content"]]
+
+
+def test_scores_do_not_depend_on_how_tokens_come() -> None:
+    models = load_models(embedded_folder("target"), None)
+    ids = [5 + 7 * n % 900 for n in range(300)]  # more than one forward of ROWS
+    whole = Scorer(models, 400).score(ids, 2)
+    assert len(whole) == 299
+    scorer, parts = Scorer(models, 400), []
+    scorer.read(ids[:90])
+    for start, stop in ((90, 91), (91, 99), (99, 99), (99, 300)):
+        parts += scorer.score(ids[start:stop], 2)
+    assert [one.token for one in parts] == ids[90:]
+    assert [p.logprob for p in parts] == pytest.approx([w.logprob for w in whole[89:]], abs=1e-4)
+    assert [p.top[0][0] for p in parts] == [w.top[0][0] for w in whole[89:]]
+
+
+@pytest.mark.parametrize("model", ["dflash", "bim_dflash"])
+@pytest.mark.parametrize("stream", ["ordered", "multiplexed"])
+def test_a_stream_has_the_scores_of_the_whole_answer(
+    served: Served, model: str, stream: str
+) -> None:
+    body = {"model": model, "messages": said(BEES), "max_tokens": 16}
+    asked = {**body, "logprobs": True, "top_logprobs": 1}
+    whole = served.http.post("/v1/chat/completions", json=asked).json()
+    content = whole["choices"][0]["logprobs"]["content"]
+    assert len(content) == whole["usage"]["completion_tokens"]
+    branches = [one["branch"] for one in content]
+    assert branches == sorted(branches) and (-1 in branches) == (model == "bim_dflash")
+    chunks = served.stream(**asked, specsot={"stream": stream})
+    parts = scores_of(chunks)
+    if stream == "multiplexed":
+        parts.sort(key=lambda one: one["branch"])
+    assert [one["token"] for one in parts] == [one["token"] for one in content]
+    logprobs = [one["logprob"] for one in content]
+    assert [one["logprob"] for one in parts] == pytest.approx(logprobs, abs=1e-4)
+    assert all(one["top_logprobs"][0]["logprob"] == one["logprob"] for one in content)
+    plain = served.stream(**body)
+    assert stream == "multiplexed" or text_of(plain) == text_of(chunks)
+    assert not scores_of(plain)
+
+
+def test_completions_say_where_each_token_begins(served: Served) -> None:
+    body = {"model": "dflash", "prompt": "The sky is", "max_tokens": 9, "logprobs": 1}
+    chunks = served.stream("/v1/completions", **body)[:-1]
+    parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+    tokens = [token for part in parts for token in part["tokens"]]
+    offsets = [at for part in parts for at in part["text_offset"]]
+    assert len(tokens) == 9 and len(parts) > 1
+    assert offsets == [len("".join(tokens[:n])) for n in range(9)]
+    whole = served.http.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
+    assert (whole["tokens"], whole["text_offset"]) == (tokens, offsets)
+
+
+def test_scores_stop_where_the_answer_does(served: Served) -> None:
+    text = content_of(served, "dflash", RAIN)
+    fields = {"max_tokens": 24, "logprobs": True, "stop": [text[10:14]]}
+    got = served.chat(RAIN, **fields).json()
+    content = got["choices"][0]["logprobs"]["content"]
+    assert len(content) == got["usage"]["completion_tokens"]
+    body = {"model": "dflash", "messages": said(RAIN), **fields}
+    assert scores_of(served.stream(**body)) == content
+
+
+def test_parts_are_told_in_reading_order() -> None:
+    def wrote(branch: int, tokens: int, *events: Any) -> Wrote:
+        return Wrote("r", "", events, 1, 0, [[branch, 1, "x", -1.0, []]] * tokens)
+
+    scores, told = Scores(), []
+    for message in (
+        wrote(-1, 2, ("opened", -1, ""), ("ended", -1, "stop")),
+        wrote(1, 3, ("ended", 1, "stop")),
+        wrote(0, 1),
+        wrote(2, 1),
+        wrote(0, 1, ("ended", 0, "stop")),
+    ):
+        scores.add(message)
+        told.append([row[0] for row in scores.more()])
+    assert told == [[-1, -1], [], [0], [], [0, 1, 1, 1, 2]]
+    assert scores.rest() == []
+
+
+def test_parts_that_are_read_where_they_lie_have_none() -> None:
+    with Engine("bim_attend_merge", threaded=False) as engine:
+        graph = ServedGraph(engine.session, lambda message: None)
+        asked = Submit("bim_attend_merge", Prompt("r1", BEES, max_new_tokens=4), logprobs=0)
+        with pytest.raises(Refusal, match="in place") as told:
+            graph.build(asked)
+        assert told.value.param == "logprobs"
+        plain = asked._replace(settings=RequestSettings(skeleton=False))
+        assert graph.build(plain)[1].contexts
+        graph.engine.close()

@@ -1,4 +1,4 @@
-"""The parts of a server, each alone: stop texts, messages, keys, reading order."""
+"""The parts of a server, each alone: growing texts, stop texts, messages, keys, reading order."""
 
 import asyncio
 import socket
@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
-from specsot.engine.events import BranchFinished, OutlineRead, ReadingOrder, TextWritten
-from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.events import (
+    HALF,
+    BranchFinished,
+    OutlineRead,
+    ReadingOrder,
+    TextStream,
+    TextWritten,
+    printable,
+)
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, ServeOptions
-from specsot.engine.request_settings import RequestSettings
 from specsot.engine.serve.server import StrictProtocol, config_of
 from specsot.engine.workers.process import StopTexts
 from specsot.engine.workers.protocol import KINDS, ProtocolError, Text, decode, encode
@@ -121,6 +128,42 @@ def test_what_is_read_in_order_is_the_answer(titles: list[str], data: st.DataObj
         for n, (title, text) in enumerate(zip(titles, texts, strict=True), 1)
     ]
     assert shown == ("\n\n".join(whole) if many else texts[0].strip())
+
+
+def byte_text(ids: list[int]) -> str:
+    """A byte-level tokenizer: every token is one byte."""
+    return bytes(ids).decode("utf-8", "replace")
+
+
+@given(st.text(st.characters(exclude_characters=HALF, exclude_categories=("Cs",)), max_size=30))
+def test_any_text_in_any_pieces(text: str) -> None:
+    ids = list(text.encode())
+    stream = TextStream(byte_text)
+    for end in range(len(ids) + 1):
+        shown = stream.update(ids[:end])
+        assert text.startswith(shown)
+    assert stream.update(ids, final=True) == text
+
+
+def test_half_a_character_waits_for_the_rest() -> None:
+    family = list("👨‍👩‍👧".encode())
+    stream = TextStream(byte_text)
+    assert stream.update(family[:2]) == ""
+    assert stream.update(family[:4]) == "👨"
+
+
+def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
+    stream = TextStream(byte_text)
+    assert stream.update([65, 0xFF]) == ""
+    assert stream.update([65, 0xFF], final=True) == f"A{HALF}"
+    wrong = [0xFF] * 12
+    assert TextStream(byte_text).update(wrong) == HALF * 12
+
+
+def test_printable_disarms_terminal_text() -> None:
+    assert printable("\x1b[31mred\x07 \u202eevil\n[bold]ok") == "␛[31mred␇ \ufffdevil\n[bold]ok"
+    assert printable("a\nb", keep="") == "a␊b"
+    assert printable("👨‍👩‍👧 naïve") == "👨‍👩‍👧 naïve"
 
 
 async def turned_away(open_now: int) -> bytes:

@@ -15,10 +15,9 @@ from helpers.clusters import (
 )
 from helpers.support import outline_of
 
-from specsot.engine.prepare.inputs import Prompt
+from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.job import prepare
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, RunOptions
-from specsot.engine.request_settings import RequestSettings
 from specsot.engine.workers.director import Director, RequestState
 from specsot.engine.workers.worker_loop import job_values, load_job, parts_of
 from specsot.states.request_table import RequestTable
