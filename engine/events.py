@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -215,19 +216,17 @@ class TextStream:
         return self.text
 
 
-class TokenTexts:
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._texts: dict[int, str] = {}
+def token_texts(decode: Decode) -> Callable[[int], str]:
+    """The text of single tokens."""
 
-    def __call__(self, token: int) -> str:
-        if (text := self._texts.get(token)) is not None:
-            return text
+    @cache
+    def text_of(token: int) -> str:
         # Some tokenizers drop the blank of the first token of a text.
-        once = self._decode([token])
-        twice = self._decode([token, token])
-        text = twice[len(once) :] if twice.startswith(once) else once
-        return self._texts.setdefault(token, text)
+        once = decode([token])
+        twice = decode([token, token])
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    return text_of
 
 
 def printable(text: str, keep: str = "\n\t") -> str:

@@ -31,7 +31,7 @@ from ..errors import UsageError
 from ..prepare.inputs import Prompt
 from ..prepare.job import model_folders
 from ..record.metrics import Marks, Meter
-from ..record.report import answers_of, output_digest
+from ..run.writer import answers_of, output_digest
 from .experiment import ASSISTED, LLAMA_CPP, LOOKUP
 from .sides import Peer, Side, SideRun
 

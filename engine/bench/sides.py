@@ -25,10 +25,10 @@ from ..models import load_models, with_drafter
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job, set_up_torch, threads_of
 from ..record.metrics import Marks, Meter
-from ..record.report import answers_of, output_digest, refusals
 from ..run.core import Status, StopSignal
 from ..run.scoring import contexts, next_scores
 from ..run.session import Session, perform, tie
+from ..run.writer import answers_of, output_digest, refusals
 
 WARM_UP = 16  # rounds of the first prompt
 

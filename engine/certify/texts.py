@@ -29,8 +29,8 @@ from ..bench.sides import (
 )
 from ..prepare.files import SHIPPED
 from ..prepare.inputs import Prompt, read_file
-from ..record.report import answers_of
 from ..run.scoring import contexts
+from ..run.writer import answers_of
 from ..workers.start import divided, on_workers
 from .gates import Rig, Trial, neutral_sampling
 from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, number_of

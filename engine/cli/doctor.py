@@ -118,8 +118,8 @@ def _self_test(report: dict[str, Any], say: Say, threads: int | None, rounds: in
 
 def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[dict[str, Any]]:
     """Answer one question with every graph on the embedded models."""
-    from ..record.report import answers_of, output_digest
     from ..run.session import perform
+    from ..run.writer import answers_of, output_digest
 
     for graph in GRAPHS:
         start_time = perf_counter()

@@ -15,13 +15,12 @@ from ..prepare.job import Job
 from ..prepare.repeat import Provenance
 from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder, Write, trace_pools
-from ..record.report import answer_text, closing_lines, refusals, uncombined
 from ..record.run_folder import OUTPUTS, RunFolder
 from ..record.run_view import scene_of
 from ..run.core import STATUS_CODES, EngineCore, Pause, Status, StopSignal, delay, drive
 from ..run.scoring import probe_blends
 from ..run.session import Session, recorded
-from ..run.writer import RunOutcome, RunWriter
+from ..run.writer import RunOutcome, RunWriter, answer_text, closing_lines, refusals, uncombined
 from ..shell import Writer, complain, deliver, json_text, usable
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper

@@ -17,7 +17,7 @@ from ...states.machine import Event, Moved, OpRan, Run, Sink
 from ...states.request import Branch
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
-from ..events import Decode, TextStream, TokenTexts
+from ..events import Decode, TextStream, token_texts
 from .metrics import NS, Meter, figures
 from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, visible_branches
 
@@ -45,7 +45,7 @@ class Recorder:
         self.start_time = perf_counter_ns()
         self._run: Run | None = None
         self._streams: dict[int, TextStream] = {}
-        self._texts = TokenTexts(decode)
+        self._texts = token_texts(decode)
         self._tokens: set[int] = set()
         self._pending: list[tuple[int, Recordable, int]] = []
 
@@ -251,18 +251,11 @@ ROW_OPERATIONS = ("append_", "commit_", "copy_")  # their first argument has an 
 
 
 def trace_pools(board: Mapping[str, Any], write: Write) -> None:
-    """Make both pools of a run write a record of each operation."""
-    for key, name in (("kv", "target"), ("kv_draft", "drafter")):
-        if board[key] is not None:
-            _trace_pool(board[key], name, write)
-
-
-def _trace_pool(pool: Any, name: str, write: Write) -> None:
-    """An operation inside another one (`retire_` releases rows) has no record of its own. `rows` is
-    the number of rows that an operation gets, or the number of rows that it frees."""
+    """Make both pools of a run write a record of each operation; one inside another (`retire_`
+    releases rows) has none. `rows` is the number of rows that an operation gets or frees."""
     inside: list[str] = []
 
-    def traced(operation: str) -> Callable[..., Any]:
+    def trace(pool: Any, name: str, operation: str) -> None:
         function = getattr(pool, operation)
 
         @wraps(function)
@@ -282,7 +275,8 @@ def _trace_pool(pool: Any, name: str, write: Write) -> None:
                 write({**record, "length": length, "ledger_bytes": moved})
             return result
 
-        return run
+        setattr(pool, operation, run)
 
-    for operation in POOL_OPERATIONS:
-        setattr(pool, operation, traced(operation))
+    for key, name in (("kv", "target"), ("kv_draft", "drafter")):
+        for operation in POOL_OPERATIONS if board[key] is not None else ():
+            trace(board[key], name, operation)

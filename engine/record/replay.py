@@ -1,5 +1,5 @@
 """A saved run, transition by transition and without a model, from its trace, outputs and manifest;
-its trace as a table or for ui.perfetto.dev.
+its trace as a table, for ui.perfetto.dev, for the page of a server.
 
 A trace has no owner of a slot: the strip of a replayed run shows the number of slots of each owner.
 """
@@ -20,23 +20,26 @@ import numpy as np
 from ...states.machine import Moved, OpRan
 from ...states.round import BlendSummary, RoundSummary, VerifiedTree
 from ..errors import UsageError
-from ..events import HALF
+from ..events import HALF, Origin
 from .metrics import NS
 from .recorder import ROUND_FIELDS, Record
 from .run_folder import TRACE, SavedRun
 from .run_view import (
     BRANCH,
     OUTLINE,
+    PARSE_OP,
     PREFIX,
     BranchView,
     PoolView,
     RequestView,
     RunView,
     Snapshot,
+    runs_of,
     scene_of,
 )
 
 UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
+MAX_FRAMES = 20_000  # that a page plays
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
 
 
@@ -314,19 +317,16 @@ def fold_record(view: RunView, record: Record) -> None:
         case "step":  # older traces have no preemptions
             view.planned(record.get("preempted", ()), (*record["starts"], *record["chunks"]))
         case "round":
-            blend = record.get("blend")
+            values = (record.get("blend") or {}).items()
+            blend: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in values}
             summary = RoundSummary(
-                **_with_tuples({name: record[name] for name in ROUND_FIELDS}),
+                **{name: record[name] for name in ROUND_FIELDS},
                 target_length=record["kv"],
                 draft_length=record["kv_draft"],
                 trees=tuple(trees_of(record)),
-                blend=BlendSummary(**_with_tuples(blend)) if blend else None,
+                blend=BlendSummary(**blend) if blend else None,
             )
             view.round_done(summary, record["t"])
-
-
-def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 def records_of(run: SavedRun) -> Iterator[Record]:
@@ -428,3 +428,77 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
             for name in ("drafted", "rows", "kv", "kv_draft"):
                 add("C", name, {name: record[name]}, ts=t / 1e3)
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}) + "\n"
+
+
+def playback_of(run: SavedRun) -> dict[str, Any]:
+    """The scene of a run, its requests and its frames, as JSON values; raises UsageError."""
+    replay = Replay(run)
+    if len(replay) > MAX_FRAMES:
+        reason = f"{len(replay)} transitions, a page plays at most {MAX_FRAMES}"
+        raise UsageError(f"{run.path}: {reason}")
+    scene = replay.scene
+    parsed: set[str] = set()
+
+    def frame(number: int) -> dict[str, Any]:
+        view = replay.view(number)
+        pool = replay.pool(view)
+        return {
+            "t": replay.times[number] / 1e6,
+            "state": view.state,
+            "events": list(_events(replay, number, parsed)),
+            "runs": runs_of(pool.codes),
+            "used": pool.used,
+            "capacity": pool.capacity,
+        }
+
+    ways = [[source, to, ""] for source, targets in scene.ways.items() for to in targets]
+    return {
+        "run": run.path.name,
+        "graph": {
+            "name": scene.graph,
+            "layout": scene.layout,
+            "drafter": scene.drafter,
+            "model": scene.model,
+            "states": list(scene.states),
+            "ways": ways,
+            "initial": ways[0][0],
+        },
+        "requests": [[request.key, request.question] for request in replay.requests],
+        "lacks": replay.missing,
+        "frames": [frame(number) for number in range(len(replay.times))],
+    }
+
+
+def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]:
+    """[request, name, branch, details] of each event of a frame, as a live page gets it; parsed:
+    keys of the requests whose outline was yielded."""
+    view = replay.view(frame)
+    branches = {b.name: (r.key, b) for r in replay.requests for b in r.branches}
+    for record in replay.records_of(frame):
+        if record["kind"] == "op" and record["op"] == PARSE_OP:
+            for request in replay.requests:
+                root = request.outline
+                is_new = root is not None and request.key not in parsed
+                if is_new and root is not None and view.rounds[root.name] >= root.rounds:
+                    parsed.add(request.key)
+                    titles = [part.title for part in request.parts if part.title != "combined"]
+                    yield [request.key, "outline", -1, titles if len(titles) > 1 else []]
+        elif record["kind"] == "round":
+            forced = {tree.branch for tree in trees_of(record) if tree.forced}
+            columns = (record[name] for name in ("branches", "committed", "accepted"))
+            for name, count, accepted in zip(*columns, strict=True):
+                key, branch = branches[name]
+                if view.rounds[name] == 1:
+                    yield [key, "opened", branch.index, branch.title]
+                first = view.tokens[name] - count
+                if tokens := branch.ids[first : first + count]:
+                    drafts = min(accepted, len(tokens))
+                    kind = Origin.FORCED if name in forced else Origin.DRAFT
+                    letters = kind * drafts + Origin.TARGET * (len(tokens) - drafts)
+                    if accepted < 0:
+                        letters = Origin.PROMPT * len(tokens)
+                    texts = map(replay.text_of, tokens)
+                    pairs = [list(pair) for pair in zip(texts, letters, strict=True)]
+                    yield [key, "wrote", branch.index, pairs]
+                if view.rounds[name] >= branch.rounds:
+                    yield [key, "ended", branch.index, branch.finish]

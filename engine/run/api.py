@@ -27,10 +27,10 @@ from ..prepare.inputs import Prompt, read_documents
 from ..prepare.job import model_folders, prepare
 from ..prepare.options import RunOptions
 from ..record.recorder import Recorder
-from ..record.report import answers_of
-from ..record.report import output_digest as token_digest
 from .engine import Engine, EngineError, Handle
 from .session import Session, load, open_session, perform, tie
+from .writer import answers_of
+from .writer import output_digest as token_digest
 
 __all__ = ["Answer", "Generated", "Prompt", "Recorder", "Session", "generate", "open_session"]
 __all__ += ["BranchOpened", "Engine", "EngineError", "Handle", "OutlineRead", "StreamEvent"]

@@ -24,7 +24,7 @@ from ..workers.router import POLL_INTERVAL, Router
 from .app import Api, add_error_handlers, build_app
 from .metrics import ServerMetrics
 from .middleware import HEADER_BYTES, AdmissionMiddleware
-from .page import PageRoutes, playback_of
+from .page import PageRoutes
 from .requests import INVALID, ErrorBody, ErrorDetail
 
 CONNECTIONS = 2048
@@ -213,6 +213,8 @@ async def serve(router: Router, options: ServeOptions) -> int:
 
 async def view(run: SavedRun, options: ServeOptions) -> int:
     """Show a run until a signal ends it; raises UsageError if the page cannot play the run."""
+    from ..record.replay import playback_of
+
     playback_of(run)
     listener = listen(options)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)

@@ -20,7 +20,7 @@ from ...ops.kv.pool import KVCache
 from ...states.graph.graph import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
-from ..events import TokenTexts, printable
+from ..events import printable, token_texts
 from ..record.recorder import Recorder
 from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
 from .drafts import drafts_legend, tree_lines, without_outlines
@@ -73,7 +73,7 @@ class Inspector:
         self.program = program
         self.recorder = recorder
         self.run = run
-        self._texts = TokenTexts(recorder.decode)
+        self._texts = token_texts(recorder.decode)
         self.forward: ForwardView | None = None
         recorder.listeners.append(self)
 

@@ -18,8 +18,8 @@ from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.prepare.options import ClusterBlock, GroupSize
 from specsot.engine.record.recorder import Record
-from specsot.engine.record.report import answers_of, output_digest
 from specsot.engine.run.session import Session, perform
+from specsot.engine.run.writer import answers_of, output_digest
 from specsot.engine.workers.director import Director, directed
 from specsot.engine.workers.link import Pipe, WorkerSource
 from specsot.engine.workers.process import WorkerProcess

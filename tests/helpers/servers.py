@@ -21,7 +21,6 @@ import httpx
 from helpers.commands import ended
 
 PATIENCE = 120.0
-CODE = "from specsot.engine.cli.main import main; main()"
 BEES, RAIN = "Tell me about honey bees.", "What is rain?"
 
 
@@ -112,7 +111,7 @@ def serving(folder: Path, *words: str, ready: bool = True, **environment: str) -
     log = folder / "server.log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-c", CODE, "serve", *words, "--port", "0"],
+            [sys.executable, "-m", "specsot", "serve", *words, "--port", "0"],
             cwd=folder,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -192,12 +191,11 @@ class Streamed:
     """An answer as it came: its text, and seconds between begin and each chunk."""
 
     text: str
-    finish: str
     times: list[float]
 
 
 def stream(url: str, text: str, model: str, **fields: Any) -> Streamed:
-    began, pieces, times, finish = monotonic(), [], [], ""
+    began, pieces, times = monotonic(), [], []
     body = {"model": model, "messages": said(text), "stream": True, **fields}
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=PATIENCE) as got:
         for line in got.iter_lines():
@@ -207,8 +205,7 @@ def stream(url: str, text: str, model: str, **fields: Any) -> Streamed:
                 (choice,) = chunk["choices"]
                 pieces.append(choice["delta"].get("content", ""))
                 times.append(monotonic() - began)
-                finish = choice["finish_reason"] or finish
-    return Streamed("".join(pieces), finish, times)
+    return Streamed("".join(pieces), times)
 
 
 def stream_all(url: str, asked: Sequence[dict[str, Any]]) -> list[Streamed]:

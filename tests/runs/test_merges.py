@@ -40,9 +40,9 @@ from helpers.support import (
 from specsot.engine.certify.reference import Transformers
 from specsot.engine.events import finish_of
 from specsot.engine.record.metrics import Meter
-from specsot.engine.record.report import answers_of, output_digest, outputs, uncombined
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.scoring import context_segments
+from specsot.engine.run.writer import answers_of, output_digest, outputs, uncombined
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.blend import ChunkKV
 from specsot.ops.kv.pool import Ints, KVCache
@@ -525,7 +525,7 @@ def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: 
         answers = answers_of(requests_of(run), book)
         assert answers == run.answers, "the last ones that the state made"
         found.append(output_digest(answers))
-        for request, line in zip(requests_of(run), outputs(answers, Meter(), {}, {}), strict=True):
+        for request, line in zip(requests_of(run), outputs(answers, run, Meter()), strict=True):
             tokens = combined_of(request).tokens
             assert line["text"] == book.decode(tokens)
             assert line["combined"]["title"] == "combined"

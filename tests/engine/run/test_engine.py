@@ -28,10 +28,10 @@ from specsot.engine.events import (
     TextWritten,
 )
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
-from specsot.engine.record.report import output_digest
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
+from specsot.engine.run.writer import output_digest
 from specsot.ops.sampling.settings import SamplingRules
 from specsot.states.phases.merge import Answer
 from specsot.states.text.grammar import GrammarError

@@ -1,7 +1,6 @@
 """Every example of docs/serving.md runs against a server, as it is printed."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.commands import ended
 from helpers.pages import blocks_of, text_of
 from helpers.servers import Served
 
@@ -47,9 +47,7 @@ def test_python(code: str, served: Served) -> None:
 
 
 def test_the_pages_options_and_routes_are_there(served: Served, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()", "serve"]
-    wide = os.environ | {"COLUMNS": "200"}
-    told = subprocess.run([*words, "--help"], capture_output=True, text=True, env=wide).stdout
+    told = ended(("serve", "--help"), tmp_path, {"COLUMNS": "200"}).stdout
     text = text_of(PAGE)
     table = text.partition("## Running it")[2].partition("\n\nThe engine")[0]
     options = re.findall(r"`(--[a-z-]+)", table)

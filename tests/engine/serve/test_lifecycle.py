@@ -7,8 +7,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +18,8 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.servers import CODE, PATIENCE, RAIN, Served, Visit, said, serving
+from helpers.commands import ended
+from helpers.servers import RAIN, Served, Visit, said, serving
 
 from specsot.engine.prepare.options import ServeOptions
 from specsot.engine.serve.server import listen
@@ -44,7 +43,7 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"messages": said(RAIN), **fields}
 
 
-def ended(served: Served, reason: str) -> float:
+def ended_by(served: Served, reason: str) -> float:
     text = served.http.get("/metrics").text
     name = 'specsot:request_success_total{finished_reason="' + reason
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
@@ -116,11 +115,11 @@ def test_who_sends_slowly_is_turned_away(strict: Served, part: str) -> None:
 
 
 def test_who_leaves_is_cancelled_and_leaves_nothing(strict: Served) -> None:
-    before = ended(strict, "stop") + ended(strict, "length")
+    before = ended_by(strict, "stop") + ended_by(strict, "length")
     with pytest.raises(httpx.ReadTimeout):
         strict.http.post("/v1/chat/completions", json=body(**LONG), timeout=0.4)
     strict.until(lambda: idle(strict), 10)
-    assert ended(strict, "stop") + ended(strict, "length") == before
+    assert ended_by(strict, "stop") + ended_by(strict, "length") == before
     with strict.http.stream("POST", "/v1/chat/completions", json=body(**LONG, stream=True)) as one:
         next(one.iter_lines())
     strict.until(lambda: idle(strict), 10)
@@ -240,12 +239,10 @@ def test_sigterm_lets_open_requests_end(strict: Served) -> None:
     ],
 )
 def test_what_cannot_be_served_is_told_in_a_line(
-    words: tuple[str, ...], code: int, said: str, served: Served
+    words: tuple[str, ...], code: int, said: str, served: Served, tmp_path: Path
 ) -> None:
     words = tuple(word.replace("TAKEN", str(served.address[1])) for word in words)
-    program = [sys.executable, "-c", CODE, "serve", *words]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE)
-    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert said in ended(("serve", *words), tmp_path, {}, code).stderr
 
 
 # -- a step of the engine fails, or its numbers are none -------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.servers import BEES, CODE, Served, Visit
+from helpers.servers import BEES, Served, Visit
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
@@ -51,7 +51,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def viewer(kept: Path) -> Iterator[str]:
     """`specsot view` of that run."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "view", "runs/latest", "--port", "0"],
+        [sys.executable, "-m", "specsot", "view", "runs/latest", "--port", "0"],
         cwd=kept,
         stderr=subprocess.PIPE,
         text=True,
