@@ -15,7 +15,7 @@ from helpers.servers import BEES, Served, Visit
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.serve.page import page_files
+from specsot.engine.serve.app import page_files
 
 
 def test_the_files_ask_nobody_else() -> None:
