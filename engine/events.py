@@ -186,9 +186,9 @@ class StreamEvents:
 
 @dataclass(slots=True)
 class TextStream:
-    """The text of one branch: only new tokens are decoded, incomplete characters wait. decoded:
-    number of tokens in `text`. The last piece is decoded again each time, because the text of a
-    token can depend on the token before it. tokens: of `feed`."""
+    """The text of one branch: only new tokens are decoded, incomplete characters wait. text: of the
+    first `decoded` of the tokens. The last piece is decoded again each time, because the text of a
+    token can depend on the token before it."""
 
     decode: Decode
     text: str = ""
@@ -197,23 +197,21 @@ class TextStream:
     _base: int = field(default=0, init=False)
 
     def feed(self, *new: int, final: bool = False) -> str:
+        """The text that becomes complete with more tokens; `final`: the last."""
         self.tokens += new
-        before = len(self.text)
-        return self.update(self.tokens, final=final)[before:]
-
-    def update(self, tokens: Sequence[int], *, final: bool = False) -> str:
-        """The text of all `tokens`, of which those after `decoded` are new; `final`: the last."""
+        tokens = self.tokens
         if len(tokens) <= self.decoded:
-            return self.text
+            return ""
         before = self.decode(tokens[self._base : self.decoded]) if self.decoded > self._base else ""
         whole = self.decode(tokens[self._base :])
         waits = len(tokens) - self.decoded <= MAX_TOKENS_PER_CHARACTER
         if whole.endswith(HALF) and waits and not final:
-            return self.text
-        self.text += whole[len(before) :]
+            return ""
+        piece = whole[len(before) :]
+        self.text += piece
         self._base = self.decoded
         self.decoded = len(tokens)
-        return self.text
+        return piece
 
 
 def token_texts(decode: Decode) -> Callable[[int], str]:

@@ -119,12 +119,9 @@ def assumed(models: Models) -> tuple[str, ...]:
     return tuple(note for model in loaded if model is not None for note in model.notes)
 
 
-OptionalPool = KVCache | None
-
-
 def run_pools(
     program: Program, models: Models, outline_drafter: Any
-) -> tuple[KVCache, OptionalPool, OptionalPool, tuple[KVCache, ...]]:
+) -> tuple[KVCache, KVCache | None, KVCache | None, tuple[KVCache, ...]]:
     """The pools of the target, the drafter and the drafter of outlines; under ``batching`` one more
     row for each, for prefixes that stay for later requests. Raises GraphError if they take more
     memory than is free."""
@@ -134,7 +131,7 @@ def run_pools(
     rows = layout.max_num_branches if batches else 1
     block_size = 1 if layout.kind == "batching" else layout.block_size
 
-    def drafter_pool(block: DrafterSettings | None, drafter: Any) -> OptionalPool:
+    def drafter_pool(block: DrafterSettings | None, drafter: Any) -> KVCache | None:
         if block is None or drafter is None or not block.has_model:
             return None
         scratch = block.scratch * (layout.max_num_branches // rows)

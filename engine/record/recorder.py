@@ -172,7 +172,8 @@ class Recorder:
 
     def _text(self, branch: Branch) -> str:
         stream = self._streams.setdefault(branch.owner, TextStream(self.decode))
-        return stream.update(branch.tokens, final=branch.ended)
+        stream.feed(*branch.tokens[len(stream.tokens) :], final=branch.ended)
+        return stream.text
 
 
 def trace_record(at: int, item: Recordable, number: int) -> Record:

@@ -17,10 +17,6 @@ from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
 
 MAX_CHOICES = 16
-MAX_STOPS = 4
-MAX_STOP_CHARACTERS = 64
-MAX_BIASES = 300
-MAX_MESSAGES = 1024
 MAX_PROMPTS = 32
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 200_000
@@ -139,11 +135,11 @@ Whole = Annotated[int, BeforeValidator(_number)]
 Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 Penalty = Annotated[Real, Field(ge=-2, le=2)]
-Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS, strict=True)]
-Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=MAX_STOPS)]
+Stop = Annotated[str, Field(min_length=1, max_length=64, strict=True)]
+Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=4)]
 TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
 Bias = Annotated[Real, Field(ge=-100, le=100)]
-Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=MAX_BIASES)]
+Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=300)]
 Text = Annotated[str, Field(strict=True)]
 
 
@@ -304,7 +300,7 @@ class ChatMessage(RequestPart):
     content: Text | list[ContentPart] | None = None
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
 
 
 class ChatRequest(SamplingFields):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -38,7 +39,8 @@ def watched(
     many rounds."""
     seen: list[Snapshot] = []
 
-    def look(job: Any, run: Any, recorder: Any, **more: Any) -> Iterator[Any]:
+    @contextmanager
+    def look(job: Any, run: Any, recorder: Any, stop: Any) -> Iterator[Any]:
         before(run)
 
         def pause(run: Any) -> bool:
@@ -46,9 +48,9 @@ def watched(
             seen.append(recorder.snapshot)
             return most is None or recorder.meter.rounds < most
 
-        yield pause
+        yield [pause]
 
-    monkeypatch.setattr(live_run, "_pauses", look)
+    monkeypatch.setattr(live_run, "_watched", look)
     assert shell.run(**options) == (Code.OK if most is None else Code.INTERRUPTED)
     return seen[1:]
 

@@ -49,7 +49,7 @@ def test_python(code: str, served: Served) -> None:
 def test_the_pages_options_and_routes_are_there(served: Served, tmp_path: Path) -> None:
     told = ended(("serve", "--help"), tmp_path, {"COLUMNS": "200"}).stdout
     text = text_of(PAGE)
-    table = text.partition("## Running it")[2].partition("\n\nThe engine")[0]
+    table = text.partition("## Operation")[2].partition("\n\nThe engine")[0]
     options = re.findall(r"`(--[a-z-]+)", table)
     assert len(options) > 8 and [one for one in options if one not in told] == []
     routes = served.http.get("/openapi.json").json()["paths"]

@@ -139,25 +139,26 @@ def byte_text(ids: list[int]) -> str:
 def test_any_text_in_any_pieces(text: str) -> None:
     ids = list(text.encode())
     stream = TextStream(byte_text)
-    for end in range(len(ids) + 1):
-        shown = stream.update(ids[:end])
-        assert text.startswith(shown)
-    assert stream.update(ids, final=True) == text
+    for token in ids:
+        stream.feed(token)
+        assert text.startswith(stream.text)
+    stream.feed(final=True)
+    assert stream.text == text
 
 
 def test_half_a_character_waits_for_the_rest() -> None:
     family = list("👨‍👩‍👧".encode())
     stream = TextStream(byte_text)
-    assert stream.update(family[:2]) == ""
-    assert stream.update(family[:4]) == "👨"
+    assert stream.feed(*family[:2]) == ""
+    assert stream.feed(*family[2:4]) == "👨"
 
 
 def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
     stream = TextStream(byte_text)
-    assert stream.update([65, 0xFF]) == ""
-    assert stream.update([65, 0xFF], final=True) == f"A{HALF}"
+    assert stream.feed(65, 0xFF) == ""
+    assert stream.feed(final=True) == f"A{HALF}"
     wrong = [0xFF] * 12
-    assert TextStream(byte_text).update(wrong) == HALF * 12
+    assert TextStream(byte_text).feed(*wrong) == HALF * 12
 
 
 def test_printable_disarms_terminal_text() -> None:
