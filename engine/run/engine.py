@@ -19,15 +19,7 @@ from ...states.request import Finish, Request, reason_of
 from ...states.round import RoundSummary
 from ...states.scheduler import Inbox
 from ...states.text.documents import Document
-from ..events import (
-    AnswerReady,
-    Detokenizer,
-    StreamEvent,
-    StreamEvents,
-    TokenEvent,
-    answer_ready,
-    finish_of,
-)
+from ..events import AnswerReady, Detokenizer, StreamEvent, StreamEvents, TokenEvent, answer_ready
 from ..prepare.inputs import AS_THE_GRAPH, Fit, Prompt, RequestSettings
 from .core import EngineCore
 from .session import Session, open_session
@@ -427,12 +419,12 @@ class Engine:
             for request, answer in zip(finished, self.core.board["answers"], strict=True):
                 with self._lock:
                     done = self._handles.pop(request, None)
-                finish = finish_of(answer)
-                stats.ended[finish] = stats.ended.get(finish, 0) + 1
+                ready = answer_ready(answer, request)
+                stats.ended[ready.finish] = stats.ended.get(ready.finish, 0) + 1
                 if done is not None:
                     done.update(request, self.manager, stats.steps)
                     done.request = None
-                    done.emit([answer_ready(answer, request)])
+                    done.emit([ready])
         if self._sink is not None:
             self._sink(event)
 

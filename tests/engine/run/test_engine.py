@@ -161,29 +161,6 @@ def test_many_requests_leave_nothing_behind(session: Callable[..., Session]) -> 
         assert sum(engine.stats().ended.values()) == engine.stats().submitted == 200
 
 
-def test_cancelling_at_any_step_changes_nobody_else(session: Callable[..., Session]) -> None:
-    made = session(budget=12)
-    wanted = alone(made, BEES, TEA, RAIN)
-    for seed in range(4):
-        draw = random.Random(seed)
-        with Engine(made, threaded=False) as engine:
-            handles = [engine.submit(text) for text in (BEES, TEA, RAIN)]
-            doomed = draw.choice(handles)
-            for _ in range(draw.randrange(12)):
-                engine.step()
-            ended = doomed.done
-            doomed.cancel()
-            for handle in handles:
-                answer = handle.result()
-                if handle is not doomed:
-                    assert ids(answer) == wanted[handle.key]
-            written = [tokens for tokens in ids(doomed.result()) if tokens]
-            assert ended or doomed.finish == "cancelled" or doomed.finish in ("stop", "length")
-            whole = wanted[doomed.key]
-            assert all(any(w[: len(t)] == t for w in whole) for t in written)
-            assert engine.manager.kv.needed_length == 0
-
-
 def test_a_timeout_ends_a_request_with_what_it_has(session: Callable[..., Session]) -> None:
     made = session("autoregressive", "layout.max_num_branches=1", budget=300)
     with Engine(made, threaded=False) as engine:
