@@ -368,9 +368,17 @@ def _is_time(run: EngineCore, case: Case, draw: random.Random) -> bool:
 
 
 def preempt_at_random(run: EngineCore, draw: random.Random, chance: float = 0.3) -> None:
-    admission = run.manager.scheduler.admission
-    admission.optimistic = True
-    admission.missing = lambda requests, active: int(draw.random() < chance)
+    """As if rows ran out before some rounds."""
+    scheduler = run.manager.scheduler
+    scheduler.admission.optimistic = True
+    fits = scheduler._free_rows_for_round_
+
+    def free_rows() -> None:
+        while draw.random() < chance and scheduler._free_rows_():
+            pass
+        fits()
+
+    scheduler._free_rows_for_round_ = free_rows  # type: ignore[method-assign]
 
 
 def tokens_by_branch(run: EngineCore) -> dict[str, list[tuple[list[int], str]]]:
