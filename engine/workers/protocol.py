@@ -313,7 +313,8 @@ def decode(line: bytes) -> Message:
     """A line as a message; raises ProtocolError."""
     try:
         values = json.loads(line)
-        message: Message = _adapter(values.pop("kind")).validate_python(values)
+        kind = _adapter(values.pop("kind"))
+        message: Message = kind.validate_python(values, by_alias=False, by_name=True)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProtocolError(f"not a message: {error}") from None
     return message
