@@ -176,15 +176,19 @@ def start_(made: BranchStateManager, *requests: Request) -> Batch:
     return made.batch_builder.build_(StepPlan(0, "", requests=requests))
 
 
+def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
+    return plan_(made, inbox or Inbox())
+
+
 def open_requests_(made: BranchStateManager, *requests: Request) -> Batch:
     """Submit requests; the prompts of all that can start."""
     for one in requests:
         made.lifecycle.submit(one)
-    return skeleton.open_requests_(made, plan_(made, Inbox()))[0]
+    return skeleton.open_requests_(made, plan(made))[0]
 
 
 def fork_(made: BranchStateManager) -> Batch:
-    return parallel_prefill.fork_(made, plan_(made, Inbox()))[0]
+    return parallel_prefill.fork_(made, plan(made))[0]
 
 
 def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
@@ -192,7 +196,7 @@ def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
 
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
-    return continuous_decode.admit_(made, offer, plan_(made, Inbox()))[0]
+    return continuous_decode.admit_(made, offer, plan(made))[0]
 
 
 def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:

@@ -206,13 +206,21 @@ def ids(*parts: range) -> Ints:
     return np.array([token for part in parts for token in part], np.int32)
 
 
+def append_(pool: KVCache, segment: int, positions: range) -> None:
+    slots = pool.append_([segment] * len(positions), positions, home=segment)
+    pool.commit_(slots, positions)
+
+
+def insert_(cache: PrefixCache, text: Ints) -> bool:
+    segment = cache.segments.add()
+    append_(cache.pools[0], segment, range(len(text)))
+    return cache.insert_(segment, text, 0)
+
+
 def kept(text: Ints, back: int = 0) -> tuple[PrefixCache, KVCache]:
-    pool, tree = KVCache(1, 1, 1, SLOTS), SegmentTree()
-    cache = PrefixCache([pool], tree, back, MIN_MATCH)
-    segment = tree.add()
-    slots = pool.append_([segment] * len(text), range(len(text)), home=segment)
-    pool.commit_(slots, range(len(text)))
-    assert cache.insert_(segment, text, 0)
+    pool = KVCache(1, 1, 1, SLOTS)
+    cache = PrefixCache([pool], SegmentTree(), back, MIN_MATCH)
+    assert insert_(cache, text)
     return cache, pool
 
 
@@ -243,9 +251,7 @@ def test_rows_from_elsewhere_are_stored_behind_what_is_cached(known: int) -> Non
 
     def write_(segment: int, start: int) -> None:
         written.extend(range(start, len(text)))
-        positions = range(start, len(text))
-        slots = pool.append_([segment] * len(positions), positions, home=segment)
-        pool.commit_(slots, positions)
+        append_(pool, segment, range(start, len(text)))
 
     assert cache.store_(text, "", write_)
     assert written == list(range(known, 100)) and cache.match(text)[1] == 100
@@ -272,10 +278,8 @@ def test_a_match_inside_a_segment_splits_it_and_moves_nothing() -> None:
 
 @pytest.mark.parametrize("touched", [0, 1])
 def test_what_was_not_used_for_longest_goes_first(touched: int) -> None:
-    cache, pool = kept(ids(range(50)))
-    second = cache.segments.add()
-    pool.commit_(pool.append_([second] * 50, range(50), home=second), range(50))
-    cache.insert_(second, ids(range(100, 150)), 0)
+    cache, _ = kept(ids(range(50)))
+    insert_(cache, ids(range(100, 150)))
     texts = (ids(range(50), range(9)), ids(range(100, 150), range(9)))
     reader = cache.segments.add()
     assert cache.attach_(reader, texts[touched], 59) == 50
@@ -286,10 +290,7 @@ def test_what_was_not_used_for_longest_goes_first(touched: int) -> None:
 
 
 def test_the_same_text_is_not_kept_twice() -> None:
-    cache, pool = kept(ids(range(50)))
-    again = cache.segments.add()
-    pool.commit_(pool.append_([again] * 50, range(50), home=again), range(50))
-    assert not cache.insert_(again, ids(range(50)), 0)
+    assert not insert_(kept(ids(range(50)))[0], ids(range(50)))
 
 
 def test_shared_length() -> None:

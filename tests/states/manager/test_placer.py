@@ -169,6 +169,8 @@ def test_a_forward_that_nobody_starts_in_has_no_rows() -> None:
     batch = open_requests_(made)
     assert batch.branches == () and batch.rows.tokens_BQ.numel() == 0
     assert (made.kv.owner == FREE).all()
+    running(made, request())
+    assert open_requests_(made).rows.tokens_BQ.numel() == 0, "nothing is committed twice"
 
 
 SHARED, BRANCHES = 2_000, 8

@@ -10,6 +10,7 @@ from helpers.managers import (
     commit_,
     fan_out_,
     manager,
+    plan,
     request,
     running,
     start_,
@@ -19,17 +20,12 @@ from helpers.toy_graph import install
 from specsot.engine.prepare.files import open_graph
 from specsot.states.graph.graph import SchedulerBlock
 from specsot.states.manager import BranchStateManager
-from specsot.states.phases.schedule import plan_
 from specsot.states.policies import AGEING, POLICIES, PolicyError, find_policy
 from specsot.states.request import Finish, Request
-from specsot.states.scheduler import Inbox, StepPlan
+from specsot.states.scheduler import StepPlan
 from specsot.states.yaml.source import GraphError
 
 SHORT, LONG = 10, 60
-
-
-def plan(made: BranchStateManager) -> StepPlan:
-    return plan_(made, Inbox())
 
 
 def start_step_(made: BranchStateManager, step: StepPlan, token: int = 20) -> list[Request]:
@@ -190,7 +186,7 @@ def test_one_that_fails_ends_the_run_with_one_error(name: str, said: str, own: N
     made = manager(policy=name)
     made.lifecycle.submit(request("a"))
     with pytest.raises(PolicyError, match=said):
-        plan_(made, Inbox())
+        plan(made)
 
 
 def test_the_command_line_says_so_in_a_line(

@@ -13,6 +13,7 @@ from helpers.managers import (
     fanned_out,
     manager,
     open_requests_,
+    plan,
     proposal,
     request,
     running,
@@ -23,14 +24,9 @@ from helpers.many import Calls
 
 from specsot.engine.record.recorder import action_of
 from specsot.states.manager import BranchStateManager
-from specsot.states.phases.schedule import plan_
 from specsot.states.policies import POLICIES
 from specsot.states.request import Finish
-from specsot.states.scheduler import Inbox, StepPlan
-
-
-def plan(made: BranchStateManager, inbox: Inbox | None = None) -> StepPlan:
-    return plan_(made, inbox or Inbox())
+from specsot.states.scheduler import Inbox
 
 
 def round_(made: BranchStateManager, *tokens: int) -> None:
