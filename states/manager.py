@@ -12,6 +12,7 @@ from .blend import BlendState, FoldState, Reused
 from .commit import Committer
 from .drafter import DraftContext, Drafter, TwoDrafters
 from .graph.drafter_settings import nodes_for
+from .graph.graph import Graph
 from .graph.plugins import drafter_class
 from .kv_cache import CopyingPrefixCacheManager, KVCacheManager, PrefixCacheManager
 from .layout import BatchingLayout, Layout, PagedLayout
@@ -57,7 +58,7 @@ class BranchStateManager:
         self.samplers = Samplers(limits.vocabulary, kv.data.device)
         kind = limits.graph.layout.kind
         self.layout = LAYOUTS[kind](self.pools, self.table.segments)
-        self.capacity = _capacity(limits, kv)
+        self.capacity = _capacity(limits.graph, kv)
         self.drafter = self._drafter(kv_outline, draft_models)
         row_per_branch = kind == "batching"
         beam = limits.graph.beam
@@ -150,14 +151,16 @@ class BranchStateManager:
         return {} if self.blend is None else self.blend.reused
 
 
-def _capacity(limits: RunLimits, kv: KVCache) -> CapacityModel:
-    graph = limits.graph
+def _capacity(graph: Graph, kv: KVCache) -> CapacityModel:
     max_branches = graph.layout.max_num_branches
-    nodes = limits.nodes
+    counts = range(1, max_branches + 1)
+    nodes = graph.drafter.offered
+    if graph.outline_drafter is not None:
+        second = graph.outline_drafter.offered
+        nodes = {n: max(nodes_for(nodes, n), nodes_for(second, n)) for n in counts}
     shared = graph.drafter.shared
     if graph.layout.kind == "paged" and shared is not None:
         # Each tree has as many rows as the shared budget may give to one tree.
-        counts = range(1, max_branches + 1)
         nodes = {count: min(nodes_for(nodes, count), shared) for count in counts}
         shared = None
     return CapacityModel(

@@ -5,7 +5,7 @@ root: a branch, the prefix of its request, cached rows of earlier requests. A fo
 bytes. A branch that combines others reads them in addition to its path.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
@@ -17,7 +17,6 @@ import numpy as np
 from ..ops.attention.metadata import Visibility
 from ..ops.draft.sizes import RoundCosts
 from ..ops.kv.pool import NO_SEGMENT
-from .graph.drafter_settings import nodes_for
 from .graph.graph import Graph
 from .request import ENDING_OF, Branch, Finish, Request, move
 
@@ -140,15 +139,6 @@ class RunLimits:
     def holds_parts(self) -> bool:
         """Whether finished parts stay until one more branch has read them."""
         return self.graph.skeleton is not None and self.graph.skeleton.merge == "attend"
-
-    @property
-    def nodes(self) -> int | Mapping[int, int]:
-        first = self.graph.drafter.offered
-        second = self.graph.outline_drafter
-        if second is None:
-            return first
-        counts = range(1, self.graph.layout.max_num_branches + 1)
-        return {n: max(nodes_for(first, n), nodes_for(second.offered, n)) for n in counts}
 
 
 class RequestTable:
