@@ -83,8 +83,7 @@ class ModelCache:
         A build that was interrupted continues in the same folder; its WORK is for files that do not
         belong to the model. Processes that make models wait for one another.
 
-        build: returns more facts for the note.
-        """
+        build: returns more facts for the note."""
         final = self.path(name)
         unfinished = self.folder / f".{final.name}.{source}"
         try:

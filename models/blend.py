@@ -5,8 +5,7 @@ rows, keeps the suffix and the cached rows that deviate most, and continues with
 first put the cached rows into the pool, each key turned to its position, and then compute their
 remaining rows, over the cached ones where they are the same. Attention is that of the dense forward
 cut to the remaining rows. (The original code aligns the rows at the sequence's end, by which picked
-rows see later ones: the mask `bottom_right`.)
-"""
+rows see later ones: the mask `bottom_right`.)"""
 
 from dataclasses import dataclass, replace
 
@@ -29,8 +28,7 @@ class LiveRows:
     row_N: int64, which row of the forward each is (padding: one that is no longer computed).
     query_GW: for each group which of its q rows they are, int64 [G, W]. at_M: int64, for each of
     the forward's M = B * Q rows its index here; N if it was dropped. count: rows that are not
-    padding (host int). whole: no row was dropped.
-    """
+    padding (host int). whole: no row was dropped."""
 
     row_N: Tensor
     query_GW: tuple[Tensor, ...]

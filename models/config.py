@@ -85,8 +85,7 @@ class DecoderConfig(DecoderShape):
 
     activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
     whether it sees only `window` positions back. dtype: of the weights; empty where the file is
-    silent. notes: what was assumed where the file is silent or ambiguous.
-    """
+    silent. notes: what was assumed where the file is silent or ambiguous."""
 
     family: str
     activation: str = "silu"

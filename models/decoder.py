@@ -70,8 +70,7 @@ class Decoder(PoolModel):
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
-    the head without a token. weights: how they are stored, see `linear.Weights`.
-    """
+    the head without a token. weights: how they are stored, see `linear.Weights`."""
 
     weights = "full"
 

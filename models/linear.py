@@ -2,8 +2,7 @@
 
 `F.linear` on a CPU is slow in float32 for the few rows of a round, and in bfloat16 brings the whole
 weight into oneDNN's layout at every call. Packed once, five rows cost what one does
-(docs/performance.md), and a row's sums hardly ever depend on how many rows there are.
-"""
+(docs/performance.md), and a row's sums hardly ever depend on how many rows there are."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

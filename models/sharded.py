@@ -4,8 +4,7 @@ A rank has some KV heads with their query heads, some columns of the MLP and som
 all else is whole on every rank. A layer takes two sums over all ranks, behind the attention and
 behind the MLP, a forward one more gather, of the logits. No weight is copied, so ranks may form
 another group at once. All ranks make the same forwards in the same order: logits and taps are the
-same bits on each, and so is every decision that follows from them.
-"""
+same bits on each, and so is every decision that follows from them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,8 +53,7 @@ class Ranks:
     all others after it, on GPUs (NCCL) by torch's watchdog, which ends the process.
 
     group: of torch.distributed, or a bare process group; None for all ranks of the default one.
-    lost: why the group has failed, if it has.
-    """
+    lost: why the group has failed, if it has."""
 
     group: Any
     index: int
@@ -100,8 +98,7 @@ def sharded(target: Decoder, group: Any, rank: int, ranks: int) -> Decoder:
     share of one that holds what this rank needs.
 
     Raises ModelError: the weights are packed or in codes, or this rank's share is not among them.
-    Raises ValueError: the ranks have different models, dtypes or numbers of threads.
-    """
+    Raises ValueError: the ranks have different models, dtypes or numbers of threads."""
     return target if ranks == 1 else ShardedDecoder(target, Ranks(group, rank, ranks))
 
 

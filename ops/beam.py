@@ -1,8 +1,7 @@
 """Beam search on the device: the live continuations, the finished hypotheses, and the end.
 
 The arithmetic is that of transformers 5 (`GenerationMixin._beam_search`), step for step in float32:
-sums of log-probabilities, divided by length ** `length_penalty` once a hypothesis has ended.
-"""
+sums of log-probabilities, divided by length ** `length_penalty` once a hypothesis has ended."""
 
 from dataclasses import dataclass
 from math import inf

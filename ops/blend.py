@@ -1,7 +1,6 @@
 """Cached rows of a forward (CacheBlend): their roles, budgets, and which are recomputed.
 
-The host knows the number of picked rows; only the device knows which rows they are.
-"""
+The host knows the number of picked rows; only the device knows which rows they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

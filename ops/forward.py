@@ -93,8 +93,7 @@ class Target(Pooled, Protocol):
         logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
             indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
         blend: cached rows; those that a layer does not compute get their cached K, turned to their
-            position, and V; NaN logits, and the cached taps.
-        """
+            position, and V; NaN logits, and the cached taps."""
         ...
 
 
@@ -217,8 +216,7 @@ def forward_(
     """All rows through the target once; K and V go into the pool.
 
     Returns logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None unless
-        a drafter reads features); the report on cached rows.
-    """
+        a drafter reads features); the report on cached rows."""
     if not rows.tokens_BQ.numel():  # every request was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
     some = rows.packed_trees or rows.live

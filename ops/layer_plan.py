@@ -1,8 +1,7 @@
 """The status of each layer of a prefill with cached rows, fixed before the forward; no torch.
 
 From "CacheBlend: Fast Large Language Model Serving for RAG with Cached Knowledge Fusion"
-(2405.16444); the statuses are those of its code.
-"""
+(2405.16444); the statuses are those of its code."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -2,8 +2,7 @@
 
 If the host knows the sizes of unequal trees, every tree has rows of its own (`LiveNodes`). Else the
 rows are packed (`PackedTrees`): the roots, then the M drafted nodes that have a row (R = S + M), of
-which only the device knows which they are.
-"""
+which only the device knows which they are."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,8 +48,7 @@ class PaddedLayout:
 
     With `packed` all branches share a row, one after another (``bim``); else each has a tensor row
     (place_S, index_S: int64 on the host and the device), and rows in between may be empty
-    (``batching``), unless it `is_whole`. rows_S: the pool's row of each branch.
-    """
+    (``batching``), unless it `is_whole`. rows_S: the pool's row of each branch."""
 
     def __init__(self, rows_S: Sequence[int], packed: bool, device: torch.device) -> None:
         self.rows_S = rows_S
@@ -175,8 +173,7 @@ class Rows:
     bound_trees, bound_tips: those that a grammar restricts (host ints).
     sampler: of the trees' branches, then of the tips'; None if all take the best token.
     packed_trees, tree_segment_R: the nodes' rows if only the device knows them, and int64, the
-        number of each row's segment. live: the nodes' rows if trees differ in size.
-    """
+        number of each row's segment. live: the nodes' rows if trees differ in size."""
 
     tokens_BQ: Tensor
     positions_BQ: Tensor
@@ -256,8 +253,7 @@ class Proposal:
         undefined without children); None if drafts were not drawn or it is not needed.
     is_chain: every tree has one path. shared: rows of all nodes together; None if each has one.
     forced: the trees that a grammar determines. sizes: the real nodes of each tree, its first ones,
-        if the host knows them; only they have a row.
-    """
+        if the host knows them; only they have a row."""
 
     tokens_SN: Tensor
     parents_SN: Tensor
@@ -287,8 +283,7 @@ class DraftRows:
     features_NF, index_N: the target's features (None for drafters that read tokens alone), and
         int64, the flat indices of the rows that are not padding, increasing.
     segment_S, start_S: the number of each branch's segment in `rows.visibility`, the position of
-        its root token (host ints); position_S, root_S: int64, that position, and the token.
-    """
+        its root token (host ints); position_S, root_S: int64, that position, and the token."""
 
     rows: Rows
     features_NF: Tensor | None

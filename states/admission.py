@@ -77,8 +77,7 @@ class CapacityModel:
     nodes: drafted tokens per branch (0 without a drafter), or by number of active branches.
     rows: rows of the pool if every branch has a row of its own (``batching``), else 0.
     shared: drafted tokens of all branches together (`rows_per_round`), if they share them.
-    beams: hypotheses of a branch, each of which may need rows for the whole budget.
-    """
+    beams: hypotheses of a branch, each of which may need rows for the whole budget."""
 
     capacity: int
     max_active: int
@@ -152,8 +151,7 @@ class Admission:
 
     A branch reserves its prompt and its whole budget, and every round needs slots for all trees, so
     an admitted branch can run to its end. If optimistic, it reserves an estimate, and rows may run
-    out; beam search, a row per branch and parts that stay always reserve the whole budget.
-    """
+    out; beam search, a row per branch and parts that stay always reserve the whole budget."""
 
     def __init__(
         self, *, capacity: CapacityModel, limits: RunLimits, cache: PrefixCache | None = None
@@ -233,8 +231,7 @@ class Intake:
     chunks: requests whose prompts are read on, and by how many tokens.
     live: prefix owners of open requests with a running branch; retaining: of those with a pool row
     of retained parts alone. full: no other item may start, except in a row of its own. blocked: why
-    the first item that does not fit has to wait.
-    """
+    the first item that does not fit has to wait."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Beam search in the request table: hypotheses on the host, and their rows in the pool.
 
 A branch is one search. Rows that all live beams share belong to the branch; every other row is a
-segment, a child of the row before it. Rows that no live beam needs are freed at once.
-"""
+segment, a child of the row before it. Rows that no live beam needs are freed at once."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

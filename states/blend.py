@@ -5,8 +5,7 @@ one owner, and each copy of a prefix counts by itself.
 
 Finished parts are folded into one context, after which a last branch combines them. When a part
 ends, its rows are copied out with the rotation of their keys undone; in the fold they are cached
-chunks like documents. The first part continues the prefix exactly.
-"""
+chunks like documents. The first part continues the prefix exactly."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

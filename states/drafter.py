@@ -2,8 +2,7 @@
 
 A round calls `intake_` (lay out the rows committed since the drafter's last forward), `root` (one
 forward over them, which proposes the first level) and `grow` (deepen, return the proposal). Torch
-is imported inside methods only, since `specsot check` reads the settings.
-"""
+is imported inside methods only, since `specsot check` reads the settings."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class Drafter:
         lookback: how many tokens after a row determine it besides those before (`PrefixCache`).
         reads_root: whether the root token has a row before the round, besides all before it.
         inbox: committed rows that the drafter's next forward reads.
-        columns_F: int64, which columns of the target's features are its own; None for all.
-    """
+        columns_F: int64, which columns of the target's features are its own; None for all."""
 
     Settings: ClassVar[type[DrafterSettings]]
     loader: ClassVar[str] = ""

@@ -32,8 +32,7 @@ class BranchStateManager:
     build_prompt: the prompt of a branch whose dependencies have ended. draft_models: the networks
     of the drafter and of the outlines' own, whose pool is `kv_outline`. cache_pools: pools of the
     prefix cache in the order of the others; without them the cache uses those pools themselves, if
-    branches share their rows. prefixes: the radix tree of cached rows, or None.
-    """
+    branches share their rows. prefixes: the radix tree of cached rows, or None."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """Scheduler policies: functions of host integers that rank waiting requests and branches.
 
 A request is ranked once, when it arrives, so the cost of a step does not grow with the queue.
-Waiting branches of open requests are ranked in every step. A smaller rank starts earlier.
-"""
+Waiting branches of open requests are ranked in every step. A smaller rank starts earlier."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,8 +22,7 @@ class Candidate:
     arrival: number of its request in the order of submission. step: the first one that considered
     it. is_open: its request has started, so this is one of its branches; place: among these, in the
     order of `layout.order`. prompt: tokens to prefill; request_tokens, own_tokens: tokens that its
-    request, and it alone, may still decode.
-    """
+    request, and it alone, may still decode."""
 
     arrival: int
     step: int
@@ -41,8 +39,7 @@ class Policy:
 
     overtakes: later candidates may start when an earlier one does not fit.
     fair: every candidate starts in the end by its rank alone. Otherwise the oldest waiting request
-        starts every `max_wait` steps, whatever its rank.
-    """
+        starts every `max_wait` steps, whatever its rank."""
 
     rank: Callable[[Candidate], Rank]
     overtakes: bool = False

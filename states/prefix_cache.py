@@ -3,8 +3,7 @@
 Rows of ended requests stay in the pools as segments with their token ids. A match that ends inside
 a segment splits it: no row is moved. Segments that no request continues after are idle; they are
 evicted when their slots are needed, least recently used leaves first. EAGLE pairs a row with the
-next token, so its matches end one token early (`lookback`).
-"""
+next token, so its matches end one token early (`lookback`)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,7 @@
 """Requests and their branches: host state between two forwards, and the lifecycle of both.
 
 `move` sets the `stage` of a request or a branch by one table of transitions. A transition that is
-not in the table is a defect of the engine. None is taken per token or per round.
-"""
+not in the table is a defect of the engine. None is taken per token or per round."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,8 +140,7 @@ class Branch:
     combines: it writes one answer after the finished parts. reads: parts that it attends to in
     place. retained: it ended, and its rows stay for that answer, whose pool row is shared
     (`in_shared_row`). rows_released: it ended, and the prefix cache owns its rows.
-    first_own_row: after cached rows of its own, if it resumed; else 0. preempted: how often.
-    """
+    first_own_row: after cached rows of its own, if it resumed; else 0. preempted: how often."""
 
     request: "Request"
     index: int
@@ -270,8 +268,7 @@ class Request:
         considered it. deadline: of `time.monotonic()`. exclusive: it runs alone.
     cache_salt: only requests with the same salt share cached rows. closing_ids: end a text under a
         grammar, as `stop_ids` do otherwise. combine: prompt of the answer that combines parts in
-        place; most_parts: upper bound of their number; isolated: why they are not combined.
-    """
+        place; most_parts: upper bound of their number; isolated: why they are not combined."""
 
     key: str
     seed: int

@@ -2,8 +2,7 @@
 
 A segment is a run of rows with consecutive positions. A row sees the segments on its path to the
 root: a branch, the prefix of its request, cached rows of earlier requests. A fork is a new child: 0
-bytes. A branch that combines others reads them in addition to its path.
-"""
+bytes. A branch that combines others reads them in addition to its path."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ class SegmentTree:
     Segments with the same home take slots next to each other. A root is the home of its
     descendants; with `separate_homes` (the layout ``paged``) every segment is its own.
     lineage: all segments whose rows a segment sees: its path, and what it reads in addition;
-    homes: of all these, its own first; visibility: the lineages of some segments as arrays.
-    """
+    homes: of all these, its own first; visibility: the lineages of some segments as arrays."""
 
     def __init__(self, *, separate_homes: bool = False) -> None:
         self.separate_homes = separate_homes
@@ -146,8 +144,7 @@ class RequestTable:
 
     open: started requests by prefix owner; waiting: those that have not started; ended: how many.
     active: running branches, in the order of [S, ...] tensors. arrived: requests added or requeued
-    since the last plan. cancelled: requests to end at this step boundary. deadlines: a heap.
-    """
+    since the last plan. cancelled: requests to end at this step boundary. deadlines: a heap."""
 
     def __init__(self, limits: RunLimits) -> None:
         self.limits = limits

@@ -124,8 +124,7 @@ class CommittedRows:
     owner: the segment. prefix: the segment that it continues, or itself. following: known tokens
     behind `tokens`, without a row. rows: int32, flat indices in the forward. features_QF: of the
     whole forward, None without taps. is_path: the root and the accepted nodes of a tree, not a part
-    of a prompt; its first token was in `following` before. branch: None for rows of a prefix.
-    """
+    of a prompt; its first token was in `following` before. branch: None for rows of a prefix."""
 
     owner: int
     prefix: int
@@ -180,8 +179,7 @@ class ExplainedDraft:
 
     node, parent: numbers in the tree, whose root is 0, of depth 0.
     accepted: it is on the accepted path; reached: it was tested (its parent is on the path and,
-        under rejection, no earlier sibling was accepted).
-    """
+        under rejection, no earlier sibling was accepted)."""
 
     node: int
     parent: int
@@ -199,8 +197,7 @@ class ExplainedRound:
     rule: MATCH, GRAMMAR (the host takes the best legal token at each node) or the `Rule` of
         rejection sampling. position, root: of the round's root token.
     committed: tokens appended. finish: why the branch ended with this round; a path may then hold
-        more tokens than were appended.
-    """
+        more tokens than were appended."""
 
     branch: str
     rule: str
@@ -221,8 +218,7 @@ class VerifiedTree:
     position, root: of the round's root token. tokens, parents: of each node, the root first; a
     negative token is padding. path: the accepted nodes, the root first. final: the token after
     them. num_committed: how many of these tokens were appended. forced: the tree is the only
-    continuation of a grammar instead of a draft.
-    """
+    continuation of a grammar instead of a draft."""
 
     branch: str
     position: int
@@ -257,8 +253,7 @@ class RoundSummary:
     committed: tokens appended to each branch; accepted: drafts accepted by each (-1 for a branch
     that was only prefilled). drafted: proposed tree nodes. target_length, draft_length: slots in
     use afterwards. rows: query rows, `padding` of which are padding. gamma: the decision of a
-    draft-length policy for each drafted branch. choices: the sizes that drafters chose.
-    """
+    draft-length policy for each drafted branch. choices: the sizes that drafters chose."""
 
     branches: tuple[str, ...]
     committed: tuple[int, ...]

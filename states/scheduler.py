@@ -1,8 +1,7 @@
 """The scheduler: what is ready in a step, and which requests and branches start in it.
 
 A step is planned once, from host integers. Guards of the graph test the plan, and the order of the
-graph's transitions is the priority. No step looks at every waiting request.
-"""
+graph's transitions is the priority. No step looks at every waiting request."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +30,7 @@ class StepPlan:
     forward of their own; branches: others that start. requests: those that start; chunks: those
     whose prompts are read on, and by how many tokens. running, waiting: numbers of branches and of
     requests; blocked: why the first of these does not fit. preempted: names of branches and
-    requests.
-    """
+    requests."""
 
     number: int
     why: str
@@ -291,8 +289,7 @@ class Scheduler:
 
         When an item does not fit, no item after it starts, unless the policy lets others overtake
         it, for at most `max_wait` steps, or a branch has the row of its own idle prefix. While
-        nothing runs, later items may start, because only their rows can block the first one.
-        """
+        nothing runs, later items may start, because only their rows can block the first one."""
         prefixes = self.kv_cache.prefixes
         intake = Intake(
             self.admission,

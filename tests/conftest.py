@@ -70,8 +70,7 @@ def tiny(
 ) -> Callable[..., Tiny]:
     """tiny(family, ...): a target of few likely tokens, and a drafter that often agrees with it.
 
-    window: Mistral's sliding window; further settings are those of write_tiny_target.
-    """
+    window: Mistral's sliding window; further settings are those of write_tiny_target."""
     tally = pytestconfig.stash[TALLY]
 
     @cache

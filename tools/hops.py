@@ -5,8 +5,7 @@
 GRAPH (default bim_eagle) runs on the embedded model through the public Python interface with every
 call of the package traced. Printed are distinct files, distinct functions and calls, of the opening
 until the first transition, of the steps until the first verified round, and per round afterwards.
-`--list` names the files, those with the most calls first.
-"""
+`--list` names the files, those with the most calls first."""
 
 import argparse
 import sys

@@ -2,8 +2,7 @@
 
 A comparison is an experiment of graphs, a sweep one of a graph's settings, each prompt once.
 `bench` repeats, and compares with a baseline; `bench --tune` measures the settings of a drafter one
-after another. Nothing here imports torch before the command line is checked.
-"""
+after another. Nothing here imports torch before the command line is checked."""
 
 import json
 import sys

@@ -2,8 +2,7 @@
 
 Their answers become requests of ours, so that the same comparison of tokens covers them.
 llama.cpp (llama-cpp-python, optional) takes and returns token ids. Its weights are written into a
-GGUF file first; those of a quantised side in llama.cpp's own codes, Q8_0 or Q4_0.
-"""
+GGUF file first; those of a quantised side in llama.cpp's own codes, Q8_0 or Q4_0."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -2,8 +2,7 @@
 gave the same tokens where they promise to.
 
 Two branches are compared where both were decoded behind the same token ids. A branch whose context
-already differs follows from a difference that is counted where it first occurs.
-"""
+already differs follows from a difference that is counted where it first occurs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -225,8 +225,7 @@ def certify_command(
     Args:
         options: of every graph, as of `specsot run`.
         out: where `<graph>.md` and `<graph>.json` go; None prints the page.
-        every: all shipped graphs; one whose models are not there is named and left out.
-    """
+        every: all shipped graphs; one whose models are not there is named and left out."""
     if bool(graphs) == every:
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [prepared_job(name, options) for name in (graph_names() if every else graphs)]

@@ -3,8 +3,7 @@
 All runs are greedy unless a gate sets otherwise, on a given outline of four parts, or on four
 requests where a graph has no skeleton. The first run has no stop ids; the expected answers of the
 others follow from its own. After every phase the pools are checked, and the drafter's rows: a stale
-one changes no token, it only makes drafts worse, so no comparison of answers can find it.
-"""
+one changes no token, it only makes drafts worse, so no comparison of answers can find it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,6 @@
 """What the checks of a certificate share: the graph with other settings, its models, transformers.
 
-Everything runs through the graph's ops on its models; only settings change, as by `--set`.
-"""
+Everything runs through the graph's ops on its models; only settings change, as by `--set`."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy

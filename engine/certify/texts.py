@@ -2,8 +2,7 @@
 
 Sampled text is that of ``accept: match``: one seed gives one text. The twin of a graph has no
 drafter. Its tokens are compared with transformers' logits under the processors and random numbers
-of the ops, the graph's tokens with the twin's.
-"""
+of the ops, the graph's tokens with the twin's."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

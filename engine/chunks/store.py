@@ -52,8 +52,7 @@ class ChunkStore:
     the folder can change answers. Not thread-safe.
 
     max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
-    tensors. hits, misses: of `get`. bytes: of the chunks in memory. notes: problems of files.
-    """
+    tensors. hits, misses: of `get`. bytes: of the chunks in memory. notes: problems of files."""
 
     def __init__(
         self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"

@@ -97,8 +97,7 @@ class Meter:
     tokens: of all branches and outlines, without stop tokens. in_ops: nanoseconds inside ops;
     in_run: from the first transition to the last; last_move: to it from the start; open_ops: in ops
     after it. lengths: histogram of the tokens that a branch committed in a round; requests: by
-    request. chosen: histogram of tree sizes, or chain lengths, that a drafter chose.
-    """
+    request. chosen: histogram of tree sizes, or chain lengths, that a drafter chose."""
 
     forwards: int = 0
     rounds: int = 0

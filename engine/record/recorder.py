@@ -2,8 +2,7 @@
 docs/cli.md), serves snapshots.
 
 It reads host integers only. Snapshots are made on the run's own thread, and only if a viewer
-requested one since the last event; a viewer never touches the run.
-"""
+requested one since the last event; a viewer never touches the run."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,6 @@
 """Run folders: written while a run goes, listed, found, compared and removed afterwards.
 
-Every file is written whole or not at all; the trace grows record by record.
-"""
+Every file is written whole or not at all; the trace grows record by record."""
 
 import json
 import os

@@ -1,8 +1,7 @@
 """The state of a run as viewers show it, folded from its events, live or read from trace.jsonl.
 
 `RunView` is the one state behind the live view, the step view, the replay player and the page's
-playback; its immutable copies are `Snapshot`s.
-"""
+playback; its immutable copies are `Snapshot`s."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -197,8 +196,7 @@ class RunView:
 
     kv: slots in use in both pools. parsed: forwards at the last parse of outlines. rounds, tokens:
     of each branch. trees: (round, tree) of the last round of each branch, the latest last.
-    preempted: names; `starting` resume with the next forward.
-    """
+    preempted: names; `starting` resume with the next forward."""
 
     state: str = "start"
     before: str = ""

@@ -228,8 +228,7 @@ class Engine:
 
     graph, options: as for `open_session`, or an open session. threaded: steps run on a thread of
     the engine; else in `step`, or in a waiting caller. sink: is called with every event of the
-    machine. rounds: with the summary of every forward.
-    """
+    machine. rounds: with the summary of every forward."""
 
     def __init__(
         self,

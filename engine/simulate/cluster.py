@@ -3,8 +3,7 @@
 Every worker is a simulation; the events of all workers are in one heap. An outline is written by
 one worker, or by a tensor-parallel group, whose members step together; then its prefix is
 gathered, and its parts go to workers by `placement`, without computing the rows that they receive.
-Every part has the place of its request in the order of arrivals.
-"""
+Every part has the place of its request in the order of arrivals."""
 
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -86,8 +85,7 @@ class SimulatedWorker(Simulation):
 
     number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
     with the regroup after a step. stepping: members in a step of their own. owed: the group has
-    just stepped, so the worker steps next. worked: busy seconds.
-    """
+    just stepped, so the worker steps next. worked: busy seconds."""
 
     def __init__(
         self, graph: Graph, cost: StepCost, policy: str, seed: str, *, number: int

@@ -1,8 +1,7 @@
 """Step costs of a simulation: a linear model, fitted to the traces of real runs; and collectives.
 
 A collective takes a constant, a delay for each of its steps round the ring, and its bytes over the
-bandwidth, as in NCCL's own model. docs/cluster_simulated.md has the sources of the numbers.
-"""
+bandwidth, as in NCCL's own model. docs/cluster_simulated.md has the sources of the numbers."""
 
 import json
 import random
@@ -30,8 +29,7 @@ class StepCost:
     branch with drafts, and for each row of the pool in use.
 
     tokens: counts of a branch's rounds by their number of committed tokens. error: mean absolute
-    error of the fit, relative to the mean; steps: number of fitted steps.
-    """
+    error of the fit, relative to the mean; steps: number of fitted steps."""
 
     step: float = 0.2
     forward: float = 4.0

@@ -1,8 +1,7 @@
 """A run without a model: requests of known lengths, the real scheduler, a simulated clock.
 
 Request table, admission, scheduler, radix tree and preemption are those of a run. The results of a
-forward are written down instead of computed, and the clock moves by the cost of the step.
-"""
+forward are written down instead of computed, and the clock moves by the cost of the step."""
 
 import json
 import random
@@ -38,8 +37,7 @@ class Arrival:
     at: seconds from the start. prompt: tokens of its prompt; the first `shared` of them are those
     of all requests with this `stem`. outline: tokens that it writes before its parts, 0 without an
     outline. texts: tokens of each part, or of its one answer. budget: tokens that it asks for, of
-    each text; 0 leaves that to the graph.
-    """
+    each text; 0 leaves that to the graph."""
 
     at: float
     prompt: int
@@ -279,8 +277,7 @@ class Simulation:
 
     now: seconds on the simulated clock. busy: processor seconds in the scheduler. started, ended:
     requests whose first token, or whose answer, is of the last step. Raises UsageError: the graph
-    cannot be simulated.
-    """
+    cannot be simulated."""
 
     def __init__(self, graph: Graph, cost: StepCost, policy: str, seed: int | str = 0) -> None:
         if graph.layout.kind != "bim" or graph.beam is not None:

@@ -4,8 +4,7 @@ Anchors are sampled among the assistant's tokens. Each starts a block [token, ma
 sees the target's features before the anchor and itself, but no other block; row k predicts the
 token at its own position. The arithmetic follows SpecForge (`dflash_family_model.py`). Shape
 letters: S tokens and M blocks of a sequence, P rows of a block; keys of a row are [S context tokens
-| M * P block rows], queries the M * P block rows.
-"""
+| M * P block rows], queries the M * P block rows."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Blocks:
     """The blocks of a batch, whose sequences may hold several texts that share beginnings.
 
     anchors_BM: int64, places in their sequences. valid_BM: bool, False for padding blocks, which
-    see nothing and count nothing. size: P.
-    """
+    see nothing and count nothing. size: P."""
 
     batch: TrainingBatch
     anchors_BM: Tensor

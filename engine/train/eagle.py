@@ -4,8 +4,7 @@ At step i, row j holds the drafter's feature for token j + i and the true token 
 predicts token j + i + 2. It sees the rows of step 0 that a causal mask allows and, of later steps,
 only itself. The loss of EAGLE-1 and EAGLE-2 is the papers' (arXiv 2401.15077): the distance to the
 target's next feature, and a share of the cross-entropy with the target's distribution for it; true
-features get some noise. EAGLE-3 learns the target's distribution alone.
-"""
+features get some noise. EAGLE-3 learns the target's distribution alone."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class EagleInputs:
 
     goals_BSG: what row j learns: for EAGLE-1 and EAGLE-2 the target's last hidden state of token
         j + 1; for EAGLE-3 its distribution after that token, over the draft vocabulary.
-    counted_BS: float, 1 where row j counts at step 0.
-    """
+    counted_BS: float, 1 where row j counts at step 0."""
 
     batch: TrainingBatch
     taps_BSF: Tensor

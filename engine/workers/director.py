@@ -2,8 +2,7 @@
 
 The director decodes nothing. It has all requests in host integers, and workers send their tokens as
 they commit them. So what a lost worker had continues elsewhere behind its last committed token, and
-coins are keyed by position: the text is the same.
-"""
+coins are keyed by position: the text is the same."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -50,8 +49,7 @@ class RequestState:
 
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
     and have them. assigned: the group that decodes a branch, by its index; sent: those that it has
-    received.
-    """
+    received."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
         self.session = session

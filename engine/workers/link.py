@@ -41,8 +41,7 @@ class WorkerHost(Protocol):
 
     first: message to each process. pid: of the process, if it is on this machine. `start` starts
     another process and connects to it, or raises ClusterError; `end` asks it to end; `reap` makes
-    sure that it has.
-    """
+    sure that it has."""
 
     first: Start | Load
 
@@ -285,8 +284,7 @@ class Membership(Generic[Link]):
     deadline: seconds of silence after which a worker is lost; None: they are not watched. restarts:
     a worker whose process ends is started again under its name; else it leaves. tries: lives in a
     row without a message after which a worker fails; None: any number. links: of the workers that
-    have not ended for good.
-    """
+    have not ended for good."""
 
     def __init__(
         self,

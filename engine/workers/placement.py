@@ -2,8 +2,7 @@
 
 Work is counted in tokens to be written; a token to be read counts a sixteenth of that, as in the
 scheduler's policies. No function looks at all workers: heaps hold those with the least work, and an
-index those that have the rows of a prompt's beginning.
-"""
+index those that have the rows of a prompt's beginning."""
 
 from bisect import bisect_left
 from collections import OrderedDict
@@ -114,8 +113,7 @@ def place_branches(
     one of equals; None where all are full.
 
     lengths: expected tokens of each branch. waits: see `candidates`. capacity: branches that each
-    worker can take; None for any number.
-    """
+    worker can take; None for any number."""
     workers = [*waits]
     free = [len(lengths) if capacity is None else capacity[worker] for worker in workers]
     heap = [(waits[one], place) for place, one in enumerate(workers) if free[place] > 0]

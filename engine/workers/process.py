@@ -2,8 +2,7 @@
 
 In a server's process one thread reads messages, the other drives all engines in turn. Several
 graphs share one target, which is loaded once; each has its own drafter and pools. A request goes
-from its message to the engine, and back to text; nothing of a stop text is ever sent.
-"""
+from its message to the engine, and back to text; nothing of a stop text is ever sent."""
 
 import os
 import socket

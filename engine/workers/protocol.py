@@ -1,8 +1,7 @@
 """The messages between a worker and its user, the router of a server or the director of a run.
 
 A message is one line of JSON: `kind` is one of these classes, the other keys are its fields, which
-are checked when the line is read. KV rows travel separately, in collectives.
-"""
+are checked when the line is read. KV rows travel separately, in collectives."""
 
 import json
 import socket
@@ -45,8 +44,7 @@ class Submit(NamedTuple):
 
     raw: the prompt's text is tokenized without a template. sampling: differences from the graph's
     `SamplingRules`. stop: texts that end the answer. logprobs: number of alternatives per token, -1
-    for no scores; echo: score the prompt as well.
-    """
+    for no scores; echo: score the prompt as well."""
 
     graph: Text
     prompt: Prompt
@@ -134,8 +132,7 @@ class Wrote(NamedTuple):
     text: new readable text of the answer. events: (name, branch, details) of its branches: outline
     (titles), opened (title), reused ([run of its prompt, how]), wrote ([piece, origin]), ended
     (finish). tokens: written so far. scores: [branch, token id, text, log-probability,
-    [[id, text, log-probability]]] where requested. ids: [branch, new token ids].
-    """
+    [[id, text, log-probability]]] where requested. ids: [branch, new token ids]."""
 
     id: str
     text: Text

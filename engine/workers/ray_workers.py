@@ -1,8 +1,7 @@
 """Workers on Ray: the cluster of this machine, a driver's connection, workers as actors.
 
 Importing this module does not import Ray. Ray authenticates by token, has no dashboard and sends no
-statistics here; but it listens on all interfaces of the machine: docs/cluster.md.
-"""
+statistics here; but it listens on all interfaces of the machine: docs/cluster.md."""
 
 import asyncio
 import json
@@ -252,8 +251,7 @@ class RayHost:
 
     caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
     detached: the actor outlives this driver, unless it is lost. adopted: so does one that was there
-    before.
-    """
+    before."""
 
     first: Start | Load
     listener: WorkerListener
@@ -391,8 +389,7 @@ def ray_workers(
     """Workers on the block's cluster, which this process becomes a driver of. Raises ClusterError.
 
     first: message of worker number i with part p of the weights. Those of a `Load` may have been
-    there before, and be used again. parts: of the weights. detached: they outlive this driver.
-    """
+    there before, and be used again. parts: of the weights. detached: they outlive this driver."""
     listener = WorkerListener(block.interface)
 
     def host(number: int, part: int) -> RayHost:

@@ -1,8 +1,7 @@
 """The router of a server: one engine process or several replicas, and which of them gets what.
 
 A request whose replica is lost continues in another one behind the last tokens that are known, and
-its client sees one stream: tokens do not depend on the replica that writes them.
-"""
+its client sees one stream: tokens do not depend on the replica that writes them."""
 
 import asyncio
 import itertools
@@ -45,8 +44,7 @@ class Router(Membership[Replica]):
     count: of replicas at first. deadline: seconds of silence after which a replica is lost. single:
     one engine process that is not watched; its requests end with it. graphs: facts of the served
     graphs. failed: why nothing can be served. reruns: how often a request moved to another process.
-    watchers: take pictures.
-    """
+    watchers: take pictures."""
 
     def __init__(
         self,
@@ -403,8 +401,7 @@ def ask_router(
 
     order: `state`, `scale` (to `count`) or `end`. report: takes the lines in between. Returns
     address, graphs and replicas of the server; None if there is none. Raises ClusterError: the
-    order failed, or the server ended before it was done.
-    """
+    order failed, or the server ended before it was done."""
     with suppress(OSError), socket.socket(socket.AF_UNIX) as pipe:
         pipe.settimeout(None if order == "scale" else ANSWER_DEADLINE)
         pipe.connect(str(control_path()))

@@ -1,7 +1,6 @@
 """What `specsot serve` and `specsot run --workers` start: checked jobs, workers and their users.
 
-Ray and torch are imported only by the functions that need them.
-"""
+Ray and torch are imported only by the functions that need them."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -109,8 +108,7 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
 
     jobs: of the served graphs. start: first message of a server's only engine. Raises UsageError:
     Ray is not installed, or another server with --workers runs here. ClusterError: the cluster does
-    not exist, or another one runs here.
-    """
+    not exist, or another one runs here."""
     set_up_ray(block.address)
     with ExitStack() as stack:
         if block.address == LOCAL:

@@ -1,7 +1,6 @@
 """The workers of a run: loaded, joined in process groups, replaced when lost.
 
-Its user is not asynchronous: every call that waits runs the event loop of the workers.
-"""
+Its user is not asynchronous: every call that waits runs the event loop of the workers."""
 
 import asyncio
 from collections import Counter, deque
@@ -75,8 +74,7 @@ class WorkerGroups(Membership[RunWorker]):
 
     report: takes what happens to workers, for the trace. on_output: takes what they decode.
     workers: that are not lost. losses: number of lost workers. epoch: of the latest group; members:
-    that have not left it. Raises UsageError: this machine does not have the block's interface.
-    """
+    that have not left it. Raises UsageError: this machine does not have the block's interface."""
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
         super().__init__(source, block.deadline)

@@ -7,8 +7,7 @@ exactly that many.
 
 No process group is the process's default group, so that a worker can leave a group for another at
 any time, and several workers can share a process. The store listens at one interface; gloo connects
-the workers. Neither authenticates: this is for networks that can be trusted.
-"""
+the workers. Neither authenticates: this is for networks that can be trusted."""
 
 import gc
 import os
@@ -266,8 +265,7 @@ class GroupMembership:
 
     world: all workers. groups: the worker groups of this worker, by tp: number, and ranks (None for
     tp 1). store: of `connect`. address: of this worker. Raises RuntimeError: not all members came
-    before the deadline.
-    """
+    before the deadline."""
 
     def __init__(self, order: protocol.FormGroup, store: Any, address: str) -> None:
         self.order = order

@@ -215,8 +215,7 @@ class DFlashConfig(DrafterConfig):
     reaches: one per layer of the drafter. layer_ids: the target's layers (from 0) whose outputs are
     joined, in the order of `fc`. block_size: rows of a block as trained, the anchor included.
     mask_token_id: in place of a token to draft. target_layers: layers of the drafter's target.
-    speculators: the file holds copies of the target's embedding and head.
-    """
+    speculators: the file holds copies of the target's embedding and head."""
 
     reaches: tuple[Reach, ...]
     layer_ids: tuple[int, ...]

@@ -2,8 +2,7 @@
 
 It drafts a block [anchor, mask, mask, ...] at once, every row of which sees the whole block and the
 context before it. The context has no rows in the network: its keys and values are projected from
-the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash.
-"""
+the target's hidden states and written into the pool. Arithmetic follows z-lab/dflash."""
 
 from functools import partial
 from typing import NamedTuple, cast

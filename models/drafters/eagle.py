@@ -23,8 +23,7 @@ class EagleHead(PoolModel):
 
     tap_ids: the target's hidden states that `fc` reads. layer: the one layer, under whatever
     published name. ends: the parameters that are the target's, unless the drafter brings its own.
-    owned: which of them came with the drafter; the others are the target's own memory.
-    """
+    owned: which of them came with the drafter; the others are the target's own memory."""
 
     ends: ClassVar[frozenset[str]]
     fc: Linear

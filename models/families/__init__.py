@@ -1,8 +1,7 @@
 """Families of decoders, a file each: what differs between them over one `Decoder`; without torch.
 
 A new family is a file here with a subclass of `Family`, or such a subclass in any module that is
-imported before its checkpoints are read.
-"""
+imported before its checkpoints are read."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -26,8 +25,7 @@ class Family:
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
     that turns on the windows of some layers. renamed: keys of this family's config.json with other
-    names than Llama's -> Llama's names.
-    """
+    names than Llama's -> Llama's names."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]

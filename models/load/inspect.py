@@ -24,8 +24,7 @@ class Inspection:
 
     kind: `target`, `drafter`, or `unknown`. family: of a target (llama), or of a drafter (eagle3).
     kinds: of drafters of the graphs that can use it, as target or as drafter; none with problems.
-    assumed: where its files are silent or ambiguous. problems: why it cannot be used.
-    """
+    assumed: where its files are silent or ambiguous. problems: why it cannot be used."""
 
     kind: str = "unknown"
     family: str = ""

@@ -282,8 +282,7 @@ def load_target(
         else is read. Embedding and norms are whole, and so is a tied head. ValueError if the index
         is out of range. scan: refuse values that are not finite. whole_head: the head is whole, for
         a drafter that may borrow it.
-    Raises ModelError: the checkpoint is refused; the message names the file and the reason.
-    """
+    Raises ModelError: the checkpoint is refused; the message names the file and the reason."""
     index, count = part
     config = decoder_config(folder)
     stored = _read(folder, "target")

@@ -2,8 +2,7 @@
 
 To add one, put a subclass of `AttentionBackend` into a file of this package, or into an installed
 package with an entry point of the group `specsot.attention`. Grouped-query attention folds the
-query groups into the query axis, so that keys and values stay views of the pool.
-"""
+query groups into the query axis, so that keys and values stay views of the pool."""
 
 import importlib
 import pkgutil

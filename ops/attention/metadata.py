@@ -3,8 +3,7 @@
 A row sees a committed slot, or that of a prompt row of the same forward, if the slot's segment is
 on the path from the row's segment to the root and its position is not behind the row's. Nodes of
 trees are visible to their descendants alone. Shape letters: G sequences of a batch, q query rows of
-each, P kinds of rows, E rows of trees in a batch, M fresh slots of a branch.
-"""
+each, P kinds of rows, E rows of trees in a batch, M fresh slots of a branch."""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -124,8 +123,7 @@ class AttentionGroup:
     rows_Gq, host_rows_Gq: int64, flat indices (b * Q + q) of the query rows, on the device (None:
         all rows of the forward, in their order) and on the host.
     keys: a run for each sequence, or int64 [G, K]. positions_GK: int64, of the slots.
-    fresh_GqM: int64, index among the K slots of each of a row's `AttentionMetadata.fresh_SM`.
-    """
+    fresh_GqM: int64, index among the K slots of each of a row's `AttentionMetadata.fresh_SM`."""
 
     rows_Gq: Tensor | None
     keys: SlotRun | Tensor
@@ -232,8 +230,7 @@ class AttentionMetadata:
     readable: bool [slots], the slots that are history: committed ones and those of prompt rows.
     tree: the token trees; None if all their slots are history.
     fresh_SM: slots of rows in a drafter's forwards to come, for each row, which is a branch.
-    equal_lengths: whether sequences of different lengths must be in different batches.
-    """
+    equal_lengths: whether sequences of different lengths must be in different batches."""
 
     kv: SlotTable
     sequences: tuple[QuerySequence, ...]

@@ -3,8 +3,7 @@
 DDTree (liranringel/ddtree): the probability of a prefix is the product of its positions' marginals,
 and the best tree has the most probable prefixes. The reference pops them from a heap; here each
 level keeps what can still be among the best, which gives the same nodes. Shape letters: W prefixes
-kept at a level, E extensions of them, C all kept nodes.
-"""
+kept at a level, E extensions of them, C all kept nodes."""
 
 from dataclasses import replace
 

@@ -1,7 +1,6 @@
 """EAGLE-2 and EAGLE-3: token trees grown for all branches at once (EAGLE-2, section 4).
 
-Drafter row j pairs the target's feature of token j with token j + 1, at position j.
-"""
+Drafter row j pairs the target's feature of token j with token j + 1, at position j."""
 
 from dataclasses import dataclass, replace
 

@@ -2,8 +2,7 @@
 
 A length follows from earlier rounds, so the host knows it before the drafter runs, and the target
 gets rows for these drafts alone. The policies: docs/drafters.md; sources: svip 2411.18462,
-confidence 2405.04304, adaedl 2410.18351 (its threshold: 2309.08168), heuristic: transformers.
-"""
+confidence 2405.04304, adaedl 2410.18351 (its threshold: 2309.08168), heuristic: transformers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

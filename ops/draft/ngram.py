@@ -1,7 +1,6 @@
 """Drafting from n-grams, without a model: prompt lookup (Saxena, 2023; with one match transformers'
 `PromptLookupCandidateGenerator`), and count tables with back-off and fillers (NASD; Ou et al.,
-NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context.
-"""
+NAACL 2024 industry, 2404.08698). A token costs the same for any length of the context."""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence

@@ -1,8 +1,7 @@
 """How much a round drafts: the size with the most expected tokens per millisecond, by measured
 times of forwards and counted acceptance. All numbers are on the host.
 
-Shape letters: G lengths of a chain (0 is none), C sizes of a tree, D depths.
-"""
+Shape letters: G lengths of a chain (0 is none), C sizes of a tree, D depths."""
 
 import math
 from collections import deque

@@ -1,6 +1,5 @@
 """Drafting with a small language model: a chain of its tokens for every branch, as long as a policy
-says (`gamma.py`). Its pool holds the text itself, the root token included.
-"""
+says (`gamma.py`). Its pool holds the text itself, the root token included."""
 
 from dataclasses import dataclass, replace
 

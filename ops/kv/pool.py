@@ -4,8 +4,7 @@ A pool is one sequence (``bim``, ``paged``) or several rows of equal capacity (`
 is a flat index over all rows. A segment's slots may be anywhere in a row; committed rows are never
 moved. Each segment has a table of the blocks with slots of it, whose free slots it takes first; a
 block whose rows became another segment's is sealed. The blocks of one home are near each other, so
-that a forward reads one run.
-"""
+that a forward reads one run."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -178,8 +177,7 @@ class SlotTable:
     positions. committed: bool [slots]; False for fresh slots (a tree under verification, draft
     levels), which only their own tree sees. regions: for each home, where its slots are.
     current_length: slots in use; idle_length: those that no request needs; peak_length: most
-    needed.
-    """
+    needed."""
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
         self.capacity = capacity

@@ -3,8 +3,7 @@
 A key is one int64 for a request's seed and a branch, folded with a position or a place in a tree. A
 coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform number). Hashing is
 SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products that IEEE 754 rounds
-exactly.
-"""
+exactly."""
 
 from enum import IntEnum
 
@@ -88,8 +87,7 @@ def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
 
     Noise is exact to the last bit for ids that can be among the first; of equals the lowest id
     comes first. The best id that a grammar allows is a draw from the distribution renormalised to
-    those. most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`).
-    """
+    those. most: upper bound of the ids that a row keeps (`SamplingColumns.most_kept`)."""
     if most < scores_RV.shape[1]:
         ids_RK = scores_RV.topk(most).indices.sort(dim=-1).values
     else:

@@ -1,8 +1,7 @@
 """Logits processors: from the logits of a model to the scores that tokens are drawn from.
 
 The order is that of transformers. Rows at temperature 0 keep all their scores. Of entries that tie
-for the last places, top p keeps the lowest ids, so that the kept set does not depend on a sort.
-"""
+for the last places, top p keeps the lowest ids, so that the kept set does not depend on a sort."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -114,8 +113,7 @@ class Sampler:
 
     key_S: int64, of each branch's coins. seen_SV: bool, ids in prompt or answer; counts_SV: int32,
     occurrences in the answer; [S, 0] without penalties. answered_S: int64, tokens of the answer
-    that are counted: not a tree's root token, which is on every path.
-    """
+    that are counted: not a tree's root token, which is on every path."""
 
     rules: SamplingColumns
     key_S: Tensor

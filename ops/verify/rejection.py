@@ -4,8 +4,7 @@ p is the target's distribution after a node, q the distribution that a draft was
 after the same processors; q None means a draft that was not drawn: its q is one-hot. Products that
 are compared are float64. A rule is lossless only for drafts of its kind (`settings.FITS`). Every
 coin is used once: its key is (branch, position of the round's root, depth, rank among the siblings,
-role).
-"""
+role)."""
 
 from dataclasses import dataclass, replace
 
@@ -57,8 +56,7 @@ def accept_chain(
     target probability 0 is rejected even for r = 0. BLOCK accepts the longest prefix whose r is
     below its h, never fewer drafts than CHAIN; `chance_SN` is h.
 
-    p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft.
-    """
+    p_STV: target's distribution before the first draft, and after each. q_SNV: of each draft."""
     p_STV = _wide(p_STV)
     q_SNV = None if q_SNV is None else _wide(q_SNV)
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
@@ -108,8 +106,7 @@ def accept_tree(
 
     p_STV, q_STV: after each node, node 0 being the root; q None for TOPK. u_ST: uniform numbers of
     the nodes where a path can end. Raises ValueError: the rule needs q and there is none, or the
-    reverse.
-    """
+    reverse."""
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
     p_STV = _wide(p_STV)

@@ -1,6 +1,5 @@
 """Acceptance of drafts: the target's own token after each node, and the path that it confirms. A
-token that a grammar restricts is the best legal one of the row's order.
-"""
+token that a grammar restricts is the best legal one of the row's order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -155,8 +154,7 @@ class Accepted:
     drawn_ST: int64, the target's own token after each node. path_ST: bool, root and accepted
         nodes. bonus_S: int64, the token after the last one; BROKEN if its scores are NaN.
     tokens_ST, parents_ST: the trees (node indices, the root its own; tokens of padding are -1).
-    bound: the nodes of trees under a grammar, tree by tree.
-    """
+    bound: the nodes of trees under a grammar, tree by tree."""
 
     drawn_ST: Tensor
     path_ST: Tensor

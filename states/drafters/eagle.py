@@ -73,8 +73,7 @@ class EagleDrafter(Drafter):
     a feature whose token is unknown; each continuation pairs it with its own first token.
 
     Attributes:
-        last: by segment, the position and the feature [F] of its last committed row.
-    """
+        last: by segment, the position and the feature [F] of its last committed row."""
 
     settings: DynamicTreeSettings
     lookback = 1

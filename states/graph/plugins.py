@@ -4,8 +4,7 @@ A graph names a function as `package.module:function`, or a package has entry po
 `specsot.ops` (a module or package whose declared functions join the table of ops),
 `specsot.drafters` (a kind = its `Drafter` class), `specsot.policies` (a name = a `Policy`) and
 `specsot.attention` (a name = a subclass of `AttentionBackend`). None can replace what specsot has.
-Checking a graph reads sources; it imports no class but that of the graph's drafter.
-"""
+Checking a graph reads sources; it imports no class but that of the graph's drafter."""
 
 import ast
 from collections.abc import Iterator, Mapping

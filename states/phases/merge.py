@@ -29,8 +29,7 @@ class Answer:
     """A request's answer in reading order; `outline_tokens` is empty for a given outline.
 
     combined: the text that combines the sections, if the graph combines them. text: the combined
-        text if it is complete, the sections otherwise.
-    """
+        text if it is complete, the sections otherwise."""
 
     key: str
     question: str

@@ -1,8 +1,7 @@
 """The phases `schedule` and `idle`: plan the next step, or wait for the next request.
 
 Every transition out of `schedule` has a guard that tests the plan; the first one whose guard holds
-is taken.
-"""
+is taken."""
 
 from ...ops.registry import guard, op
 from ..manager import BranchStateManager

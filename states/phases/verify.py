@@ -1,8 +1,7 @@
 """The phase `verify`: all trees in one target forward; accepted rows are committed in place.
 
 Between `branch.tree_` and `branch.commit_` the graph runs tensor ops of `ops/`: `mask.build`,
-`plan.compile`, `target.forward_`, `verify.accept` and `branch.root`.
-"""
+`plan.compile`, `target.forward_`, `verify.accept` and `branch.root`."""
 
 from torch import Tensor
 

@@ -3,8 +3,7 @@
 A token is legal if some outline continues with its text. Where the text is fixed, only the token
 with which the tokenizer would write it is legal, so that drafts from `forced()` are never rejected.
 Where a tokenizer cannot continue (some lack single bytes, or a line's end), the turn may end.
-The readers skip and mend nothing in a text of the grammar. llguidance is imported lazily.
-"""
+The readers skip and mend nothing in a text of the grammar. llguidance is imported lazily."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A template is rendered once through the model's chat format, with a mark at each slot. The text
 between marks is encoded with special tokens, slot values as plain text, results of other branches
 are quoted by their ids, and the ids are joined: text of a user or a model becomes neither a special
-token nor a part of the template.
-"""
+token nor a part of the template."""
 
 from __future__ import annotations
 
@@ -97,8 +96,7 @@ class Template(Spec):
     `plain`, `skeleton` and `prompt` are user turns that begin a conversation, `outline` those after
     the outline, `combine` the one after the finished parts. `system` comes before all but `plain`,
     the `examples` before `skeleton`, as turns with its wording: a question, its outline, one of its
-    parts. `document_gap` separates a document from the text before or after it.
-    """
+    parts. `document_gap` separates a document from the text before or after it."""
 
     version: Literal[1]
     name: Name

@@ -72,8 +72,7 @@ def shims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def perform(block: Block, folder: Path, more: dict[str, str]) -> tuple[str, Path]:
     """What the commands of a block printed, and the folder that they end in.
 
-    They must end as the page says.
-    """
+    They must end as the page says."""
     place = folder.parent / "place"
     place.write_text(str(folder))
     done = subprocess.run(

@@ -3,8 +3,7 @@
     pytest tests/full/test_axes_grid.py
 
 SPECSOT_TEST_SEED draws the rows; in every draw any two values of two axes meet.
-SPECSOT_GRID_PART=2/8 runs the second of eight parts.
-"""
+SPECSOT_GRID_PART=2/8 runs the second of eight parts."""
 
 import os
 

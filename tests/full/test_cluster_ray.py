@@ -1,7 +1,6 @@
 """Workers of a Ray cluster killed at random moments: SPECSOT_KILLS runs of them, identical answers.
 
-Reports how long it took until what the lost worker had was in other hands.
-"""
+Reports how long it took until what the lost worker had was in other hands."""
 
 import os
 import random

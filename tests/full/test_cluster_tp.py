@@ -1,7 +1,6 @@
 """Workers that compute together, in full: every drafter, layout and grouping, and ranks that die.
 
-Prints what it has shown; docs/cluster.md and docs/tensor_parallel.md have the figures.
-"""
+Prints what it has shown; docs/cluster.md and docs/tensor_parallel.md have the figures."""
 
 import json
 import signal

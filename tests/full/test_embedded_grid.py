@@ -2,8 +2,7 @@
 
     pytest -s tests/full/test_embedded_grid.py
 
-Cases are drawn by SPECSOT_TEST_SEED; in every draw any two settings meet.
-"""
+Cases are drawn by SPECSOT_TEST_SEED; in every draw any two settings meet."""
 
 from collections.abc import Iterator
 from functools import partial

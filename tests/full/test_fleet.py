@@ -1,8 +1,7 @@
 """Replicas on Ray: scaled under 16 streams, killed and stopped at random moments, of unequal speed.
 
 SPECSOT_KILLS is how many replicas are killed. Reports figures; whether they are good is not judged
-where they are times.
-"""
+where they are times."""
 
 import os
 import random

@@ -1,7 +1,6 @@
 """How good the embedded target is, held to what was promised: a hundred held-out prompts of a kind.
 
-pytest tests/full/test_quality.py
-"""
+pytest tests/full/test_quality.py"""
 
 from collections.abc import Callable
 

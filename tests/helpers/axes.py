@@ -8,8 +8,7 @@ in which any two values of two axes meet; regression tests name the few fields t
   settings: transformers' scores behind ids that are put together here, the sampling rules, and the
   coins of the positions; where cached rows are reused or a mask is special, a run without drafter;
 * the pools are intact after every phase, and hold nothing but cached rows at the end;
-* the counters add up: one read per forward, and every token in one round of one branch.
-"""
+* the counters add up: one read per forward, and every token in one round of one branch."""
 
 import random
 from collections.abc import Sequence
@@ -105,8 +104,7 @@ class Case:
 
     drafter: a kind and the number of its settings. rows_per_round: shared by all trees; 0: none.
     arrivals: `together`; the last request `late`; `busy`: six requests at random steps, of which
-    some are cancelled. admission: `forced` preempts at random. chunk: rows of a forward; 0: all.
-    """
+    some are cancelled. admission: `forced` preempts at random. chunk: rows of a forward; 0: all."""
 
     family: str = "llama"
     dtype: str = "float32"

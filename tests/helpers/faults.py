@@ -2,8 +2,7 @@
 
 A fault replaces one function by a wrong one. Those that change no token of a single run have tests
 of their own: stale rows of a drafter (tests/runs/test_newcomers.py, tests/engine/certify) and rules
-of rejection (tests/laws, tests/runs/test_rejection_runs.py).
-"""
+of rejection (tests/laws, tests/runs/test_rejection_runs.py)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -110,8 +110,7 @@ class StreamCase:
 
     signals: with seconds, counted from the start, or from when there is a file `within` its folder.
     Streams: a `file`; `closed`; on a `full` disk; a pipe whose reader is `gone`; open for `reading`
-    only; a `pipe` with a reader, which no disk limits.
-    """
+    only; a `pipe` with a reader, which no disk limits."""
 
     words: list[str]
     stdout: str = "file"

@@ -3,8 +3,7 @@
 Forcing each node's coin to 0 or 1 makes it accepted or rejected, and the verdict says with what
 probability each would have happened; so the sum over all drafts and all patterns of coins is the
 law of what is emitted. That the decisions really change at these probabilities is tried on both
-sides of each.
-"""
+sides of each."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -41,8 +40,7 @@ class Outcomes:
 
     path_ST: bool, the accepted nodes of each outcome. tokens_SN: its drafts.
     weights_SV: law of its final token. chance_S: its probability.
-    strays: outcomes whose decisions do not change where the probabilities say.
-    """
+    strays: outcomes whose decisions do not change where the probabilities say."""
 
     path_ST: Tensor
     tokens_SN: Tensor

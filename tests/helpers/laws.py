@@ -38,8 +38,7 @@ class Toy:
     """A target and a drafter over V tokens that look at the last token alone.
 
     p_KV, q_KV: [V + 1, V], the next token's law after each token; row -1 (the last one) stands
-        right after the prompt.
-    """
+        right after the prompt."""
 
     p_KV: Tensor
     q_KV: Tensor
@@ -57,8 +56,7 @@ def reference_toy() -> Toy:
 
     Wrong algorithms show on it; with three tokens a residual is often a single token, which hides
     a wrong rule. One pair of tokens never follows each other under the target, another one never
-    under the drafter.
-    """
+    under the drafter."""
     tables = vectors("enumeration")["model"]
     after = ("0", "1", "2", "3", "-1")
     target, draft = (
@@ -72,8 +70,7 @@ def leftover_toy() -> Toy:
     """Four tokens, float64: what is left after a rejection is still likely to be drafted.
 
     So a second sibling is accepted with a probability that is neither 0 nor 1, and coins that
-    siblings share show under every rule.
-    """
+    siblings share show under every rule."""
     target, draft = torch.tensor([7, 2, 9, 2]), torch.tensor([1, 1, 8, 10])
     turned = [(target.roll(n), draft.roll(n)) for n in (1, 2, 3, 1, 0)]
     target_KV, draft_KV = (torch.stack(rows) for rows in zip(*turned, strict=True))
@@ -130,8 +127,7 @@ class Drafts:
 
     tokens_SN: int64; valid_SN: bool, False where no draft was left to choose.
     chance_S: float64, with what probability the drafter offers each of them.
-    parents: -1 for the root, parents first. kind: type of the probabilities that are judged.
-    """
+    parents: -1 for the root, parents first. kind: type of the probabilities that are judged."""
 
     tokens_SN: Tensor
     valid_SN: Tensor
@@ -278,8 +274,7 @@ def judged_round(rule: Rule, draws: Draws, *, skip_sample_adjustment: bool = Fal
     """`GAMMA` levels, of one draft each for the rules of chains.
 
     Lossless only if the rule is exact for such draws (`sampling_settings.FITS`) and nothing is
-    skipped.
-    """
+    skipped."""
     width = 1 if rule in (Rule.CHAIN, Rule.BLOCK) else WIDTH
 
     def step(toy: Toy, now: Round) -> Tensor:

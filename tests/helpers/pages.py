@@ -4,8 +4,7 @@ A command stands in a fenced block `sh`; what it prints may stand behind it in a
 `text`, where `...` is anything. A comment on the line above the fence says what is special:
 
     <!-- not run: network -->    shown and not run in tests, with one of the reasons below
-    <!-- ends with: 3 -->        the exit code of its last command, where that is not 0
-"""
+    <!-- ends with: 3 -->        the exit code of its last command, where that is not 0"""
 
 import re
 from collections import Counter

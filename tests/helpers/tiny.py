@@ -12,8 +12,7 @@ token and no drafter can guess it; these are built so that neither is so:
 
 The DFlash drafter's first layer has one head for each distance: it looks at the token that far
 back, whatever it is, and applies the linear map from that token's embedding to the mixture that
-follows it at that distance. A block's row so sees its anchor, and more faintly the context.
-"""
+follows it at that distance. A block's row so sees its anchor, and more faintly the context."""
 
 import json
 import pickle

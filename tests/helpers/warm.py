@@ -3,8 +3,7 @@
     python warm.py serve SOCKET          waits for commands
     python warm.py ask SOCKET WORD ...   has one done, as if it had been started here
 
-The words of a command are those behind `python`: `-m specsot run` is run as a module.
-"""
+The words of a command are those behind `python`: `-m specsot run` is run as a module."""
 
 import json
 import os

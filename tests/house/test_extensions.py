@@ -1,7 +1,6 @@
 """An extension takes few files and no change to the code: each one is added, runs, and is counted.
 
-Families of models have a test of their own: tests/models/test_config.py.
-"""
+Families of models have a test of their own: tests/models/test_config.py."""
 
 import asyncio
 import importlib

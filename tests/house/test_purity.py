@@ -2,8 +2,7 @@
 
 Every call of every op in real runs is watched, and every registered op is called in one of them.
 A snapshot holds the values of tensors and arrays, their addresses and versions, and everything
-that the book of a run holds; the models' weights are watched by address and version.
-"""
+that the book of a run holds; the models' weights are watched by address and version."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass

@@ -2,8 +2,7 @@
 
 The recorded runs are not trimmed at a budget: they end after the round in which it is reached (of
 EAGLE, in which it is exceeded, and one more draft follows); stop ids count where a run has the same
-text without.
-"""
+text without."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -27,8 +27,7 @@ HAIR = 1e-10
 class Scripted:
     """A decoder whose logits are `says(position of the row)`: float64 [V], for the next token.
 
-    feeds: for each forward, the positions of its rows, in order; padding is left out.
-    """
+    feeds: for each forward, the positions of its rows, in order; padding is left out."""
 
     model: Any
     says: Says
@@ -55,8 +54,7 @@ def ranked(token: int) -> Tensor:
 def with_entropy(token: int, nats: float) -> Tensor:
     """Logits whose best token is this one, of a law with this entropy, or a hair less.
 
-    Less rather than more: lengths are rounded down, and half a token up.
-    """
+    Less rather than more: lengths are rounded down, and half a token up."""
     if nats == 0:
         return ranked(token)
     logits_V = torch.zeros(VOCAB, dtype=torch.float64)
@@ -102,8 +100,7 @@ def drafter_of(
 def states_of(run: EngineCore) -> Iterator[str]:
     """The states that are entered, one after another; pools and book agree after each.
 
-    The first `schedule` is left out.
-    """
+    The first `schedule` is left out."""
     run.advance()
     for _ in range(MOST):
         run.advance()
@@ -141,8 +138,7 @@ def test_both_pools_hold_what_the_table_says(tiny: Make, graphs: Graphs, case: A
     root token: it ends where the table's first feed ends, and begins where our last one ended.
     So while a round drafts, and after it, the drafter holds as many rows as the round began with
     tokens, in rounds without a draft, too. The drafts' own feeds are those of the table. A run
-    always draws its first token from the prompt, so the other tables do not happen.
-    """
+    always draws its first token from the prompt, so the other tables do not happen."""
     first, *rounds = case["rounds"]
     accepted = [one["accepted"] for one in rounds]
     wrong = rejected(first["length"], accepted, [one["gamma"] for one in rounds])

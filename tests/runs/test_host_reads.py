@@ -39,8 +39,7 @@ class Door:
 def door(tiny: Make, monkeypatch: pytest.MonkeyPatch) -> Door:
     """Every way from a tensor to the host raises, unless `ops.forward` takes it.
 
-    From when the models are loaded: loading them looks at their weights.
-    """
+    From when the models are loaded: loading them looks at their weights."""
     made = tiny("llama"), target_of(BASE, tiny)
     assert all(one.models.drafter for one in made)
     door = Door()

@@ -2,8 +2,7 @@
 
 In a shared pool nothing moves; under ``batching`` the shared slots do, for each row. Where a row
 lies never matters. Shown without the ledger too: by watching every op that reads a pool, and by
-comparing what the pools hold before and after.
-"""
+comparing what the pools hold before and after."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Finished parts combined into one answer: what is folded or attended to, reused, written, told.
 
 `bim_blend_merge` folds the parts into one context whose rows are reused; `bim_attend_merge` reads
-their rows in place, under a mask.
-"""
+their rows in place, under a mask."""
 
 from functools import partial
 from itertools import product

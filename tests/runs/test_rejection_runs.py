@@ -1,8 +1,7 @@
 """Rejection sampling through whole runs: thousands of answers against the law of the target.
 
 Every answer is a request of its own with its own seed, so nothing but the engine's coins is random.
-The law is put together from transformers' distributions behind every possible beginning.
-"""
+The law is put together from transformers' distributions behind every possible beginning."""
 
 from collections import Counter
 

@@ -1,7 +1,6 @@
 """Requests that come late, are cancelled, or are many: what changes at once, and what is left.
 
-That others keep their tokens, at any moment, is an axis of tests/runs/test_axes.py.
-"""
+That others keep their tokens, at any moment, is an axis of tests/runs/test_axes.py."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,7 @@
 """What a round spends: no row stands for nothing, and no forward is for no branch.
 
 Branches share a round's drafted tokens (`rows_per_round`), a round chooses its size by what
-forwards cost, and under ``bim`` a forward is never more than under ``batching``.
-"""
+forwards cost, and under ``bim`` a forward is never more than under ``batching``."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -96,8 +95,7 @@ class Round:
     """One round: what was drafted, what was kept, and the rows that the target got.
 
     before, after: the proposal before and after the branches shared it.
-    rows: of the target's forward; riders: those of them that are prompts.
-    """
+    rows: of the target's forward; riders: those of them that are prompts."""
 
     before: Proposal
     after: Proposal

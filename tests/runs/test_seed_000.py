@@ -1,8 +1,7 @@
 """Five branches after one committed token each, as seed 000 section 4.2 draws them.
 
 expand_root is one drafter forward of [1, 5]; each level of grow_tree one of [1, 50]; its rows are
-thrown away, those of expand_root stay.
-"""
+thrown away, those of expand_root stay."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,7 @@
     python -m tools.bench.benchmarks runs/bench/*/result.json
 
 Each result that is named is copied into docs/benchmarks/ first, under its experiment's name, its
-target's and its dtype; without any the page is written anew from what is there.
-"""
+target's and its dtype; without any the page is written anew from what is there."""
 
 import argparse
 import json

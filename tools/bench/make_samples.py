@@ -1,7 +1,6 @@
 """Writes docs/samples.md: ten answers to held-out questions, drawn by seed and not chosen.
 
-python -m tools.bench.make_samples --seed 7
-"""
+python -m tools.bench.make_samples --seed 7"""
 
 import argparse
 from pathlib import Path

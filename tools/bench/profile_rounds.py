@@ -8,8 +8,7 @@ else is the host's: Python, numpy, and torch's own way from Python to the dispat
 timed without a profiler, several runs of one prompt; then runs are profiled. The profiler's time
 for a call lies outside of what it notes of the call, but within that of the call around it: so much
 is taken off for each inner call as a loop of one kernel, with and without the profiler, says that
-it takes. Of times the lower decile is shown: rounds that nothing else on the machine disturbed.
-"""
+it takes. Of times the lower decile is shown: rounds that nothing else on the machine disturbed."""
 
 from argparse import ArgumentParser
 from collections import Counter
@@ -123,8 +122,7 @@ def kernels_of(events: Iterable[Any], rounds: int, cost: float) -> list[Kernels]
     """What the profiler noted, by round.
 
     Args:
-        cost: nanoseconds that the profiler takes for a call within another one.
-    """
+        cost: nanoseconds that the profiler takes for a call within another one."""
     found = [Kernels() for _ in range(rounds)]
     for move in events:
         if move.cpu_parent is not None or not move.name.startswith(MARK):

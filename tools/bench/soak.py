@@ -3,8 +3,7 @@
     python -m tools.bench.soak --graph bim_eagle --graph batching_eagle --prompts 300
 
 After each prompt the process's anonymous resident memory is noted. The least-squares slope over
-the last two thirds of the prompts has to stay below 20 KB per prompt; else the exit code is 1.
-"""
+the last two thirds of the prompts has to stay below 20 KB per prompt; else the exit code is 1."""
 
 import argparse
 import gc

@@ -5,8 +5,7 @@
 Requests of every kind come while others run; some are cancelled, some run out of time. Pools, radix
 tree and request table are checked as it goes and at the end, when no slot may be needed and all
 that are in use must be those of kept segments. The exit code is 1 if memory has grown by more than
-`MOST` KB per request over the last two thirds.
-"""
+`MOST` KB per request over the last two thirds."""
 
 import argparse
 import gc

@@ -10,8 +10,7 @@ once) for `specsot cache add`. A line of prompts.jsonl has, beside `id`, `prompt
 them that are in question) and `reused` (how many of its documents an earlier prompt had). Where a
 prompt has no new document and nobody in it knows anybody, a two-hop question cannot be put, and its
 `kind` is `one_hop`. The embedded target answers nearly all up to 300 tokens of documents, most at
-500 and few at 1000.
-"""
+500 and few at 1000."""
 
 import json
 from collections import Counter

@@ -35,8 +35,7 @@ def corpus_lessons(settings: DrafterTraining, teacher: Teacher) -> Dataset:
     """Generated texts without end, and held-out prompts of every kind that has long answers.
 
     Raises:
-        UsageError: the target has another tokenizer than the embedded family.
-    """
+        UsageError: the target has another tokenizer than the embedded family."""
     encode = lru_cache(1 << 16)(teacher.encode)
     marks = encode(USER[: USER.index("user")] + END)
     if len(teacher.tokenizer) != VOCABULARY or marks != [1, 2]:

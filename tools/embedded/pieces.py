@@ -1,8 +1,7 @@
 """Samples as pieces of text: a trunk and branches that each continue the trunk alone.
 
 Every piece is tokenized on its own, so pieces are cut exactly where the engine joins template
-text with filled-in text.
-"""
+text with filled-in text."""
 
 from __future__ import annotations
 

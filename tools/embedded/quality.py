@@ -1,7 +1,6 @@
 """Quality of an embedded target without any grammar: outlines, titles, parts and recall.
 
-python -m tools.embedded.quality --target out/target
-"""
+python -m tools.embedded.quality --target out/target"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Phrasings of broad, planning and specific questions.
 
 A phrasing is a core template with ``{x}`` for the subject, an optional opening, an optional
-request for a number of parts, and an optional change of case or punctuation.
-"""
+request for a number of parts, and an optional change of case or punctuation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Prompts with documents whose answers are known, and documents that come again as often as asked.
 
 The people, their documents and the questions are those that the embedded target was trained to
-read (`documents.py`), all of them held out of its training.
-"""
+read (`documents.py`), all of them held out of its training."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class SetSettings:
     prompts: how many; they are of ``kinds`` in turn. documents: how many each prompt brings.
     reuse: share of all these places that is taken by a document of an earlier prompt: what a cache
         that forgets nothing would find. records: share of documents that are lists of fields.
-    tokens: of the documents of a prompt together, about; None for one person in each document.
-    """
+    tokens: of the documents of a prompt together, about; None for one person in each document."""
 
     prompts: int = 20
     documents: int = 6
@@ -53,8 +51,7 @@ class ReadingPrompt:
 
     kind: what was asked for, or one_hop where nobody is known to answer that. hops: how many people
         an answer is about. answers, values: whole sentences, and the words in them that were
-        asked for, one per asked fact. reused: how many documents earlier prompts had.
-    """
+        asked for, one per asked fact. reused: how many documents earlier prompts had."""
 
     kind: str
     question: str
@@ -93,8 +90,7 @@ def reading_prompts(settings: SetSettings, count: Callable[[str], int]) -> Itera
         count: tokens of a text; asked only where `tokens` is set.
 
     Raises:
-        UsageError: so many documents cannot come again.
-    """
+        UsageError: so many documents cannot come again."""
     quota = _quota(settings)
     writer = _Writer(settings, count, Random(f"documents:{settings.seed}"))
     for number, reused in enumerate(quota):

@@ -1,8 +1,7 @@
 """The stages of the target's training: copying from the context, then everything, then reading.
 
 Looking back in the context is learned suddenly or, from long contexts alone, hardly at all; short
-drills bring it about within a few hundred steps.
-"""
+drills bring it about within a few hundred steps."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ READING = {
 class Stage:
     """What is trained until the share ``until`` of the run is over.
 
-    ``longest_crowd`` counts people in documents, ``longest_drill`` words of a drill.
-    """
+    ``longest_crowd`` counts people in documents, ``longest_drill`` words of a drill."""
 
     until: float
     mixture: tuple[tuple[str, float], ...]

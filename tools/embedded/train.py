@@ -3,8 +3,7 @@
     python -m tools.embedded.train target --out out/target --minutes 60
     python -m tools.embedded.train eagle3 --target out/target --out out/eagle3 --minutes 18
 
-`python -m tools.embedded.train KIND --help` lists the options of each.
-"""
+`python -m tools.embedded.train KIND --help` lists the options of each."""
 
 from collections.abc import Callable
 from inspect import Signature

@@ -2,8 +2,7 @@
 
 `record` writes what the program does into `tests/golden/oracle/PART.json`; `check` performs the
 same cases again and says for every part how many entries are equal, how many have changed for a
-reason that `changes.yaml` names, and how many differ. The exit code is 0, or 5 if some differ.
-"""
+reason that `changes.yaml` names, and how many differ. The exit code is 0, or 5 if some differ."""
 
 import argparse
 import hashlib

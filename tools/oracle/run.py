@@ -33,8 +33,7 @@ SINGLE = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_
 class Case:
     """One command line, or one program, with the files that it finds in its folder.
 
-    archive: name of a kept run folder, which is unpacked under `runs`.
-    """
+    archive: name of a kept run folder, which is unpacked under `runs`."""
 
     part: str
     key: str

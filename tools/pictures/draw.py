@@ -1,8 +1,7 @@
 """Draws the pictures of docs/concepts.md from real runs of the embedded model.
 
 python -m tools.pictures.draw                 # into docs/pictures
-python -m tools.pictures.draw --out folder
-"""
+python -m tools.pictures.draw --out folder"""
 
 import argparse
 import tempfile

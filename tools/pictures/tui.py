@@ -1,8 +1,7 @@
 """docs/tui.svg: the live view of a kept run, whose times are made even.
 
 python -m tools.pictures.tui             draw the picture again, from tools/pictures/run
-python -m tools.pictures.tui --record    make that run anew first (needs torch, some seconds)
-"""
+python -m tools.pictures.tui --record    make that run anew first (needs torch, some seconds)"""
 
 import json
 import sys

@@ -28,8 +28,7 @@ class Timed:
 
     status: 0 if there was no answer at all. error: the code of an error inside the stream.
     first: of the first text; last: of the end. gaps: per token, of the texts behind the first.
-    arrivals: (moment of `time.perf_counter`, tokens that came).
-    """
+    arrivals: (moment of `time.perf_counter`, tokens that came)."""
 
     status: int = 0
     error: str = ""

@@ -1,7 +1,6 @@
 """Real clients against a running server: each that is installed, with what it found.
 
-`python -m tools.serve.clients http://127.0.0.1:8000 --model dflash --tokenizer FOLDER`
-"""
+`python -m tools.serve.clients http://127.0.0.1:8000 --model dflash --tokenizer FOLDER`"""
 
 import json
 import os

@@ -3,8 +3,7 @@
     python -m tools.serve.faults storm http://127.0.0.1:8000 --clients 500
     python -m tools.serve.faults kill http://127.0.0.1:8000 --server PID
 
-Every command prints one JSON object, and exits 1 where something was lost or left behind.
-"""
+Every command prints one JSON object, and exits 1 where something was lost or left behind."""
 
 import asyncio
 import json

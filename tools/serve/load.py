@@ -3,8 +3,7 @@
     python -m tools.serve.load widths http://127.0.0.1:8000 --model bim_dflash
     python -m tools.serve.load overload http://127.0.0.1:8000 --model dflash --capacity 16
 
-Every command prints one JSON object. `--capacity` is the server's --max-queue.
-"""
+Every command prints one JSON object. `--capacity` is the server's --max-queue."""
 
 import asyncio
 import json

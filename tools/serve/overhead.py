@@ -1,7 +1,6 @@
 """What HTTP costs: time per token over a server against the same engine in this process, paired.
 
-`python -m tools.serve.overhead http://127.0.0.1:8000 --model dflash`
-"""
+`python -m tools.serve.overhead http://127.0.0.1:8000 --model dflash`"""
 
 import asyncio
 import json

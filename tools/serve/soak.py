@@ -2,8 +2,7 @@
 
     python -m tools.serve.soak http://127.0.0.1:8000 --server PID --minutes 30
 
-Prints a line of JSON every half minute, and a summary; exits 1 where an answer was wrong.
-"""
+Prints a line of JSON every half minute, and a summary; exits 1 where an answer was wrong."""
 
 import asyncio
 import json

@@ -4,8 +4,7 @@
 
 Every prompt is answered with `bim_plain` and the profile, many at once. Told are answers without a
 parsed outline of 2 to 8 parts, titles that come twice, parts with marker text, and how parts ended.
-`--samples FILE` writes ten answers that are drawn by `--seed`, as a page.
-"""
+`--samples FILE` writes ten answers that are drawn by `--seed`, as a page."""
 
 import argparse
 from collections import Counter

@@ -9,8 +9,7 @@ its own; of outlined graphs everything counts, the outline and its prompt includ
 has settings of its own, as in `specsot compare`. `tau` is tokens per branch and round.
 
 With --stay each graph is an engine that answers all prompts, the one that warms it up among them:
-what the prompts begin with alike, as the examples of an outline's template, it reads once.
-"""
+what the prompts begin with alike, as the examples of an outline's template, it reads once."""
 
 import json
 from dataclasses import dataclass, field

@@ -6,8 +6,7 @@ Prompts of this kind are what its drafters are trained on: no instruction set of
 needed, and the texts lie where the model's own distribution does (the idea is Magpie's, arXiv
 2406.08464).
 Turns that did not end, that are very short, that came before, or that a file of `--without` has are
-left out.
-"""
+left out."""
 
 import argparse
 import json

@@ -48,8 +48,7 @@ def proposal_of(trees: list[Tree], nodes: int) -> Proposal:
 def best_first(trees: list[Tree], most: int) -> set[tuple[int, int]]:
     """(tree, node) of the nodes that a search over all trees at once takes first.
 
-    A node can be taken when its parent was; of equals the earlier tree's, then the earlier node.
-    """
+    A node can be taken when its parent was; of equals the earlier tree's, then the earlier node."""
     heap = [
         (-float(np.float32(score)), tree, node)
         for tree, drafted in enumerate(trees)

@@ -65,8 +65,7 @@ def test_a_curve_is_measured_points_and_lines_between_them() -> None:
 def test_known_acceptance_gives_the_published_length(case: Any) -> None:
     """Leviathan's best length for independent acceptance, a target's forward being 1.
 
-    Theirs is for a forward of the drafter for each draft, as here.
-    """
+    Theirs is for a forward of the drafter for each draft, as here."""
     alpha, cost = case["alpha"], case["c"]
     chooser = ChainChooser(RoundCosts(flat(1.0), flat(cost), 0.0), 24)
     chooser._hits_D += 1e12 * alpha

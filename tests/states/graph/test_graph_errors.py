@@ -1,7 +1,6 @@
 """One-line mistakes in a graph: what is said, and where.
 
-The mark ¦ stands where the problem must point; it is taken out before the graph is read.
-"""
+The mark ¦ stands where the problem must point; it is taken out before the graph is read."""
 
 from importlib.resources import files
 
