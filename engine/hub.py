@@ -321,7 +321,7 @@ def convert(
             source = plain
         if layout is not None and target is not None:
             verifier = target.name if Path(layout[1]).is_dir() else layout[1]
-            convert_layout(source, target, layout[0], folder, verifier)
+            convert_layout(source, target, layout[0], folder, verifier=verifier)
         return {"file": ref}
 
     if layout is not None and path.is_file():

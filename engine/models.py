@@ -67,7 +67,7 @@ def load_models(
     stops = stop_ids(target.config, tokenizer)
     prepare_(target, Weights.of(weights), place, packed)
     target.known_tokens = max(*tokenizer.get_vocab().values(), *stops) + 1
-    models = Models(target, None, tokenizer, stops, place, torch_dtype)
+    models = Models(target, None, tokenizer, stops, device=place, dtype=torch_dtype)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 
@@ -135,10 +135,10 @@ def run_pools(
         if block is None or drafter is None or not block.has_model:
             return None
         scratch = block.scratch * (layout.max_num_branches // rows)
-        return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size)
+        return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size=block_size)
 
     try:
-        kv = new_pool(models.target, layout.kv_slots, rows, models, block_size)
+        kv = new_pool(models.target, layout.kv_slots, rows, models, block_size=block_size)
         kv_draft = drafter_pool(graph.drafter, models.drafter)
         kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
         users = [(models.target, kv), (models.drafter, kv_draft), (outline_drafter, kv_outline)]

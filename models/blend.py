@@ -60,7 +60,7 @@ class Blender(LayerHook):
         shapes = [group.mask_GqK.shape[:2] for group in self.attention.groups]
         queries = tuple(torch.arange(q, device=row_M.device).expand(g, q) for g, q in shapes)
         count = len(row_M) - self.blend.count(RowRole.PADDING)
-        self.live = LiveRows(row_M, queries, row_M, count, True)
+        self.live = LiveRows(row_M, queries, row_M, count, whole=True)
         self.live_L: list[int] = []
         self.picked: dict[int, Tensor] = {}
 
@@ -133,8 +133,8 @@ class Blender(LayerHook):
             tuple(self.live_L),
             self.picked,
             count(RowRole.REUSED),
-            count(RowRole.PROTECTED),
-            count(RowRole.SUFFIX),
+            protected=count(RowRole.PROTECTED),
+            suffix=count(RowRole.SUFFIX),
         )
 
     def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
@@ -165,7 +165,7 @@ class Blender(LayerHook):
         slots_N = self.slots_N[row_N].where(valid_N, self.kv.scratch)
         attention = replace(self.attention, groups=tuple(groups))
         self.inputs = self.model.attention_inputs(self.positions_N[row_N], slots_N, attention)
-        self.live = LiveRows(row_N, tuple(queries), at_M, count, False)
+        self.live = LiveRows(row_N, tuple(queries), at_M, count, whole=False)
         return live.at_M[row_N].clamp(max=len(live.row_N) - 1)
 
     def _narrowed(self, group: AttentionGroup, query_GW: Tensor, first: int) -> AttentionGroup:

@@ -127,7 +127,7 @@ class Decoder(PoolModel):
                 blend=blend,
             )
             x_NH = blender.first_rows(F.embedding(tokens_N, self.embed))
-            *tapped, x_NH = self.run_layers(x_NH, blender.inputs, kv, taps, blender)
+            *tapped, x_NH = self.run_layers(x_NH, blender.inputs, kv, taps, hook=blender)
             row_R, dropped_R1 = blender.live_rows(logit_rows_R)
             logits_RV = self.logits(x_NH[row_R]).masked_fill(dropped_R1, float("nan"))
             taps_QF = torch.cat(tapped, -1) if tapped else None
@@ -169,7 +169,7 @@ class Decoder(PoolModel):
                 inputs = hook.inputs
             normed_NH = rms_norm(x_NH, layer.input_layernorm.weight, layer.eps)
             own_inputs = inputs[self.kinds[index]]
-            x_NH = layer.forward(normed_NH, x_NH, index, own_inputs, kv, hook)
+            x_NH = layer.forward(normed_NH, x_NH, index, own_inputs, kv=kv, hook=hook)
         if self.num_layers in taps:
             normed_NH = self.norm.forward(x_NH)
             states.append(normed_NH if hook is None else hook.tap(normed_NH, len(states)))
@@ -224,7 +224,7 @@ class Decoder(PoolModel):
         inputs = self.attention_inputs(steps_Q, steps_Q, AttentionPlan.causal(count, device))
         hook = KeyRecorder(inputs, drop)
         x_QH = F.embedding(torch.tensor(ids, device=device), self.embed)
-        *tapped, _ = self.run_layers(x_QH, inputs, kv, taps, hook)
+        *tapped, _ = self.run_layers(x_QH, inputs, kv, taps, hook=hook)
         features_RF = torch.cat([x_QH[drop:] for x_QH in tapped], -1) if tapped else None
         values_LRgd = kv.data[:, 1, :, drop:count].transpose(1, 2).contiguous()
         return ChunkKV(torch.stack(hook.keys), values_LRgd, features_RF)

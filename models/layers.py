@@ -180,7 +180,7 @@ class DecoderLayer(nn.Module):
                 qk_Nhd = rms_norm(qk_Nhd, norm_hd, self.eps)
             if hook is not None:
                 residual_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
-                    index, residual_NH, qk_Nhd, v_Ngd, inputs
+                    index, residual_NH, qk_Nhd, v_Ngd, inputs=inputs
                 )
             turned_Nhd = torch.roll(qk_Nhd, self.head_dim // 2, -1)  # `rotate`, without the call
             qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)

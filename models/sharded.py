@@ -121,7 +121,7 @@ class ShardedDecoder(Decoder):
         try:
             for rank_layer, layer in zip(self.layers, replica.layers, strict=True):
                 assert isinstance(rank_layer, DecoderLayer) and isinstance(layer, DecoderLayer)
-                _share_(rank_layer, layer, inner_share, self.groups, ranks)
+                _share_(rank_layer, layer, inner_share, self.groups, ranks=ranks)
             rows = inner_share.vocabulary
             self.lm_head = _Gathered(replica.lm_head, rows, ranks, self.vocab_size)
         except ValueError as error:

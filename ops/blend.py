@@ -118,12 +118,12 @@ class Blend:
             rows,
             cached,
             torch.tensor(index_R, device=device),
-            torch.tensor(group_R, dtype=torch.int64, device=device),
-            counts_CG,
-            torch.tensor(counts_CG, dtype=torch.int64, device=device),
-            torch.tensor(np.cumsum(sizes_G) - sizes_G, device=device),
-            torch.tensor(suffix_BQ.reshape(-1), device=device),
-            budget_BQ.reshape(-1),
+            group_R=torch.tensor(group_R, dtype=torch.int64, device=device),
+            counts_CG=counts_CG,
+            quota_CG=torch.tensor(counts_CG, dtype=torch.int64, device=device),
+            start_G=torch.tensor(np.cumsum(sizes_G) - sizes_G, device=device),
+            suffix_M=torch.tensor(suffix_BQ.reshape(-1), device=device),
+            budget_M=budget_BQ.reshape(-1),
         )
 
     def width(self, rows_Gq: npt.NDArray[np.int64], check: int | None) -> int:

@@ -226,11 +226,11 @@ def forward_(
         rows.positions_BQ,
         rows.slots_BQ,
         attention,
-        kv,
-        plan,
-        torch.cat([node_rows, rows.tips_R]),
-        taps,
-        rows.blend,
+        kv=kv,
+        plan=plan,
+        logit_rows_R=torch.cat([node_rows, rows.tips_R]),
+        taps=taps,
+        blend=rows.blend,
     )
     logits_RV = output.logits_RV if some is None else some.spread(output.logits_RV)
     return logits_RV, output.taps_QF, output.blend

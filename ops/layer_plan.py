@@ -84,7 +84,7 @@ class LayerShape:
 
 def prefill_flops(shape: LayerShape, layers: int, rows: int) -> float:
     """Operations of a prefill of `rows` rows that computes everything."""
-    return blend_flops(shape, layers, BlendSettings(plan="plain"), 0, rows)
+    return blend_flops(shape, layers, BlendSettings(plan="plain"), 0, suffix=rows)
 
 
 def blend_flops(

@@ -52,8 +52,8 @@ class Extent:
     gate_tokens: int
 
 
-FULL = Extent(None, None, 3, 5, 3, 48, 2000, 24)
-QUICK = Extent(3, 48, 1, 2, 2, 24, 1000, 16)
+FULL = Extent(None, None, 3, 5, seeds=3, drawn_tokens=48, answers=2000, gate_tokens=24)
+QUICK = Extent(3, 48, 1, 2, seeds=2, drawn_tokens=24, answers=1000, gate_tokens=16)
 
 
 @dataclass(frozen=True, slots=True)

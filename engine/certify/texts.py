@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -367,13 +368,13 @@ def _answers(bench: Bench, side: Side, ids: Sequence[int]) -> tuple[Counter[Answ
     counts: Counter[Answer] = Counter()
     accepted = 0
     answers = bench.extent.answers
-    sampling = side.session.sampling
-    empty = PromptTokens()
-    tail = PromptTokens(tuple(ids))
+    shared: Any = {"prefix": PromptTokens(), "tail": PromptTokens(tuple(ids))}
+    shared |= {"stop_ids": frozenset(), "budget": LENGTH, "outline_budget": 0}
+    shared["sampling"] = side.session.sampling
     for first in range(0, answers, AT_ONCE):
         bench.tell(f"whole runs: answer {first} of {answers} ...")
         requests = [
-            Request(str(seed), seed, "?", empty, tail, frozenset(), LENGTH, 0, sampling)
+            Request(str(seed), seed, "?", **shared)
             for seed in range(first, min(first + AT_ONCE, answers))
         ]
         core = side.session.start(requests, lambda event: None)

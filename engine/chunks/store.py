@@ -246,7 +246,7 @@ class ChunkLibrary:
         dtype = str(self.target.embed.dtype).removeprefix("torch.")
         if self.target.weights != "full":
             dtype = f"{dtype}/{self.target.weights}"
-        return ChunkKey(self.model_hash, dtype, self.bos, self.taps, tuple(token_ids))
+        return ChunkKey(self.model_hash, dtype, self.bos, self.taps, token_ids=tuple(token_ids))
 
     def chunk(self, token_ids: Sequence[int], name: str = "") -> tuple[ChunkKV, bool]:
         """The chunk of these ids, and whether it had to be computed."""

@@ -242,7 +242,7 @@ def simulate(
     cost = StepCost() if costs is None else StepCost.load(costs)
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]
-    source = partial(arrivals_of, arrivals, requests, work, seed)
+    source = partial(arrivals_of, arrivals, requests, work, seed=seed)
     simulate = partial(command.simulate, program.graph, cost, names, seed=seed)
     if cluster is None:
         results = simulate(source)

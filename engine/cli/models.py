@@ -98,7 +98,7 @@ def convert(
     if (layout is None) != (target is None):
         raise UsageError("--layout and --target go together")
     other = None if layout is None or target is None else (layout, target)
-    folder = str(convert_model(model, out, dtype, complain, other))
+    folder = str(convert_model(model, out, dtype, complain, layout=other))
     show_result(as_json, [folder], folder=folder)
 
 
@@ -157,7 +157,7 @@ def add(
     """Prefill documents, each chunk alone, and keep their K, V and drafter features."""
     from ..run.api import add_documents
 
-    chunks = [*add_documents(files, options, cache_dir, max_bytes, chunk_tokens)]
+    chunks = [*add_documents(files, options, cache_dir, max_bytes, max_tokens=chunk_tokens)]
     lines = [f"{'made ' if is_new else 'there'}  {_line(info)}" for info, is_new in chunks]
     plain = [{**_plain(info), "made": is_new} for info, is_new in chunks]
     show_result(options.as_json, lines, chunks=plain)

@@ -58,7 +58,7 @@ def run_command(options: RunOptions) -> int:
             for line in lines if not options.quiet else ():
                 complain(line)
             folder = RunFolder.create(options.runs_dir, job.program.graph.name)
-            outcome = perform(job, session, provenance, folder, starts)
+            outcome = perform(job, session, provenance, folder, starts=starts)
         delivered = print_result(job, folder, outcome, provenance.threads)
         whole = delivered and not folder.faults
         return exit_code(job, outcome) or (Code.OK if whole else Code.FAILED)

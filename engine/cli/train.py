@@ -27,7 +27,7 @@ def answers(
     """Let a target answer prompts through a graph: texts that its drafters are trained on."""
     from ..train.answers import answer_file
 
-    typer.echo(f"{answer_file(options, prompts, out, at_once, length)} answers in {out}")
+    typer.echo(f"{answer_file(options, prompts, out, at_once, length=length)} answers in {out}")
 
 
 def _add(kind: type[settings.DrafterTraining], trainer: str, help: str) -> None:

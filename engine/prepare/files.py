@@ -100,7 +100,7 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
     """Read a YAML file; raises GraphError for anything but a readable regular file. shown: how
     messages call the file, if not by its path; wrong: the problem to raise."""
     name = shown or ref or "''"
-    problem = wrong or (lambda message: Problem(name, 0, 0, "file", message, ProblemCode.FILE))
+    problem = wrong or (lambda message: Problem(name, "file", message, ProblemCode.FILE))
     try:
         mode = Path(ref).stat().st_mode
         if stat.S_ISREG(mode):

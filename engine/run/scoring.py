@@ -147,10 +147,10 @@ def prefill(
             positions_1Q,
             slots_1Q,
             attention,
-            kv,
-            (LayerStatus.FULL,) * target.num_layers,
-            torch.arange(first_logits, len(ids), device=device),
-            tuple(taps),
+            kv=kv,
+            plan=(LayerStatus.FULL,) * target.num_layers,
+            logit_rows_R=torch.arange(first_logits, len(ids), device=device),
+            taps=tuple(taps),
         )
     return output
 
@@ -295,7 +295,7 @@ def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> Rou
 
     def drafter_logits(kv: KVCache, start: int, count: int) -> Tensor:
         slots_1Q, attention = _causal(start, count, kv.data.device)
-        logits: Tensor = kind.logits(drafter, torch.ones_like(slots_1Q), slots_1Q, attention, kv)
+        logits: Tensor = kind.logits(drafter, torch.ones_like(slots_1Q), slots_1Q, attention, kv=kv)
         return logits
 
     target_costs = _measured(models, target, target_logits)

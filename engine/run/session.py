@@ -342,7 +342,7 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
         where = "template.format"
-        raise GraphError([Problem(template.name, 0, 0, where, message, ProblemCode.TEXTS)])
+        raise GraphError([Problem(template.name, where, message, ProblemCode.TEXTS)])
     return PromptBook(
         models.tokenizer,
         template,

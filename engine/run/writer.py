@@ -149,7 +149,7 @@ class RunWriter:
         self.folder.write_text(
             "summary.md", summary_page(f"Run {graph.name}", answers, metrics, facts)
         )
-        return RunOutcome(status, answers, metrics, digest, lines)
+        return RunOutcome(status, answers, metrics, digest, outputs=lines)
 
 
 def _now() -> str:

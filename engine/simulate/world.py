@@ -437,7 +437,7 @@ class Simulation:
             for index, length in enumerate(texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
-                branch.point = Point(index + 1, hint, None, (), "")
+                branch.point = Point(index + 1, hint, None, (), title="")
                 branch.prompt = PromptTokens(self._new(PART_PROMPT))
                 request.branches.append(branch)
             move(request, "run")

@@ -74,7 +74,9 @@ def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
     weights = torch.cat([weights[:, 1:], weights.new_zeros(len(rows), 1)], dim=1)
     same = samples[:, :, None] == samples[:, None, :]
     related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
-    return TrainingBatch(ids, positions, labels, weights, (same & related).tril()[:, None], rows)
+    return TrainingBatch(
+        ids, positions, labels, weights, mask=(same & related).tril()[:, None], samples=rows
+    )
 
 
 @dataclass(slots=True)

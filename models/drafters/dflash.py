@@ -84,7 +84,7 @@ class DFlashDraftModel(PoolModel):
         x_NH = self.embed(tokens_BQ.flatten())
         for index, layer in enumerate(self.stack):
             inputs = inputs_of[self.kinds[index]]
-            x_NH = layer.forward(layer.input_layernorm(x_NH), x_NH, index, inputs, kv)
+            x_NH = layer.forward(layer.input_layernorm(x_NH), x_NH, index, inputs, kv=kv)
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ class EagleHead(PoolModel):
         embedding_NH = F.embedding(tokens_BQ.flatten(), self.embed_tokens.weight)
         embedding_NH = embedding_NH.to(inputs.cos_N1d.dtype)
         mixed_NW, residual_NH = self.mix(embedding_NH, hidden_BQH.flatten(0, 1))
-        out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv)
+        out_NH = self.layer(mixed_NW, residual_NH, 0, inputs, kv=kv)
         return torch.unflatten(self.to_features(out_NH), 0, tokens_BQ.shape)
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:

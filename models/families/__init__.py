@@ -101,12 +101,15 @@ def decoder_config(folder: Path) -> DecoderConfig:
     """The target's config.json, checked; ModelError names the key that is wrong."""
     fields = read_fields(folder)
     name = fields.get("model_type")
-    by_name = families()
+    if any(module.name == name for module in iter_modules(__path__)):
+        import_module(f"{__name__}.{name}")  # the other families stay unread
+    loaded = {family.name: family for family in Family.__subclasses__()}
+    by_name = loaded if isinstance(name, str) and name in loaded else families()
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if not isinstance(name, str) or name not in by_name or custom:
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
         raise fields.wrong(
-            f"{what} is not supported ({', '.join(by_name)}); remote code is never executed"
+            f"{what} is not supported ({', '.join(families())}); remote code is never executed"
         )
     return by_name[name]().config(fields)
 

@@ -71,7 +71,7 @@ class AttentionPlan:
         keys = SlotRun(first, mask_BQK.shape[-1], stride, len(mask_BQK))
         positions_GK = positions_BK.expand(len(mask_BQK), -1)
         rows_BQ = np.arange(mask_BQK[..., 0].numel()).reshape(mask_BQK.shape[:2])
-        group = AttentionGroup(None, keys, mask_BQK, positions_GK, rows_BQ)
+        group = AttentionGroup(None, keys, mask_BQK, positions_GK, host_rows_Gq=rows_BQ)
         return cls(GroupedBackend(), (group,))
 
     @classmethod

@@ -147,7 +147,9 @@ class AttentionGroup:
             keys = keys[part]
         host_Gq = self.host_rows_Gq[part]
         rows_Gq = tensor(host_Gq, self.mask_GqK.device)
-        return AttentionGroup(rows_Gq, keys, self.mask_GqK[part], self.positions_GK[part], host_Gq)
+        return AttentionGroup(
+            rows_Gq, keys, self.mask_GqK[part], self.positions_GK[part], host_rows_Gq=host_Gq
+        )
 
     def widened(
         self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
@@ -168,7 +170,7 @@ class AttentionGroup:
         host_Gq = host_GqW.reshape(len(host_GqW), -1)
         rows_Gq = row_index(host_Gq, rows, self.mask_GqK.device)
         mask_GqK = mask_GqWK.flatten(1, 2)
-        return AttentionGroup(rows_Gq, self.keys, mask_GqK, self.positions_GK, host_Gq)
+        return AttentionGroup(rows_Gq, self.keys, mask_GqK, self.positions_GK, host_rows_Gq=host_Gq)
 
 
 class TreeMask(NamedTuple):
@@ -317,4 +319,6 @@ class AttentionMetadata:
                 place_XM = batch.places(slots_XM, sequence_X)
                 fresh_GqM = tensor(place_XM.reshape(*batch.rows_Gq.shape, -1), device)
         keys = batch.keys if isinstance(batch.keys, SlotRun) else tensor(batch.keys, device)
-        return AttentionGroup(rows_Gq, keys, mask_GqK, positions_GK, batch.rows_Gq, fresh_GqM)
+        return AttentionGroup(
+            rows_Gq, keys, mask_GqK, positions_GK, host_rows_Gq=batch.rows_Gq, fresh_GqM=fresh_GqM
+        )

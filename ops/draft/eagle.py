@@ -98,7 +98,12 @@ def first_level(
     hidden_BQH = hidden_RH.view(height, queries, -1)
     attention = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
-        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, attention, kv_draft
+        rows.tokens_BQ,
+        hidden_BQH,
+        rows.positions_BQ,
+        rows.slots_BQ,
+        attention=attention,
+        kv=kv_draft,
     )
     tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
     scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)

@@ -60,7 +60,7 @@ class Drawing:
         root_R = self.position_S[branch_R]
         if self.accept is Accept.MATCH:
             return token_keys(key_R, root_R + depth_R)
-        return round_keys(key_R, root_R, depth_R, rank_R, CoinRole.DRAFT)
+        return round_keys(key_R, root_R, depth_R, rank_R, role=CoinRole.DRAFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
         joined([part.parents_SN for part in trees], -1),
         joined([part.depths_SN for part in trees], 1),
         joined([part.valid_SN for part in trees], False),
-        joined([part.scores_SN for part in trees], -torch.inf),
-        max(part.levels for part in trees),
+        scores_SN=joined([part.scores_SN for part in trees], -torch.inf),
+        levels=max(part.levels for part in trees),
         side_outputs_SC=side_SC if side_SC.shape[1] else None,
         is_chain=all(part.is_chain for part in trees),
         sizes=tuple(sizes[place] for place in order),

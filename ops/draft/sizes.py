@@ -169,7 +169,9 @@ class ChainChooser(Chooser):
         best = max(lengths, default=0)
         extra_ms = self.costs.catching_up(unread, branches) if best else 0.0
         self._start_round_(float(forwards_G[best]) + extra_ms, float(best > 0))
-        self.choice = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths)
+        self.choice = DraftSize(
+            best, best, float(tokens_G[best]), float(ms_G[best]), lengths=lengths
+        )
         return self.choice
 
     def _forwards(self, branches: int) -> Floats:

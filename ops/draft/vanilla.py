@@ -41,7 +41,14 @@ def logits_of(
     """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
     plan = (LayerStatus.DECODE,) * drafter.num_layers
     return drafter.forward(
-        tokens_BQ, positions_BQ, slots_BQ, attention, kv, plan, logit_rows_R, ()
+        tokens_BQ,
+        positions_BQ,
+        slots_BQ,
+        attention,
+        kv=kv,
+        plan=plan,
+        logit_rows_R=logit_rows_R,
+        taps=(),
     ).logits_RV
 
 
@@ -84,7 +91,13 @@ def write_chain_(
             tokens_BQ = frame.spread(tokens[-1])
             positions_BQ, slots_BQ, attention = work.fresh(seen_S1M, position_SM)
             logits_SV = logits_of(
-                drafter, tokens_BQ, positions_BQ, slots_BQ, attention, kv, frame.index_S
+                drafter,
+                tokens_BQ,
+                positions_BQ,
+                slots_BQ,
+                attention=attention,
+                kv=kv,
+                logit_rows_R=frame.index_S,
             )
     if work is not None:
         work.close_()

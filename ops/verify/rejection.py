@@ -63,7 +63,7 @@ def accept_chain(
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
     if rule is Rule.BLOCK:
         ratio_ST = _prefix_ratios(p_SN, q_SN)
-        chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN)
+        chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN=valid_SN)
         passes_SN = (r_SN < chance_SN) & valid_SN
         accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
         tried_SN = valid_SN
@@ -214,7 +214,7 @@ class RoundCoins:
         root_S1 = position_S[:, None]
         return cls(
             uniforms(round_keys(key_S1, root_S1, *nodes, CoinRole.ACCEPT)),
-            uniforms(round_keys(key_S1, root_S1, depths_ST, ranks_ST, CoinRole.FINAL)),
+            uniforms(round_keys(key_S1, root_S1, depths_ST, ranks_ST, role=CoinRole.FINAL)),
         )
 
 
@@ -252,10 +252,12 @@ def accept_rejection(
     if rule in CHAIN_RULES:
         q_SNV = None if q_STV is None else q_STV[:, :-1]
         u_S = u_ST[:, 0]  # a path may end anywhere, but only once
-        verdict = accept_chain(p_STV, q_SNV, tokens_SN, valid_SN, r_SN, u_S, rule)
+        verdict = accept_chain(p_STV, q_SNV, tokens_SN, valid_SN, r_SN=r_SN, u_S=u_S, rule=rule)
     else:
         parents_SN = proposal.parents_SN
-        verdict = accept_tree(p_STV, q_STV, tokens_SN, parents_SN, valid_SN, r_SN, u_ST, rule)
+        verdict = accept_tree(
+            p_STV, q_STV, tokens_SN, parents_SN, valid_SN=valid_SN, r_SN=r_SN, u_ST=u_ST, rule=rule
+        )
     if not skip_sample_adjustment:
         return verdict
     row_S = torch.arange(len(p_STV), device=p_STV.device)

@@ -79,7 +79,7 @@ class DFlashDrafter(Drafter):
     def logits(
         cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:
-        out_1QH = model.forward(tokens_1Q, slots_1Q, slots_1Q, attention, kv)
+        out_1QH = model.forward(tokens_1Q, slots_1Q, slots_1Q, attention, kv=kv)
         logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
         return logits_QV
 

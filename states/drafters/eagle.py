@@ -88,7 +88,9 @@ class EagleDrafter(Drafter):
     ) -> Tensor:
         embedding = model.embed_tokens.weight
         hidden_1QH = embedding.new_zeros(*tokens_1Q.shape, embedding.shape[1]).to(kv.data.dtype)
-        out_1QH = model.forward(tokens_1Q, hidden_1QH, slots_1Q, slots_1Q, attention, kv)
+        out_1QH = model.forward(
+            tokens_1Q, hidden_1QH, slots_1Q, slots_1Q, attention=attention, kv=kv
+        )
         logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
         return logits_QV
 
@@ -103,7 +105,7 @@ class EagleDrafter(Drafter):
         hidden_1QH = self.model.fuse(features_QF)[None]
         attention = AttentionPlan.causal(rows, tokens_1Q.device)
         next_1Q = tokens_1Q[:, 1 : rows + 1]
-        self.model.forward(next_1Q, hidden_1QH, steps_1Q, steps_1Q, attention, kv)
+        self.model.forward(next_1Q, hidden_1QH, steps_1Q, steps_1Q, attention=attention, kv=kv)
 
     def observe(self, rows: CommittedRows) -> None:
         features_RF = committed_features(rows, self.columns_F)

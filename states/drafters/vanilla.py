@@ -107,7 +107,9 @@ class VanillaDrafter(Drafter):
         from ...ops.draft.vanilla import logits_of
 
         every_Q = slots_1Q[0] - slots_1Q[0, 0]
-        return logits_of(model, tokens_1Q, slots_1Q, slots_1Q, attention, kv, every_Q)
+        return logits_of(
+            model, tokens_1Q, slots_1Q, slots_1Q, attention=attention, kv=kv, logit_rows_R=every_Q
+        )
 
     def write_rows_(
         self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
@@ -120,7 +122,15 @@ class VanillaDrafter(Drafter):
         steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
         attention = AttentionPlan.causal(rows, tokens_1Q.device)
         last_R = steps_1Q[0, -1:]
-        logits_of(self.model, tokens_1Q[:, :rows], steps_1Q, steps_1Q, attention, kv, last_R)
+        logits_of(
+            self.model,
+            tokens_1Q[:, :rows],
+            steps_1Q,
+            steps_1Q,
+            attention=attention,
+            kv=kv,
+            logit_rows_R=last_R,
+        )
 
     def observe(self, rows: CommittedRows) -> None:
         first = 1 if rows.is_path else 0  # the root was read when it was drawn
@@ -182,7 +192,9 @@ class VanillaDrafter(Drafter):
         trees = zip(branches, self.planned, figures, paths, strict=True)
         for branch, length, distributions, path in trees:
             accepted = len(path) - 1
-            state = next_state(self.settings, self._state(branch), length, accepted, distributions)
+            state = next_state(
+                self.settings, self._state(branch), length, accepted, figures=distributions
+            )
             self.lengths[branch.owner] = state
             records.append(replace(length, accepted=accepted))
         return tuple(records)

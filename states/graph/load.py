@@ -319,12 +319,12 @@ def parse_change(text: str) -> Change:
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
         message = "write path=value, e.g. drafter.top_k=8"
-        raise GraphError([Problem(option, 0, 0, "option", message, ProblemCode.OPTION)])
+        raise GraphError([Problem(option, "option", message, ProblemCode.OPTION)])
     try:
         return Change(tuple(path.split(".")), Source(value, option).data, option)
     except GraphError as error:
         wrong = error.problems[0]
-        raise GraphError([Problem(option, 0, 0, path, wrong.message, wrong.code)]) from None
+        raise GraphError([Problem(option, path, wrong.message, wrong.code)]) from None
 
 
 def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
@@ -346,7 +346,7 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
             what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
             where, here = (".".join(map(str, p)) for p in (path, done))
             message = f"{here} is {what}"
-            raise GraphError([Problem(option, 0, 0, where, message, ProblemCode.OPTION)])
+            raise GraphError([Problem(option, where, message, ProblemCode.OPTION)])
         done = (*done, key)
         is_last = len(done) == len(path)
         if is_last or (isinstance(node, dict) and key not in node):

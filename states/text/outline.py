@@ -95,7 +95,9 @@ class _Reader:
         self.mended += [LineNote(line, text[:MAX_SHOWN], reason) for reason in reasons]
 
     def outline(self, mode: Mode, status: Status) -> Outline:
-        return Outline(mode, tuple(self.points), tuple(self.skipped), status, tuple(self.mended))
+        return Outline(
+            mode, tuple(self.points), tuple(self.skipped), status, mended=tuple(self.mended)
+        )
 
     def lines_of(self, text: str) -> list[tuple[int, str]]:
         """The lines that are not blank, with their numbers, after a reasoning block if any."""

@@ -141,11 +141,11 @@ def load_template(name: str | Path) -> Template:
     except OSError as error:
         known = f"there are {', '.join(SHIPPED)}, or give the path of a file"
         message = f"no template {str(name)!r} ({error.strerror}){hint(str(name), SHIPPED)}; {known}"
-        problem = Problem(str(name), 0, 0, "template", message, ProblemCode.TEMPLATE_FILE)
+        problem = Problem(str(name), "template", message, ProblemCode.TEMPLATE_FILE)
         raise GraphError([problem]) from None
     if len(data) > MAX_BYTES:
         message = f"more than {MAX_BYTES} bytes"
-        problem = Problem(str(path), 1, 1, "template", message, ProblemCode.TOO_LARGE)
+        problem = Problem(str(path), "template", message, ProblemCode.TOO_LARGE, line=1, column=1)
         raise GraphError([problem])
     source = Source(decode(data, str(path)), str(path), "template")
     check_mapping(source, "template")
@@ -311,9 +311,7 @@ class ChatWriter:
         return "".join([beginning, *texts, formats["generation"].format()])
 
     def _error(self, message: str) -> GraphError:
-        return GraphError(
-            [Problem(self._template.name, 0, 0, "template", message, ProblemCode.TEXTS)]
-        )
+        return GraphError([Problem(self._template.name, "template", message, ProblemCode.TEXTS)])
 
 
 Share = Literal["outline", "prompt"]
@@ -344,7 +342,7 @@ class PromptBook:
         self.share: Share = share
         self.form: OutlineFormat = template.format
         settings: Any = {"max_branches": max_branches, "tools": tools}
-        self._again = partial(PromptBook, tokenizer, template, share, stop_ids, **settings)
+        self._again = partial(PromptBook, tokenizer, template, share, stop_ids=stop_ids, **settings)
         self._template = template
         self._tokenizer = tokenizer
         self._encoder = Encoder(tokenizer)
@@ -491,7 +489,8 @@ class PromptBook:
         turns = []
         for example in self._template.examples:
             points = [
-                Point(i, USUAL_LENGTH, None, (), title) for i, title in enumerate(example.titles, 1)
+                Point(i, USUAL_LENGTH, None, (), title=title)
+                for i, title in enumerate(example.titles, 1)
             ]
             part = points[example.part - 1]
             slots = {**facts, "question": example.question, "deps": "", "plan": ""}

@@ -200,7 +200,7 @@ def test_no_text_is_slow(text: str) -> None:
 
 
 def test_of_very_many_problems_the_first_are_told() -> None:
-    error = GraphError(Problem("g.yaml", line, 1, "x", "no", CODE) for line in range(250, 0, -1))
+    error = GraphError(Problem("g.yaml", "x", "no", CODE, line) for line in range(250, 0, -1))
     assert [p.line for p in error.problems] == list(range(1, MAX_PROBLEMS + 1))
     assert str(error).endswith("\n... and 150 more problems")
 
