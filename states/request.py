@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any, NamedTuple, Protocol
-
-from transitions import Machine
 
 from ..ops.sampling.settings import SamplingRules
 from .text.documents import Document
@@ -98,11 +97,14 @@ ENDING_OF = {  # the transition of each finish reason
 COMPLETE = (Finish.STOP, Finish.LENGTH)  # the branch decoded to its end
 
 
-def _events(transitions: Sequence[Transition]) -> dict[str, Any]:
+@cache
+def _events(kind: str) -> dict[str, Any]:
+    from transitions import Machine  # light commands do without it
+
     machine = Machine(
         model=None,
         states=list(Stage),
-        transitions=[[row.name, list(row.sources), row.target] for row in transitions],
+        transitions=[[row.name, list(row.sources), row.target] for row in LIFECYCLES[kind]],
         initial=Stage.WAITING,
         auto_transitions=False,
         model_attribute="stage",
@@ -110,13 +112,10 @@ def _events(transitions: Sequence[Transition]) -> dict[str, Any]:
     return dict(machine.events)
 
 
-_EVENTS = {kind: _events(transitions) for kind, transitions in LIFECYCLES.items()}
-
-
 def move(item: "Request | Branch", transition: str) -> None:
     """Take a transition of the item's lifecycle; MachineError if its stage has no such one."""
     kind = "branch" if isinstance(item, Branch) else "request"
-    _EVENTS[kind][transition].trigger(item)
+    _events(kind)[transition].trigger(item)
 
 
 class Matcher(Protocol):
@@ -132,14 +131,13 @@ class Branch:
     """One independently decoded continuation; the root branch (index -1) writes the outline.
 
     owner: segment id of its rows in every pool. prompt: its token ids after the shared prefix;
-    empty until they are known. start, length: positions of its first and of its next row.
-    tokens: its answer so far, the pending root token included, stop tokens excluded; the first
-    `num_cached_tokens` have rows in the target's pool.
-    accepted, emitted: drafted tokens accepted and tokens appended in each round; forced: whether
-    the drafts of the round were the grammar's only continuation.
-    combines: it writes one answer after the finished parts. reads: parts that it attends to in
-    place. retained: it ended, and its rows stay for that answer, whose pool row is shared
-    (`in_shared_row`). rows_released: it ended, and the prefix cache owns its rows.
+    empty until they are known. start, length: positions of its first and of its next row. tokens:
+    its answer so far, the pending root token included, stop tokens excluded; the first
+    `num_cached_tokens` have rows in the target's pool. accepted, emitted: drafted tokens accepted
+    and tokens appended in each round; forced: whether the drafts of the round were the grammar's
+    only continuation. combines: it writes one answer after the finished parts. reads: parts that it
+    attends to in place. retained: it ended, and its rows stay for that answer, whose pool row is
+    shared (`in_shared_row`). rows_released: it ended, and the prefix cache owns its rows.
     first_own_row: after cached rows of its own, if it resumed; else 0. preempted: how often."""
 
     request: "Request"

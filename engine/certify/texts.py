@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 import torch
+from scipy.special import gammaincc  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ...states.request import Branch, Finish, Request
@@ -403,5 +404,4 @@ def chi_square(seen_X: Tensor, expected_X: Tensor) -> tuple[float, int]:
 
 
 def p_value(statistic: float, df: int) -> float:
-    half = torch.tensor([df / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+    return float(gammaincc(df / 2, statistic / 2))

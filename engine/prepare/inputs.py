@@ -65,9 +65,8 @@ class RequestSettings:
     skeleton: False for one plain answer, whatever the graph does.
     stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
         an outline ends all the same.
-    schema: a JSON schema, as JSON, that constrains a plain answer.
-    contexts: events report the context of each branch.
-    handed: the part of a migrated request that this engine decodes.
+    schema: a JSON schema, as JSON, that constrains a plain answer. contexts: events report the
+    context of each branch. handed: the part of a migrated request that this engine decodes.
     resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
 
     sampling: SamplingRules | None = None

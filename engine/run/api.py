@@ -85,9 +85,8 @@ def autoregressive_generate(
     """One token per forward (the graph `autoregressive`).
 
     Args:
-        inputs: a question, encoded in the model's chat format, or token ids.
-        eos_tokens_id: replaces the model's own stop tokens.
-        options: as for `open_session`."""
+        inputs: a question, encoded in the model's chat format, or token ids. eos_tokens_id:
+        replaces the model's own stop tokens. options: as for `open_session`."""
     options["max_new_tokens"] = max_gen_len
     sets = {"sampling.temperature": temperature}
     return _generated("autoregressive", inputs, sets, options, stops=eos_tokens_id)

@@ -210,7 +210,7 @@ def add_routes(app, api):
     """`GET /queue`: the number of open requests and their limit."""
 
     async def queue(request):
-        return JSONResponse({"open": api.router.open, "limit": api.options.queue})
+        return JSONResponse({"open": api.router.open, "limit": api.options.max_queue})
 
     app.add_route("/queue", queue, methods=["GET"])
 '''
@@ -226,7 +226,7 @@ def test_an_endpoint_of_the_server_is_one_file(write: Write) -> None:
 
     async def fetched(path: str) -> httpx.Response:
         router = Router(WorkerSource(_no_worker))
-        api = Api(router, ServerMetrics(router), ServeOptions(queue=7))
+        api = Api(router, ServerMetrics(router), ServeOptions(max_queue=7))
         app = build_app(api)
         importlib.import_module("own_endpoint").add_routes(app, api)
         transport = httpx.ASGITransport(app=app)

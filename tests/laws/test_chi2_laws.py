@@ -130,11 +130,6 @@ def test_a_wrong_algorithm_is_the_one_that_is_meant(name: str) -> None:
 # --- wrong keys ----------------------------------------------------------------------------------
 
 
-def by_position(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole) -> Tensor:
-    """A token's own position instead of its round: a discarded draft's coins come back."""
-    return fold(fold(fold(key, root + depth), rank), torch.full_like(key, int(role)))
-
-
 def by_position_alone(
     key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: CoinRole
 ) -> Tensor:
@@ -161,9 +156,8 @@ def no_branch(key: Tensor, root: Tensor, depth: Tensor, rank: Tensor, role: Coin
 TREES = ("tree with replacement", "tree without replacement", "top-k tree")
 JUDGED = [name for name in rounds() if name != "match"]
 WRONG_KEYS: list[tuple[Callable[..., Tensor], Sequence[str]]] = [
-    (by_position, ("block",)),  # a chain's decisions never look at what they discard
     (by_position_alone, ("chain", "block", *TREES)),
-    (one_role, ("chain", "block", *TREES)),
+    (one_role, TREES),  # a chain has one final coin a round, at a depth of its own
     (one_r, TREES),
     (no_round, JUDGED),
     (no_branch, ("chain", "block", *TREES)),

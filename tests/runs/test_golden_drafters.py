@@ -188,10 +188,11 @@ def _spied(run: EngineCore) -> list[dict[str, Tensor]]:
         def __getattr__(self, name: str) -> Any:
             return getattr(drafter, name)
 
-        def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, *rest: Any) -> Tensor:
-            out = drafter.forward(tokens, hidden, positions, *rest)
-            given = {"tokens": tokens, "hidden": hidden, "positions": positions}
-            calls.append(given | {"mask": rest[1].groups[0].mask_GqK, "out": out})
+        def forward(self, *given: Any, **named: Any) -> Any:
+            out = drafter.forward(*given, **named)
+            noted = dict(zip(("tokens", "hidden", "positions"), given, strict=False))
+            attention = named["attention"] if named else given[4]
+            calls.append(noted | {"mask": attention.groups[0].mask_GqK, "out": out})
             return out
 
     run.board["drafter"].model = Spy()

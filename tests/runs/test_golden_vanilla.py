@@ -36,12 +36,11 @@ class Scripted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def forward(self, tokens_BQ: Tensor, positions_BQ: Tensor, *others: Any) -> Any:
-        out = self.model.forward(tokens_BQ, positions_BQ, *others)
+    def forward(self, tokens_BQ: Tensor, positions_BQ: Tensor, *others: Any, **named: Any) -> Any:
+        out = self.model.forward(tokens_BQ, positions_BQ, *others, **named)
         positions = positions_BQ.flatten().tolist()
         self.feeds.append(positions)
-        logit_rows = others[4]
-        said = [self.says(positions[row]) for row in logit_rows.tolist()]
+        said = [self.says(positions[row]) for row in named["logit_rows_R"].tolist()]
         return out._replace(logits_RV=torch.stack(said)) if said else out
 
 

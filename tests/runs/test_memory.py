@@ -102,13 +102,13 @@ class Reads:
         return getattr(self.inner, name)
 
     def forward(
-        self, tokens: Any, positions: Any, slots: Any, told: Any, kv: Any, *more: Any
+        self, tokens: Any, positions: Any, slots: Any, told: Any, kv: Any, **more: Any
     ) -> Any:
         self.entries.append(sum(group.mask_GqK.numel() for group in told.groups))
         roots, rows = np.unique(kv.home[slots.flatten().numpy()], return_counts=True)
         own = [2 * int((kv.home == root).sum()) + SPREAD for root in roots]
         self.bounds.append(MAX_WASTE * float(rows @ own) + MAX_WASTED_ENTRIES * len(told.groups))
-        return self.inner.forward(tokens, positions, slots, told, kv, *more)
+        return self.inner.forward(tokens, positions, slots, told, kv, **more)
 
 
 @pytest.mark.parametrize("graph", ["autoregressive", "eagle"])

@@ -33,8 +33,8 @@ class Finite:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def forward(self, *args: Any) -> Any:
-        output = self.inner.forward(*args)
+    def forward(self, *args: Any, **named: Any) -> Any:
+        output = self.inner.forward(*args, **named)
         assert torch.isfinite(output.logits_RV).all()
         assert output.taps_QF is None or torch.isfinite(output.taps_QF).all()
         return output

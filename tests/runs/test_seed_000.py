@@ -53,15 +53,15 @@ class Spy:
         hidden: Tensor,
         positions: Tensor,
         slots: Tensor,
-        visible: AttentionPlan,
+        attention: AttentionPlan,
         kv: KVCache,
     ) -> Tensor:
         table = kv.owner.copy(), kv.position.copy(), kv.committed.copy()
-        mask = visible.groups[0].mask_GqK[0].numpy()
+        mask = attention.groups[0].mask_GqK[0].numpy()
         assert hidden.shape[:2] == tokens.shape == positions.shape == slots.shape
         call = Call(tokens, positions, slots[0].tolist(), mask, *table, kv.current_length)
         self.calls.append(call)
-        call.out = self.inner.forward(tokens, hidden, positions, slots, visible, kv)
+        call.out = self.inner.forward(tokens, hidden, positions, slots, attention=attention, kv=kv)
         return call.out
 
 

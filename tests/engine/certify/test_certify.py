@@ -150,12 +150,13 @@ def test_a_graph_that_skips_the_adjustment_fails(options: RunOptions, capsys: Ou
     assert "eagle: NOT lossless" in err and "rejection/adjusted FAILED" in err
 
 
-def unadjusted(p_STV: Tensor, *rest: Any) -> Acceptance:
+def unadjusted(p_STV: Tensor, *rest: Any, u_ST: Tensor, **named: Any) -> Acceptance:
     """The bonus is drawn from the target's row, and not from the residual."""
-    verdict, row_S = ACCEPT_TREE(p_STV, *rest), torch.arange(len(p_STV))
+    verdict = ACCEPT_TREE(p_STV, *rest, u_ST=u_ST, **named)
+    row_S = torch.arange(len(p_STV))
     last_S = (verdict.path_ST * torch.arange(p_STV.shape[1])).argmax(1)
     weights_SV = p_STV[row_S, last_S]
-    u_S = rest[5][row_S, last_S]
+    u_S = u_ST[row_S, last_S]
     bonus_S = accept_rejection.inverse_cdf(weights_SV, u_S)
     return replace(verdict, bonus_S=bonus_S, weights_SV=weights_SV)
 

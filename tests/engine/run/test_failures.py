@@ -10,7 +10,6 @@ from helpers.embedded import Embedded
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine, EngineError, Handle
 from specsot.engine.run.session import Session
-from specsot.ops.kv.pool import KVCache
 from specsot.states import policies
 from specsot.states.policies import Policy
 from specsot.states.request import Stage
@@ -76,14 +75,16 @@ class Poisoned(Wrapped):
         self.late = late
         self.book: Any = None
 
-    def forward(self, tokens_BQ: Any, positions_BQ: Any, slots_BQ: Any, *others: Any) -> Any:
-        kv = next(one for one in others if isinstance(one, KVCache))
+    def forward(
+        self, tokens_BQ: Any, positions_BQ: Any, slots_BQ: Any, *others: Any, **named: Any
+    ) -> Any:
+        kv = named["kv"]
         for request in self.book.table.open.values() if self.book is not None else ():
             if request.question == BAD:
                 for branch in request.all_branches():
                     if branch.stage is Stage.RUNNING and len(branch.tokens) >= self.late:
                         kv.data[:, :, :, np.flatnonzero(kv.owner == branch.owner)] = torch.nan
-        return self.own.forward(tokens_BQ, positions_BQ, slots_BQ, *others)
+        return self.own.forward(tokens_BQ, positions_BQ, slots_BQ, *others, **named)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -192,12 +193,12 @@ class Raising(Wrapped):
         super().__init__(model)
         self.rows = rows
 
-    def forward(self, tokens_BQ: Any, *others: Any) -> Any:
+    def forward(self, tokens_BQ: Any, *others: Any, **named: Any) -> Any:
         flat = tokens_BQ.flatten().tolist()
         size = len(self.rows)
         if any(flat[at : at + size] == self.rows for at in range(len(flat) - size + 1)):
             raise RuntimeError("a kernel failed\nwith many lines")
-        return self.own.forward(tokens_BQ, *others)
+        return self.own.forward(tokens_BQ, *others, **named)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
