@@ -103,7 +103,7 @@ class ModelCache:
                     os.replace(unfinished, final)
                 shutil.rmtree(unfinished, ignore_errors=True)
         except OSError as error:
-            reason = f"no models can be kept there: {error.strerror or error}"
+            reason = f"models cannot be stored there: {error.strerror or error}"
             raise UsageError(f"{self.folder}: {reason}; {VARIABLE} names another folder") from None
         finally:
             if not any(file.is_file() for file in unfinished.rglob("*")):

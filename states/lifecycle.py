@@ -152,7 +152,7 @@ class Lifecycle:
 
     def refuse_stuck_(self) -> bool:
         """Refuse the first waiting item when nothing fits, so that others can run."""
-        why = "no room beside the other requests"
+        why = "no room with the other requests"
         waiting = (b for r in self.table.open.values() for b in r.branches if b.waits)
         branch = next(waiting, None)
         request = next(iter(self.table.waiting.values()), None)

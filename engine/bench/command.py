@@ -173,7 +173,7 @@ def _report(
         complain(f"{branches} where equality is promised")
     every = len(prepared.prompts.items) * experiment.repeats
     if result["rounds"] < every:
-        hint = "" if out is None else "; the same command goes on from there"
+        hint = "" if out is None else "; the same command continues there"
         complain(f"{result['status']} after {result['rounds']} of {every} rounds{hint}")
     for fault in faults:
         complain(fault)
@@ -185,7 +185,7 @@ def _resumed(
 ) -> tuple[BenchOptions, RunOptions]:
     now: dict[str, Any] = {"baseline": bench_options.baseline, "plot": bench_options.plot}
     if bench_options != BenchOptions((), **now):
-        raise UsageError("--resume DIR goes on with what was asked then, and takes nothing else")
+        raise UsageError("--resume DIR continues with the original options and accepts no others")
     try:
         saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))
         old = BenchOptions(**saved["asked"])

@@ -55,7 +55,7 @@ class Steps:
 
 
 Generate = Callable[[Request, list[int], int, Steps], list[int]]
-"""Decodes a request behind these ids, at most so many tokens, and reports its steps."""
+"""Decodes a request after these ids, up to a number of tokens, and reports its steps."""
 
 
 def _answer(

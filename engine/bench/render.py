@@ -26,7 +26,7 @@ NO_ROWS = "No prompt was answered by every side."
 WORDS = {
     "different": "DIFFERENT",
     "tie": "by a numeric tie",
-    "follows": "behind these",
+    "follows": "after these",
     "unfinished": "not finished",
 }
 Rows = Sequence[Mapping[str, Any]]  # of a result, in the order of their letters
@@ -173,8 +173,8 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     )
     prompts = setup["prompts"]["count"]
     repeats = f"{rounds // prompts} repeats" if rounds >= 2 * prompts else "once each"
-    spread = "" if noise["spread"] is None else f"; repeats lie {noise['spread']:.0%} apart"
-    quiet = "others used the machine" if noise["disturbed"] else "nobody else was seen"
+    spread = "" if noise["spread"] is None else f"; repeats differ by {noise['spread']:.0%}"
+    quiet = "other load on the machine" if noise["disturbed"] else "no other load"
     libraries = f"torch {versions['torch']}, transformers {versions['transformers']}"
     busy = f"a busy loop got {noise['cpu_share']:.0%} of a CPU"
     return [

@@ -271,7 +271,7 @@ def _reason(first: Side, second: Side) -> str:
     samplings = [side.job.program.graph.sampling for side in sides]
     without = [side.letter for side in sides if side.job.program.graph.skeleton is None]
     if len(without) == 1:
-        return f"{without[0]} has no skeleton: its answers stand behind another context"
+        return f"{without[0]} has no skeleton: its answers have another context"
     drawn = any(sampling.temperature for sampling in samplings)
     if drawn and any(side.peer is not None for side in sides):
         return "transformers draws with coins of its own"

@@ -160,14 +160,14 @@ def _notes(graph: Graph) -> list[str]:
         "The graph accepts drafts by rejection: its text has the target's distribution, and "
         "one seed gives another text with another drafter. For the sampled runs above it "
         "accepted by match.": not graph.sampling.exact,
-        "skip_sample_adjustment is there to be looked at: such a graph is never lossless.": (
+        "skip_sample_adjustment is for demonstration: such a graph is never lossless.": (
             not graph.sampling.lossless
         ),
-        "Combined answers stand behind parts that were computed anew (skeleton.merge=plain), "
+        "Combined answers follow parts that were computed again (skeleton.merge=plain), "
         "except where a check says that they were folded.": folded,
-        "Where rows are reused, the text is held to plain decoding on the same "
+        "With reused rows the text is compared with plain decoding on the same "
         "blended cache, which is an approximation of the prompt (docs/cacheblend.md); "
-        "everywhere else, to transformers.": graph.blend is not None,
+        "in all other cases with transformers.": graph.blend is not None,
     }
     return [note for note, holds in notes.items() if holds]
 

@@ -399,7 +399,7 @@ def _endless(rig: Rig) -> GateResult:
     run, wrong = _stopped(rig, token, TWO_AT_A_TIME)
     if run.branches[number].finish is not Finish.LENGTH:
         wrong.append(f"{run.branches[number].name} was to run to its budget")
-    return f"{ends} others end beside one endless branch, two at a time", {"ended": ends}, wrong
+    return f"{ends} others end next to one endless branch, two at a time", {"ended": ends}, wrong
 
 
 def _least(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
@@ -423,8 +423,8 @@ def _full_pool(rig: Rig) -> GateResult:
     short = rig.probe(Trial((*small, f"layout.kv_slots={slots - 1}")))
     refused = [branch for branch in short.branches if branch.finish is Finish.REFUSED]
     if not refused or not all("slots" in branch.note for branch in refused):
-        wrong.append(f"{slots - 1} slots refused nobody")
-    text = f"{slots} slots are enough for everybody, one fewer refuses by name"
+        wrong.append(f"{slots - 1} slots refused no request")
+    text = f"{slots} slots are enough for all, one fewer refuses by name"
     return text, {"slots": slots, "refused": len(refused)}, wrong
 
 
@@ -455,7 +455,7 @@ def _schedules(rig: Rig) -> GateResult:
         preempted += branches.lifecycle.preemptions
         reused += 0 if branches.prefixes is None else branches.prefixes.figures.reused
     text += f"; the same under {len(SCHEDULES)} settings of policy, chunks, prefix cache, blocks "
-    text += f"and admission: {preempted} times somebody made way, {reused} tokens were found again"
+    text += f"and admission: {preempted} preemptions, {reused} reused tokens"
     return text, {**figures, "preempted": preempted, "reused": reused}, wrong
 
 
@@ -473,7 +473,7 @@ def _odd_tokens(rig: Rig) -> GateResult:
 def _to_the_end(rig: Rig) -> GateResult:
     """Two concurrent requests, two branches at a time, until the model stops by itself."""
     run = rig.probe(Trial((TWO_AT_A_TIME,), stops=None, prompts=rig.bench.job.prompts[:2]))
-    text = f"{len(run.requests)} requests beside each other, two branches at a time"
+    text = f"{len(run.requests)} requests at once, two branches at a time"
     if rig.bench.graph.beam is not None:
         wrong = [f"{r.key} never ended" for r in run.requests if not r.finished]
         return text, {"requests": len(run.requests)}, wrong

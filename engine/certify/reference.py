@@ -78,7 +78,7 @@ class Transformers:
                 model = load(self.folder, dtype=getattr(torch, dtype))
             except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
                 reason = str(error).strip().split("\n", 1)[0]
-                message = f"transformers cannot load it, so nothing can be held to it: {reason}"
+                message = f"transformers cannot load it, so there is no reference: {reason}"
                 raise ModelError(self.folder, message) from None
             quantise_(model, Weights.of(self.weights).kind)
             self._loaded[dtype] = model.train(False).to(self.device)
@@ -295,7 +295,7 @@ class TeacherTally:
         stops = branch.request.stop_ids
         for place, token in enumerate(branch.tokens, 1):
             if token in stops:
-                return f"the stop token {token} stands inside the answer at {place}", None
+                return f"the stop token {token} is inside the answer at {place}", None
         answer = [*branch.tokens, *([END] if branch.finish is Finish.STOP else [])]
         if branch.finish is Finish.LENGTH and len(answer) != branch.budget:
             return f"{len(answer)} tokens, the budget is {branch.budget}", None

@@ -152,7 +152,7 @@ def _equality(
     for result in (result for result in results if result.result in faults):
         there = result.difference
         if there is None:
-            wrong.append(f"branch {result.branch} stands behind other ids")
+            wrong.append(f"branch {result.branch} has another context")
             continue
         margin = "" if there.margin is None else f" (margin {there.margin:.1e})"
         differing = f"{there.other} and not {there.reference}{margin}"

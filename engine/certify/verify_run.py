@@ -144,7 +144,7 @@ def _compared(model: "Transformers", dtype: str, stops: set[int], text: DecodedT
     ids = (*text.context, *text.tokens)
     size = model.model(dtype).config.vocab_size
     if not text.context or not all(type(token) is int and 0 <= token < size for token in ids):
-        raise UsageError(f"{text.name}: not token ids of this model behind a context")
+        raise UsageError(f"{text.name}: not token ids of this model after a context")
     if text.segments and sum(part.tokens for part in text.segments) != len(text.context):
         raise UsageError(f"{text.name}: its context is not that of its segments")
     logits_QV = model.logits(ids, dtype, text.segments)[len(text.context) - 1 :].double()

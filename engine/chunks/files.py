@@ -85,7 +85,7 @@ class ChunkFiles:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             reason = error.strerror or error
-            raise UsageError(f"{self.folder}: no chunks can be kept there: {reason}") from None
+            raise UsageError(f"{self.folder}: chunks cannot be stored there: {reason}") from None
         return self.folder / f".{digest}-{secrets.token_hex(4)}{PART}"
 
     def digests(self) -> list[str]:

@@ -32,7 +32,7 @@ WIDTH = 96  # of the list of experiments
 PROMPTS = replace(
     OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
 )
-OUT = option("Keep tables there, and go on where it was left.", "--out", metavar="DIR")
+OUT = option("Folder for tables; an interrupted command continues there.", "--out", metavar="DIR")
 SIDES = "Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own."
 VALUES = "Values of a setting; may be repeated."
 VARY = {"metavar": "PATH=VALUE,...", "autocompletion": settings_of}
@@ -44,7 +44,7 @@ def compare(
     sides: list[str] = graph_argument(SIDES, ..., metavar="GRAPH GRAPH..."),
     out: Path | None = OUT,
 ) -> None:
-    """Compare graphs: whether their tokens are equal where they must be, and what each costs.
+    """Compare the tokens and the cost of graphs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
     `specsot compare bim_eagle bim_eagle@layout.kind=batching,drafter.num_draft_tokens=8`,
@@ -86,16 +86,16 @@ def bench(
     ),
     vary: list[str] | None = option(f"{VALUES} parts=1,2,4: parts of a given outline.", **VARY),
     repeats: int | None = option("Of every prompt [3].", min=1, max=1000),
-    count: int | None = option("Only so many of the prompts.", min=1, max=1024),
-    out: Path | None = option("Keep rounds, tables and pictures there.", metavar="DIR"),
-    resume: Path | None = option("Go on with what was kept there.", metavar="DIR"),
+    count: int | None = option("Only the first N prompts.", min=1, max=1024),
+    out: Path | None = option("Folder for rounds, tables and pictures.", metavar="DIR"),
+    resume: Path | None = option("Continue an interrupted experiment.", metavar="DIR"),
     baseline: Path | None = option(
-        "A kept result.json; exit 6 where a figure got worse.", metavar="FILE"
+        "An earlier result.json; exit 6 if a figure got worse.", metavar="FILE"
     ),
     plot: bool = flag("Pictures too, SVG and PNG, into --out.", "--plot"),
     tune: bool = flag(
-        "Instead: find the tree sizes, draft lengths or blocks of GRAPH that pay here, and"
-        " print a profile (kept as profile.yaml in --out).",
+        "Instead: find the fastest tree sizes, draft lengths or blocks of GRAPH here, and"
+        " print a profile (profile.yaml in --out).",
         "--tune",
     ),
     listed: bool = flag("Instead: the shipped experiments.", "--list"),
@@ -184,7 +184,7 @@ def verify_run(
 
 POLICIES = "fcfs,max_throughput,sot_priority"
 ARRIVALS = "poisson:RATE or bursts:RATE:SIZE a second, or a file of JSON lines."
-SHARED = "NxTOKENS: N beginnings that prompts share, of so many tokens."
+SHARED = "NxTOKENS: N shared prefixes of TOKENS tokens."
 POOL = "Whose scheduler and pool: a path or a shipped name, layout bim."
 TP = "Of a cluster: workers that write an outline together, with commas."
 LINK = "Of a cluster: loopback, 10gbe, 100gbe, nvlink, or US:GB_PER_S; commas."
@@ -194,11 +194,11 @@ SHAPE = "Of a cluster's target: llama-8b, llama-70b, or a folder."
 def simulate(
     graph: str = graph_argument(POOL, "bim_eagle"),
     arrivals: str = option(ARRIVALS, default="poisson:4"),
-    requests: int = option("How many arrivals are made up.", default=1000, min=1),
-    policies: str = option("Which policies, with commas.", default=POLICIES),
+    requests: int = option("Number of random arrivals.", default=1000, min=1),
+    policies: str = option("Policies, with commas.", default=POLICIES),
     costs: Path | None = option("Costs of steps, as --fit saves them.", metavar="FILE"),
     fit: str | None = option(
-        "Instead: fit costs to a kept run, save them in --costs.", metavar="RUN"
+        "Instead: fit costs to a recorded run, save them in --costs.", metavar="RUN"
     ),
     prompt: str = option("Tokens of a prompt, from-to.", default="20-120"),
     answer: str = option("Tokens of an answer, or of a part.", default="16-256"),

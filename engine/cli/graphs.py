@@ -195,7 +195,7 @@ def _page(code: str, page: Explanation) -> str:
         "block": f"In a graph with `extends: {page.base}`",
         "machine": f"In a copy of graphs/machines/{page.base}.yaml",
         "file": "A whole graph file",
-        "own": "As an op of a state, with own_ops.py beside it",
+        "own": "As an op of a state, with own_ops.py in the same folder",
         "name": "specsot check",
         "set": f"specsot check {page.base} --set",
         "template": f"In a copy of the template `{page.base}`",

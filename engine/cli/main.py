@@ -37,23 +37,25 @@ COMMANDS = (
     Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
     Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
     Command(
-        "bench", "decoding", "bench", "Measure experiments: paired, with intervals, beside hf."
+        "bench", "decoding", "bench", "Measure experiments: paired, with intervals, against hf."
     ),
     Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
-    Command("verify-run", "decoding", "verify_run", "Hold a run folder to plain transformers."),
+    Command(
+        "verify-run", "decoding", "verify_run", "Compare a run folder with plain transformers."
+    ),
     Command("check", "graphs", "check", "Check graphs: every problem with its place."),
     Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
-    Command("explain", "graphs", "explain", "What a problem's code or an exit code means."),
-    Command("init", "graphs", "init", "Copy graphs, prompts and settings, to be changed."),
-    Command("list", "graphs", "list_graphs", "The shipped graphs, and what each is for."),
+    Command("explain", "graphs", "explain", "The meaning of a problem code or an exit code."),
+    Command("init", "graphs", "init", "Copy graphs, prompts and settings to change."),
+    Command("list", "graphs", "list_graphs", "The shipped graphs and their purpose."),
     Command("schema", "graphs", "schema", "The JSON schema of graph files."),
     Command("train", "train", "train", "Train a drafter for any target."),
     Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
     Command("simulate", "decoding", "simulate", "Policies on arrivals, without a model."),
-    Command("replay", "runs", "replay", "Watch a kept run again: forwards, back, at any speed."),
-    Command("view", "serve", "view", "A kept run in the browser, forwards and back."),
-    Command("runs", "runs", "runs", "Kept runs: list, show, diff, clean."),
-    Command("trace", "runs", "trace", "Traces of kept runs: export, for ui.perfetto.dev too."),
+    Command("replay", "runs", "replay", "Play a recorded run: forwards, backwards, at any speed."),
+    Command("view", "serve", "view", "A recorded run in the browser, forwards and backwards."),
+    Command("runs", "runs", "runs", "Recorded runs: list, show, diff, clean."),
+    Command("trace", "runs", "trace", "Traces of recorded runs: export, for ui.perfetto.dev too."),
     Command("cache", "models", "cache", "Cached chunks of documents: add, list, drop."),
     Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
 )

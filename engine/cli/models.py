@@ -24,7 +24,7 @@ from .options import JSON, argument, flag, option, show_result, takes
 models = typer.Typer(help="Models: list, get, inspect, convert, remove.", no_args_is_help=True)
 cache = typer.Typer(help="Cached chunks of documents: add, list, drop.", no_args_is_help=True)
 
-CACHE = option(f"Where models are kept [{DEFAULT}].", "--cache", envvar=VARIABLE, metavar="DIR")
+CACHE = option(f"Folder of the models [{DEFAULT}].", "--cache", envvar=VARIABLE, metavar="DIR")
 NAME = typer.Argument(..., metavar="NAME")
 
 

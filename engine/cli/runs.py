@@ -22,8 +22,8 @@ MIN_COLUMNS = 20
 MIN_LINES = 8
 MAX_VALUE_LENGTH = 48  # characters of a setting in a comparison
 
-runs = typer.Typer(help="Kept runs: list, show, diff, clean.", no_args_is_help=True)
-trace = typer.Typer(help="Traces of kept runs: export.", no_args_is_help=True)
+runs = typer.Typer(help="Recorded runs: list, show, diff, clean.", no_args_is_help=True)
+trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=True)
 
 
 @runs.command("list")
@@ -91,12 +91,12 @@ def _number(value: Any) -> str:
 
 @runs.command()
 def clean(
-    keep: int | None = option("Leave so many, the newest.", min=0),
-    older_than: float | None = option("Only those that began before.", min=0, metavar="DAYS"),
-    dry_run: bool = flag("Only say which.", "--dry-run"),
+    keep: int | None = option("Keep the newest N.", min=0),
+    older_than: float | None = option("Only runs older than this.", min=0, metavar="DAYS"),
+    dry_run: bool = flag("Only name them.", "--dry-run"),
     runs_dir: Path = RUNS_DIR,
 ) -> None:
-    """Delete kept runs; running ones, and everything that is not a run folder, stay."""
+    """Delete recorded runs; unfinished ones and other folders stay."""
     if keep is None and older_than is None:
         raise UsageError("say which: --keep N, --older-than DAYS, or both")
     chosen = run_folder.removable_runs(runs_dir, keep, older_than)

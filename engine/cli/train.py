@@ -20,7 +20,7 @@ train = typer.Typer(help="Train drafters for any target.", no_args_is_help=True)
 def answers(
     options: RunOptions,
     prompts: Path = option("JSONL: {'prompt': ...} or {'messages': [...]} per line.", default=...),
-    out: Path = option("File of answers; what is in it is not asked again.", default=...),
+    out: Path = option("File of answers; questions in it are skipped.", default=...),
     at_once: int = option("Branches that are written together.", default=32, min=1),
     length: int = option("Tokens of a whole conversation.", default=768, min=16),
 ) -> None:

@@ -135,7 +135,7 @@ def read_file(file: Path) -> Prompts:
         prompts.append(prompt)
         unused |= fields.keys() - PROMPT_KEYS
         if (turns := fields.get("turns")) and len(turns) > 1 and prompt.text == turns[0]:
-            notes.append(f"{place}: only the first of {len(turns)} turns is asked")
+            notes.append(f"{place}: only the first of {len(turns)} turns is used")
     if unused:
         notes.append(f"{file}: not used: {', '.join(sorted(unused)[:MAX_NAMED])}")
     return Prompts(tuple(prompts), tuple(notes))

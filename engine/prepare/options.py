@@ -61,10 +61,10 @@ STOP = "One more token id that ends an answer; may be repeated."
 SET = "Change a setting, e.g. drafter.kind=none."
 PROMPT = "The question; - reads it from standard input [specsot.yaml's]."
 DOCUMENT = "A text to answer from, or .jsonl of many (title, text); may be repeated."
-CACHE_DIR = "Where chunks of documents are kept that graphs with `blend` reuse."
+CACHE_DIR = "Folder of document chunks for graphs with `blend`."
 BREAK = "Halt only in this state; may be repeated."
-SLOW = "Wait so long before each transition; not counted."
-WORKERS = "Decode on so many workers of a cluster (Ray; specsot.yaml's `cluster`)."
+SLOW = "Seconds to wait before each transition; not counted."
+WORKERS = "Decode on N workers of a cluster (Ray; specsot.yaml's `cluster`)."
 ADDRESS = "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's]."
 
 
@@ -146,11 +146,9 @@ class ServeOptions:
     ] = 8000
     keys: Annotated[
         list[str] | None,
-        Option(
-            "--api-key", envvar="SPECSOT_API_KEY", help="Who knows it may ask; may be repeated."
-        ),
+        Option("--api-key", envvar="SPECSOT_API_KEY", help="Key of clients; may be repeated."),
     ] = None
-    insecure: Annotated[bool, Option(help="Let others in without a key.")] = False
+    insecure: Annotated[bool, Option(help="Allow other hosts without a key.")] = False
     max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0

@@ -192,4 +192,4 @@ def add_documents(
                 yield ChunkFiles(folder).read_info(library.key(ids).digest), is_new
             except FileNotFoundError:
                 why = store.notes[-1] if store.notes else f"--max-bytes {max_bytes} is too little"
-                raise UsageError(f"{name} could not be kept: {why}") from None
+                raise UsageError(f"{name} could not be stored: {why}") from None

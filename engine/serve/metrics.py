@@ -84,9 +84,9 @@ class EngineCollector:
         if vllm:
             return
         router = self._router
-        doc = "Answers that somebody waits for."
+        doc = "Open answers."
         yield GaugeMetricFamily("specsot:requests_open", doc, value=router.open)
-        doc = "Times that requests went on in another replica."
+        doc = "Requests that moved to another replica."
         yield CounterMetricFamily("specsot:request_reruns", doc, value=router.reruns)
         tally = Tally(replica["state"] for replica in router.replicas)
         order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.DEAD)

@@ -36,11 +36,11 @@ NOT_HERE = {  # what means something elsewhere; ignoring it would give another a
     "guided_choice": "use response_format",
     "structured_outputs": "use response_format",
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
-    "chat_template": "templates are not taken from requests",
-    "chat_template_kwargs": "templates are not taken from requests",
+    "chat_template": "templates in requests are not supported",
+    "chat_template_kwargs": "templates in requests are not supported",
     "documents": "use specsot.documents",
-    "prompt_embeds": "tensors are not taken from requests",
-    "logits_processors": "code is not taken from requests",
+    "prompt_embeds": "tensors in requests are not supported",
+    "logits_processors": "code in requests is not supported",
 }
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 FREE_ONLY = ("top_p", "top_k", "min_p", *PENALTIES)  # settings that a grammar excludes
@@ -168,19 +168,19 @@ class Vendor(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    skeleton: Flag = Field(True, description="false: one plain answer, whatever the graph does")
+    skeleton: Flag = Field(True, description="false: one plain answer with any graph")
     stream: Literal["ordered", "multiplexed"] = Field(
         "ordered",
-        description="ordered: parts in reading order; multiplexed: as they are written, each chunk "
-        "says of which part",
+        description="ordered: parts in reading order; multiplexed: as they are generated, "
+        "each chunk with its part",
     )
-    trace: Flag = Field(False, description="chunks say of every token how it came")
+    trace: Flag = Field(False, description="chunks have the origin of every token")
     documents: Annotated[list[DocumentField | Text], Field(max_length=256)] = []
     timeout: Annotated[Real, Field(gt=0, le=86_400)] | None = Field(
-        None, description="seconds after which it is ended; never more than the server gives"
+        None, description="seconds after which it ends; at most those of the server"
     )
     cache_salt: Annotated[Text, Field(max_length=256)] = Field(
-        "", description="only requests of the same one share what is kept of prompts and answers"
+        "", description="only requests with the same salt share cached prompts and answers"
     )
 
 

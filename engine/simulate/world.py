@@ -140,7 +140,7 @@ class CountedPool(KVCache):
     def grow_(self, owner: int, position: int, count: int) -> None:
         """Append rows to an owner; raises PoolFullError."""
         first, last = self.spans.get(owner, (position, position))
-        assert last == position, f"owner {owner} goes on at {last}, not at {position}"
+        assert last == position, f"owner {owner} continues at {last}, not at {position}"
         self.spans[owner] = first, last + count
         self.current_length += count
         if self.current_length > self.slots:

@@ -293,7 +293,7 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
     now = _identity(settings, dataset)
     other = [f"{k} {before[k]} then, {now.get(k)} now" for k in before if before[k] != now.get(k)]
     if other and not settings.force:
-        reason = f"of a training with other settings ({'; '.join(other)}); --force goes on"
+        reason = f"of a training with other settings ({'; '.join(other)}); --force continues"
         raise UsageError(f"{file}: {reason}")
     try:
         trainer.model.load_state_dict(state["model"])

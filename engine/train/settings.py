@@ -36,7 +36,7 @@ class DrafterTraining:
         bool, Option("--keep-features", help="Read every text once: some KB of memory per token.")
     ] = False
     seed: Annotated[int, Option(help="Another seed, other samples and weights.")] = 5
-    resume: Annotated[bool, Option("--resume", help="Go on from the last checkpoint.")] = False
+    resume: Annotated[bool, Option("--resume", help="Continue from the last checkpoint.")] = False
     force: Annotated[bool, Option("--force", help="Even with other settings or texts.")] = False
     save_minutes: Annotated[float, Option(min=0.0, help="Of training, between checkpoints.")] = 3.0
     measure_minutes: Annotated[float, Option(min=0.0, help="Of training, between looks.")] = 3.0
@@ -62,7 +62,7 @@ class EagleTraining(DrafterTraining):
 class Eagle2Training(EagleTraining):
     intermediate: Intermediate = 1536
     classification: Annotated[
-        float, Option(min=0.0, help="Weight of what the target makes of a feature.")
+        float, Option(min=0.0, help="Weight of the loss on the target's distribution.")
     ] = 0.1
 
 
@@ -70,7 +70,7 @@ class Eagle2Training(EagleTraining):
 class Eagle3Training(EagleTraining):
     intermediate: Intermediate = 2048
     draft_vocabulary: Annotated[
-        int, Option(min=1, help="How many of the most frequent ids it can draft.")
+        int, Option(min=1, help="Number of most frequent ids that it can draft.")
     ] = 2048
 
 
@@ -79,7 +79,7 @@ class DFlashTraining(DrafterTraining):
     layers: Annotated[int, Option(min=1, help="Published drafters have 5.")] = 2
     intermediate: Intermediate = 1536
     block_size: Annotated[int, Option(min=2, help="Rows with the anchor; published: 16.")] = 8
-    num_anchors: Annotated[int, Option(min=1, help="Blocks per row, drawn anew for a step.")] = 128
+    num_anchors: Annotated[int, Option(min=1, help="Random blocks per row of a step.")] = 128
     distillation: Annotated[
         float, Option(min=0, max=1, help="Share of divergence in the loss, for few texts.")
     ] = 0.0

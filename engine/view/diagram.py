@@ -67,7 +67,7 @@ def describe_graph(program: Program, *, layers: int = 0) -> str:
             module = entry.module.removeprefix(PACKAGE)
             ops.append((entry.name, f"{module}.{entry.function}({settings})", _flow(entry)))
         parts += [f"      {line}" for line in aligned(ops)]
-    parts += ["", "transitions (the first whose guard holds is taken)"]
+    parts += ["", "transitions (the first whose guard holds)"]
     rows = [(e.from_, f"> {e.to}", f"when {e.when}" if e.when else "") for e in graph.transitions]
     parts += [f"  {line}" for line in aligned(rows)]
     if others := sorted(set(_from_elsewhere(program))):

@@ -112,7 +112,7 @@ def _rows(entry: ExplainedRound, decode: Decode, indent: int) -> Iterator[tuple[
     tokens = {0: entry.root} | {draft.node: draft.token for draft in entry.drafts}
     yield label(0, None, entry.root), "root"
     last = max((draft.node for draft in entry.drafts if draft.accepted), default=0)
-    end = "not kept, the answer ends before it"
+    end = "dropped, the answer ends before it"
     if entry.committed > entry.accepted:
         end = ENDS[entry.came]
     elif entry.finish == "stop" and entry.committed == entry.accepted:

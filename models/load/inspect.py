@@ -128,7 +128,7 @@ class Inspection:
         if dflash:
             self.facts["block"] = f"{drafter.block_size}, mask token {drafter.mask_token_id}"
         if self.family == "eagle" or named:
-            where = ", ".join(map(str, drafter.tap_ids)) if named else "the last, behind its norm"
+            where = ", ".join(map(str, drafter.tap_ids)) if named else "the last, after its norm"
             self.facts["reads hidden states"] = where
         else:
             note = "which states of the target it reads is not given: by its kind's rule"

@@ -41,7 +41,7 @@ def test_states_in_order_and_events_of_every_op_and_move() -> None:
     assert all(e.nanos > 0 for e in events if isinstance(e, OpRan))
     kinds = [type(e) for e in events]
     assert kinds[:4] == [Moved, OpRan, Moved, OpRan], "a move comes before the ops behind it"
-    with pytest.raises(RunError, match="cannot go on from 'done': it is over"):
+    with pytest.raises(RunError, match="cannot continue from 'done': it is over"):
         run.advance()
 
 
@@ -113,7 +113,7 @@ def test_an_error_in_an_op_or_a_guard_keeps_its_type_and_says_where(
         run.advance()
     where = f" {run.state!r}" if place.endswith("state") else ""
     assert caught.value.__notes__ == [f"g.yaml:{place}{where}"]
-    with pytest.raises(RunError, match=f"go on from {run.state!r}: it died of {kind.__name__}"):
+    with pytest.raises(RunError, match=f"continue from {run.state!r}: it died of {kind.__name__}"):
         run.advance()
     assert not any(isinstance(e, OpRan) and f"'{e.op}'" in place for e in events)
 

@@ -30,12 +30,11 @@ figures are](metrics.md)). This page is written from the results in `docs/benchm
 python -m tools.bench.benchmarks
 ```
 
-Ratios are taken within rounds, in which every side answers the same prompt in an order that is
-drawn anew; the value is their median, in brackets stand 95 % of bootstrap draws over prompts and
-repeats.
-A ratio of another machine or model may be another; a time certainly is. Under each table stands how
-often it was measured and how quiet the machine was: with one repeat an interval says what differs
-between prompts, not what a second run would say.
+Ratios are taken within rounds, in which every side answers the same prompt in
+random order. The value is their median, with the 95 % bootstrap interval over prompts and repeats in
+brackets. Ratios may differ on another machine or model, and times do. The notes below each table have the
+number of repeats and the other load of the machine. With one repeat an interval shows the differences
+between prompts, not those between runs.
 """
 
 NOTHING = "No result is kept yet.\n"

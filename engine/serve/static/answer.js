@@ -77,7 +77,7 @@ export class Answer {
     }
   }
 
-  // runs: [text, how] of the prompt that this branch stands behind.
+  // runs: [text, how] of the prompt before this branch.
   read(one, runs) {
     const text = make("p", { className: "read", tabIndex: 0, role: "group" });
     text.setAttribute("aria-label", "Its prompt");

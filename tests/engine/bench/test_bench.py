@@ -111,7 +111,7 @@ def test_it_goes_on_where_it_was_interrupted(
     broken = replace(ASKED, out=Path("broken"))
     assert bench_command(broken, quick) == Code.INTERRUPTED
     out, err = capsys.readouterr()
-    assert "1 of 4 rounds; the same command goes on from there" in err and "eagle" in out
+    assert "1 of 4 rounds; the same command continues there" in err and "eagle" in out
     assert json.loads(Path("broken/result.json").read_text())["rounds"] == 1
     answered[0] = 100
     assert bench_command(BenchOptions(()), RunOptions(), Path("broken")) == Code.OK

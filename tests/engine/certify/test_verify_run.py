@@ -122,7 +122,7 @@ def test_a_folder_that_is_none(tmp_path: Path, capsys: Output) -> None:
 def test_ids_that_are_none_are_refused(ids: Any, folder: Path, capsys: Output) -> None:
     changed(folder, "outputs.jsonl", lambda line: line["parts"][0].update(context_ids=ids))
     assert verify_command(str(folder), folder, False, 1) == Code.USAGE
-    assert "part 1: not token ids of this model behind a context" in capsys.readouterr().err
+    assert "part 1: not token ids of this model after a context" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(tmp_path: Path)
     (tmp_path / "file").write_text("")
     store = ChunkStore(ROOM, tmp_path / "file")
     store.put(key(), chunk())
-    assert store.get(key()) is not None and "no chunks can be kept there" in store.notes[0]
+    assert store.get(key()) is not None and "chunks cannot be stored there" in store.notes[0]
 
 
 def test_nobody_sees_a_file_before_it_is_whole(

@@ -81,8 +81,8 @@ def test_a_tree_under_match() -> None:
     [
         (2, None, "a bonus after a path accepted to its end", "2 tokens"),
         (1, "stop", "a bonus after a path accepted to its end; a stop token", "1 token; the "),
-        (0, "stop", "not kept, the answer ends before it", "0 tokens; the branch ends (stop)"),
-        (1, "length", "not kept, the answer ends before it", "1 token; the branch ends (length)"),
+        (0, "stop", "dropped, the answer ends before it", "0 tokens; the branch ends (stop)"),
+        (1, "length", "dropped, the answer ends before it", "1 token; the branch ends (length)"),
         (2, "length", "a bonus after a path accepted to its end", "ends (length)"),
     ],
 )

@@ -194,7 +194,7 @@ def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
             find_model(name)
     shutil.rmtree("kept", ignore_errors=True)
     Path("kept").write_text("a file")
-    with pytest.raises(UsageError, match=r"no models can be kept there.*SPECSOT_CACHE"):
+    with pytest.raises(UsageError, match=r"models cannot be stored there.*SPECSOT_CACHE"):
         find_model(str(tiny_gguf))
     assert models("list") == 0
 

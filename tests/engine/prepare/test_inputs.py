@@ -44,7 +44,7 @@ def test_jsonl_objects(tmp_path: Path) -> None:
         Prompt("4", "line\u2028sep"),
     )
     assert found.notes == (
-        f"{file}:2: only the first of 2 turns is asked",
+        f"{file}:2: only the first of 2 turns is used",
         f"{file}: not used: category, source",
     )
 

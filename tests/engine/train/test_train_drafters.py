@@ -127,7 +127,7 @@ def test_a_resumed_training_has_the_same_texts(inputs: list[str], tmp_path: Path
     before = (tmp_path / "d" / "model.safetensors").read_bytes()
     file.write_text(file.read_text().replace("no more", "no less"))
     code, output = run(*words, "--resume", "--steps", "6")
-    assert code == 2 and "with other settings (texts " in output and "--force goes on" in output
+    assert code == 2 and "with other settings (texts " in output and "--force continues" in output
     assert (tmp_path / "d" / "model.safetensors").read_bytes() == before
     assert run(*words, "--resume", "--force", "--steps", "6")[0] == 0
     assert [line["step"] for line in log_of(tmp_path / "d.run")] == [1, 2, 3, 4, 5, 6]

@@ -98,7 +98,7 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
     run = drive(run_of(alike, capacity))
     first, second = branches_of(run)
     assert (first.finish, first.tokens) == (Finish.REFUSED, [])
-    assert first.note == "no room beside the other requests"
+    assert first.note == "no room with the other requests"
     assert second.finish is Finish.LENGTH
     assert run.manager.kv.needed_length == 0
     request, book = second.request, run.board["prompts"]

@@ -107,7 +107,7 @@ def test_whoever_is_stuck_is_refused_and_the_rest_goes_on() -> None:
     late = request("b", prefix=[5] * 10, budget=40)
     made.lifecycle.submit(late)
     step = plan(made)
-    assert branch.finish is Finish.REFUSED and branch.note == "no room beside the other requests"
+    assert branch.finish is Finish.REFUSED and branch.note == "no room with the other requests"
     assert (action_of(step), [*step.requests]) == ("open", [late])
 
 
