@@ -30,11 +30,11 @@ figures are](metrics.md)). This page is written from the results in `docs/benchm
 python -m tools.bench.benchmarks
 ```
 
-Ratios are taken within rounds, in which every side answers the same prompt in
-random order. The value is their median, with the 95 % bootstrap interval over prompts and repeats in
-brackets. Ratios may differ on another machine or model, and times do. The notes below each table have the
-number of repeats and the other load of the machine. With one repeat an interval shows the differences
-between prompts, not those between runs.
+Ratios are taken within rounds, in which every side answers the same prompt in random order. The
+value is their median, with the 95 % bootstrap interval over prompts and repeats in brackets. Ratios
+may differ on another machine or model, and times do. The notes below each table have the number of
+repeats and the other load of the machine. With one repeat an interval shows the differences between
+prompts, not those between runs.
 """
 
 NOTHING = "No result is kept yet.\n"
