@@ -278,7 +278,7 @@ def test_list_names_damaged_files_and_drop_removes_them(cache: Cache) -> None:
         (["add", "rain.txt", "--graph", "eagel"], Code.GRAPH, "did you mean 'eagle'"),
         (["add", "rain.txt", "--model", "/nowhere"], Code.USAGE, "give --drafter-model"),
         (["add", "rain.txt", *PLAIN, "--model", "/nowhere"], Code.MODEL, "/nowhere"),
-        (["add", "rain.txt", *PLAIN, "--cache-dir", "bees.txt"], Code.USAGE, "chunks cannot be stored"),
+        (["add", "rain.txt", *PLAIN, "--cache-dir", "bees.txt"], Code.USAGE, "cannot be stored"),
         (["add", "long.txt", *PLAIN, "--chunk-tokens", "100000"], Code.MODEL, "positions"),
     ],
 )
