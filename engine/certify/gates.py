@@ -5,6 +5,7 @@ requests where a graph has no skeleton. The first run has no stop ids; the expec
 others follow from its own. After every phase the pools are checked, and the drafter's rows: a stale
 one changes no token, it only makes drafts worse, so no comparison of answers can find it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -31,6 +32,7 @@ MOST_STEPS = 100_000  # transitions after which a run counts as hanging
 COMPARED = 60  # branches of a probe whose drafter rows are computed again
 TITLES = ("Goal", "Main parts", "Risks", "Summary", "Steps", "Time", "Cost", "Place")
 FORWARD = "target.forward_"
+PLANNED = "schedule.plan_"
 DRAFTED = "draft.expand_root_"
 
 
@@ -108,6 +110,7 @@ class Rig:
     reads: int = 0
     forked: int = 0
     joined: int = 0
+    chunks: int = 0
     compared: int = 0
     worst: float = 0.0
     wrong: dict[str, str] = field(default_factory=dict)
@@ -170,6 +173,8 @@ class Rig:
             if isinstance(event, OpRan):
                 self.forwards += event.op == FORWARD
                 ops.append(event.op)
+                if event.op == PLANNED:
+                    self.chunks += len(run.board["step"].chunks)
 
         run = side.session.start(requests, sink)
         pools = run.manager.pools
@@ -275,6 +280,7 @@ SCHEDULES = (  # policy, rows of a forward, prefix cache, block size, and whethe
     ("max_throughput", 64, False, 64, True),
     ("sot_priority", 1024, True, 1, True),
 )
+SPARE = (1, 8, 16, 32, 64)  # slots, one after another, until rows run out while branches run
 LONG = 12  # times a prompt's own text
 TWO_AT_A_TIME = "layout.max_num_branches=2"
 NEUTRAL = (
@@ -429,34 +435,67 @@ def _full_pool(rig: Rig) -> GateResult:
 
 
 def _schedules(rig: Rig) -> GateResult:
-    """Long prompts, each twice; the outline has short parts, so that rows run out if not
-    reserved."""
+    """Long prompts, each twice, under settings for which rows are reused and evicted, prompts read
+    in chunks, and branches or requests preempted. What can happen must happen."""
     graph = rig.bench.graph
-    preempted = 0
-    reused = 0
-    some = rig.bench.job.prompts[: 1 if graph.skeleton is not None else 2]
+    some = rig.bench.job.prompts[: 1 if graph.blend is not None else 2]
     prompts = tuple(replace(prompt, text=" ".join([prompt.text] * LONG)) for prompt in some)
-    if graph.blend is None:  # the reused documents depend on the requests before
-        prompts += tuple(replace(prompt, key=f"{prompt.key} again") for prompt in prompts)
-    free = rig.probe(Trial(prompts=prompts, expected=1))
+    prompts += tuple(replace(prompt, key=f"{prompt.key} again") for prompt in prompts)
+    trial = Trial(prompts=prompts, expected=1)  # short parts are expected, long ones are decoded
+    free = rig.probe(trial)
     text, figures, wrong = _comparison("long prompts twice", free)
-    slots, small = _least(free)
+    chunks = rig.chunks
+    counts = Counter({"chunks": 0})
+    slots, small = _crowded(free)
     for policy, rows, cache, block, runs_out in SCHEDULES:
         sets = [f"scheduler.policy={policy}", f"scheduler.max_num_batched_tokens={rows}"]
         sets.append(f"scheduler.prefix_cache={str(cache).lower()}")
         if graph.layout.kind != "batching":
             sets.append(f"layout.block_size={block}")
         if runs_out:
-            kv_slots = -(-slots // block) * block
-            sets += ["scheduler.admission=optimistic", f"layout.kv_slots={kv_slots}", *small]
-        run = rig.probe(Trial(tuple(sets), prompts=prompts, expected=1))
-        wrong += run.agree([branch.tokens for branch in free.branches])
-        branches = run.run.board["branches"]
-        preempted += branches.lifecycle.preemptions
-        reused += 0 if branches.prefixes is None else branches.prefixes.figures.reused
+            sets += ["scheduler.admission=optimistic", *small]
+        for more in SPARE if runs_out else SPARE[:1]:
+            kv_slots = -(-(slots + more) // block) * block
+            size = [f"layout.kv_slots={kv_slots}"] if runs_out else []
+            run = rig.probe(replace(trial, sets=(*sets, *size)))
+            wrong += run.agree([branch.tokens for branch in free.branches])
+            counts.update(_scheduled(run))
+            if not run.run.manager.admission.optimistic or counts["preemptions"]:
+                break
+    if graph.skeleton is not None and graph.skeleton.drafter is not None:
+        # Without an outline to draft, its drafter has no rows of the prompt that can be reused.
+        own = rig.probe(Trial(prompts=prompts, stops=None))
+        wrong += _comparison("", own)[2]
+        counts.update(_scheduled(own))
+    counts["chunks"] = rig.chunks - chunks
     text += f"; the same under {len(SCHEDULES)} settings of policy, chunks, prefix cache, blocks "
-    text += f"and admission: {preempted} preemptions, {reused} reused tokens"
-    return text, {**figures, "preempted": preempted, "reused": reused}, wrong
+    text += f"and admission: {', '.join(f'{count} {name}' for name, count in counts.items())}"
+    wrong += [f"no {name}" for name, count in counts.items() if not count]
+    return text, {**figures, **counts}, wrong
+
+
+def _scheduled(run: ProbedRun) -> dict[str, int]:
+    """What the scheduler and the prefix cache did in a run, as far as its graph allows it."""
+    manager = run.run.manager
+    counts = {}
+    if manager.admission.optimistic:
+        counts["preemptions"] = manager.lifecycle.preemptions
+    if manager.prefixes is not None:
+        counts["reused tokens"] = manager.prefixes.figures.reused
+        counts["evicted rows"] = manager.prefixes.figures.evicted_rows
+    return counts
+
+
+def _crowded(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
+    """Slots in which two branches start and cannot both end, and what so few slots need set."""
+    slots, small = _least(free)
+    capacity = free.run.manager.capacity
+    if free.side.job.program.graph.skeleton is None:
+        second = min(request.prompt_size for request in free.requests)
+    else:
+        second = max(len(branch.prompt) for branch in free.branches)
+    trees = capacity.tree_slots(min(2, capacity.max_active)) - capacity.tree_slots(1)
+    return slots + second + trees, small
 
 
 def _odd_tokens(rig: Rig) -> GateResult:

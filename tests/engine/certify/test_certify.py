@@ -11,7 +11,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from specsot.engine.certify import reference
+from specsot.engine.certify import gates, reference
 from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
 from specsot.engine.certify.gates import (
     FILTERS,
@@ -42,6 +42,7 @@ from specsot.ops.verify import verify
 from specsot.ops.verify.rejection import Acceptance
 from specsot.states import commit as committer
 from specsot.states.drafters.eagle import EagleDrafter
+from specsot.states.prefix_cache import PrefixCache
 from specsot.states.request import Branch, Finish
 from specsot.states.round import CommittedRows
 
@@ -49,7 +50,7 @@ Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
 
 FEWER = {"prompts": 2, "tokens": 8, "drawn_prompts": 1, "seeds": 1, "drawn_tokens": 6}
-TINY = replace(reference.QUICK, **FEWER, answers=400, gate_tokens=12)
+TINY = replace(reference.QUICK, **FEWER, answers=400, gate_tokens=20)
 REJECTING = ("sampling.temperature=1.0", "sampling.accept=rejection")
 
 
@@ -200,6 +201,22 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(bench: Make, monkeypatc
     monkeypatch.setattr(committer, "append_tokens", careless)
     _, figures, wrong = gate(rig)
     assert wrong and "stop token" in wrong[0], figures
+
+
+def test_settings_without_effect_are_caught(bench: Make, monkeypatch: Patch) -> None:
+    """The gate of the scheduler's settings fails if what they are for never happens."""
+    gate = GATES["the scheduler's settings"]
+    rig = Rig(bench("autoregressive"))
+    _, figures, wrong = gate(rig)
+    counts = ("chunks", "reused tokens", "evicted rows", "preemptions")
+    assert not wrong and all(figures[name] > 0 for name in counts)
+    with monkeypatch.context() as patch:
+        patch.setattr(gates, "_crowded", lambda free: (4096, ()))
+        assert gate(rig)[2] == ["no evicted rows", "no preemptions"]
+    monkeypatch.setattr(PrefixCache, "reusable", lambda self, *arguments: 0)
+    schedules = [(policy, 1024, *rest) for policy, _, *rest in gates.SCHEDULES]
+    monkeypatch.setattr(gates, "SCHEDULES", schedules)
+    assert {"no chunks", "no reused tokens"} <= set(gate(rig)[2])
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
