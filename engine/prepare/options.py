@@ -150,6 +150,7 @@ class ServeOptions:
     ] = None
     insecure: Annotated[bool, Option(help="Allow other hosts without a key.")] = False
     max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256
+    max_tokenize: Annotated[int, Option(min=1, help="Texts that are tokenized at once.")] = 8
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0
     stall: Annotated[float, Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0

@@ -41,6 +41,8 @@ from .requests import (
 )
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+TOKEN_PATHS = ("/tokenize", "/detokenize")
 MAX_RUNS = 200
 MAX_VIEWERS = 16
 NO_STORE = {"cache-control": "no-cache"}
@@ -102,9 +104,19 @@ class Api:
             raise ApiError(404, message, param="model", code="model_not_found")
         return name
 
-    def check_capacity(self) -> None:
-        if self.router.ready:
+    def check_capacity(self, path: str) -> None:
+        """Raise ApiError if no request for this path can be admitted."""
+        if self.router.ready and path in GENERATION_PATHS:
             self.admit(1)
+        elif self.router.ready and path in TOKEN_PATHS:
+            self._admit_text()
+
+    def _admit_text(self) -> None:
+        """Raise ApiError if as many texts are tokenized as may be. They are not in the queue."""
+        limit = self.options.max_tokenize
+        if self.router.tokenizing >= limit:
+            self.server_metrics.count("admission_rejections", "tokenize_full")
+            raise overloaded(f"{limit} texts are being tokenized, the most that are at once")
 
     def admit(self, more: int) -> None:
         """Raise ApiError if `more` requests exceed the queue."""
@@ -134,6 +146,7 @@ class Api:
         """The token ids of a text, or of the prompt that a conversation makes."""
         fields = read_fields(TokenizeRequest, await request.body())
         graph = self.graph(fields.model)
+        self._admit_text()
         prompt = Prompt(self.router.new_id(), fields.prompt or "")
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
@@ -155,6 +168,7 @@ class Api:
         size = self.router.graphs[self.graph(fields.model)]["vocabulary"]
         if wrong := [token for token in fields.tokens if token >= size]:
             raise invalid(f"tokens: no token {wrong[0]}: the model has {size} of them", "tokens")
+        self._admit_text()
         return JSONResponse({"prompt": await self._text_of(fields.tokens)})
 
     def _model(self, name: str) -> dict[str, Any]:

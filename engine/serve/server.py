@@ -38,7 +38,6 @@ MAX_HEADERS = 100
 HEADER_BYTES = 16 << 10
 PUBLIC_PATHS = ("/health", "/")
 PUBLIC_PREFIX = "/page/"
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 CLOSING = (408, 413, 431)  # statuses after which a connection may hold unread bytes
 RESPONSE_HEADERS = {
@@ -64,12 +63,13 @@ REFUSALS = {
 @dataclass(frozen=True, slots=True)
 class AdmissionMiddleware:
     """The outermost ASGI middleware: authentication, limits, errors and response headers.
-    check_capacity: raises ApiError before a body is read if no request can be admitted."""
+    check_capacity: raises ApiError before a body is read if no request for its path can be
+    admitted."""
 
     app: ASGIApp
     options: ServeOptions
     metrics: ServerMetrics
-    check_capacity: Callable[[], None] | None = None
+    check_capacity: Callable[[str], None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -127,8 +127,8 @@ class AdmissionMiddleware:
 
     async def _body(self, request: Request) -> bytes:
         """The whole body; what cannot be answered now, or is too long, is not read to its end."""
-        if self.check_capacity is not None and request.scope["path"] in GENERATION_PATHS:
-            self.check_capacity()
+        if self.check_capacity is not None:
+            self.check_capacity(request.scope["path"])
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "content-type: must be application/json")

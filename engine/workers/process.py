@@ -1,8 +1,9 @@
 """The process of a worker: the engines of a server, or those of a run.
 
-In a server's process one thread reads messages, the other drives all engines in turn. Several
-graphs share one target, which is loaded once; each has its own drafter and pools. A request goes
-from its message to the engine, and back to text; nothing of a stop text is ever sent."""
+In a server's process one thread reads messages, one tokenizes for `/tokenize`, and one drives all
+engines in turn. Several graphs share one target, which is loaded once; each has its own drafter and
+pools. A request goes from its message to the engine, and back to text; nothing of a stop text is
+ever sent."""
 
 import os
 import socket
@@ -273,7 +274,8 @@ class ServedGraph(WorkerEngine):
                 ids = self._raw(message.prompt.text)
         except PromptError as error:
             return protocol.Refused(message.id, str(error), "prompt")
-        return protocol.Encoded(message.id, ids, [self.engine.decode([token]) for token in ids])
+        pieces = {token: self.engine.decode([token]) for token in {*ids}}
+        return protocol.Encoded(message.id, ids, [pieces[token] for token in ids])
 
     def build(self, message: protocol.Submit) -> tuple[Prompt, RequestSettings, int]:
         """Prompt and settings of a request, and the number of its prompt's tokens. Raises Refusal,
@@ -392,6 +394,7 @@ class EngineProcess:
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
         self._orders = OrderQueue()
+        self._texts = OrderQueue()  # to tokenize, or to decode
         self._graphs: dict[str, ServedGraph] = {}
         self._report_time = 0.0
         self._picture_time = 0.0
@@ -399,6 +402,7 @@ class EngineProcess:
 
     def serve(self) -> None:
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
+        Thread(target=self._tokenize, name="specsot-tokenize", daemon=True).start()
         order = None
         while not self._pipe.closed:
             self._turn(order)
@@ -425,21 +429,31 @@ class EngineProcess:
         return facts
 
     def _listen(self) -> None:
-        """Tokenizes on this thread, so that a long prompt does not delay the engines."""
+        """Tokenizes prompts on this thread, so that a long one does not delay the engines."""
         for message in self._pipe:
             match message:
-                case protocol.Encode():
-                    self._pipe.send(self._graphs[message.graph].encode(message))
-                case protocol.Decode():
-                    graph = next(iter(self._graphs.values()))
-                    text = graph.engine.decode(message.token_ids)
-                    self._pipe.send(protocol.Decoded(message.id, text))
+                case protocol.Encode() | protocol.Decode():
+                    self._texts.put(message)
                 case protocol.Submit():
                     self._graphs[message.graph].submit(message)
                     self._orders.put(None)
                 case protocol.Cancel() | protocol.SnapshotRequest():
                     self._orders.put(message)
         self._orders.put(None)
+        self._texts.put(None)
+
+    def _tokenize(self) -> None:
+        """Answer `Encode` and `Decode` on a thread of their own: they delay no request."""
+        while isinstance(message := self._texts.get(), protocol.Encode | protocol.Decode):
+            try:
+                if isinstance(message, protocol.Encode):
+                    self._pipe.send(self._graphs[message.graph].encode(message))
+                else:
+                    graph = next(iter(self._graphs.values()))
+                    text = graph.engine.decode(message.token_ids)
+                    self._pipe.send(protocol.Decoded(message.id, text))
+            except Exception as error:  # of a model's tokenizer
+                self._pipe.send(protocol.Refused(message.id, message_of(error)))
 
     def _turn(self, order: protocol.Message | None) -> None:
         """Execute orders, then make a step of every engine that has requests; pictures and counts

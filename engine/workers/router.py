@@ -85,8 +85,13 @@ class Router(Membership[Replica]):
 
     @property
     def open(self) -> int:
-        """Requests that have not ended."""
-        return len(self._tickets)
+        """Requests for answers that have not ended."""
+        return sum(isinstance(one.request, protocol.Submit) for one in self._tickets.values())
+
+    @property
+    def tokenizing(self) -> int:
+        """Texts that are being tokenized, or decoded."""
+        return len(self._tickets) - self.open
 
     @property
     def counts(self) -> CountsByGraph:

@@ -99,10 +99,15 @@ class Encoder:
 
     def literals(self, cut: Sequence[Piece]) -> list[Ids | str]:
         """A template's pieces: literals as ids with special tokens, slots as their names."""
-        return [
-            piece if is_slot else self._encode(piece, split_special_tokens=False)
-            for piece, is_slot in cut
-        ]
+        return [piece if is_slot else self._literal(piece) for piece, is_slot in cut]
+
+    def _literal(self, piece: str) -> Ids:
+        """The tokenizer stores this setting: if another thread has changed it meanwhile, the ids
+        may be wrong. `text` is right with either setting."""
+        while True:
+            ids = self._encode(piece, split_special_tokens=False)
+            if not self._tokenizer.backend_tokenizer.encode_special_tokens:
+                return ids
 
     def text(self, text: str) -> Ids:
         """Text of a user or a model; no part of it becomes a control token."""

@@ -107,11 +107,20 @@ def _received(pipe: socket.socket) -> Iterator[bytes]:
 
 
 @contextmanager
-def serving(folder: Path, *words: str, ready: bool = True, **environment: str) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    *words: str,
+    ready: bool = True,
+    descriptors: int | None = None,
+    **environment: str,
+) -> Iterator[Served]:
+    """descriptors: that the server may have open, at most."""
     log = folder / "server.log"
+    limit = "" if descriptors is None else f"ulimit -n {descriptors} && "
+    specsot = (sys.executable, "-m", "specsot")
     with log.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "specsot", "serve", *words, "--port", "0"],
+            ["sh", "-c", f'{limit}exec "$@"', "sh", *specsot, "serve", *words, "--port", "0"],
             cwd=folder,
             stdout=out,
             stderr=subprocess.STDOUT,

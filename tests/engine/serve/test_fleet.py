@@ -21,7 +21,7 @@ from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers.link import WorkerSource
 from specsot.engine.workers.process import WorkerProcess
-from specsot.engine.workers.protocol import Ended, Message, Start, Submit, Wrote
+from specsot.engine.workers.protocol import Admitted, Encode, Ended, Message, Start, Submit, Wrote
 from specsot.engine.workers.router import Router
 from specsot.engine.workers.tickets import (
     MAX_LOSSES,
@@ -281,6 +281,28 @@ def test_a_second_run_says_what_the_first_has_not_said() -> None:
     told.restart_()
     with pytest.raises(DiffersError):
         told.new_part(Wrote("r", "a s", (), 0, 1))
+
+
+def test_a_prompt_does_not_wait_for_texts_to_tokenize() -> None:
+    async def check() -> None:
+        alone = one_engine(start_of("dflash"))
+        text = "Honey bees live in large families. " * 1000
+        async with running(alone):
+            texts = [
+                asyncio.create_task(alone.answer(Encode("dflash", Prompt(f"t{number}", text))))
+                for number in range(12)
+            ]
+            await asyncio.sleep(0)
+            ticket = alone.ask(Submit("dflash", Prompt("asked", RAIN)))
+            assert (alone.open, alone.tokenizing) == (1, 12)
+            assert isinstance(await ticket.next(), Admitted)
+            assert not all(one.done() for one in texts)
+            lengths = [len((await one).token_ids) for one in texts]
+            assert len({*lengths}) == 1 and lengths[0] > 1000
+            ticket.close()
+            assert (alone.open, alone.tokenizing) == (0, 0)
+
+    asyncio.run(check())
 
 
 def test_a_lost_replica_changes_no_answer() -> None:

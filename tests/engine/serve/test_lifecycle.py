@@ -33,7 +33,7 @@ LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True}
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("strict")
     words = ("autoregressive", "--max-queue", "3", "--timeout", "60", "--grace", "60")
-    words += ("--patience", "3")
+    words += ("--patience", "3", "--max-tokenize", "2")
     with serving(folder, *words, SPECSOT_API_KEY=KEY) as server:
         server.http.headers["authorization"] = f"Bearer {KEY}"
         yield server
@@ -85,6 +85,19 @@ def test_a_full_queue_says_so_at_once_and_those_inside_go_on(strict: Served) -> 
         answers = [one.result() for one in inside]
     assert [one.json()["usage"]["completion_tokens"] for one in answers] == [150] * 3
     assert strict.chat(model="autoregressive").status_code == 200
+
+
+def test_texts_to_tokenize_have_a_limit_of_their_own(strict: Served) -> None:
+    text = {"prompt": "Honey bees live in large families. " * 5000}
+    with ThreadPoolExecutor(6) as pool:
+        texts = [pool.submit(strict.http.post, "/tokenize", json=text) for _ in range(6)]
+        strict.until(lambda: any(one.done() for one in texts))
+        assert strict.chat(model="autoregressive").status_code == 200
+        responses = [one.result() for one in texts]
+    assert {one.status_code for one in responses} == {200, 503}
+    for refused in (one for one in responses if one.status_code == 503):
+        assert refused.headers["retry-after"]
+        assert refused.json()["error"]["code"] == "server_overloaded"
 
 
 def test_more_choices_than_there_is_room_for(strict: Served) -> None:
