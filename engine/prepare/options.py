@@ -153,7 +153,7 @@ class ServeOptions:
     max_tokenize: Annotated[int, Option(min=1, help="Texts that are tokenized at once.")] = 8
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0
-    stall: Annotated[float, Option(min=0.1, help="Seconds a stream may be unread.")] = 30.0
+    stall: Annotated[float, Option(min=0.1, help="Seconds an answer may be unread.")] = 30.0
     patience: Annotated[float, Option(min=0.1, help="Seconds a client has to send a request.")] = (
         20.0
     )

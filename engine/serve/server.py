@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import h11
 import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import Code, UsageError, message_of
 from ..prepare.options import LOOPBACK, ServeOptions
@@ -31,8 +29,15 @@ from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..workers.router import POLL_INTERVAL, Router
 from .app import Api, PageRoutes, add_error_handlers, build_app
+from .connections import (
+    ACCEPTS,
+    BoundedServer,
+    ConnectionLimits,
+    StrictProtocol,
+    most_connections,
+)
 from .metrics import ServerMetrics
-from .requests import INVALID, ApiError, ErrorBody, ErrorDetail, invalid
+from .requests import ApiError, invalid
 
 MAX_HEADERS = 100
 HEADER_BYTES = 16 << 10
@@ -49,15 +54,8 @@ RESPONSE_HEADERS = {
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
 }
-CONNECTIONS = 2048
 HTTP_NICENESS = 5  # of this process's threads, below the engines
 UNSENT = 64 << 10  # bytes of the socket's send buffer for a slow client; the default is megabytes
-REFUSALS = {
-    400: ("Bad Request", "this is not an HTTP request"),
-    408: ("Request Timeout", "the request did not come in time"),
-    431: ("Request Header Fields Too Large", "too long headers"),
-    503: ("Service Unavailable", "too many connections"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,8 @@ class AdmissionMiddleware:
         client_id = request.headers.get("x-request-id", "")
         id = client_id if REQUEST_ID.fullmatch(client_id) else uuid4().hex
         started = False
+        # What follows such a request may be meant for another server (RFC 9112, section 6.1).
+        has_two_lengths = {"content-length", "transfer-encoding"} <= {*request.headers}
 
         async def respond(message: Message) -> None:
             nonlocal started
@@ -84,7 +84,7 @@ class AdmissionMiddleware:
                 self.metrics.responses.labels(str(message["status"])).inc()
                 headers = MutableHeaders(scope=message)
                 headers.update({**RESPONSE_HEADERS, "x-request-id": id})
-                if message["status"] in CLOSING:
+                if message["status"] in CLOSING or has_two_lengths:
                     headers["connection"] = "close"
             await send(message)
 
@@ -150,65 +150,7 @@ class AdmissionMiddleware:
         return bytes(body)
 
 
-class StrictProtocol(H11Protocol):
-    """An HTTP/1.1 connection that answers protocol errors in JSON. patience: seconds for the head
-    of a request, so that a slow client cannot hold a connection."""
-
-    def __init__(self, *words: Any, patience: float, max_connections: int, **options: Any) -> None:
-        super().__init__(*words, **options)
-        self._patience = patience
-        self._max_connections = max_connections
-        self._deadline: asyncio.TimerHandle | None = None  # of the head
-        self._full = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._full = len(self.connections) > self._max_connections
-        self._time_head()
-
-    def data_received(self, data: bytes) -> None:
-        if self._full or self.transport.is_closing():
-            self._refuse(503)  # not before: a connection with unread bytes loses what was written
-            return
-        self._time_head()
-        super().data_received(data)
-        self._time_head()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timing()
-        super().connection_lost(exc)
-
-    def send_400_response(self, msg: str) -> None:
-        hint = getattr(sys.exception(), "error_status_hint", 400)
-        self._refuse(hint if hint in REFUSALS else 400)
-
-    def _time_head(self) -> None:
-        if self.conn.their_state is not h11.IDLE:
-            self._stop_timing()
-        elif self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(self._patience, self._refuse, 408)
-
-    def _stop_timing(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _refuse(self, status: int) -> None:
-        self._stop_timing()
-        if self.transport.is_closing():
-            return
-        reason, message = REFUSALS[status]
-        error = ErrorBody(error=ErrorDetail(message=message, type=INVALID))
-        body = error.model_dump_json()
-        retry = "retry-after: 1\r\n" if status == 503 else ""
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            head = f"HTTP/1.1 {status} {reason}\r\ncontent-type: application/json\r\n"
-            head += f"connection: close\r\ncontent-length: {len(body)}\r\n{retry}\r\n"
-            self.transport.write((head + body).encode())
-        self.transport.close()
-
-
-class DrainingServer(uvicorn.Server):
+class DrainingServer(BoundedServer):
     """The first signal starts a shutdown with `grace` seconds; the second one ends at once."""
 
     def __init__(self, config: uvicorn.Config, api: Api, grace: float) -> None:
@@ -270,8 +212,8 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def config_of(app: Any, patience: float) -> uvicorn.Config:
-    http: Any = partial(StrictProtocol, patience=patience, max_connections=CONNECTIONS)
+def config_of(app: Any, limits: ConnectionLimits) -> uvicorn.Config:
+    http: Any = partial(StrictProtocol, limits=limits)
     return uvicorn.Config(
         app,
         http=http,
@@ -282,9 +224,15 @@ def config_of(app: Any, patience: float) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         h11_max_incomplete_event_size=HEADER_BYTES + 4096,
+        backlog=ACCEPTS,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=2,
     )
+
+
+def limits_of(options: ServeOptions) -> ConnectionLimits:
+    """Raises UsageError: too few files can be open."""
+    return ConnectionLimits(options.patience, options.stall, most_connections())
 
 
 async def serve(router: Router, options: ServeOptions) -> int:
@@ -296,7 +244,7 @@ async def serve(router: Router, options: ServeOptions) -> int:
     app = build_app(api)
     PageRoutes(app, router, options.runs_dir)
     middleware = AdmissionMiddleware(app, options, metrics, api.check_capacity)
-    server = DrainingServer(config_of(middleware, options.patience), api, options.grace)
+    server = DrainingServer(config_of(middleware, limits_of(options)), api, options.grace)
 
     async def report_ready() -> None:
         while not router.ready:
@@ -335,6 +283,6 @@ async def view(run: SavedRun, options: ServeOptions) -> int:
     middleware = AdmissionMiddleware(app, options, ServerMetrics(None))
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
     with suppress(KeyboardInterrupt):
-        server = uvicorn.Server(config_of(middleware, options.patience))
+        server = BoundedServer(config_of(middleware, limits_of(options)))
         await server.serve(sockets=[listener])
     return int(Code.OK)

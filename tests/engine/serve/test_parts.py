@@ -1,16 +1,11 @@
 """The parts of a server, each alone: growing texts, stop texts, messages, keys, reading order."""
 
-import asyncio
-import socket
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from uvicorn.server import ServerState
 
 from specsot.engine.events import (
     HALF,
@@ -23,7 +18,6 @@ from specsot.engine.events import (
 )
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import ClusterBlock, GroupSize, ServeOptions
-from specsot.engine.serve.server import StrictProtocol, config_of
 from specsot.engine.workers.process import StopTexts
 from specsot.engine.workers.protocol import KINDS, ProtocolError, Text, decode, encode
 from specsot.states.request import MigratedRequest
@@ -165,33 +159,3 @@ def test_printable_disarms_terminal_text() -> None:
     assert printable("\x1b[31mred\x07 \u202eevil\n[bold]ok") == "␛[31mred␇ \ufffdevil\n[bold]ok"
     assert printable("a\nb", keep="") == "a␊b"
     assert printable("👨‍👩‍👧 naïve") == "👨‍👩‍👧 naïve"
-
-
-async def turned_away(open_now: int) -> bytes:
-    config = config_of(None, patience=9.0)
-    http: Any = partial(StrictProtocol, patience=9.0, max_connections=2)
-    config.http = http
-    config.load()
-    state = ServerState()
-    state.connections.update(object() for _ in range(open_now))  # type: ignore[misc]
-    ours, theirs = socket.socketpair()
-    loop = asyncio.get_running_loop()
-    await loop.connect_accepted_socket(
-        lambda: http(config=config, server_state=state, app_state={}), theirs
-    )
-    ours.setblocking(False)
-    await loop.sock_sendall(ours, b"GET /health HTTP/1.1\r\n")
-    try:
-        return await asyncio.wait_for(loop.sock_recv(ours, 4096), 0.3)
-    except TimeoutError:
-        return b""
-    finally:
-        ours.close()
-
-
-def test_more_connections_than_there_may_be() -> None:
-    with ThreadPoolExecutor(1) as pool:  # a browser has a loop in this thread
-        none, told = (pool.submit(asyncio.run, turned_away(n)).result(10) for n in (1, 2))
-    assert none == b""
-    assert told.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in told
-    assert b'"message":"too many connections"' in told
