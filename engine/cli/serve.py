@@ -19,6 +19,7 @@ from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions, Se
 from ..record.run_folder import find_run
 from ..shell import complain, put
 from ..workers import ray_workers
+from ..workers.link import HangLimits
 from ..workers.router import ask_router
 from ..workers.start import check_cluster, divided, engine_router, replica_router
 from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
@@ -49,8 +50,9 @@ def serve(
     jobs = prepare_graphs(names, options)
     start = Start(names, plain_options(options))
     if options.workers is None and options.cluster is None:
-        raise Exit(asyncio.run(run(engine_router(start), server)))
-    with replica_router(jobs, start, read_cluster(options)) as router:
+        limits = HangLimits(server.hang, server.step_limit, server.kill_after)
+        raise Exit(asyncio.run(run(engine_router(start, limits), server)))
+    with replica_router(jobs, start, read_cluster(options), server.step_limit) as router:
         code = asyncio.run(run(router, server))
     raise Exit(code)
 

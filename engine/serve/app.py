@@ -137,7 +137,10 @@ class Api:
         return decoded.text
 
     async def _ask(self, message: Encode | Decode) -> Any:
-        answer = await self.router.answer(message)
+        try:
+            answer = await self.router.answer(message, self.options.timeout)
+        except TimeoutError:
+            raise ApiError(504, "the request's time was up", code="timeout") from None
         if isinstance(answer, Refused):
             raise invalid(answer.message, answer.param)
         return answer
@@ -196,7 +199,7 @@ class Api:
 
     async def health(self, request: Request) -> Response:
         """Whether the server can answer, or soon will."""
-        dead = self.router.state in (LinkState.DEAD, LinkState.CLOSED)
+        dead = self.router.state in (LinkState.HUNG, LinkState.DEAD, LinkState.CLOSED)
         states = [replica["state"] for replica in self.router.replicas]
         body = {"replicas": len(states), "ready": states.count(LinkState.READY)}
         return JSONResponse(body, status_code=503 if dead else 200)

@@ -200,8 +200,8 @@ class BoundedServer(uvicorn.Server):
             listener.listen(QUEUED)
 
     def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        if "socket" not in context or getattr(error, "errno", None) not in NO_DESCRIPTOR:
+        error = context.get("exception") if "socket" in context else None
+        if not isinstance(error, OSError) or error.errno not in NO_DESCRIPTOR:
             loop.default_exception_handler(context)
             return
         close_idle(self.server_state.connections)

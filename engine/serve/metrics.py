@@ -89,7 +89,7 @@ class EngineCollector:
         doc = "Requests that moved to another replica."
         yield CounterMetricFamily("specsot:request_reruns", doc, value=router.reruns)
         tally = Tally(replica["state"] for replica in router.replicas)
-        order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.DEAD)
+        order = (LinkState.READY, LinkState.STARTING, DRAINING, LinkState.HUNG, LinkState.DEAD)
         states = {state: tally[state] for state in order}
         doc = "Processes that decode."
         yield self._family(GaugeMetricFamily, "replicas", states, doc, label="state")

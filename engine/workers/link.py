@@ -13,15 +13,16 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing, sup
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..errors import ClusterError
 from ..shell import complain
-from .protocol import MAX_LINE_BYTES, Failed, Load, Message, Ready, Start, decode, encode
+from .protocol import MAX_LINE_BYTES, Failed, Heartbeat, Load, Message, Ready, Start, decode, encode
 
 ENTRY = "from specsot.engine.workers.process import main; main()"
-LOADING_DEADLINE = 300.0  # seconds that a watched worker has to load its models
+LOADING_DEADLINE = 300.0  # seconds without a heartbeat while a worker loads its models
 WATCH_INTERVAL = 0.25  # seconds
 SECRET_LETTERS = 32
 GREETING_DEADLINE = 10.0  # seconds in which a connection must present its secret
@@ -153,9 +154,21 @@ def connect_to(address: str, port: int, secret: str) -> socket.socket:
     return pipe
 
 
+@dataclass(frozen=True, slots=True)
+class HangLimits:
+    """When a worker hangs. silence: seconds without any message; its process sends heartbeats from
+    a thread of its own, also while it loads models or computes a long step. step: seconds without
+    progress of its engines. kill_after: seconds in which it may recover before it is killed."""
+
+    silence: float
+    step: float = inf
+    kill_after: float = 0.0
+
+
 class LinkState(StrEnum):
     STARTING = "starting"
     READY = "ready"
+    HUNG = "hung"
     DEAD = "dead"
     CLOSED = "closed"
 
@@ -164,7 +177,7 @@ class LinkState(StrEnum):
 class WorkerLink:
     """A worker's process and the connection to it. failed: why the worker cannot start. why: its
     process ended, the last time. greeting: of this life. lives: processes started so far; messages:
-    received in this life."""
+    received in this life; stuck: seconds without progress, of the last heartbeat."""
 
     name: str
     host: WorkerHost
@@ -175,6 +188,7 @@ class WorkerLink:
     why: str = ""
     lives: int = 0
     messages: int = 0
+    stuck: float = 0.0
     _writer: asyncio.StreamWriter | None = None
 
     @property
@@ -204,18 +218,19 @@ class WorkerLink:
         """One life of the process; afterwards `why` says how it ended."""
         self.lives += 1
         self.messages = 0
+        self.stuck = 0.0
         self.greeting = None
         self.why = "has ended"
         if self.lives > 1:
             self._set(LinkState.STARTING)
-        watch = asyncio.create_task(self._watch(self.members.deadline))
+        watch = asyncio.create_task(self._watch(self.members.limits))
         try:
             reader, self._writer = await self.host.start()
             with closing(self._writer):
                 if not (self.ended or self.over):
                     self.send(self.host.first)
                     await self._listen(reader)
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:
             self.why = f"cannot be started: {error}"
         finally:
             watch.cancel()
@@ -236,19 +251,40 @@ class WorkerLink:
                         self.failed = failed
                         self.why = failed.message
                         self._set(LinkState.DEAD)
+                    case Heartbeat() as heartbeat:
+                        self.stuck = heartbeat.stuck
                     case message:
                         self.members.on_message(self, message)
 
-    async def _watch(self, deadline: float | None) -> None:
-        """Cut off a silent worker; only time in which this process could listen counts."""
+    async def _watch(self, limits: HangLimits | None) -> None:
+        """Note when a worker hangs, and when it recovers; cut it off if it does not. Only time in
+        which this process could listen counts."""
         silent = 0.0
-        while deadline is None or silent <= (deadline if self.ready else LOADING_DEADLINE):
+        hung = 0.0
+        while limits is not None:
             started = monotonic()
             messages = self.messages
             await asyncio.sleep(WATCH_INTERVAL)
             passed = min(monotonic() - started, 2 * WATCH_INTERVAL)
             silent = 0.0 if self.messages > messages else silent + passed
-        self.cut(f"has not answered for {silent:.0f} s")
+            is_loading = self.state is LinkState.STARTING
+            if silent > (LOADING_DEADLINE if is_loading else limits.silence):
+                why = f"has not answered for {silent:.0f} s"
+            elif self.stuck > limits.step:
+                why = f"has made no progress for {self.stuck:.0f} s"
+            else:
+                hung = 0.0
+                if self.state is LinkState.HUNG:
+                    complain(f"{self.name} answers again")
+                    self._set(LinkState.READY)
+                continue
+            hung += passed
+            if is_loading or hung > limits.kill_after:
+                self.cut(why)
+                return
+            if self.ready:
+                complain(f"{self.name} {why}")
+                self._set(LinkState.HUNG)
 
     def send(self, message: Message) -> None:
         """Raises WorkerGoneError."""
@@ -281,21 +317,21 @@ Link = TypeVar("Link", bound=WorkerLink)
 class Membership(Generic[Link]):
     """The workers of a router or a director.
 
-    deadline: seconds of silence after which a worker is lost; None: they are not watched. restarts:
-    a worker whose process ends is started again under its name; else it leaves. tries: lives in a
-    row without a message after which a worker fails; None: any number. links: of the workers that
-    have not ended for good."""
+    limits: when a worker hangs, and is lost; None: they are not watched. restarts: a worker whose
+    process ends is started again under its name; else it leaves. tries: lives in a row in which a
+    worker was never ready, after which it fails; None: any number. links: of the workers that have
+    not ended for good."""
 
     def __init__(
         self,
         source: WorkerSource,
-        deadline: float | None = None,
+        limits: HangLimits | None = None,
         *,
         restarts: bool = False,
         tries: int | None = None,
     ) -> None:
         self.source = source
-        self.deadline = deadline
+        self.limits = limits
         self.links: list[Link] = []
         self.services = [*source.services]
         self.closed = False
@@ -334,7 +370,7 @@ class Membership(Generic[Link]):
                 if link.over or not self._restarts:
                     return
                 deaths = 1 if monotonic() - started > STABLE_SECONDS else deaths + 1
-                failures = 0 if link.messages else failures + 1
+                failures = 0 if link.greeting else failures + 1
                 if self._tries is not None and failures >= self._tries:
                     link.failed = Failed(1, f"{link.name} {link.why}, {failures} times in a row")
                     return

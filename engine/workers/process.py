@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from threading import Thread
 from time import monotonic, sleep
 from typing import Any
@@ -229,12 +230,14 @@ class ServedGraph(WorkerEngine):
         super().__init__(session, send, rounds=self._round_done, sink=self._happened)
         self.name = session.program.graph.name
         self.watched = False
+        self.progress_time = 0.0
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
         self._positions: list[int] = []  # drafts accepted at each depth
         self._encoder = Encoder(session.models.tokenizer)
         self._leading = leading_id(session.models.tokenizer)
 
     def _happened(self, event: TraceEvent) -> None:
+        self.progress_time = monotonic()
         if self.watched and isinstance(event, Moved):
             self.moves.append([event.source, event.target, event.guard or "", event.nanos / 1e6])
 
@@ -398,6 +401,8 @@ class EngineProcess:
         self._graphs: dict[str, ServedGraph] = {}
         self._report_time = 0.0
         self._picture_time = 0.0
+        self._turn_time = inf  # none while models are loaded
+        Thread(target=_send_heartbeats, args=(pipe, lambda: self.stuck), daemon=True).start()
         pipe.send(protocol.Ready(self._open(start)))
 
     def serve(self) -> None:
@@ -408,6 +413,12 @@ class EngineProcess:
             self._turn(order)
             busy = any(graph.requests for graph in self._graphs.values())
             order = self._orders.pop(0.0 if busy else REPORT_INTERVAL)
+
+    @property
+    def stuck(self) -> float:
+        """Seconds since the engines made progress: a turn of `serve`, a transition, or an op."""
+        times = [graph.progress_time for graph in [*self._graphs.values()]]
+        return max(monotonic() - max([self._turn_time, *times]), 0.0)
 
     def _open(self, start: protocol.Start) -> dict[str, dict[str, Any]]:
         """Facts of the graphs by name; the first graph loads the target."""
@@ -466,7 +477,7 @@ class EngineProcess:
                 elif isinstance(order, protocol.Cancel) and order.id in graph.requests:
                     graph.requests[order.id].handle.cancel()
             order = self._orders.pop()
-        now = monotonic()
+        now = self._turn_time = monotonic()
         due = now - self._picture_time >= PICTURE_INTERVAL
         self._picture_time = now if due else self._picture_time
         for graph in graphs:
@@ -511,9 +522,9 @@ class WorkerProcess:
         return int(Code.OK)
 
 
-def _send_heartbeats(pipe: protocol.WorkerSocket) -> None:
+def _send_heartbeats(pipe: protocol.WorkerSocket, stuck: Callable[[], float] = lambda: 0.0) -> None:
     while not pipe.closed:
-        pipe.send(protocol.Heartbeat())
+        pipe.send(protocol.Heartbeat(stuck()))
         sleep(HEARTBEAT_INTERVAL)
 
 

@@ -102,7 +102,10 @@ class Ready(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The process is alive, whatever its engine computes."""
+    """The process is alive, whatever its engine computes. stuck: seconds since the engines of a
+    server's worker made progress, also while they have no requests."""
+
+    stuck: float = 0.0
 
 
 class Failed(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, Self
 from ..errors import ClusterError, UsageError
 from ..shell import complain
 from . import protocol
-from .link import LinkState, Membership, WorkerGoneError, WorkerSource
+from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
 from .ray_workers import cluster_file
 from .tickets import (
     MAX_LOSSES,
@@ -29,7 +29,8 @@ from .tickets import (
     Ticket,
 )
 
-MAX_LIVES = 3  # of a replica in a row in which it sends nothing
+MAX_LIVES = 3  # of a replica in a row in which it is never ready
+LATE = 1.0  # seconds after a request's time in which its engine can end it
 POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
 GAUGES = ("waiting", "running", "branches", "slots", "peak_slots", "capacity")
@@ -41,20 +42,19 @@ ANSWER_DEADLINE = 10.0  # seconds, of orders that take no time
 class Router(Membership[Replica]):
     """Hands requests to replicas, and their messages to the HTTP side.
 
-    count: of replicas at first. deadline: seconds of silence after which a replica is lost. single:
-    one engine process that is not watched; its requests end with it. graphs: facts of the served
-    graphs. failed: why nothing can be served. reruns: how often a request moved to another process.
-    watchers: take pictures."""
+    count: of replicas at first. limits: when a replica hangs. single: one engine process; its
+    requests end with it. graphs: facts of the served graphs. failed: why nothing can be served.
+    reruns: how often a request moved to another process. watchers: take pictures."""
 
     def __init__(
         self,
         source: WorkerSource,
         count: int = 1,
-        deadline: float | None = None,
+        limits: HangLimits | None = None,
         *,
         single: bool = False,
     ) -> None:
-        super().__init__(source, deadline, restarts=True, tries=None if single else MAX_LIVES)
+        super().__init__(source, limits, restarts=True, tries=None if single else MAX_LIVES)
         self.graphs: CountsByGraph = {}
         self.failed: protocol.Failed | None = None
         self.reruns = 0
@@ -77,7 +77,9 @@ class Router(Membership[Replica]):
         if LinkState.READY in states:
             return LinkState.READY
         waits = LinkState.STARTING in states or not (states or self.failed)
-        return LinkState.STARTING if waits else LinkState.DEAD
+        if waits:
+            return LinkState.STARTING
+        return LinkState.HUNG if LinkState.HUNG in states else LinkState.DEAD
 
     @property
     def ready(self) -> bool:
@@ -132,8 +134,11 @@ class Router(Membership[Replica]):
                 for replica in [*self.links]:
                     if replica.draining and not (replica.closed or replica.expected):
                         replica.close()
-                for ticket in [one for one in self._waiting if one.remaining_seconds <= 0]:
-                    ticket.fail_("no replica was available", "timeout")
+                for ticket in [one for one in self._tickets.values() if not one.ended]:
+                    if ticket.replica is None and ticket.remaining_seconds <= 0:
+                        self._fail(ticket, "no replica was available", "timeout")
+                    elif ticket.remaining_seconds <= -LATE:
+                        self._fail(ticket, "the engine did not end it", "timeout")
         finally:
             await self.ended()
 
@@ -154,6 +159,8 @@ class Router(Membership[Replica]):
         return self.start(Replica(name, self.source.host(number, 0), self))
 
     def on_state(self, link: Replica) -> None:
+        if link.state is LinkState.HUNG:  # its requests may still be answered
+            return
         if link.ready:
             assert link.greeting is not None
             self.graphs = link.greeting.graphs
@@ -221,14 +228,24 @@ class Router(Membership[Replica]):
         self._place(ticket)
         return ticket
 
-    async def answer(self, request: protocol.Encode | protocol.Decode) -> protocol.Message:
-        """The only message that answers a request; raises WorkerGoneError."""
+    async def answer(
+        self, request: protocol.Encode | protocol.Decode, timeout: float | None = None
+    ) -> protocol.Message:
+        """The only message that answers a request; raises WorkerGoneError, TimeoutError."""
         ticket = self.ask(request)
         try:
-            return await ticket.next()
+            async with asyncio.timeout(timeout):
+                return await ticket.next()
         finally:
             ticket.ended = True
             ticket.close()
+
+    def _fail(self, ticket: Ticket, why: str, finish: str = "failed") -> None:
+        """End a request without an answer; its replica is to drop it."""
+        ticket.fail_(why, finish)
+        if ticket.replica is not None:
+            ticket.replica.post(protocol.Cancel(ticket.request.id))
+        self._withdraw(ticket)
 
     def _forget(self, ticket: Ticket) -> None:
         self._tickets.pop(ticket.request.id, None)
@@ -298,8 +315,7 @@ class Router(Membership[Replica]):
             try:
                 ticket.deliver(message)
             except DiffersError as error:
-                link.post(protocol.Cancel(ticket.request.id))
-                ticket.fail_(str(error))
+                self._fail(ticket, str(error))
             if isinstance(message, protocol.Ended):
                 self._lengths.note_(ticket.request, message, self.graphs)
             if ticket.ended:

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..limits import usable_cpus
 from ..prepare.job import Job, read_cluster, threads_of
 from ..prepare.options import LOCAL, ClusterBlock
-from .link import ProcessHost, WorkerSource
+from .link import HangLimits, ProcessHost, WorkerSource
 from .protocol import Start
 from .ray_workers import end_cluster, job_workers, ray_workers, set_up_ray, start_head
 from .router import ReplicaControl, Router
@@ -97,18 +97,21 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
         yield session, partial(directed, stack, source, block)
 
 
-def engine_router(start: Start) -> Router:
-    return Router(WorkerSource(lambda number, part: ProcessHost(start)), single=True)
+def engine_router(start: Start, limits: HangLimits) -> Router:
+    return Router(WorkerSource(lambda number, part: ProcessHost(start)), limits=limits, single=True)
 
 
 @contextmanager
-def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> Iterator[Router]:
+def replica_router(
+    jobs: Sequence[Job], start: Start, block: ClusterBlock, step_limit: float
+) -> Iterator[Router]:
     """Replicas on the cluster that the block names, or on one that is started on this machine and
     ends with them; each has a device, and its share of the machine's threads.
 
-    jobs: of the served graphs. start: first message of a server's only engine. Raises UsageError:
-    Ray is not installed, or another server with --workers runs here. ClusterError: the cluster does
-    not exist, or another one runs here."""
+    jobs: of the served graphs. start: first message of a server's only engine. step_limit: of
+    `HangLimits`; a replica that hangs is lost at once. Raises UsageError: Ray is not installed, or
+    another server with --workers runs here. ClusterError: the cluster does not exist, or another
+    one runs here."""
     set_up_ray(block.address)
     with ExitStack() as stack:
         if block.address == LOCAL:
@@ -124,7 +127,7 @@ def replica_router(jobs: Sequence[Job], start: Start, block: ClusterBlock) -> It
             return Start(start.graphs, options | block.device_of(number))
 
         source = stack.enter_context(ray_workers(block, start_of))
-        router = Router(source, block.workers, block.deadline)
+        router = Router(source, block.workers, HangLimits(block.deadline, step_limit))
         router.services.append(ReplicaControl(router, block.address))
         # Another signal must not leave a cluster behind; what remains takes seconds.
         stack.callback(signal.signal, signal.SIGINT, signal.SIG_IGN)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ClusterError
 from ..prepare.options import ClusterBlock
-from .link import Membership, WorkerLink, WorkerSource
+from .link import HangLimits, Membership, WorkerLink, WorkerSource
 from .protocol import FormGroup, Grouped, Message, NumberedReply, Order, Output
 from .worker_loop import open_store, ranks_of_groups
 
@@ -77,7 +77,7 @@ class WorkerGroups(Membership[RunWorker]):
     that have not left it. Raises UsageError: this machine does not have the block's interface."""
 
     def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
-        super().__init__(source, block.deadline)
+        super().__init__(source, HangLimits(block.deadline))
         self._store = open_store(block.interface, block.deadline)
         self.block = block
         self.report = report

@@ -44,8 +44,7 @@ from specsot.states.text.outline import Outline
 
 class ThreadHost:
     """A worker in a thread. first: message to it. serve: serves a connection until it is closed.
-    first_output: is called with the first bytes that it sends. flows: its messages arrive; cleared,
-    it hangs."""
+    on_output: takes the bytes that it sends. flows: its messages arrive; cleared, it hangs."""
 
     pid: int | None = None
 
@@ -53,12 +52,12 @@ class ThreadHost:
         self,
         first: Start | Load,
         serve: Callable[[socket.socket], object],
-        first_output: Callable[[], None] = lambda: None,
+        on_output: Callable[[bytes], None] = lambda data: None,
     ) -> None:
         self.first = first
         self.flows = Event()
         self._serve = serve
-        self._first_output = first_output
+        self._on_output = on_output
         self._ends: list[socket.socket] = []
         self._worker: Thread | None = None
 
@@ -79,7 +78,7 @@ class ThreadHost:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 if source is ends[2]:
-                    self._first_output()
+                    self._on_output(data)
                 self.flows.wait()
                 sink.sendall(data)
         _shut(ends)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from threading import Event, Lock
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from helpers.servers import BEES, RAIN
 from specsot.engine.cli.serve import plain_options
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.workers.link import WorkerSource
+from specsot.engine.workers.link import HangLimits, LinkState, WorkerGoneError, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Admitted, Encode, Ended, Message, Start, Submit, Wrote
 from specsot.engine.workers.router import Router
@@ -32,6 +33,7 @@ from specsot.engine.workers.tickets import (
 )
 
 LOADS = Lock()
+READY = b'"kind":"Ready"'
 GRAPHS, BUDGET, DEADLINE = ("bim_dflash", "dflash"), 24, 2.0
 
 
@@ -41,7 +43,7 @@ def start_of(*graphs: str, budget: int = BUDGET) -> Start:
 
 def engine_host(start: Start) -> ThreadHost:
     """The engine process of a server in a thread. Models are loaded in one thread at a time: until
-    the first message says that they are loaded."""
+    a message says that they are loaded."""
     loading = Event()
 
     def serve(connection: socket.socket) -> None:
@@ -50,10 +52,10 @@ def engine_host(start: Start) -> ThreadHost:
         try:
             WorkerProcess().serve(connection)
         finally:
-            loaded()
+            loaded(READY)
 
-    def loaded() -> None:
-        if loading.is_set():
+    def loaded(data: bytes) -> None:
+        if READY in data and loading.is_set():
             loading.clear()
             LOADS.release()
 
@@ -139,7 +141,7 @@ class ThreadFleet:
     hosts: dict[int, ThreadHost] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.fleet = Router(WorkerSource(self._host), self.count, self.deadline)
+        self.fleet = Router(WorkerSource(self._host), self.count, HangLimits(self.deadline))
 
     def _host(self, number: int, part: int) -> ThreadHost:
         self.hosts[number] = engine_host(self.start)
@@ -301,6 +303,41 @@ def test_a_prompt_does_not_wait_for_texts_to_tokenize() -> None:
             assert len({*lengths}) == 1 and lengths[0] > 1000
             ticket.close()
             assert (alone.open, alone.tokenizing) == (0, 0)
+
+    asyncio.run(check())
+
+
+def test_an_engine_that_hangs_is_noticed_recovers_or_is_started_again() -> None:
+    async def check() -> None:
+        host = engine_host(start_of("dflash"))
+        limits = HangLimits(silence=1.0, kill_after=1.0)
+        alone = Router(WorkerSource(lambda number, part: host), limits=limits, single=True)
+        short = Submit("dflash", Prompt("short", RAIN), timeout=0.5)
+        async with running(alone):
+            wanted = (await hear(alone, asked("1", RAIN))).result
+            host.flows.clear()
+            start = monotonic()
+            late = asyncio.create_task(hear(alone, short))
+            slow = asyncio.create_task(hear(alone, asked("2", RAIN)))
+            with pytest.raises(TimeoutError):
+                await alone.answer(Encode("dflash", Prompt("text", RAIN)), timeout=0.1)
+            last = (await late)[-1]
+            assert isinstance(last, Ended) and last.finish == "timeout"
+            assert monotonic() - start < 5
+            await until(lambda: alone.state is LinkState.HUNG)
+            with pytest.raises(WorkerGoneError):
+                alone.ask(asked("3", RAIN))
+            host.flows.set()
+            await until(lambda: alone.ready)
+            assert (await slow).result == wanted, "it only had to wait"
+            assert alone.replicas[0]["restarts"] == 0
+            host.flows.clear()
+            lost = asyncio.create_task(hear(alone, asked("4", RAIN)))
+            with pytest.raises(WorkerGoneError):
+                await lost
+            await until(lambda: alone.ready)
+            assert alone.replicas[0]["restarts"] == 1
+            assert (await hear(alone, asked("5", RAIN))).result == wanted
 
     asyncio.run(check())
 

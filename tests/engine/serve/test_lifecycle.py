@@ -260,8 +260,10 @@ def test_what_cannot_be_served_is_told_in_a_line(
 
 # -- a step of the engine fails, or its numbers are none -------------------------------------------
 
-RAISES, NO_NUMBERS, SEVERAL = 11, 13, 5
+RAISES, NO_NUMBERS, HANGS, SEVERAL = 11, 13, 17, 5
 BREAKING = f'''"""An op that breaks the first step of prompts with certain tokens."""
+
+from time import sleep
 
 from torch import Tensor
 
@@ -271,11 +273,14 @@ from specsot.ops.types import Rows
 
 @op("breaking.step_")
 def step_(rows: Rows, logits: Tensor) -> None:
-    """A prompt with several of one token raises, one with several of another has no numbers."""
+    """A prompt with several of one token raises, one with several of another has no numbers, and
+    one of a third takes seconds."""
     if (rows.tokens_BQ == {RAISES}).sum() >= {SEVERAL}:
         raise RuntimeError("a step broke")
     if (rows.tokens_BQ == {NO_NUMBERS}).sum() >= {SEVERAL}:
         logits.fill_(float("nan"))
+    if (rows.tokens_BQ == {HANGS}).sum() >= {SEVERAL}:
+        sleep(4)
 '''
 
 
@@ -289,7 +294,9 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert broken != machine
     (folder / "fragile.yaml").write_text(broken.replace("name: decode", "name: fragile"))
     (folder / "breaking.py").write_text(BREAKING)
-    with serving(folder, "fragile.yaml", PYTHONPATH=str(folder)) as server:
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    words = ("fragile.yaml", "--step-limit", "1")
+    with serving(folder, *words, PYTHONPATH=path) as server:
         yield server
         assert server.process.poll() is None and "Traceback" not in server.told
 
@@ -308,3 +315,16 @@ def test_who_fails_is_told_why_and_the_next_one_is_answered(
     assert last == "[DONE]" and why in chunks[-1]["error"]["message"]
     again = breaking.chat(RAIN, "fragile").json()["choices"][0]["message"]["content"]
     assert again == wanted and breaking.http.get("/health").status_code == 200
+
+
+def test_a_step_that_hangs_is_noticed(breaking: Served) -> None:
+    prompt = [5, *[HANGS] * SEVERAL, 6]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(breaking.complete, prompt, "fragile", max_tokens=4)
+        breaking.until(lambda: breaking.http.get("/ready").json()["status"] == "hung")
+        assert breaking.http.get("/health").status_code == 503
+        assert breaking.chat(RAIN, "fragile").status_code == 503
+        assert answer.result().status_code == 200
+    breaking.until(lambda: breaking.http.get("/ready").status_code == 200)
+    assert "has made no progress for" in breaking.told and "answers again" in breaking.told
+    assert "started again" not in breaking.told and breaking.chat(RAIN, "fragile").json()["choices"]
