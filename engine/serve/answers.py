@@ -26,6 +26,7 @@ FINISHED = {"stop": "stop", "length": "length", "refused": "length"}
 FAILED = {  # ends without an answer: status, message, code
     "failed": (500, "the request failed", "failed"),
     "timeout": (504, "the request's time was up", "timeout"),
+    "shutdown": (503, "the server has shut down", "shutting_down"),
     "cancelled": (503, "the request was cancelled", "cancelled"),
     "refused": (400, "the request can never fit", "context_length_exceeded"),
 }

@@ -162,7 +162,9 @@ class DrainingServer(BoundedServer):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            numbers.append(signal.SIGHUP)
         for number in numbers:
             loop.add_signal_handler(number, self._signal)
         try:
@@ -185,7 +187,7 @@ class DrainingServer(BoundedServer):
     async def _end(self) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.grace):
-                while self.api.router.open:
+                while self.api.router.open or self.api.router.tokenizing:
                     await asyncio.sleep(0.05)
         await self.api.router.close()
         self.should_exit = True

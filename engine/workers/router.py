@@ -147,9 +147,11 @@ class Router(Membership[Replica]):
         return self.closed or self.failed is not None
 
     async def close(self) -> None:
+        """End all requests and all replicas."""
+        self.closed = True
+        for ticket in [one for one in self._tickets.values() if not one.ended]:
+            self._fail(ticket, "", "shutdown")
         self.end_all()
-        for ticket in self._waiting:
-            ticket.deliver(None)
 
     def _add(self) -> Replica:
         """Start one more replica, which gets requests once its models are loaded."""

@@ -295,10 +295,10 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "fragile.yaml").write_text(broken.replace("name: decode", "name: fragile"))
     (folder / "breaking.py").write_text(BREAKING)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    words = ("fragile.yaml", "--step-limit", "1")
+    words = ("fragile.yaml", "--step-limit", "1", "--grace", "0.5")
     with serving(folder, *words, PYTHONPATH=path) as server:
         yield server
-        assert server.process.poll() is None and "Traceback" not in server.told
+        assert server.process.poll() in (None, 0) and "Traceback" not in server.told
 
 
 @pytest.mark.parametrize(("token", "why"), [(RAISES, "a step broke"), (NO_NUMBERS, "not numbers")])
@@ -328,3 +328,17 @@ def test_a_step_that_hangs_is_noticed(breaking: Served) -> None:
     breaking.until(lambda: breaking.http.get("/ready").status_code == 200)
     assert "has made no progress for" in breaking.told and "answers again" in breaking.told
     assert "started again" not in breaking.told and breaking.chat(RAIN, "fragile").json()["choices"]
+
+
+def test_answers_that_sighup_cuts_off_say_so(breaking: Served) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        streams = [pool.submit(breaking.stream, **body(**LONG)) for _ in range(7)]
+        whole = pool.submit(breaking.chat, model="fragile", **LONG)
+        breaking.until(lambda: breaking.metric("specsot:requests_open") == 8)
+        breaking.process.send_signal(signal.SIGHUP)
+        for stream in streams:
+            *_, last, end = stream.result()
+            assert last["error"]["code"] == "shutting_down" and end == "[DONE]"
+        assert whole.result().status_code == 503
+        assert whole.result().json()["error"]["code"] == "shutting_down"
+    assert breaking.process.wait(15) == 0
