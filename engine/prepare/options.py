@@ -157,15 +157,13 @@ class ServeOptions:
     patience: Annotated[float, Option(min=0.1, help="Seconds a client has to send a request.")] = (
         20.0
     )
-    hang: Annotated[
-        float, Option(min=1.0, help="Seconds of silence after which an engine hangs.")
-    ] = 10.0
-    step_limit: Annotated[
-        float, Option(min=1.0, help="Seconds in which a step of the engine must make progress.")
-    ] = 600.0
-    kill_after: Annotated[
-        float, Option(min=0.0, help="Seconds until an engine that hangs is started again.")
-    ] = 30.0
+    hang: Annotated[float, Option(min=1.0, help="Seconds an engine may be silent.")] = 10.0
+    step_limit: Annotated[float, Option(min=1.0, help="Seconds a step may make no progress.")] = (
+        600.0
+    )
+    kill_after: Annotated[float, Option(min=0.0, help="Seconds until a hung engine is killed.")] = (
+        30.0
+    )
     grace: Annotated[float, Option(min=0.0, help="Seconds for open requests.")] = 30.0
     metrics_compat: Annotated[
         str | None, Option(metavar="vllm", help="Metrics under vLLM's names too.")

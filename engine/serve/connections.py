@@ -1,7 +1,7 @@
 """HTTP/1.1 connections: how many there may be, and their deadlines.
 
 Each open connection needs a file descriptor. One more than the most closes a connection on which
-there is no request, at first one that has not sent anything."""
+there is no complete request, first one that has sent nothing."""
 
 import asyncio
 import errno
@@ -11,23 +11,23 @@ import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import UsageError, message_of
+from ..prepare.options import ServeOptions
 from ..shell import complain
 from .requests import INVALID, ErrorBody, ErrorDetail
 
 MAX_CONNECTIONS = 2048
-MIN_CONNECTIONS = 4
 ACCEPTS = 4  # connections of one turn of the event loop: fewer than the spare descriptors
 QUEUED = 2048  # connections that wait to be accepted
 NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-SPARE = (16, 64)  # descriptors for files, processes and connections that are being accepted
+SPARE = 32  # descriptors for files, processes and connections that are being accepted
+REQUEST_STATES = (h11.IDLE, h11.SEND_BODY)  # of a client, until its request is complete
 TAKEN = 16 << 10  # bytes that a client must take of an answer in each `stall`
 REFUSALS = {
     400: ("Bad Request", "this is not an HTTP request"),
@@ -37,44 +37,31 @@ REFUSALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """patience: seconds for the head of a request. stall: seconds in which a client must read of
-    its answer. most: connections."""
-
-    patience: float
-    stall: float
-    most: int = MAX_CONNECTIONS
-
-
 def most_connections() -> int:
     """Connections for which there are file descriptors; raises the limit of this process as far as
     it needs and may. Raises UsageError: there are too few."""
-    in_use = len(os.listdir("/dev/fd"))
+    others = len(os.listdir("/dev/fd")) + SPARE
+    wanted = others + MAX_CONNECTIONS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MAX_CONNECTIONS
-    wanted = in_use + SPARE[1] + MAX_CONNECTIONS
-    if soft < wanted:
+    if soft < wanted and soft != resource.RLIM_INFINITY:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    spare = max(SPARE[0], min(SPARE[1], soft // 4))
-    most = min(MAX_CONNECTIONS, soft - in_use - spare)
-    if most < MIN_CONNECTIONS:
-        needed = in_use + SPARE[0] + MIN_CONNECTIONS
-        raise UsageError(f"ulimit -n {soft}: the server needs at least {needed} open files")
-    return most
+    most = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - others
+    if most < 1:
+        raise UsageError(f"ulimit -n {soft}: the server needs more than {others} open files")
+    return min(most, MAX_CONNECTIONS)
 
 
 class StrictProtocol(H11Protocol):
     """An HTTP/1.1 connection that answers protocol errors in JSON. A client that sends or reads too
-    slowly loses it."""
+    slowly loses it. most: connections of the server."""
 
-    def __init__(self, *words: Any, limits: ConnectionLimits, **options: Any) -> None:
+    def __init__(self, *words: Any, limits: ServeOptions, most: int, **options: Any) -> None:
         super().__init__(*words, **options)
         self._limits = limits
+        self._most = most
         self._deadline: asyncio.TimerHandle | None = None  # of the head
         self._unread: asyncio.TimerHandle | None = None
         self._full = False
@@ -82,22 +69,19 @@ class StrictProtocol(H11Protocol):
         self._last_time = self.loop.time()
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is no request."""
-        return self.conn.their_state is h11.IDLE and not self.transport.is_closing()
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._full = not self._has_room and not close_idle(self.connections, but=self)
-        self._time_head()
+    def use(self) -> tuple[int, bool, float]:
+        """What it is used for: the least useful one is closed first."""
+        return REQUEST_STATES.index(self.conn.their_state), not self._is_silent, self._last_time
 
     @property
-    def _has_room(self) -> bool:
-        most = self._limits.most
-        if len(self.connections) <= most:
-            return True
-        protocols = cast(Iterable[StrictProtocol], self.connections)
-        return sum(not one.transport.is_closing() for one in protocols) <= most
+    def is_idle(self) -> bool:
+        """Whether there is no complete request."""
+        return self.conn.their_state in REQUEST_STATES and not self.transport.is_closing()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._full = len(self.connections) >= self._most and not close_idle(self.connections)
+        super().connection_made(transport)
+        self._time_head()
 
     def data_received(self, data: bytes) -> None:
         self._is_silent = False
@@ -177,15 +161,13 @@ class StrictProtocol(H11Protocol):
             self._time_reading()
 
 
-def close_idle(connections: Iterable[Any], *, but: StrictProtocol | None = None) -> bool:
-    """Close a connection on which there is no request; False if there is none. A silent one comes
-    first, then the one that was used least recently."""
-    idle = [one for one in connections if one is not but and one.is_idle]
-    if not idle:
-        return False
-    chosen = min(idle, key=lambda one: (not one._is_silent, one._last_time))
-    chosen.transport.abort()
-    return True
+def close_idle(connections: Iterable[Any]) -> bool:
+    """Close a connection on which there is no complete request; False if there is none. First one
+    that has sent nothing, last one with a part of a body; among equals the least recently used."""
+    chosen = min((one for one in connections if one.is_idle), key=lambda one: one.use, default=None)
+    if chosen is not None:
+        chosen.transport.abort()
+    return chosen is not None
 
 
 class BoundedServer(uvicorn.Server):

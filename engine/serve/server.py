@@ -29,13 +29,7 @@ from ..record.run_folder import SavedRun
 from ..shell import complain
 from ..workers.router import POLL_INTERVAL, Router
 from .app import Api, PageRoutes, add_error_handlers, build_app
-from .connections import (
-    ACCEPTS,
-    BoundedServer,
-    ConnectionLimits,
-    StrictProtocol,
-    most_connections,
-)
+from .connections import ACCEPTS, BoundedServer, StrictProtocol, most_connections
 from .metrics import ServerMetrics
 from .requests import ApiError, invalid
 
@@ -214,8 +208,9 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def config_of(app: Any, limits: ConnectionLimits) -> uvicorn.Config:
-    http: Any = partial(StrictProtocol, limits=limits)
+def config_of(app: Any, options: ServeOptions, most: int) -> uvicorn.Config:
+    """most: connections."""
+    http: Any = partial(StrictProtocol, limits=options, most=most)
     return uvicorn.Config(
         app,
         http=http,
@@ -232,11 +227,6 @@ def config_of(app: Any, limits: ConnectionLimits) -> uvicorn.Config:
     )
 
 
-def limits_of(options: ServeOptions) -> ConnectionLimits:
-    """Raises UsageError: too few files can be open."""
-    return ConnectionLimits(options.patience, options.stall, most_connections())
-
-
 async def serve(router: Router, options: ServeOptions) -> int:
     """Serve until a signal ends it, or no engine can start; the exit code."""
     listener = listen(options)
@@ -246,7 +236,8 @@ async def serve(router: Router, options: ServeOptions) -> int:
     app = build_app(api)
     PageRoutes(app, router, options.runs_dir)
     middleware = AdmissionMiddleware(app, options, metrics, api.check_capacity)
-    server = DrainingServer(config_of(middleware, limits_of(options)), api, options.grace)
+    config = config_of(middleware, options, most_connections())
+    server = DrainingServer(config, api, options.grace)
 
     async def report_ready() -> None:
         while not router.ready:
@@ -285,6 +276,6 @@ async def view(run: SavedRun, options: ServeOptions) -> int:
     middleware = AdmissionMiddleware(app, options, ServerMetrics(None))
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
     with suppress(KeyboardInterrupt):
-        server = BoundedServer(config_of(middleware, limits_of(options)))
+        server = BoundedServer(config_of(middleware, options, most_connections()))
         await server.serve(sockets=[listener])
     return int(Code.OK)

@@ -268,23 +268,19 @@ class WorkerLink:
             passed = min(monotonic() - started, 2 * WATCH_INTERVAL)
             silent = 0.0 if self.messages > messages else silent + passed
             is_loading = self.state is LinkState.STARTING
-            if silent > (LOADING_DEADLINE if is_loading else limits.silence):
-                why = f"has not answered for {silent:.0f} s"
-            elif self.stuck > limits.step:
-                why = f"has made no progress for {self.stuck:.0f} s"
-            else:
-                hung = 0.0
-                if self.state is LinkState.HUNG:
-                    complain(f"{self.name} answers again")
-                    self._set(LinkState.READY)
-                continue
-            hung += passed
-            if is_loading or hung > limits.kill_after:
+            is_silent = silent > (LOADING_DEADLINE if is_loading else limits.silence)
+            hung = hung + passed if is_silent or self.stuck > limits.step else 0.0
+            what = "has not answered" if is_silent else "has made no progress"
+            why = f"{what} for {silent if is_silent else self.stuck:.0f} s"
+            if hung and (is_loading or hung > limits.kill_after):
                 self.cut(why)
                 return
-            if self.ready:
+            if hung and self.ready:
                 complain(f"{self.name} {why}")
                 self._set(LinkState.HUNG)
+            elif not hung and self.state is LinkState.HUNG:
+                complain(f"{self.name} answers again")
+                self._set(LinkState.READY)
 
     def send(self, message: Message) -> None:
         """Raises WorkerGoneError."""

@@ -295,7 +295,7 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     (folder / "fragile.yaml").write_text(broken.replace("name: decode", "name: fragile"))
     (folder / "breaking.py").write_text(BREAKING)
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    words = ("fragile.yaml", "--step-limit", "1", "--grace", "0.5")
+    words = ("fragile.yaml", "--hang", "3", "--step-limit", "1", "--grace", "0.5")
     with serving(folder, *words, PYTHONPATH=path) as server:
         yield server
         assert server.process.poll() in (None, 0) and "Traceback" not in server.told
@@ -327,6 +327,7 @@ def test_a_step_that_hangs_is_noticed(breaking: Served) -> None:
         assert answer.result().status_code == 200
     breaking.until(lambda: breaking.http.get("/ready").status_code == 200)
     assert "has made no progress for" in breaking.told and "answers again" in breaking.told
+    assert "has not answered" not in breaking.told, "heartbeats come during a step"
     assert "started again" not in breaking.told and breaking.chat(RAIN, "fragile").json()["choices"]
 
 
