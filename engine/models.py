@@ -13,6 +13,7 @@ from ..models.files import ModelError
 from ..models.layers import settle_
 from ..models.linear import (
     FULL,
+    INT8,
     Weights,
     can_pack,
     check_widths,
@@ -80,8 +81,12 @@ def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: boo
     """Quantise a target unless `weights` is FULL, and bring its weights into the layout in which
     they are multiplied (`packed`); raises ModelError."""
     check_widths(target.config.path, weights.kind, target)
-    codes = quantise_(target, weights.kind)
     target.weights = weights.kind
+    if weights.kind == INT8:
+        target.quantise_()
+        settle_(target)
+        return
+    codes = quantise_(target, weights.kind)
     if packed and can_pack(place, target.dtype):
         pack_(target)
         if codes and target.dtype == torch.bfloat16:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .config import DecoderConfig
+from .integer import IntegerWeight, compiled_kernels, wide_norm
 from .layers import (
     AttentionInputs,
     DecoderLayer,
@@ -28,7 +29,7 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Linear
+from .linear import Int8, Linear
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)
@@ -73,6 +74,9 @@ class Decoder(PoolModel):
     the head without a token. weights: how they are stored, see `linear.Weights`."""
 
     weights = "full"
+    integer = False
+    compiled: Any = None  # `compiled.CompiledLayers`, of a quantised model where it can be used
+    normalise = staticmethod(rms_norm)
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
         near = partial(window_mask, window=config.window)
@@ -100,6 +104,30 @@ class Decoder(PoolModel):
     def dtype(self) -> torch.dtype:
         return self.embed.dtype
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        return torch.float64 if self.integer else self.dtype
+
+    def embedded(self, tokens_N: Tensor) -> Tensor:
+        x_NH = F.embedding(tokens_N, self.embed)
+        return x_NH.double() if self.integer else x_NH
+
+    def quantise_(self) -> None:
+        """Multiply in integers from now on; the plain weights are freed, but the head's, which a
+        drafter may use."""
+        for name, module in self.named_modules():
+            if isinstance(module, DecoderLayer):
+                module.normalise = wide_norm
+            elif isinstance(module, Linear):
+                module.integer = IntegerWeight(*Int8.of(module.weight.detach().float()))
+                if name != "lm_head":
+                    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
+        self.normalise = wide_norm
+        self.integer = True
+        kernels = compiled_kernels() if self.embed.is_cpu else None
+        if kernels is not None and kernels.CompiledLayers.supports(self):
+            self.compiled = kernels.CompiledLayers(self)
+
     def forward(
         self,
         tokens_BQ: Tensor,
@@ -126,29 +154,39 @@ class Decoder(PoolModel):
                 kv=kv,
                 blend=blend,
             )
-            x_NH = blender.first_rows(F.embedding(tokens_N, self.embed))
+            x_NH = blender.first_rows(self.embedded(tokens_N))
             *tapped, x_NH = self.run_layers(x_NH, blender.inputs, kv, taps, hook=blender)
             row_R, dropped_R1 = blender.live_rows(logit_rows_R)
             logits_RV = self.logits(x_NH[row_R]).masked_fill(dropped_R1, float("nan"))
-            taps_QF = torch.cat(tapped, -1) if tapped else None
+            taps_QF = torch.cat(tapped, -1).to(self.dtype) if tapped else None
             return TargetOutput(logits_RV, taps_QF, blender.report())
         positions_N = positions_BQ.reshape(-1)
         slots_N = slots_BQ.reshape(-1)
         states: list[Tensor] = []
         for rows_M, group in attention.parts(rows, MAX_ROWS):
+            if rows_M is None and self.compiled is not None and self.compiled.takes(group):
+                states = self.compiled.run(
+                    self.embedded(tokens_N),
+                    positions_N=positions_N,
+                    slots_N=slots_N,
+                    attention=group,
+                    kv=kv,
+                    taps=taps,
+                )
+                break
             if rows_M is None:
                 inputs = self.attention_inputs(positions_N, slots_N, group)
-                states = self.run_layers(F.embedding(tokens_N, self.embed), inputs, kv, taps)
+                states = self.run_layers(self.embedded(tokens_N), inputs, kv, taps)
                 break
             inputs = self.attention_inputs(positions_N[rows_M], slots_N[rows_M], group)
-            x_MH = F.embedding(tokens_N[rows_M], self.embed)
+            x_MH = self.embedded(tokens_N[rows_M])
             part_states = self.run_layers(x_MH, inputs, kv, taps)
             states = states or [x.new_zeros(rows, x.shape[1]) for x in part_states]
             for state_NH, part_MH in zip(states, part_states, strict=True):
                 state_NH.index_copy_(0, rows_M, part_MH)
         *tapped, x_NH = states
         logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
-        return TargetOutput(logits_RV, torch.cat(tapped, -1) if tapped else None)
+        return TargetOutput(logits_RV, torch.cat(tapped, -1).to(self.dtype) if tapped else None)
 
     def run_layers(
         self,
@@ -167,11 +205,11 @@ class Decoder(PoolModel):
                 states.append(x_NH if hook is None else hook.tap(x_NH, len(states)))
             if hook is not None:
                 inputs = hook.inputs
-            normed_NH = rms_norm(x_NH, layer.input_layernorm.weight, layer.eps)
+            normed_NH = layer.normalise(x_NH, layer.input_layernorm.weight, layer.eps)
             own_inputs = inputs[self.kinds[index]]
             x_NH = layer.forward(normed_NH, x_NH, index, own_inputs, kv=kv, hook=hook)
         if self.num_layers in taps:
-            normed_NH = self.norm.forward(x_NH)
+            normed_NH = self.normalise(x_NH, self.norm.weight, self.norm.eps)
             states.append(normed_NH if hook is None else hook.tap(normed_NH, len(states)))
         return [*states, x_NH]
 
@@ -195,7 +233,10 @@ class Decoder(PoolModel):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        logits_RV = wide_logits(self.norm.forward(x_RH), self.lm_head)
+        normed_RH = self.normalise(x_RH, self.norm.weight, self.norm.eps)
+        logits_RV = wide_logits(normed_RH, self.lm_head)
+        if self.integer and self.dtype != torch.float64:
+            logits_RV = logits_RV.float()
         if self.known_tokens < logits_RV.shape[1]:
             logits_RV[:, self.known_tokens :] = -torch.inf
         return logits_RV
@@ -223,11 +264,12 @@ class Decoder(PoolModel):
         steps_Q = torch.arange(count, device=device)
         inputs = self.attention_inputs(steps_Q, steps_Q, AttentionPlan.causal(count, device))
         hook = KeyRecorder(inputs, drop)
-        x_QH = F.embedding(torch.tensor(ids, device=device), self.embed)
+        x_QH = self.embedded(torch.tensor(ids, device=device))
         *tapped, _ = self.run_layers(x_QH, inputs, kv, taps, hook=hook)
-        features_RF = torch.cat([x_QH[drop:] for x_QH in tapped], -1) if tapped else None
+        features = [x_QH[drop:].to(self.dtype) for x_QH in tapped]
+        features_RF = torch.cat(features, -1) if features else None
         values_LRgd = kv.data[:, 1, :, drop:count].transpose(1, 2).contiguous()
-        return ChunkKV(torch.stack(hook.keys), values_LRgd, features_RF)
+        return ChunkKV(torch.stack(hook.keys).to(self.dtype), values_LRgd, features_RF)
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
         """Keys of a pool's rows at int64 positions, [layers, R, kv_heads, head_dim], as they were

@@ -130,6 +130,7 @@ class DecoderLayer(nn.Module):
     input_layernorm: RMSNorm
     hidden_norm: RMSNorm
     post_attention_layernorm: RMSNorm
+    normalise = staticmethod(rms_norm)
 
     def __init__(
         self, shape: DecoderShape, wide: int = 0, norms: tuple[str, ...] = ("input_layernorm",)
@@ -177,7 +178,7 @@ class DecoderLayer(nn.Module):
                 norm_hd = self.norm_hd
                 if norm_hd is None:
                     norm_hd = self.qk_norm.index_select(0, self.kind_h)
-                qk_Nhd = rms_norm(qk_Nhd, norm_hd, self.eps)
+                qk_Nhd = self.normalise(qk_Nhd, norm_hd, self.eps)
             if hook is not None:
                 residual_NH, qk_Nhd, v_Ngd, inputs = hook.before_attention(
                     index, residual_NH, qk_Nhd, v_Ngd, inputs=inputs
@@ -190,7 +191,7 @@ class DecoderLayer(nn.Module):
             attended_NI = attention.backend.run(q_Nhd, *kv.layers[index], attention)
         x_NH = self.o.forward(attended_NI, residual_NH)
         weight_H = self.post_attention_layernorm.weight
-        both_NI = self.gate_up.forward(rms_norm(x_NH, weight_H, self.eps))
+        both_NI = self.gate_up.forward(self.normalise(x_NH, weight_H, self.eps))
         gate_NI, up_NI = torch.split_with_sizes(both_NI, (self.inner, self.inner), -1)
         return self.down.forward(self.activation(gate_NI).mul_(up_NI), x_NH)
 
@@ -264,6 +265,11 @@ class PoolModel(nn.Module):
         """Of the model's own weights."""
         raise NotImplementedError
 
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Of the rows between two layers."""
+        return self.dtype
+
     def angles(self, positions_N: Tensor) -> Angles:
         """cos and signed sin of these positions, computed in float32 for every dtype, as in
         transformers: float64 angles would be another model."""
@@ -275,7 +281,7 @@ class PoolModel(nn.Module):
             sin = sin * self.rope_scaling
         cos = torch.cat((cos, cos), -1)[:, None]
         sin = torch.cat((-sin, sin), -1)[:, None]
-        dtype = self.dtype
+        dtype = self.compute_dtype
         return (cos, sin) if dtype == torch.float32 else (cos.to(dtype), sin.to(dtype))
 
     def attention_inputs(

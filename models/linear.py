@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .files import ModelError
+from .integer import IntegerWeight, integer_reference_
 
 SMALL_MODEL = 16_000_000  # weights
 
@@ -76,10 +77,14 @@ class Linear(nn.Linear):
 
     few: FewRows | None = None
     few_rows = 0
+    integer: IntegerWeight | None = None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x @ weight.T + bias, plus the residual [N, O]. Without a bias, one kernel does both."""
         bias = self.bias
+        if self.integer is not None:
+            wide = self.integer.product(x, residual if bias is None else bias)
+            return wide if residual is None or bias is None else wide + residual
         if residual is not None and bias is not None:
             return residual + self.forward(x)
         count = x.shape[0]  # `len` of a tensor is Python's, and takes longer
@@ -166,7 +171,7 @@ class Weights(NamedTuple):
 
 
 class Int8(NamedTuple):
-    """codes_OI: int8; scale_O: float32, of which bfloat16 holds every digit."""
+    """codes_OI: int8; scale_O: float32."""
 
     codes_OI: Tensor
     scale_O: Tensor
@@ -182,7 +187,7 @@ class Int8(NamedTuple):
         return self.codes_OI.float() * self.scale_O[:, None]
 
     def product(self) -> FewRows | None:
-        """The product with the codes in bfloat16."""
+        """The product with the codes in bfloat16 (of an int4 model's head)."""
         arguments = (self.codes_OI, self.scale_O.bfloat16())
         return partial(coded_rows, ATEN._weight_int8pack_mm.default, arguments)
 
@@ -242,6 +247,16 @@ def quantise_(model: nn.Module, kind: str) -> dict[str, Int8 | Int4]:
             plain = codes[name].plain().to(layer.weight.dtype)
             replace_(layer, "weight", nn.Parameter(plain, requires_grad=False))
     return codes
+
+
+def as_reference(load: Callable[[torch.dtype], Any], dtype: torch.dtype, kind: str) -> Any:
+    """A model of transformers with the weights of a quantised target. load: loads it in a dtype."""
+    model = load(dtype)
+    if kind == INT8:
+        integer_reference_(model.double(), Int8.of, dtype)
+    else:
+        quantise_(model, kind)
+    return model
 
 
 def multiply_(model: nn.Module, codes: Mapping[str, Int8 | Int4], rows: int | None) -> None:

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from ...models.files import ModelError
-from ...models.linear import FULL, Weights, quantise_
+from ...models.linear import FULL, Weights, as_reference
 from ...models.load.weights import load_target
 from ...states.graph.graph import Sampling
 from ...states.request import Branch, Finish, Request, move
@@ -157,8 +157,9 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
 
 def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-    quantise_(model, Weights.of(weights).kind)
+    load = partial(AutoModelForCausalLM.from_pretrained, folder)
+    kind = Weights.of(weights).kind
+    model: Any = as_reference(lambda own: load(dtype=own), getattr(torch, dtype), kind)
     model.generation_config = Generation()  # not what a checkpoint suggests
     return model.to(device).train(False)
 

@@ -5,7 +5,7 @@ Everything runs through the graph's ops on its models; only settings change, as 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...models.linear import Weights, quantise_
+from ...models.linear import Weights, as_reference
 from ...ops.registry import OpTable
 from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table
@@ -74,13 +74,13 @@ class Transformers:
         if dtype not in self._loaded:
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             try:
-                load = AutoModelForCausalLM.from_pretrained
-                model = load(self.folder, dtype=getattr(torch, dtype))
+                load = partial(AutoModelForCausalLM.from_pretrained, self.folder)
+                kind = Weights.of(self.weights).kind
+                model = as_reference(lambda own: load(dtype=own), getattr(torch, dtype), kind)
             except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
                 reason = str(error).strip().split("\n", 1)[0]
                 message = f"transformers cannot load it, so there is no reference: {reason}"
                 raise ModelError(self.folder, message) from None
-            quantise_(model, Weights.of(self.weights).kind)
             self._loaded[dtype] = model.train(False).to(self.device)
         return self._loaded[dtype]
 

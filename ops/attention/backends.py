@@ -230,6 +230,9 @@ class AttentionBackend:
         for group in plan.groups:
             q_Mhd = q_Nhd if group.rows_M is None else q_Nhd.index_select(0, group.rows_M)
             keys_GhKd, values_GhKd = slots_of(keys_hKd, values_hKd, group.keys)
+            if keys_GhKd.dtype != q_Mhd.dtype:
+                keys_GhKd = keys_GhKd.to(q_Mhd.dtype)
+                values_GhKd = values_GhKd.to(q_Mhd.dtype)
             sequences = keys_GhKd.shape[0]
             queries = len(q_Mhd) // sequences if sequences else 0
             if queries == 1:  # already in the order of the heads

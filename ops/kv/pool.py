@@ -529,5 +529,5 @@ class KVCache(SlotTable):
     def write_(self, layer: int, slots_Q: Tensor, keys_hQd: Tensor, values_hQd: Tensor) -> None:
         """Store K and V [kv_heads, Q, head_dim] of one layer at flat slots [Q]."""
         keys, values = self.layers[layer]
-        keys.index_copy_(1, slots_Q, keys_hQd)
-        values.index_copy_(1, slots_Q, values_hQd)
+        keys.index_copy_(1, slots_Q, keys_hQd.to(keys.dtype))
+        values.index_copy_(1, slots_Q, values_hQd.to(keys.dtype))

@@ -1,0 +1,158 @@
+"""Quantised weights and layers as the compiled kernels take them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..ops.attention.backends import AttentionBackend, AttentionPlan
+from ..ops.attention.metadata import SlotRun
+from ..ops.kv.pool import KVCache
+from .kernels import DEPTH, LANES, OFFSET, multiply, run_layers
+from .layers import DecoderLayer
+
+
+class PackedWeight:
+    """Codes [O, I] in blocks [O / 16, I / 4, 16, 4], whose inputs and outputs zeros fill up."""
+
+    def __init__(self, codes_OI: Tensor, scale_O: Tensor) -> None:
+        outputs, depth = codes_OI.shape
+        blocks = -(-outputs // LANES)
+        depth_4 = -(-depth // DEPTH)
+        codes = np.zeros((blocks * LANES, depth_4 * DEPTH), np.int8)
+        codes[:outputs, :depth] = codes_OI.numpy()
+        memory = np.empty(codes.size + 64, np.int8)
+        start = -memory.ctypes.data % 64
+        self.blocks = memory[start : start + codes.size].reshape(blocks, depth_4, LANES, DEPTH)
+        ordered = codes.reshape(blocks, LANES, depth_4, DEPTH).transpose(0, 2, 1, 3)
+        np.copyto(self.blocks, ordered)
+        self.shift_O = OFFSET * codes[:outputs].sum(1, dtype=np.int32)
+        self.scale_O = scale_O.float().numpy().copy()
+        self.depth = depth
+        self.outputs = outputs
+
+    @property
+    def addresses(self) -> list[int]:
+        return [array.ctypes.data for array in (self.blocks, self.shift_O, self.scale_O)]
+
+    def product(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
+        """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
+        shape = (x_NI.shape[0], self.outputs)
+        if added is None:
+            out_NO = torch.empty(shape, dtype=torch.float64)
+        else:
+            out_NO = added.double().expand(shape).clone()
+        x = x_NI.double().contiguous().numpy()
+        multiply(
+            x_NI=x,
+            blocks=self.blocks.ctypes.data,
+            shift_O=self.shift_O,
+            scale_O=self.scale_O,
+            out_NO=out_NO.numpy(),
+            add=added is not None,
+        )
+        return out_NO
+
+
+class CompiledLayers:
+    """The layers of a quantised decoder, each with the addresses of what it multiplies with."""
+
+    def __init__(self, decoder: Any) -> None:
+        self._kept: list[Any] = []  # what the addresses point to
+        self._layers_LA = np.array([self._addresses(layer) for layer in decoder.layers], np.int64)
+        layer = decoder.layers[0]
+        self._sizes = (layer.heads, layer.kv_heads, layer.head_dim, layer.inner)
+        self._eps = layer.eps
+        self._narrow = decoder.narrows[decoder.kinds[0]]
+        self._decoder = decoder
+
+    @classmethod
+    def supports(cls, decoder: Any) -> bool:
+        """Whether all layers see the same masks and have SwiGLU."""
+        alike = len(set(decoder.kinds)) == 1 and decoder.kv_heads > 0
+        return alike and decoder.layers[0].activation is torch.nn.functional.silu
+
+    def takes(self, attention: AttentionPlan) -> bool:
+        """Whether a plan is computed here: that of a backend with a way of its own is not."""
+        return not attention.merged and type(attention.backend).run is AttentionBackend.run
+
+    def _addresses(self, layer: DecoderLayer) -> list[int]:
+        def of(numbers: Tensor) -> int:
+            array = numbers.detach().double().contiguous().numpy()
+            self._kept.append(array)
+            return int(array.ctypes.data)
+
+        def linear(part: Any) -> list[int]:
+            bias = 0 if part.bias is None else of(part.bias)
+            return [*part.integer.packed.addresses, bias]
+
+        qk_norm = 0 if layer.qk_norm is None else of(layer.qk_norm)
+        first = [of(layer.input_layernorm.weight), *linear(layer.qkv), qk_norm]
+        last = [of(layer.post_attention_layernorm.weight), *linear(layer.gate_up)]
+        return [*first, *linear(layer.o), *last, *linear(layer.down)]
+
+    def run(
+        self,
+        x_NH: Tensor,
+        *,
+        positions_N: Tensor,
+        slots_N: Tensor,
+        attention: AttentionPlan,
+        kv: KVCache,
+        taps: Sequence[int],
+    ) -> list[Tensor]:
+        """As `Decoder.run_layers`."""
+        decoder = self._decoder
+        layers = len(self._layers_LA)
+        inner = [tap for tap in taps if tap < layers]
+        tapped_TNH = torch.empty(len(inner), *x_NH.shape, dtype=torch.float64)
+        groups_X, masks = self._groups(attention, positions_N)
+        cos_N1d, sin_N1d = decoder.angles(positions_N)
+        data = kv.data if kv.data.dtype != torch.bfloat16 else kv.data.view(torch.int16)
+        run_layers(
+            x_NH=x_NH.numpy(),
+            layers_LA=self._layers_LA,
+            sizes=self._sizes,
+            eps=self._eps,
+            cos_Nd=cos_N1d[:, 0].numpy(),
+            sin_Nd=sin_N1d[:, 0].numpy(),
+            slots_N=slots_N.numpy(),
+            kv_LtgSd=data.numpy(),
+            groups_X=groups_X,
+            taps_T=np.array(inner, np.int64),
+            tapped_TNH=tapped_TNH.numpy(),
+        )
+        del masks  # no address of them is used any more
+        states = list(tapped_TNH.unbind())
+        if layers in taps:
+            states.append(decoder.normalise(x_NH, decoder.norm.weight, decoder.norm.eps))
+        return [*states, x_NH]
+
+    def _groups(self, attention: AttentionPlan, positions_N: Tensor) -> tuple[Any, list[Tensor]]:
+        """For each group of a plan: the address of its rows (0: all, in order), its sequences,
+        queries of each and slots of each, the address of the slots (0: runs), the first slot and
+        the distance of two runs, and the address of the mask; and what the addresses point to."""
+        kept: list[Tensor] = []
+        lines = []
+        for group in attention.groups:
+            mask_GqK = group.mask_GqK
+            if self._narrow is not None:
+                positions_Gq = group.of_rows(positions_N)
+                mask_GqK = self._narrow(mask_GqK, positions_Gq, group.positions_GK)
+            mask_GqK = mask_GqK.contiguous()
+            kept.append(mask_GqK)
+            rows = 0
+            if group.rows_Gq is not None:
+                kept.append(group.rows_Gq.contiguous())
+                rows = kept[-1].data_ptr()
+            slots = first = stride = 0
+            if isinstance(group.keys, SlotRun):
+                first = group.keys.first
+                stride = group.keys.stride
+            else:
+                kept.append(group.keys.contiguous())
+                slots = kept[-1].data_ptr()
+            lines.append([rows, *mask_GqK.shape, slots, first, stride, mask_GqK.data_ptr()])
+        return np.array(lines, np.int64).reshape(-1, 8), kept
