@@ -209,7 +209,7 @@ def _interface(text: str) -> str:
 
 def _address(text: str) -> str:
     host, _, port = text.rpartition(":")
-    if text != LOCAL and not (host and port.isdigit()):
+    if text != LOCAL and not (host and port.isdecimal() and 0 < int(port) < 1 << 16):
         what = "must be `local`, or HOST:PORT of a Ray cluster that runs"
         raise PydanticCustomError("address", what)
     return text
@@ -231,6 +231,7 @@ class ClusterBlock(Spec):
     branches: GroupSize = GroupSize()
     interface: Annotated[Text, AfterValidator(_interface)] = "127.0.0.1"
     deadline: Annotated[Number, Field(gt=0, le=3600)] = 10.0
+    wait: Annotated[Number, Field(ge=0, le=86400)] = 120.0
 
     @property
     def together(self) -> int:

@@ -6,7 +6,6 @@ coins are keyed by position: the text is the same."""
 
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain, count
 from time import monotonic
@@ -28,15 +27,20 @@ from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, Committed
 from ..prepare.files import open_graph
 from ..prepare.inputs import Prompt
-from ..prepare.options import ClusterBlock
 from ..record.metrics import Marks, Meter, counted_figures, ratio
 from ..record.recorder import Recorder, Write
 from ..run.core import EngineCore
 from ..run.session import Session
-from .link import WorkerSource
 from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
-from .worker_groups import RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
+from .worker_groups import (
+    NO_GROUP,
+    RECEIVE_INTERVAL,
+    Report,
+    RunWorker,
+    WorkerGroup,
+    WorkerGroups,
+)
 
 MACHINE = "machines/cluster"
 
@@ -273,6 +277,8 @@ class Director:
 
     def count_(self) -> dict[str, WorkCounts]:
         """Counters of all workers since the last time, by name; raises ClusterError."""
+        if self.workers.epoch == NO_GROUP:  # stopped before its first state: there are no engines
+            self.workers.form_()
         order = CountWork(next(self._numbers))
         orders = dict.fromkeys(self.workers.ready, order)
         replies = self.workers.collect_(WorkCounts, order.number, orders)
@@ -490,23 +496,15 @@ def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
 
 
 def directed(
-    stack: ExitStack,
-    source: WorkerSource,
-    block: ClusterBlock,
-    session: Session,
-    prompts: Sequence[Prompt],
-    write: Write | None = None,
+    workers: WorkerGroups, session: Session, prompts: Sequence[Prompt], write: Write | None = None
 ) -> tuple[EngineCore, Recorder]:
-    """A run on workers before its first transition, with its recorder; the stack ends the workers.
-    Raises PromptError: a text that cannot be a prompt. UsageError: no such interface. ClusterError:
-    workers cannot start."""
+    """A run on loaded workers before its first transition, with its recorder. Raises PromptError: a
+    text that cannot be a prompt."""
     recorder = ClusterRecorder(session.prompts.decode, write)
-    workers = WorkerGroups(source, block, recorder.report)
-    stack.callback(workers.close)
+    workers.report = recorder.report
     director = Director(session, workers, recorder.report)
     director.states = [RequestState(session, director.table, prompt) for prompt in prompts]
     board = {"cluster": director, "branches": director.table, "prompts": session.prompts}
     run = EngineCore(open_graph(MACHINE), board, recorder)
-    workers.load_()
-    recorder.attach(run)  # its time starts, as that of every run, once models are loaded
+    recorder.attach(run)
     return run, recorder

@@ -4,6 +4,7 @@ Importing this module does not import Ray. Ray authenticates by token, has no da
 statistics here; but it listens on all interfaces of the machine: docs/cluster.md."""
 
 import asyncio
+import fcntl
 import json
 import os
 import secrets
@@ -13,11 +14,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from ctypes import CDLL
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,23 +28,36 @@ from threading import Thread, current_thread, main_thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ..errors import ClusterError, UsageError
+from ..errors import ClusterError, UsageError, message_of
 from ..prepare.job import Job
 from ..prepare.options import LOCAL, ClusterBlock
+from ..shell import complain
 from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
-from .protocol import Load, Start
+from .protocol import Load, Start, summed
 
 FILE_VARIABLE = "SPECSOT_CLUSTER_FILE"
 DEFAULT_FILE = "~/.cache/specsot/cluster.json"
 HEAD_DEADLINE = 60.0  # seconds that Ray has to start
 HEAD_END_DEADLINE = 6.0  # seconds that its processes have to end by themselves
 HEAD_POLL_INTERVAL = 0.1
+HEAD_TRIES = 2
+ADDRESS_DEADLINE = 4.0  # seconds in which a cluster has to accept a connection, and to answer
+# What begins a gRPC connection (HTTP/2): the preface and empty settings; settings are the answer.
+GRPC_START = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+GRPC_SETTINGS = 4  # the fourth byte of the answer
+FOLDER_PREFIX = "specsot-"
+LOCK_FILE = "driver.lock"  # of the folder of a cluster that ends with its driver, which locks it
+NO_PORT = 1 << 16  # Ray's autoscaler would serve its metrics on all interfaces, without the token
 STORE_BYTES = 80 << 20  # of Ray's own store, of which nothing is used
 NAMESPACE = "specsot"
 NO_RAY = "workers are Ray actors: pip install 'specsot[ray]'"
 START_DEADLINE = 120.0  # seconds until a worker's process has to connect
 END_DEADLINE = 1.0  # seconds that a process has to end after it was killed by Ray
 POLL_INTERVAL = 0.02
+WAIT_SILENTLY = 1.0  # seconds until a run says that it waits for others
+# Over the machines of a cluster, as Ray would fill one first; without a share of its processors.
+SPREAD: Mapping[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
+PR_SET_PDEATHSIG = 1
 STATE_DEADLINE = 5.0  # seconds
 Result = TypeVar("Result")
 
@@ -78,9 +94,10 @@ def standing_cluster() -> StandingCluster | None:
         return None
 
 
-def start_head(workers: int, graph: str) -> StandingCluster:
-    """Start Ray on this machine, and write its file. Raises ClusterError: a cluster is up already,
-    or Ray does not start."""
+def start_head(workers: int, graph: str, *, stays: bool = True) -> StandingCluster:
+    """Start Ray on this machine, and write its file. Without `stays` its processes are killed when
+    this one ends in any way. Raises ClusterError: a cluster is up already, or Ray does not
+    start."""
     present = standing_cluster()
     if present is not None and present.alive:
         raise ClusterError(f"a cluster is up at {present.address}: specsot cluster down ends it")
@@ -92,7 +109,7 @@ def start_head(workers: int, graph: str) -> StandingCluster:
         probe.bind(("", 0))
         port = int(probe.getsockname()[1])
     token = secrets.token_hex(16)
-    folder = tempfile.mkdtemp(prefix="specsot-")
+    folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
     log = Path(folder) / "head.log"
     settings = [f"--port={port}", f"--num-cpus={workers}", f"--temp-dir={folder}"]
     settings += ["--include-dashboard=false", "--disable-usage-stats", "--block"]
@@ -105,6 +122,7 @@ def start_head(workers: int, graph: str) -> StandingCluster:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=None if stays else end_with_parent,
         )
     address = f"{host}:{port}"
     cluster = StandingCluster(address, head.pid, token, folder, workers=workers, graph=graph)
@@ -133,15 +151,51 @@ def end_cluster(cluster: StandingCluster) -> None:
     with suppress(OSError):
         os.killpg(cluster.pid, signal.SIGTERM)
     deadline = monotonic() + HEAD_END_DEADLINE
-    while (pids := _processes_of(cluster.folder)) and monotonic() < deadline:
+    while _processes_of(cluster.folder) and monotonic() < deadline:
         sleep(HEAD_POLL_INTERVAL)
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
+    remove_folder(cluster.folder)
     with suppress(ChildProcessError):
         os.waitpid(cluster.pid, os.WNOHANG)
-    shutil.rmtree(cluster.folder, ignore_errors=True)
     cluster_file().unlink(missing_ok=True)
+
+
+def kill_processes(folder: str) -> None:
+    for pid in _processes_of(folder):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove the folder of a cluster, and kill the processes that remain of it."""
+    kill_processes(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned() -> None:
+    """Remove the clusters whose driver was killed: nothing locks their folders any more."""
+    for file in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{LOCK_FILE}"):
+        with suppress(OSError), open(file, "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_folder(str(file.parent))
+
+
+@contextmanager
+def driver_folder() -> Iterator[str]:
+    """The folder of a cluster that ends with this process."""
+    remove_abandoned()
+    folder = tempfile.mkdtemp(prefix=FOLDER_PREFIX)
+    with open(Path(folder) / LOCK_FILE, "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield folder
+        finally:
+            remove_folder(folder)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends (Linux)."""
+    with suppress(OSError, AttributeError):
+        CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _processes_of(folder: str) -> list[int]:
@@ -158,10 +212,14 @@ def _processes_of(folder: str) -> list[int]:
 def set_up_ray(address: str) -> None:
     """Authentication by token, no statistics; must precede the first import of Ray. The token is
     that of the cluster that `specsot cluster up` has started at this address, or that of the
-    environment, or a new one. Raises UsageError: Ray is not installed."""
+    environment, or a new one. Raises UsageError: Ray is not installed. ClusterError: nothing
+    answers at the address."""
     if find_spec("ray") is None:
         raise UsageError(NO_RAY)
+    if address != LOCAL:
+        check_address(address)
     cluster = standing_cluster()
+    os.environ["AUTOSCALER_METRIC_PORT"] = str(NO_PORT)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     if cluster is not None and cluster.address == address:
@@ -170,13 +228,27 @@ def set_up_ray(address: str) -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(16))
 
 
+def check_address(address: str) -> None:
+    """Raise ClusterError if no server of Ray's kind answers: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    place = (host.strip("[]"), int(port))
+    try:
+        with socket.create_connection(place, ADDRESS_DEADLINE) as pipe:
+            if os.environ.get("RAY_USE_TLS", "0") != "0":
+                return
+            pipe.sendall(GRPC_START)
+            if pipe.recv(4)[3:] != bytes([GRPC_SETTINGS]):
+                raise ClusterError(f"no Ray cluster at {address}: another kind of server answers")
+    except OSError as error:
+        raise ClusterError(f"no Ray cluster at {address}: {message_of(error)}") from None
+
+
 @contextmanager
 def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
     """Connect this process to a Ray cluster as a driver; LOCAL starts a cluster that ends with the
     process. Restores the signal handlers, because those of Ray end the process without Python
     cleanup. Raises ClusterError: the cluster does not exist, or refuses the token."""
     import ray
-    from ray.exceptions import RayError
 
     settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
     settings["logging_level"] = "ERROR"
@@ -184,17 +256,24 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
     in_main = current_thread() is main_thread()
     with ExitStack() as stack:
         if address == LOCAL:
-            folder = tempfile.mkdtemp(prefix="specsot-")
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = stack.enter_context(driver_folder())
             settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
             settings |= {"include_dashboard": False, "_temp_dir": folder}
         else:
             settings["address"] = address
-        try:
-            ray.init(**settings)
-        except (RayError, OSError, RuntimeError, ValueError) as error:
-            first = str(error).strip().split("\n", 1)[0]
-            raise ClusterError(f"no Ray cluster at {address}: {first}") from None
+        for tries in range(1, HEAD_TRIES + 1):
+            try:
+                ray.init(**settings)
+                break
+            except Exception as error:  # Ray raises it as such when its own start takes too long
+                first = str(error).strip().split("\n", 1)[0]
+                if address != LOCAL:
+                    raise ClusterError(f"no Ray cluster at {address}: {first}") from None
+                kill_processes(settings["_temp_dir"])
+                if tries == HEAD_TRIES:
+                    raise ClusterError(
+                        f"Ray does not start, tried {tries} times: {first}"
+                    ) from None
         if in_main:
             signal.signal(signal.SIGTERM, before)
         try:
@@ -243,6 +322,65 @@ class RayWorker:
             self._busy = False
 
 
+def num_gpus(first: Start | Load) -> int:
+    options = first.options if isinstance(first, Start) else first.job["options"]
+    return int(str(options["device"]).startswith("cuda"))
+
+
+def job_digest(first: Start | Load) -> str:
+    """Of what the worker of a run loads; empty for that of a server."""
+    if isinstance(first, Start):
+        return ""
+    return sha256(json.dumps(first.job).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[Mapping[str, Any]]:
+    """Reserve a processor of Ray's count for each worker of a run, and its GPU, for all or for
+    none: runs with some of their workers each would wait for each other. A run with more workers
+    than processors takes all of them. Yields where the workers' actors start. Raises ClusterError:
+    the cluster does not have them within the block's `wait`."""
+    from ray.util.placement_group import placement_group_table, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    ray: Any = import_module("ray")
+    processors = int(ray.cluster_resources().get("CPU", 0))
+    if not processors:
+        yield SPREAD
+        return
+    # Those of `cluster up` have their GPUs already.
+    standing = any(actors(f"{job_digest(one)}-") for one in workers[:1])
+    share = 10_000 // -(-len(workers) // processors) / 10_000
+    needs = [{"CPU": share, "GPU": 0 if standing else num_gpus(one)} for one in workers]
+    group = ray.util.placement_group(needs, strategy="SPREAD")
+    start = monotonic()
+    told = False
+
+    def shown() -> str:
+        free, total = ray.available_resources(), ray.cluster_resources()
+        amounts = [(name, amount) for name, amount in summed(needs).items() if amount]
+        of = [f"{a:g} {n} ({free.get(n, 0):g} of {total.get(n, 0):g} free)" for n, a in amounts]
+        return f"{len(workers)} workers need {', '.join(of)}"
+
+    try:
+        while placement_group_table(group)["state"] != "CREATED":
+            seconds = monotonic() - start
+            if seconds >= block.wait:
+                late = f"not free within {block.wait:g} s (cluster.wait)"
+                raise ClusterError(f"the cluster at {block.address} is in use: {shown()}, {late}")
+            if seconds >= WAIT_SILENTLY and not told:
+                complain(f"waiting for the cluster at {block.address}: {shown()}")
+                told = True
+            sleep(POLL_INTERVAL)
+        if standing:
+            yield SPREAD
+        else:
+            place = PlacementGroupSchedulingStrategy(group)
+            yield {"num_cpus": share, "scheduling_strategy": place}
+    finally:
+        remove_placement_group(group)
+
+
 @dataclass(eq=False)
 class RayHost:
     """Runs a worker as an actor of the cluster that this process is a driver of.
@@ -251,13 +389,14 @@ class RayHost:
 
     caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
     detached: the actor outlives this driver, unless it is lost. adopted: so does one that was there
-    before."""
+    before. place: see `reserved`."""
 
     first: Start | Load
     listener: WorkerListener
     caller: ThreadPoolExecutor
     deadline: float
     detached: bool
+    place: Mapping[str, Any]
     adopted: bool = False
     pid: int | None = None
     _ended: bool = False
@@ -266,10 +405,7 @@ class RayHost:
 
     @property
     def _job(self) -> str:
-        """Digest of what the worker of a run loads."""
-        if isinstance(self.first, Start):
-            return ""
-        return sha256(json.dumps(self.first.job).encode()).hexdigest()[:12]
+        return job_digest(self.first)
 
     async def start(self) -> Pipe:
         from ray.exceptions import RayError
@@ -310,18 +446,15 @@ class RayHost:
                     return
         self.adopted = False
         kind: Any = ray.remote(RayWorker)
-        first = self.first
-        options = first.options if isinstance(first, Start) else first.job["options"]
         settings: dict[str, Any] = {"lifetime": "detached"} if self.detached else {}
-        settings |= {"name": f"{self._job}-{secrets.token_hex(8)}"} if self._job else {}
-        # No processor of Ray's count, which would limit the number of workers; over the machines of
-        # a cluster, as Ray would fill one first.
+        if self._job:
+            kept = "" if self.detached else "run-"  # what ends with this run is not for others
+            settings["name"] = f"{kept}{self._job}-{secrets.token_hex(8)}"
         actor = kind.options(
-            num_cpus=0,
-            num_gpus=int(str(options["device"]).startswith("cuda")),
-            scheduling_strategy="SPREAD",
+            num_gpus=num_gpus(self.first),
             max_restarts=0,
             max_task_retries=0,
+            **self.place,
             **settings,
         )
         self._actor = await self._call(lambda: actor.remote(os.getcwd()))
@@ -385,18 +518,26 @@ def ray_workers(
     *,
     parts: int = 1,
     detached: bool = False,
+    counted: bool = False,
 ) -> Iterator[WorkerSource]:
     """Workers on the block's cluster, which this process becomes a driver of. Raises ClusterError.
 
     first: message of worker number i with part p of the weights. Those of a `Load` may have been
-    there before, and be used again. parts: of the weights. detached: they outlive this driver."""
+    there before, and be used again. parts: of the weights. detached: they outlive this driver.
+    counted: they are all reserved before the first starts."""
     listener = WorkerListener(block.interface)
 
     def host(number: int, part: int) -> RayHost:
         message = first(number, part)
-        return RayHost(message, listener, caller, block.deadline, detached=detached)
+        return RayHost(message, listener, caller, block.deadline, detached=detached, place=place)
 
-    with ray_driver(block.address, block.workers), ThreadPoolExecutor(1) as caller:
+    with ExitStack() as stack:
+        stack.enter_context(ray_driver(block.address, block.workers))
+        place = SPREAD
+        if counted:
+            workers = [first(number, number % parts) for number in range(block.workers)]
+            place = stack.enter_context(reserved(block, workers))
+        caller = stack.enter_context(ThreadPoolExecutor(1))
         yield WorkerSource(host, parts, [listener])
 
 
@@ -409,7 +550,8 @@ def job_workers(
     def load(number: int, part: int) -> Load:
         return Load(job_values(job, block, number, part))
 
-    return ray_workers(block, load, parts=parts_of(job, block), detached=detached)
+    parts = parts_of(job, block)
+    return ray_workers(block, load, parts=parts, detached=detached, counted=not detached)
 
 
 def load_workers(job: Job, block: ClusterBlock) -> None:
@@ -419,7 +561,7 @@ def load_workers(job: Job, block: ClusterBlock) -> None:
 
     with (
         job_workers(job, block, detached=True) as source,
-        closing(WorkerGroups(source, block, lambda record: None)) as groups,
+        closing(WorkerGroups(source, block)) as groups,
     ):
         groups.load_()
 

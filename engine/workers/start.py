@@ -4,7 +4,7 @@ Ray and torch are imported only by the functions that need them."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -89,12 +89,14 @@ def on_workers(job: Job) -> Iterator[tuple["Session", "Starts"]]:
     block = checked_block(job)
     from ..run.session import load
     from .director import directed
+    from .worker_groups import WorkerGroups
 
     # The director decodes nothing: its models are checked, and have no weights.
     options = replace(job.options, device="meta", threads=1, skip_scan=True)
     session = load(replace(job, options=options))
-    with job_workers(job, block) as source, ExitStack() as stack:
-        yield session, partial(directed, stack, source, block)
+    with job_workers(job, block) as source, closing(WorkerGroups(source, block)) as workers:
+        workers.load_()  # here a signal still raises
+        yield session, partial(directed, workers)
 
 
 def engine_router(start: Start, limits: HangLimits) -> Router:
@@ -116,7 +118,7 @@ def replica_router(
     with ExitStack() as stack:
         if block.address == LOCAL:
             names = ", ".join(job.program.graph.name for job in jobs)
-            head = start_head(block.workers, names)
+            head = start_head(block.workers, names, stays=False)
             stack.callback(end_cluster, head)
             block = block.model_copy(update={"address": head.address})
             set_up_ray(block.address)

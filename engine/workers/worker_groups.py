@@ -72,15 +72,15 @@ class WorkerGroup:
 class WorkerGroups(Membership[RunWorker]):
     """A number of workers, and the process group that they form.
 
-    report: takes what happens to workers, for the trace. on_output: takes what they decode.
+    report: takes what happens to workers, for the trace; on_output: what they decode.
     workers: that are not lost. losses: number of lost workers. epoch: of the latest group; members:
     that have not left it. Raises UsageError: this machine does not have the block's interface."""
 
-    def __init__(self, source: WorkerSource, block: ClusterBlock, report: Report) -> None:
+    def __init__(self, source: WorkerSource, block: ClusterBlock) -> None:
         super().__init__(source, HangLimits(block.deadline))
         self._store = open_store(block.interface, block.deadline)
         self.block = block
-        self.report = report
+        self.report: Report = lambda record: None
         self.on_output: Callable[[RunWorker, Output], None] = lambda worker, output: None
         self.workers: list[RunWorker] = []
         self.epoch = NO_GROUP

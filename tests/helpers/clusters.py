@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -208,8 +208,9 @@ def on_workers(
     sizes = {"skeleton": GroupSize(tp=skeleton), "branches": GroupSize(tp=branches)}
     block = ClusterBlock(workers=workers, deadline=deadline, **sizes)
     source = source or ThreadWorkers(session).source
-    with ExitStack() as stack:
-        run, recorder = directed(stack, source, block, session, prompts, records.append)
+    with closing(WorkerGroups(source, block)) as groups:
+        groups.load_()
+        run, recorder = directed(groups, session, prompts, records.append)
         director: Director = run.board["cluster"]
         while not run.finished:
             if chaos is not None:
@@ -232,6 +233,17 @@ def checked_run(session: Session, prompts: Sequence[Prompt] = (CAMPING,), **sett
 
 def open_files() -> int:
     return len(list(Path("/dev/fd").iterdir()))
+
+
+def listeners(port: int) -> set[str]:
+    """Addresses of this machine at which a process listens on a port, in hexadecimal."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with open(f"/proc/net/{name}", encoding="ascii") as table:
+            rows = [line.split() for line in table][1:]
+        listening = [row[1].split(":") for row in rows if row[3] == "0A"]
+        found |= {address for address, number in listening if number == f"{port:04X}"}
+    return found
 
 
 def before_regroup(director: Director, run: Run) -> bool:
@@ -269,7 +281,7 @@ class Together:
         self.tp = tp
         self.hosts = ThreadWorkers(session_of(graph, packed=tp == 1))
         block = ClusterBlock(workers=2, deadline=20.0, skeleton=GroupSize(tp=tp))
-        self.workers = WorkerGroups(self.hosts.source, block, lambda record: None)
+        self.workers = WorkerGroups(self.hosts.source, block)
         self.workers.load_()
         self.workers.on_output = self._took
         self._works, self._written = 0, list[int]()

@@ -4,10 +4,26 @@ import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Timer
+from time import monotonic
 
-from helpers.clusters import BEES, alone, decoder, mid_branch, session_of
-from helpers.ray_clusters import BUDGET, DEADLINE, GRAPH, SAMPLED, disturbed, gone, ray_cluster
+import pytest
+from helpers.clusters import BEES, alone, decoder, listeners, mid_branch, session_of
+from helpers.ray_clusters import (
+    BUDGET,
+    DEADLINE,
+    GRAPH,
+    SAMPLED,
+    disturbed,
+    gone,
+    ray_cluster,
+)
 from helpers.servers import RAIN, serving_fleet, stream_all
+
+from specsot.engine.errors import ClusterError
+from specsot.engine.prepare.options import ClusterBlock
+from specsot.engine.workers.protocol import Load
+from specsot.engine.workers.ray_workers import reserved
 
 
 def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
@@ -15,6 +31,9 @@ def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
     expected = alone(session, [BEES])
     pids: list[int] = []
     with ray_cluster() as source:
+        _two_runs_in_turn()
+        # Ray's autoscaler would serve its metrics on all interfaces, without the token.
+        assert not listeners(44217)
         killed, _ = disturbed(source, session, [BEES], mid_branch, decoder)
         assert killed.digest == expected and killed.director.workers.losses == 1
         assert killed.figures["kv"]["target"]["moved_bytes"]["regroup"] > 0
@@ -26,6 +45,26 @@ def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
             pids += [one.greeting.pid for one in ran.director.workers.ready if one.greeting]
         assert os.getpid() not in pids
     assert gone(pids), "no process is left"
+
+
+def _two_runs_in_turn() -> None:
+    """A run that cannot have all of its workers gets none, says so, and gets them later."""
+    workers = [Load({"options": {"device": "cpu"}, "number": number}) for number in range(2)]
+    with reserved(ClusterBlock(), workers) as place:
+        assert place["num_cpus"] == 1
+        why = (
+            r"is in use: 1 workers need 1 CPU \(0 of 2 free\), not free within 0.2 s \(cluster.wait"
+        )
+        with pytest.raises(ClusterError, match=why), reserved(ClusterBlock(wait=0.2), workers[:1]):
+            pass
+        begin = monotonic()
+        ctrl_c = Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt), reserved(ClusterBlock(), workers):
+            pass
+        assert monotonic() - begin < 10
+    with reserved(ClusterBlock(wait=20.0), workers * 2) as place:
+        assert place["num_cpus"] == 0.5, "more workers than processors"
 
 
 QUESTIONS = [

@@ -8,7 +8,7 @@ from time import monotonic
 
 import pytest
 import torch
-from helpers.clusters import BEES, Together, on_workers, open_files, session_of
+from helpers.clusters import BEES, Together, listeners, on_workers, open_files, session_of
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ClusterBlock
@@ -106,15 +106,6 @@ def test_a_rank_that_does_not_come_is_a_failure_within_the_deadline() -> None:
 
 def test_a_store_listens_where_it_is_told_and_nowhere_else() -> None:
     store = open_store("127.0.0.1", 1.0)
-    assert _listening(store.port) == {"0100007F"}
+    assert listeners(store.port) == {"0100007F"}
     with pytest.raises(UsageError, match=r"cluster.interface 203.0.113.7: Cannot assign"):
         open_store("203.0.113.7", 1.0)
-
-
-def _listening(port: int) -> set[str]:
-    found = set()
-    for name in ("tcp", "tcp6"):
-        with open(f"/proc/net/{name}", encoding="ascii") as table:
-            rows = [line.split() for line in table][1:]
-        found |= {row[1].split(":")[0] for row in rows if row[1].endswith(f":{port:04X}")}
-    return found
