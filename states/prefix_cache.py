@@ -232,7 +232,8 @@ class PrefixCache:
     ) -> bool:
         """Cache the rows of these ids that are not cached yet: `write_` puts them into the pools as
         those of a segment from a position on. False if too few slots are free; claimed: slots that
-        are held or reserved besides the pinned rows."""
+        are held or reserved besides the pinned rows. False too if the target's rows are all cached,
+        and only rows of a drafter are missing."""
         segment = self.segments.add()
         start = self.attach_(segment, ids, len(ids), salt, counted=False)
         free = self.pools[0].slots - claimed - self.pinned - (len(ids) - start)
@@ -240,10 +241,12 @@ class PrefixCache:
             self.evict_to_(free)
             write_(segment, start)
         self.detach_(segment)
-        if free < 0:
-            self.segments.remove([segment])
-            return False
-        return self.insert_(segment, ids[start:], start, salt)
+        if free >= 0 and self.insert_(segment, ids[start:], start, salt):
+            return True
+        for pool in self.pools:
+            pool.retire_([segment])
+        self.segments.remove([segment])
+        return False
 
     def movable_rows(self, ids: Sequence[int], salt: str = "") -> tuple[int, ...]:
         """The number of cached rows of a prefix that can be moved to another engine, for each pool:

@@ -8,7 +8,14 @@ from time import monotonic
 
 import pytest
 import torch
-from helpers.clusters import BEES, Together, listeners, on_workers, open_files, session_of
+from helpers.clusters import (
+    BEES,
+    Together,
+    listeners,
+    on_workers,
+    open_files,
+    session_of,
+)
 
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ClusterBlock
@@ -70,6 +77,23 @@ def _held() -> int:
     plain = [one for one in tensors if not (one.is_mkldnn or one.is_meta)]
     stores = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in plain}
     return sum(stores.values())
+
+
+@pytest.mark.parametrize("pair", [1], indirect=True)
+def test_a_prefix_continues_what_the_receiver_has(pair: Together) -> None:
+    """Its beginning was received before: only the other rows are written, and all are the sender's.
+    Other holdings: tests/states/cache/test_received_rows.py."""
+    ids, rows = pair.outlined()
+    caches = [pair.engine(worker, 1).engine.manager.prefixes for worker in range(2)]
+    for number, first in enumerate(((70, 69), rows)):
+        replies = pair.regroup(number, ids[: first[0]], first)
+        assert sorted(one.stored for one in replies) == [False, True]
+        sent, received = (one.take_out(ids, first) for one in caches if one is not None)
+        assert all(map(torch.equal, sent, received))
+        pools = [pool for one in caches if one is not None for pool in one.pools]
+        again = number  # a row of the target, because the drafter pairs
+        moved = (first[0] + again) * 8192 + first[1] * 1024
+        assert sum(pool.ledger.bytes[MOVED] for pool in pools) == moved
 
 
 @pytest.mark.parametrize("pair", [1], indirect=True)
