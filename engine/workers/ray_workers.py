@@ -101,6 +101,13 @@ def start_head(workers: int, graph: str, *, stays: bool = True) -> StandingClust
     present = standing_cluster()
     if present is not None and present.alive:
         raise ClusterError(f"a cluster is up at {present.address}: specsot cluster down ends it")
+    for _ in range(HEAD_TRIES - 1):
+        with suppress(ClusterError):
+            return _start_head(workers, graph, stays=stays)
+    return _start_head(workers, graph, stays=stays)
+
+
+def _start_head(workers: int, graph: str, *, stays: bool) -> StandingCluster:
     host = "127.0.0.1"
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # nothing is sent; which address would others reach?
@@ -360,7 +367,7 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
         free, total = ray.available_resources(), ray.cluster_resources()
         amounts = [(name, amount) for name, amount in summed(needs).items() if amount]
         of = [f"{a:g} {n} ({free.get(n, 0):g} of {total.get(n, 0):g} free)" for n, a in amounts]
-        return f"{len(workers)} workers need {', '.join(of)}"
+        return f"this run needs {', '.join(of)}"
 
     try:
         while placement_group_table(group)["state"] != "CREATED":

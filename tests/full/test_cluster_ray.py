@@ -155,4 +155,4 @@ def test_ctrl_c_ends_a_run_that_waits_or_starts_workers(
         told = [one.communicate(timeout=120)[1] for one in (holder, late)]
         assert sorted((holder.returncode, late.returncode)) == [0, 1], told
         loser = told[0] if holder.returncode else told[1]
-        assert "is in use: 2 workers need 2 CPU (0 of 2 free), not free within 3 s" in loser
+        assert "is in use: this run needs 2 CPU (0 of 2 free), not free within 3 s" in loser

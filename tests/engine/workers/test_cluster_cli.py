@@ -50,6 +50,7 @@ def test_without_ray_one_line_says_how_to_have_it(
         ({"graph": "blend_eagle"}, (2, 1), "has blend, which one engine does"),
         ({"workers": 0}, (1, 1), "--workers 0: "),
         ({"cluster": "nowhere"}, (1, 1), "--cluster nowhere: must be `local`, or HOST:PORT"),
+        ({"cluster": "127.0.0.1:65536"}, (1, 1), "127.0.0.1:65536: must be `local`, or HOST:PORT"),
         ({}, (3, 1), "cluster.skeleton.tp 3: there are 2 workers"),
         ({}, (1, 4), "cluster.branches.tp 4: there are 2 workers"),
         ({"workers": 3}, (3, 2), "3 and branches.tp 2: one of them must be a multiple"),

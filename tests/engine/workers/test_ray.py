@@ -53,7 +53,7 @@ def _two_runs_in_turn() -> None:
     with reserved(ClusterBlock(), workers) as place:
         assert place["num_cpus"] == 1
         why = (
-            r"is in use: 1 workers need 1 CPU \(0 of 2 free\), not free within 0.2 s \(cluster.wait"
+            r"is in use: this run needs 1 CPU \(0 of 2 free\), not free within 0.2 s \(cluster.wait"
         )
         with pytest.raises(ClusterError, match=why), reserved(ClusterBlock(wait=0.2), workers[:1]):
             pass
