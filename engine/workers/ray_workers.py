@@ -95,12 +95,14 @@ def standing_cluster() -> StandingCluster | None:
 
 
 def start_head(workers: int, graph: str, *, stays: bool = True) -> StandingCluster:
-    """Start Ray on this machine, and write its file. Without `stays` its processes are killed when
+    """Start Ray on this machine, and write its file. Without `stays` its processes end when
     this one ends in any way. Raises ClusterError: a cluster is up already, or Ray does not
     start."""
     present = standing_cluster()
     if present is not None and present.alive:
         raise ClusterError(f"a cluster is up at {present.address}: specsot cluster down ends it")
+    if present is not None:  # it was killed
+        remove_folder(present.folder)
     for _ in range(HEAD_TRIES - 1):
         with suppress(ClusterError):
             return _start_head(workers, graph, stays=stays)
@@ -200,18 +202,22 @@ def driver_folder() -> Iterator[str]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends (Linux)."""
+    """Have the kernel terminate this process when its parent ends (Linux)."""
     with suppress(OSError, AttributeError):
-        CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _processes_of(folder: str) -> list[int]:
-    """Processes whose command line names the folder: Ray's of this cluster."""
+    """Ray's processes of this cluster: their command line names the folder, or they have files of
+    it open. Its agents outlive the others for minutes when these are killed."""
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            if folder.encode() in (process / "cmdline").read_bytes() and state != "Z":
+            command = (process / "cmdline").read_bytes()
+            opened = process.glob("fd/*") if command.startswith(b"ray::") else ()
+            files = (os.readlink(file) for file in opened)
+            if state != "Z" and (folder.encode() in command or any(folder in f for f in files)):
                 pids.append(int(process.name))
     return [pid for pid in pids if pid != os.getpid()]
 

@@ -12,6 +12,7 @@ from threading import Thread
 from time import monotonic, sleep
 
 import pytest
+from helpers.ray_clusters import gone
 from helpers.servers import pids_of
 
 from specsot.engine.cli.run_command import run_command
@@ -98,8 +99,10 @@ from specsot.engine.workers.ray_workers import driver_folder, end_with_parent
 wait = [sys.executable, "-c", "import time; time.sleep(60)"]
 with driver_folder() as folder:
     subprocess.Popen([*wait, folder])
-    child = subprocess.Popen([*wait, folder + "/child"], preexec_fn=end_with_parent)
-    print(folder, flush=True)
+    subprocess.Popen([*wait, folder + "/child"], preexec_fn=end_with_parent)
+    with open(folder + "/log", "w") as log:  # as Ray's agents, which change their titles
+        agent = subprocess.Popen(["ray::Agent", "60"], executable="sleep", stdout=log)
+    print(folder, agent.pid, flush=True)
     time.sleep(60)
 """
 
@@ -120,13 +123,15 @@ def test_what_a_killed_driver_leaves_is_ended_at_the_next_start(
         [sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True, env=environment
     ) as driver:
         assert driver.stdout is not None
-        folder = driver.stdout.readline().strip()
+        folder, agent = driver.stdout.readline().split()
         ray_workers.remove_abandoned()
         assert len(pids_of(folder)) == 2 and Path(folder).exists(), "its driver lives"
         driver.send_signal(signal.SIGKILL)
     assert ended(f"{folder}/child"), "by the kernel"
     assert len(pids_of(folder)) == 1
+    assert not gone([int(agent)], 0.0)
     with ray_workers.driver_folder() as other:
+        assert gone([int(agent)])
         assert ended(folder) and not Path(folder).exists()
         assert Path(other).exists()
     assert not Path(other).exists()
