@@ -145,11 +145,13 @@ def put(text: str) -> None:
         raise OSError(out.fault.errno, out.fault.strerror, STDOUT)
 
 
-def deliver(text: str, place: str, what: str = "result") -> bool:
+def deliver(
+    text: str, place: str, what: str = "result", *, out: Writer | None = None, start: int = 0
+) -> bool:
     """Write a text to stdout; True if that works. Otherwise to stderr, unless a file (`place`)
-    holds it. what: its name in the message."""
-    out = Writer(sys.stdout)
-    out(text)
+    holds it. what: its name in the message. start: characters that `out` has written already."""
+    out = out or Writer(sys.stdout)
+    out(text[start:])
     if out.fault is not None:
         where = f"is in {place}" if place else "follows here"
         complain(f"{STDOUT}: {message_of(out.fault)}; the {what} {where}")

@@ -9,18 +9,26 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ...states.phases.merge import Answer
 from ..errors import Code, UnequalError, code_of
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
-from ..prepare.repeat import Provenance
 from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder, Write, trace_pools
-from ..record.run_folder import OUTPUTS, RunFolder
+from ..record.run_folder import OUTPUTS
 from ..record.run_view import scene_of
 from ..run.core import STATUS_CODES, EngineCore, Pause, Status, StopSignal, delay, drive
 from ..run.scoring import probe_blends
 from ..run.session import Session, recorded
-from ..run.writer import RunOutcome, RunWriter, answer_text, closing_lines, refusals, uncombined
+from ..run.writer import (
+    RunOutcome,
+    RunWriter,
+    answer_text,
+    closing_lines,
+    refusals,
+    titled_text,
+    uncombined,
+)
 from ..shell import Writer, complain, deliver, json_text, usable
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper
@@ -31,17 +39,37 @@ STOPPED = {STATUS_CODES[status]: status for status in (Status.INTERRUPTED, Statu
 Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, Recorder]]
 
 
-def perform(
-    job: Job, session: Session, provenance: Provenance, folder: RunFolder, starts: Starts = recorded
-) -> RunOutcome:
+class AnswerStream:
+    """Writes the answers to several prompts to stdout in the order of the prompts, each once it and
+    those before it are finished; none before the end of the run to a terminal, which the live view
+    may use, or where one JSON document has all."""
+
+    def __init__(self, job: Job) -> None:
+        self.out = Writer(sys.stdout)
+        self.written = 0  # characters
+        self._waits = job.options.as_json or sys.stdout.isatty() or len(job.prompts) == 1
+        self._texts: dict[str, str] = {}
+        self._keys = [prompt.key for prompt in reversed(job.prompts)]
+
+    def show(self, item: Answer) -> None:
+        self._texts[item.key] = titled_text(item)
+        while not self._waits and self._keys and self._keys[-1] in self._texts:
+            text = "\n" * bool(self.written) + self._texts.pop(self._keys.pop())
+            self.written += len(text)
+            self.out(text)
+
+
+def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> RunOutcome:
     """The run from its first transition to its last file; a failed run is saved as far as it got.
 
     starts: creates a run of prompts and its recorder."""
+    job = files.job
     options = job.options
+    folder = files.folder
     with closing(folder), StopSignal() as stop:  # signals during the start count, too
-        files = RunWriter(folder, job, provenance)
         files.begin(os.environ, session.models.stop_ids)
-        run, recorder = starts(session, job.prompts, folder.trace)
+        run, recorder = starts(session, files.prompts, folder.trace)
+        recorder.listeners.append(files.answers(run, recorder))
         if options.explain_rounds and not options.quiet:
             recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
         if options.trace == "kv":
@@ -82,7 +110,7 @@ def _watched(
         halts["breaks"] = frozenset(options.breaks)
     if live:
         graph = job.program.graph.model_dump(by_alias=True)
-        scene = scene_of(graph, options.model, len(job.prompts))
+        scene = scene_of(graph, options.model, len(run.requests))
         with LiveView(recorder, scene, console) as view, ExitStack() as keyboard:
             if halts:
                 halts |= {"view": view, "keys": keyboard.enter_context(Keys(sys.stdin))}
@@ -101,9 +129,12 @@ def _watched(
             plain.announce()
 
 
-def print_result(job: Job, folder: RunFolder, outcome: RunOutcome, threads: int) -> bool:
+def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) -> bool:
     """The answer, or a JSON document with all results, to stdout, how the run went to stderr; False
     if stdout does not take the answer, which then is in the run folder or goes to stderr."""
+    job = files.job
+    folder = files.folder
+    threads = files.provenance.threads
     place = "" if folder.faults else str(folder.path / OUTPUTS)
     path = str(folder.path) if folder.exists else None
     text = answer_text(outcome.answers)
@@ -116,14 +147,18 @@ def print_result(job: Job, folder: RunFolder, outcome: RunOutcome, threads: int)
         with console.capture() as capture:
             console.print(Text(text), end="")
         text = capture.get()
-    delivered = deliver(text, place, "answer")
+    delivered = deliver(text, place, "answer", out=stream.out, start=stream.written)
     say = Writer(sys.stderr)
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         where = f"run folder {path}" if path else "no run folder"
-        lines = closing_lines(outcome.answers, outcome.metrics, str(outcome.status))
+        earlier = () if files.earlier is None else files.earlier.answers
+        kept = {item.key for item in earlier}
+        new = [item for item in outcome.answers if item.key not in kept]
+        lines = closing_lines(new, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
+        lines += [f"resumed: {len(kept)} answers were finished before"] if files.earlier else []
         for line in (*lines, where, f"digest {outcome.digest}"):
             say(f"{line}\n")
     return delivered

@@ -3,6 +3,7 @@
 import sys
 import traceback
 from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 from typer import Exit
 
@@ -13,6 +14,9 @@ from ..prepare.repeat import differences
 from ..record.run_folder import RunFolder, write_whole
 from ..shell import complain, ended, working
 from .options import takes
+
+if TYPE_CHECKING:
+    from ..run.resume import EarlierRun
 
 FILE = "traceback.txt"
 
@@ -30,7 +34,15 @@ def run_command(options: RunOptions) -> int:
     """Run and return the exit code; every error ends as one message."""
     folder: RunFolder | None = None
     try:
-        job = prepare(options)
+        earlier: EarlierRun | None = None
+        if options.resume is None:
+            job = prepare(options)
+        else:
+            from ..run import resume
+
+            options, folder = resume.reopened(options)
+            job = prepare(options)
+            earlier = resume.EarlierRun.of(job, folder.path)
         with ExitStack() as stack:
             text = f"loading {job.options.model} for {job.program.graph.name} ..."
             is_seen = not options.quiet and sys.stderr.isatty()
@@ -38,8 +50,8 @@ def run_command(options: RunOptions) -> int:
                 # Imported late: errors in a graph are reported before torch is imported (seconds).
                 from ..models import notes_of
                 from ..run.session import load, recorded
-                from ..run.writer import made_with
-                from .live_run import Starts, exit_code, perform, print_result
+                from ..run.writer import RunWriter, made_with
+                from .live_run import AnswerStream, Starts, exit_code, perform, print_result
 
                 if job.options.workers is None:
                     session = load(job)
@@ -50,6 +62,8 @@ def run_command(options: RunOptions) -> int:
                     job = divided(job)
                     session, starts = stack.enter_context(on_workers(job))
                 provenance = made_with(job)
+                if earlier is not None:
+                    earlier.check_weights(job.made_with, provenance)
             sampling = job.program.graph.sampling
             lines = [f"note: {note}" for note in (*job.notes, *notes_of(session.models))]
             lines += [] if sampling.lossless else [f"warning: not lossless: {sampling.words()}"]
@@ -57,9 +71,11 @@ def run_command(options: RunOptions) -> int:
                 lines += [f"warning: {line}" for line in differences(job.made_with, provenance)]
             for line in lines if not options.quiet else ():
                 complain(line)
-            folder = RunFolder.create(options.runs_dir, job.program.graph.name)
-            outcome = perform(job, session, provenance, folder, starts=starts)
-        delivered = print_result(job, folder, outcome, provenance.threads)
+            folder = folder or RunFolder.create(options.runs_dir, job.program.graph.name)
+            stream = AnswerStream(job)
+            files = RunWriter(folder, job, provenance, earlier=earlier, show=stream.show)
+            outcome = perform(session, files, starts)
+        delivered = print_result(files, outcome, stream)
         whole = delivered and not folder.faults
         return exit_code(job, outcome) or (Code.OK if whole else Code.FAILED)
     except (Exception, KeyboardInterrupt) as error:
@@ -70,8 +86,10 @@ def run_command(options: RunOptions) -> int:
         complain(f"this is a fault of {fault_of(error)}; {where}")
         return Code.FAILED
     finally:
-        for fault in folder.faults if folder is not None else ():
-            complain(fault)
+        if folder is not None:
+            folder.close()
+            for fault in folder.faults:
+                complain(fault)
 
 
 def _save_traceback(error: BaseException, options: RunOptions, folder: RunFolder | None) -> str:

@@ -64,6 +64,7 @@ DOCUMENT = "A text to answer from, or .jsonl of many (title, text); may be repea
 CACHE_DIR = "Folder of document chunks for graphs with `blend`."
 BREAK = "Halt only in this state; may be repeated."
 SLOW = "Seconds to wait before each transition; not counted."
+RESUME = "Continue the unfinished run of this folder; keeps its finished answers."
 WORKERS = "Decode on N workers of a cluster (Ray; specsot.yaml's `cluster`)."
 ADDRESS = "Where the workers are: local, or HOST:PORT of Ray [specsot.yaml's]."
 
@@ -109,6 +110,7 @@ class RunOptions(SessionOptions):
     explain_rounds: bool = _option(False, "Print every draft of every round.")
     probe_blend: bool = _option(False, "Compare what is blended with full prefills (slow).")
     quiet: bool = _option(False, "Only the answer.", "--quiet", "-q")
+    resume: Path | None = _option(None, RESUME, metavar="FOLDER", mirrored=False)
     workers: int | None = _option(None, WORKERS)
     cluster: str | None = _option(None, ADDRESS, metavar="ADDRESS")
     argv: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..events import HALF, Origin
 from .metrics import NS
 from .recorder import ROUND_FIELDS, Record
-from .run_folder import TRACE, SavedRun
+from .run_folder import TRACE, SavedRun, valid
 from .run_view import (
     BRANCH,
     OUTLINE,
@@ -62,7 +62,7 @@ class ReplayedBranch:
     def view(self, run: RunView) -> BranchView:
         stage = self.stage(run)
         request = self.name.rpartition("/")[0]
-        tokens = run.tokens[self.name]
+        tokens = run.tokens[self.name] if self.rounds else len(self.ids)
         if stage == "running" and {self.name, request} & run.preempted:
             stage = "preempted"
         return BranchView(
@@ -79,7 +79,8 @@ class ReplayedBranch:
     def stage(self, run: RunView) -> str:
         rounds = run.rounds[self.name]
         if not rounds:
-            return "done" if self.finish == "refused" else "waiting"
+            before = not self.rounds and self.ids  # decoded before the run was resumed
+            return "done" if before or self.finish == "refused" else "waiting"
         return "done" if rounds >= self.rounds else "running"
 
     def text_at(self, tokens: int) -> str:
@@ -152,6 +153,11 @@ class Replay:
     def __init__(self, run: SavedRun) -> None:
         self.run = run
         self.missing: list[str] = []
+        with valid(run):
+            self._read()
+
+    def _read(self) -> None:
+        run = self.run
         records = list(records_of(run))
         self.records = [record for record in records if record["kind"] != "texts"]
         moves = [at for at, record in enumerate(self.records) if record["kind"] == "move"]
@@ -159,24 +165,20 @@ class Replay:
             raise UsageError(f"{run.path / TRACE}: no transition in it, nothing to replay")
         self._ends = [*moves[1:], len(self.records)]
         self.times = [self.records[end - 1]["t"] for end in self._ends]
-        try:
-            self._graph = run.manifest["graph"]["resolved"]
-            model = run.manifest["models"]["target"]["name"]
-            self.scene = scene_of(self._graph, model, run.manifest["requests"])
-            self._texts: dict[int, str] = {}
-            for texts in (record["texts"] for record in records if record["kind"] == "texts"):
-                self._texts = {int(token): text for token, text in texts.items()}
-            if len(self.records) == len(records):
-                self.missing.append("the texts of single tokens")
-            self.requests = self._read_requests()
-            self._sizes = self._read_sizes()
-            self._view = RunView()
-            self._position = 0  # records that `_view` has folded
-            self._checkpoints = {0: RunView()}
-            self.snapshot(0)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{run.path}: not a valid run folder: {reason}") from None
+        self._graph = run.manifest["graph"]["resolved"]
+        model = run.manifest["models"]["target"]["name"]
+        self.scene = scene_of(self._graph, model, run.manifest["requests"])
+        self._texts: dict[int, str] = {}
+        for texts in (record["texts"] for record in records if record["kind"] == "texts"):
+            self._texts = {int(token): text for token, text in texts.items()}
+        if len(self.records) == len(records):
+            self.missing.append("the texts of single tokens")
+        self.requests = self._read_requests()
+        self._sizes = self._read_sizes()
+        self._view = RunView()
+        self._position = 0  # records that `_view` has folded
+        self._checkpoints = {0: RunView()}
+        self.snapshot(0)
 
     def _read_requests(self) -> list[ReplayedRequest]:
         rounds = [record for record in self.records if record["kind"] == "round"]
@@ -267,11 +269,12 @@ class Replay:
         if end < self._position:
             self._position = max(position for position in self._checkpoints if position <= end)
             self._view = deepcopy(self._checkpoints[self._position])
-        while self._position < end:
-            fold_record(self._view, self.records[self._position])
-            self._position += 1
-            if self._position % CHECKPOINT_INTERVAL == 0:
-                self._checkpoints.setdefault(self._position, deepcopy(self._view))
+        with valid(self.run):
+            while self._position < end:
+                fold_record(self._view, self.records[self._position])
+                self._position += 1
+                if self._position % CHECKPOINT_INTERVAL == 0:
+                    self._checkpoints.setdefault(self._position, deepcopy(self._view))
         return self._view
 
     def pool(self, view: RunView) -> PoolView:
@@ -330,11 +333,11 @@ def fold_record(view: RunView, record: Record) -> None:
 
 
 def records_of(run: SavedRun) -> Iterator[Record]:
-    for number, line in enumerate(run.text(TRACE).splitlines(), 1):
+    for number, line in enumerate(run.lines(TRACE), 1):
         try:
             record = json.loads(line)
             yield {"kind": record["kind"], "t": record["t"], **record}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UsageError(f"{run.path / TRACE}:{number}: not a record of a trace") from None
 
 
@@ -452,6 +455,8 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
         }
 
     ways = [[source, to, ""] for source, targets in scene.ways.items() for to in targets]
+    with valid(run):
+        frames = [frame(number) for number in range(len(replay.times))]
     return {
         "run": run.path.name,
         "graph": {
@@ -465,7 +470,7 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
         },
         "requests": [[request.key, request.question] for request in replay.requests],
         "lacks": replay.missing,
-        "frames": [frame(number) for number in range(len(replay.times))],
+        "frames": frames,
     }
 
 

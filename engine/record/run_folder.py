@@ -1,12 +1,16 @@
 """Run folders: written while a run goes, listed, found, compared and removed afterwards.
 
-Every file is written whole or not at all; the trace grows record by record."""
+Every file is written whole or not at all; trace.jsonl and outputs.jsonl grow line by line, and
+outputs.jsonl is written whole at the end. The last line of a killed run can be cut."""
 
+import errno
+import fcntl
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +28,8 @@ MANIFEST = "manifest.json"
 TRACE = "trace.jsonl"
 OUTPUTS = "outputs.jsonl"
 METRICS = "metrics.json"
+MOST = 64 << 20  # bytes of a file that is read
+MOST_LINES = 1 << 30  # of a file of lines
 COMPACT = json.JSONEncoder(separators=(",", ":"))  # `dumps` would make an encoder for each line
 STAMP = "%Y%m%dT%H%M%SZ"
 STAMP_LENGTH = 16
@@ -53,8 +59,8 @@ class RunFolder:
         self.path = path
         self.faults = [fault] if fault else []
         self.exists = not fault
-        self._trace: TextIO | None = None
-        self._trace_failed = False
+        self._streams: dict[str, TextIO] = {}  # of the files that grow
+        self._failed: set[str] = set()
 
     @classmethod
     def create(cls, runs: Path, graph: str) -> "RunFolder":
@@ -101,28 +107,72 @@ class RunFolder:
 
     def trace(self, record: Mapping[str, Any]) -> None:
         """Append one record to trace.jsonl; none after a fault."""
-        if not self.exists or self._trace_failed:
+        # Without a flush: a system call per event would cost more than the event.
+        self._append(TRACE, COMPACT.encode(record) + "\n", flush=False)
+
+    def append_output(self, line: Mapping[str, Any]) -> None:
+        """Append the line of a finished answer to outputs.jsonl: it survives the process."""
+        self._append(OUTPUTS, json_lines([line]), flush=True)
+
+    def lock(self) -> None:
+        """Create outputs.jsonl, or continue it after its last whole line. This process holds its
+        lock until it ends; raises UsageError if another process holds it."""
+        file = self.path / OUTPUTS
+        if file.exists() and not file.is_file():
+            raise UsageError(f"{file}: not a regular file")
+        if self.exists:
+            with self._collect_faults(OUTPUTS):
+                stream = self._streams[OUTPUTS] = file.open("a", encoding="utf-8", newline="\n")
+                try:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UsageError(f"{self.path}: this run is still going on") from None
+                except OSError:  # the file system has no locks
+                    pass
+                os.truncate(file, file.read_bytes().rfind(b"\n") + 1)
+
+    def _append(self, name: str, text: str, *, flush: bool) -> None:
+        if not self.exists or name in self._failed:
             return
-        self._trace_failed = True
-        with self._collect_faults(TRACE):
-            if self._trace is None:
-                # Not line-buffered: a system call per event would cost more than the event.
-                self._trace = (self.path / TRACE).open("w", encoding="utf-8", newline="\n")
-            self._trace.write(COMPACT.encode(record) + "\n")
-            self._trace_failed = False
+        self._failed.add(name)
+        with self._collect_faults(name):
+            if name not in self._streams:
+                self._streams[name] = (self.path / name).open("w", encoding="utf-8", newline="\n")
+            self._streams[name].write(text)
+            if flush:
+                self._streams[name].flush()
+            self._failed.remove(name)
 
     def close(self) -> None:
-        if self._trace is not None:
-            with suppress(OSError) if self._trace_failed else self._collect_faults(TRACE):
-                self._trace.close()
-            self._trace = None
+        for name, stream in self._streams.items():
+            with suppress(OSError) if name in self._failed else self._collect_faults(name):
+                stream.close()
+        self._streams.clear()
 
     @contextmanager
     def _collect_faults(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            self.faults.append(f"{self.path / name}: {error.strerror or error}")
+            fault = f"{self.path / name}: {error.strerror or error}"
+            self.faults += [] if fault in self.faults else [fault]
+
+
+@contextmanager
+def valid(*runs: "SavedRun") -> Iterator[None]:
+    """Reading values of runs: raises UsageError for a value of another shape than runs have."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        paths = " or ".join(str(run.path) for run in runs)
+        raise UsageError(f"{paths}: not a valid run folder: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    deep = isinstance(error, RecursionError)
+    return "it is nested too deeply" if deep else f"{type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)
@@ -141,45 +191,63 @@ class SavedRun:
 
     @cached_property
     def outputs(self) -> dict[str, dict[str, Any]]:
-        lines = self.text(OUTPUTS).splitlines()
+        """By request. A run that was resumed can have a second, complete line for one."""
         try:
-            return {line["id"]: line for line in map(json.loads, lines)}
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{self.path / OUTPUTS}: not the outputs of a run: {error}") from None
+            return {line["id"]: line for line in map(json.loads, self.lines(OUTPUTS))}
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            reason = _reason(error)
+            raise UsageError(f"{self.path / OUTPUTS}: not the outputs of a run: {reason}") from None
 
     @property
     def row(self) -> dict[str, Any]:
         """In a list; None for values that an incomplete run lacks."""
         manifest = self.manifest
-        try:
-            metrics = self.metrics
-        except UsageError:
-            metrics = {}
-        return {
-            "name": self.path.name,
-            "started": manifest.get("started"),
-            "status": manifest.get("status"),
-            "graph": manifest.get("graph", {}).get("name"),
-            "model": manifest.get("models", {}).get("target", {}).get("name"),
-            "requests": manifest.get("requests"),
-            "tokens": metrics.get("tokens"),
-            "seconds": metrics.get("seconds", {}).get("total"),
-            "tau_step": metrics.get("tau_step"),
-            "digest": manifest.get("digest"),
-        }
+        metrics = self.metrics if (self.path / METRICS).exists() else {}
+        with valid(self):
+            row = {
+                "name": self.path.name,
+                "started": manifest.get("started"),
+                "status": manifest.get("status"),
+                "graph": manifest.get("graph", {}).get("name"),
+                "model": manifest.get("models", {}).get("target", {}).get("name"),
+                "requests": manifest.get("requests"),
+                "tokens": metrics.get("tokens"),
+                "seconds": metrics.get("seconds", {}).get("total"),
+                "tau_step": metrics.get("tau_step"),
+                "digest": manifest.get("digest"),
+            }
+            for key, value in row.items():
+                kind = int | float if key in FIGURES else str
+                if not isinstance(value, kind | None):
+                    raise TypeError(f"{key} is a {type(value).__name__}")
+        return row
 
     def text(self, name: str) -> str:
+        """A file's text; only a regular file can be read without waiting for a writer."""
+        file = self.path / name
+        most = MOST_LINES if name.endswith(".jsonl") else MOST
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            if not stat.S_ISREG(file.stat().st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+            if file.stat().st_size > most:
+                raise OSError(errno.EFBIG, f"more than {most >> 20} MiB")
+            return file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UsageError(f"{self.path / name}: cannot be read: {reason}") from None
+            raise UsageError(f"{file}: cannot be read: {reason}") from None
+
+    def lines(self, name: str) -> list[str]:
+        """Without the last line of a killed run, if it is cut."""
+        lines = self.text(name).split("\n")
+        if not lines[-1] or self.manifest.get("status") == "running":
+            lines.pop()
+        return lines
 
     def _object(self, name: str) -> dict[str, Any]:
         try:
             value = json.loads(self.text(name))
-        except ValueError as error:
-            raise UsageError(f"{self.path / name}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{self.path / name}: {_reason(error)}") from None
         if not isinstance(value, dict):
             raise UsageError(f"{self.path / name}: not of a run")
         return value
@@ -190,7 +258,7 @@ def saved_runs(runs: Path) -> list[SavedRun]:
     saved = [
         SavedRun(path)
         for path in (runs.iterdir() if runs.is_dir() else ())
-        if NAME.fullmatch(path.name) and not path.is_symlink() and (path / MANIFEST).is_file()
+        if NAME.fullmatch(path.name) and not path.is_symlink() and (path / MANIFEST).exists()
     ]
     seconds = Counter(run.path.name[:STAMP_LENGTH] for run in saved)
 
@@ -221,13 +289,26 @@ def find_run(ref: str, runs: Path) -> SavedRun:
 
 
 def removable_runs(runs: Path, keep: int | None, days: float | None) -> list[SavedRun]:
-    """The runs beyond the newest `keep` that started more than `days` ago, and are not running."""
-    saved = saved_runs(runs)
+    """The runs beyond the newest `keep` that started more than `days` ago, and are not running.
+    Broken ones are not among them, nor counted."""
+    saved = [*readable_runs(runs)[0]]
     excess = saved if keep is None else saved[: max(len(saved) - keep, 0)]
     if days is not None:
         limit = (datetime.now(UTC) - timedelta(days=days)).strftime(STAMP)
         excess = [run for run in excess if run.path.name < limit]
     return [run for run in excess if run.manifest.get("status") != "running"]
+
+
+def readable_runs(runs: Path) -> tuple[dict[SavedRun, dict[str, Any]], dict[str, str]]:
+    """The rows of the runs of a folder, the oldest first; by name, why broken ones have none."""
+    rows: dict[SavedRun, dict[str, Any]] = {}
+    broken: dict[str, str] = {}
+    for run in saved_runs(runs):
+        try:
+            rows[run] = run.row
+        except UsageError as error:
+            broken[run.path.name] = str(error)
+    return rows, broken
 
 
 def remove(run: SavedRun) -> int:
@@ -242,18 +323,22 @@ COMPARED_FIGURES = [
     *("tokens_per_second", "overhead_share", "padding_waste"),
 ]
 MANIFEST_SETTINGS = ("seed", "dtype", "weights", "device", "threads", "max_new_tokens", "stop_ids")
+FIGURES = ("requests", "tokens", "seconds", "tau_step")  # numbers of a row
 CONTEXT_LENGTH = 32  # characters of a text before a difference and after it
 
 
 def difference(run: SavedRun, other: SavedRun) -> dict[str, Any]:
     """Settings and figures with both values, and the first different token, if any."""
-    first = next(_token_differences(run.outputs, other.outputs), None)
-    mine, theirs = (dict(_settings(side.manifest)) for side in (run, other))
-    pairs = {name: (mine.get(name), theirs.get(name)) for name in sorted({**mine, **theirs})}
-    figures = {name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES}
-    a, b = (side.metrics.get("seconds", {}).get("total") for side in (run, other))
-    settings = {name: (a, b) for name, (a, b) in pairs.items() if a != b}
-    figures["seconds"] = (a, b)
+    rows = (run.row, other.row)
+    with valid(run, other):
+        first = next(_token_differences(run.outputs, other.outputs), None)
+        mine, theirs = (dict(_settings(side.manifest)) for side in (run, other))
+        pairs = {name: (mine.get(name), theirs.get(name)) for name in sorted({**mine, **theirs})}
+        settings = {name: (a, b) for name, (a, b) in pairs.items() if a != b}
+        figures = {
+            name: (run.metrics.get(name), other.metrics.get(name)) for name in COMPARED_FIGURES
+        }
+    figures["seconds"] = (rows[0]["seconds"], rows[1]["seconds"])
     return {"equal": first is None, "settings": settings, "first": first, "figures": figures}
 
 

@@ -1,17 +1,20 @@
 """The results of a run: answers as JSON and as text, the digest, the summary page; and the files of
-its folder, written at the start and at the end."""
+its folder, written at the start, with each answer that is finished, and at the end."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
 from ...models.load.weights import model_hash
+from ...states.machine import Event, Moved
 from ...states.phases.merge import Answer, Section, answer
 from ...states.request import Request
 from ...states.text.outline import Outline
+from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, finish_of, printable
 from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
 from ..prepare.repeat import (
@@ -28,6 +31,7 @@ from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import OUTPUTS, RunFolder
 from .core import EngineCore, Status
+from .resume import UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
 
 SCHEMA = 1
@@ -57,10 +61,25 @@ def made_with(job: Job) -> Provenance:
 
 
 class RunWriter:
-    def __init__(self, folder: RunFolder, job: Job, provenance: Provenance) -> None:
+    """The files of a run. earlier: what it resumes, if it does. show: is called with each answer of
+    a run that is finished, once its line is written."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        job: Job,
+        provenance: Provenance,
+        *,
+        earlier: EarlierRun | None,
+        show: Callable[[Answer], None],
+    ) -> None:
         self.folder = folder
         self.job = job
         self.provenance = provenance
+        self.earlier = earlier
+        self.show = show
+        kept = set() if earlier is None else {line["id"] for line in earlier.lines}
+        self.prompts = [prompt for prompt in job.prompts if prompt.key not in kept]
         names = ("graph", "model", "drafter_model")
         shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
         self.options = replace(job.options, threads=provenance.threads, **shown)
@@ -104,6 +123,12 @@ class RunWriter:
             "requests": len(job.prompts),
             "machine": machine(),
         }
+        made_with = provenance
+        if self.earlier is not None:
+            made_with = job.made_with or provenance
+            self._manifest = self.earlier.continued(self._manifest)
+        else:
+            self.folder.lock()
         document = run_document(options, graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
         if skeleton is not None and Path(skeleton["template"]).is_file():  # a file of the user
@@ -113,28 +138,58 @@ class RunWriter:
         if too_long(document):
             self.folder.write_lines(PROMPTS_FILE, document["prompts"])
             document["prompts"] = PROMPTS_FILE
-        self._document = {**document, "made_with": provenance.model_dump(exclude_none=True)}
+        self._document = {**document, "made_with": made_with.model_dump(exclude_none=True)}
         self._write()
+        for item in self.earlier.answers if self.earlier is not None else ():
+            self.show(item)
 
     def _write(self) -> None:
-        self.folder.write_json("manifest.json", self._manifest)
+        """The manifest last: its status says that the other files are complete."""
         self.folder.write_text(FILE, to_yaml(self._document))
+        self.folder.write_json("manifest.json", self._manifest)
+
+    def answers(self, core: EngineCore, recorder: Recorder) -> Callable[[Event], None]:
+        """What listens to a run and writes every answer once it is finished; between two steps."""
+        unwritten = core.requests
+        prompts = core.board["prompts"]
+
+        def listen(event: Event) -> None:
+            nonlocal unwritten
+            if not isinstance(event, Moved) or event.target != core.initial:
+                return
+            if not (finished := [request for request in unwritten if request.finished]):
+                return
+            start = perf_counter_ns()
+            unwritten = [request for request in unwritten if not request.finished]
+            answers = answers_of(finished, prompts)
+            for line in outputs(answers, finished, prompts, recorder.meter):
+                self.folder.append_output(line)
+            for item in answers:
+                self.show(item)
+            recorder.exclude(perf_counter_ns() - start)
+
+        return listen
 
     def end(
         self, core: EngineCore, recorder: Recorder, status: Status, error: BaseException | None
     ) -> RunOutcome:
         recorder.close()
-        answers = answers_of(core.requests, core.board["prompts"])
+        prompts = core.board["prompts"]
+        answers = answers_of(core.requests, prompts)
         metrics = recorder.figures(core.board)
+        lines = outputs(answers, core.requests, prompts, recorder.meter)
+        if self.earlier is not None:
+            place = {prompt.key: number for number, prompt in enumerate(self.job.prompts)}
+            lines = sorted([*self.earlier.lines, *lines], key=lambda line: place[line["id"]])
+            both = [*self.earlier.answers, *answers]
+            answers = tuple(sorted(both, key=lambda item: place[item.key]))
         digest = output_digest(answers)
-        lines = outputs(answers, core, recorder.meter)
         self.folder.write_lines(OUTPUTS, lines)
         self.folder.write_json("metrics.json", {"status": status, **metrics})
         self._manifest |= {"status": status, "ended": _now(), "digest": digest}
         if error is not None:
             self._manifest["error"] = redact(f"{type(error).__name__}: {error}")
         self._document["result"] = {"status": str(status), "digest": digest}
-        self._write()
         graph = self.job.program.graph
         options = self.options
         facts = {
@@ -149,6 +204,7 @@ class RunWriter:
         self.folder.write_text(
             "summary.md", summary_page(f"Run {graph.name}", answers, metrics, facts)
         )
+        self._write()
         return RunOutcome(status, answers, metrics, digest, outputs=lines)
 
 
@@ -159,8 +215,7 @@ def _now() -> str:
 # -- documents ------------------------------------------------------------------------------------
 
 
-def answers_of(requests: Sequence[Request], prompts: Any) -> tuple[Answer, ...]:
-    """Of all requests so far; prompts: states.text.prompts.PromptBook."""
+def answers_of(requests: Sequence[Request], prompts: PromptBook) -> tuple[Answer, ...]:
     return tuple(answer(request, prompts) for request in requests)
 
 
@@ -195,12 +250,14 @@ def uncombined(answers: Iterable[Answer]) -> list[str]:
     ]
 
 
-def outputs(answers: Sequence[Answer], core: EngineCore, meter: Meter) -> list[dict[str, Any]]:
+def outputs(
+    answers: Sequence[Answer], requests: Sequence[Request], prompts: PromptBook, meter: Meter
+) -> list[dict[str, Any]]:
     """The lines of outputs.jsonl; `context_segments` of a combined answer that does not see all of
-    its context: [tokens, position, [sees]] each."""
+    its context: [tokens, position, [sees]] each. `unfinished`: a resumed run decodes it again."""
     lines = []
-    for item, request in zip(answers, core.requests, strict=True):
-        ids = {branch.index: before for branch, before in contexts(request, core.board["prompts"])}
+    for item, request in zip(answers, requests, strict=True):
+        ids = {branch.index: before for branch, before in contexts(request, prompts)}
         combined = None
         if item.combined is not None:
             branch = next(b for b in request.branches if b.index == item.combined.index)
@@ -221,7 +278,7 @@ def outputs(answers: Sequence[Answer], core: EngineCore, meter: Meter) -> list[d
             "combined": combined,
             "seconds": seconds,
         }
-        lines.append(line)
+        lines.append(line if request.finished else {**line, UNFINISHED: True})
     return lines
 
 
@@ -254,10 +311,12 @@ def _section(section: Section, contexts: Mapping[int, Sequence[int]]) -> dict[st
 def answer_text(answers: Sequence[Answer]) -> str:
     if len(answers) == 1:
         return printable(answers[0].text) + "\n"
-    return "\n".join(
-        f"[{printable(a.key, '')}] {printable(a.question, '')}\n\n{printable(a.text)}\n"
-        for a in answers
-    )
+    return "\n".join(map(titled_text, answers))
+
+
+def titled_text(item: Answer) -> str:
+    """An answer after its question, as one of several."""
+    return f"[{printable(item.key, '')}] {printable(item.question, '')}\n\n{printable(item.text)}\n"
 
 
 def closing_lines(answers: Sequence[Answer], metrics: Mapping[str, Any], status: str) -> list[str]:

@@ -524,7 +524,8 @@ def test_the_answer_is_the_combined_text_and_the_parts_stay(made: Tiny, graphs: 
         answers = answers_of(requests_of(run), book)
         assert answers == run.answers, "the last ones that the state made"
         found.append(output_digest(answers))
-        for request, line in zip(requests_of(run), outputs(answers, run, Meter()), strict=True):
+        lines = outputs(answers, requests_of(run), book, Meter())
+        for request, line in zip(requests_of(run), lines, strict=True):
             tokens = combined_of(request).tokens
             assert line["text"] == book.decode(tokens)
             assert line["combined"]["title"] == "combined"
