@@ -28,15 +28,19 @@ trace = typer.Typer(help="Traces of recorded runs: export.", no_args_is_help=Tru
 
 @runs.command("list")
 def list_runs(runs_dir: Path = RUNS_DIR, as_json: bool = JSON) -> None:
-    """The kept runs, the newest at the end."""
-    rows = [run.row for run in run_folder.saved_runs(runs_dir)]
+    """The kept runs, the newest at the end; code 1 if a run folder is broken."""
+    readable, broken = run_folder.readable_runs(runs_dir)
+    rows = [*readable.values()]
     lines = []
     for row in rows:
-        speed = f"{row['tokens']} tokens, {row['seconds']:.1f} s" if row["tokens"] else ""
+        speed = f"{row['tokens']} tokens, {row['seconds'] or 0:.1f} s" if row["tokens"] else ""
         digest = (row["digest"] or "")[:12]
         lines.append(f"{row['name']}  {row['status']}  {speed}  {row['model']}  {digest}")
     lines.append(f"{len(rows)} runs in {runs_dir}")
-    show_result(as_json, lines, folder=str(runs_dir), runs=rows)
+    show_result(as_json, lines, folder=str(runs_dir), runs=rows, broken=broken)
+    for reason in broken.values():
+        complain(f"broken run: {reason}")
+    raise Exit(Code.FAILED if broken else Code.OK)
 
 
 @runs.command()
@@ -123,7 +127,8 @@ def export(
 
     saved = run_folder.find_run(run, runs_dir)
     records = records_of(saved)
-    text = as_csv(records) if form == "csv" else as_perfetto(records, saved.path.name)
+    with run_folder.valid(saved):
+        text = as_csv(records) if form == "csv" else as_perfetto(records, saved.path.name)
     if out is None:
         put(text)
     else:

@@ -192,8 +192,9 @@ class SavedRun:
     @cached_property
     def outputs(self) -> dict[str, dict[str, Any]]:
         """By request. A run that was resumed can have a second, complete line for one."""
+        lines = self.lines(OUTPUTS)
         try:
-            return {line["id"]: line for line in map(json.loads, self.lines(OUTPUTS))}
+            return {line["id"]: line for line in map(json.loads, lines)}
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = _reason(error)
             raise UsageError(f"{self.path / OUTPUTS}: not the outputs of a run: {reason}") from None
@@ -244,8 +245,9 @@ class SavedRun:
         return lines
 
     def _object(self, name: str) -> dict[str, Any]:
+        text = self.text(name)
         try:
-            value = json.loads(self.text(name))
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise UsageError(f"{self.path / name}: {_reason(error)}") from None
         if not isinstance(value, dict):

@@ -365,7 +365,7 @@ class PageRoutes:
             "live": router is not None,
             "state": "" if router is None else str(router.state),
             "graphs": [] if router is None else list(router.graphs.values()),
-            "runs": [run.path.name for run in self._saved_runs()],
+            "runs": [run.path.name for run in await asyncio.to_thread(self._saved_runs)],
         }
         return JSONResponse(body, headers=NO_STORE)
 
@@ -378,18 +378,20 @@ class PageRoutes:
             return []
 
     async def run(self, request: Request) -> Response:
-        name = request.path_params["name"]
+        text = await asyncio.to_thread(self._playback, request.path_params["name"])
+        return Response(text, headers={"content-type": "application/json", **NO_STORE})
+
+    def _playback(self, name: str) -> str:
+        """The JSON of a run; takes seconds, on a thread of its own."""
         run = next((saved for saved in self._saved_runs() if saved.path.name == name), None)
         if run is None:
             raise ApiError(404, f"run not found: {name[:80]!r}")
-        from ..record.replay import playback_of  # imports torch: seconds
+        from ..record.replay import playback_of  # imports torch
 
         try:
-            body = await asyncio.to_thread(playback_of, run)
+            return json.dumps(playback_of(run), separators=(",", ":"))
         except UsageError as error:
             raise ApiError(400, str(error)) from None
-        text = json.dumps(body, separators=(",", ":"))
-        return Response(text, headers={"content-type": "application/json", **NO_STORE})
 
     async def pictures(self, request: Request) -> Response:
         """The engines' pictures, as server-sent events."""

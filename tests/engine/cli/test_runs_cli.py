@@ -4,6 +4,8 @@ and runs that are made to wait."""
 import csv
 import io
 import json
+import os
+import shutil
 from pathlib import Path
 from time import monotonic
 from types import SimpleNamespace
@@ -16,6 +18,8 @@ from specsot.engine.cli import live_run
 from specsot.engine.errors import Code, UsageError
 from specsot.engine.record.run_folder import find_run, saved_runs
 from specsot.engine.run.core import Status, StopSignal, delay
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
 
 
 @pytest.fixture
@@ -121,12 +125,59 @@ def test_a_damaged_folder_is_named(two: Any, cli: CommandLine) -> None:
     for file, text, words in (
         ("trace.jsonl", "{}\n", ["trace", "export"]),
         ("trace.jsonl", "x", ["trace", "export"]),
+        ("trace.jsonl", DEEP, ["trace", "export"]),
+        ("trace.jsonl", '{"kind": "move", "t": 1}\n', ["trace", "export"]),
+        ("trace.jsonl", '{"kind": "move", "t": 1}\n', ["replay"]),
         ("outputs.jsonl", "{}", ["runs", "diff", "bim_eagle"]),
-        ("manifest.json", "{", ["runs", "list"]),
-        ("manifest.json", "[]", ["runs", "list"]),
+        ("outputs.jsonl", DEEP, ["runs", "diff", "bim_eagle"]),
+        ("metrics.json", DEEP, ["runs", "diff", "bim_eagle"]),
+        ("manifest.json", DEEP, ["runs", "diff", "bim_eagle"]),
+        ("manifest.json", '{"graph": {"resolved": 1}}', ["runs", "diff", "bim_eagle"]),
     ):
+        before = (two.latest / file).read_text()
         (two.latest / file).write_text(text)
-        assert cli(*words) == Code.USAGE and file in cli.err
+        assert cli(*words) == Code.USAGE and cli.err.count("\n") == 1
+        (two.latest / file).write_text(before)
+        assert file in cli.err or "not a valid run folder" in cli.err
+
+
+def test_broken_runs_are_named_and_the_others_listed(two: Any, cli: CommandLine) -> None:
+    runs = Path("runs")
+    good = [run.path.name for run in saved_runs(runs)]
+    manifest = (two.latest / "manifest.json").read_text()
+    broken: dict[str, tuple[str, str | None, str]] = {
+        "000001": ("manifest.json", manifest[:200], "JSONDecodeError"),
+        "000002": ("manifest.json", DEEP, "manifest.json: it is nested too deeply"),
+        "000003": ("manifest.json", '{"graph": []}', "not a valid run folder"),
+        "000004": ("manifest.json", '{"digest": 7}', "digest is a int"),
+        "000005": ("metrics.json", DEEP, "metrics.json: it is nested too deeply"),
+        "000006": ("metrics.json", '{"seconds": {"total": "x"}}', "seconds is a str"),
+        "000007": ("manifest.json", None, "manifest.json: cannot be read: not a regular file"),
+        "000008": ("metrics.json", None, "metrics.json: cannot be read: not a regular file"),
+    }
+    for end, (file, text, _) in broken.items():
+        folder = shutil.copytree(two.latest, runs / f"202001{end[-2:]}T000000Z-odd-{end}")
+        (folder / file).unlink()
+        if text is None:
+            os.mkfifo(folder / file)
+        else:
+            (folder / file).write_text(text)
+    for words in (["runs", "list"], ["runs", "list", "--json"]):
+        assert cli(*words) == Code.FAILED
+        lines = cli.err.splitlines()
+        assert len(lines) == len(broken)
+        for line, (end, (_, _, reason)) in zip(lines, broken.items(), strict=True):
+            assert line.startswith("specsot: broken run: runs/202001")
+            assert f"-odd-{end}" in line and reason in line
+    document = json.loads(cli.out)
+    assert [row["name"] for row in document["runs"]] == good
+    assert [name[-6:] for name in document["broken"]] == [*broken]
+    assert cli("runs", "clean", "--keep", "0", "--dry-run") == Code.OK
+    assert cli.out.splitlines() == good
+    large = runs / "20200101T000000Z-odd-000001" / "manifest.json"
+    with large.open("ab") as file:
+        file.truncate(65 << 20)
+    assert cli("runs", "list") == Code.FAILED and "more than 64 MiB" in cli.err
 
 
 # -- replay ---------------------------------------------------------------------------------------

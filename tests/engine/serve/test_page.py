@@ -1,7 +1,10 @@
 """The page in a real browser: an answer asked for and seen growing, another graph beside it, a kept
 run played back; nothing is asked of anybody else, and nothing stands in the console."""
 
+import asyncio
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,11 +14,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from helpers.servers import BEES, Served, Visit
 
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.prepare.options import RunOptions
-from specsot.engine.serve.app import page_files
+from specsot.engine.serve.app import PageRoutes, add_error_handlers, page_files
 
 
 def test_the_files_ask_nobody_else() -> None:
@@ -87,6 +91,26 @@ def test_a_run_is_given_frame_by_frame(viewer: str, kept: Path) -> None:
     assert any(code >= 8 for frame in frames for code, _ in frame["runs"])
     assert httpx.get(f"{viewer}/specsot/runs/nobody").status_code == 404
     assert httpx.get(f"{viewer}/v1/models").status_code == 404
+
+
+def test_a_run_folder_that_cannot_be_read_stops_no_request(kept: Path, tmp_path: Path) -> None:
+    runs = shutil.copytree(kept / "runs", tmp_path / "runs", symlinks=True)
+    (folder,) = [one for one in runs.iterdir() if not one.is_symlink()]
+    (folder / "trace.jsonl").unlink()
+    os.mkfifo(folder / "trace.jsonl")
+    app = FastAPI()
+    add_error_handlers(app)
+    PageRoutes(app, None, runs)
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://page") as client:
+            paths = (f"/specsot/runs/{folder.name}", "/specsot/about")
+            return await asyncio.gather(*map(client.get, paths))
+
+    broken, about = asyncio.run(ask())
+    assert broken.status_code == 400 and "not a regular file" in broken.text
+    assert about.json()["runs"] == [folder.name]
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "light"), (390, 844, "dark")])
