@@ -7,7 +7,6 @@ from traceback import walk_tb
 from ..models.files import ModelError
 from ..states.text.outline import OutlineError
 from ..states.yaml.source import GraphError
-from .signals import Terminated
 
 
 class Code(IntEnum):
@@ -50,7 +49,6 @@ def code_of(error: BaseException) -> Code:
         GraphError: Code.GRAPH,
         ModelError: Code.MODEL,
         UnequalError: Code.UNEQUAL,
-        Terminated: Code.TERMINATED,
         KeyboardInterrupt: Code.INTERRUPTED,
     }
     return next((code for kind, code in codes.items() if isinstance(error, kind)), Code.FAILED)

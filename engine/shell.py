@@ -21,7 +21,6 @@ if TYPE_CHECKING:  # a slow import
 
 DEBUG = "SPECSOT_DEBUG"
 STDOUT = "standard output"
-SIGNALS = {Code.INTERRUPTED: "interrupted", Code.TERMINATED: "terminated"}
 WIDTH = 90  # of a line of a file that is shown
 REFRESH = 4.0  # frames per second: a spinner must cost little
 LINE_EVERY = 10.0  # seconds between lines without a terminal
@@ -108,7 +107,7 @@ def ended(error: BaseException) -> Code:
     if isinstance(error, GraphError):
         complain("\n".join(map(_pointed, error.problems)) + error.more)
     else:
-        complain(SIGNALS.get(code_of(error)) or message_of(error))
+        complain("interrupted" if isinstance(error, KeyboardInterrupt) else message_of(error))
     return code_of(error)
 
 

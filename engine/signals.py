@@ -1,78 +1,86 @@
-"""Ctrl-C and SIGTERM end the program with one line and an exit code at any time. During the start
-the process ends at once: there are no results yet. Later they are exceptions, so that results are
-written. No exception is raised during an import: some extensions swallow it and continue with half
-a module."""
+"""Ctrl-C and SIGTERM end the program with one line and an exit code at any time.
+
+No handler raises an exception while specsot computes: one that is raised in a destructor, in a
+callback of a library or in some imports is swallowed, and the program would go on. A loop that has
+results asks `StopSignal`; elsewhere the handler itself ends the process."""
 
 import gc
 import os
 import signal
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 NAMES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
-POLL_SECONDS = 0.02  # between two checks for the end of an import
+CURSOR = b"\x1b[?25h\r\x1b[K"  # shows it, in an empty line
+SCREEN = b"\x1b[?1049l"  # the normal one
 
-_postponed: list[int] = []
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C."""
+Handler = Callable[[int, FrameType | None], Any]
 
 
 def end_at_once() -> None:
     """From now on signals end the process; ignored signals (nohup) stay ignored."""
+    terminal = None
+    with suppress(Exception):  # no terminal, or no such module
+        import termios
+
+        terminal = termios.tcgetattr(0)
     for number in NAMES:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _end)
-
-
-def raise_them() -> None:
-    """From now on signals raise KeyboardInterrupt and Terminated."""
-    for number in NAMES:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _raise)
+            signal.signal(number, partial(_end, terminal))
 
 
 def let_close() -> None:
     """Ignore signals while the program closes: an exception would print a traceback."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
     for number in NAMES:
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # the process ends: garbage collection is useless
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+@contextmanager
+def handling(handler: Handler, *numbers: int) -> Iterator[None]:
+    """Call this handler in the block, if these signals are not ignored; only in the main thread."""
+    main = threading.current_thread() is threading.main_thread()
+    with ExitStack() as stack:
+        for number in (numbers or NAMES) if main else ():
+            if (before := signal.getsignal(number)) is not signal.SIG_IGN:
+                stack.callback(signal.signal, number, before)
+                signal.signal(number, handler)
+        yield
+
+
+@contextmanager
+def ending_with(clean: Callable[[], object]) -> Iterator[None]:
+    """A signal that ends the process in the block calls this before: it must not wait for locks."""
+    before = {number: signal.getsignal(number) for number in NAMES}
+
+    def end(number: int, frame: FrameType | None) -> None:
+        for name in NAMES:
+            signal.signal(name, signal.SIG_IGN)
+        with suppress(Exception):
+            clean()
+        give_back(number, before[signal.Signals(number)])
+
+    with handling(end):
+        yield
+
+
+def give_back(number: int, handler: Any) -> None:
+    """Let the handler of before have a signal."""
+    signal.signal(number, handler)
+    signal.raise_signal(number)
+
+
+def _end(terminal: list[Any] | None, number: int, frame: FrameType | None) -> NoReturn:
+    with suppress(Exception):
+        if terminal is not None and os.tcgetpgrp(0) == os.getpgrp():
+            import termios
+
+            termios.tcsetattr(0, termios.TCSANOW, terminal)
     with suppress(OSError):
+        os.write(2, CURSOR if os.isatty(2) else b"")
         os.write(2, f"specsot: {NAMES[signal.Signals(number)]}\n".encode())
     os._exit(128 + number)
-
-
-def _raise(number: int, frame: FrameType | None) -> None:
-    """Raise at once, or after the current import; a second signal then ends the process."""
-    if not _importing(frame):
-        raise _error(number)
-    if _postponed:
-        _end(number, frame)
-    _postponed.append(number)
-    signal.signal(signal.SIGALRM, _check_import)
-    signal.setitimer(signal.ITIMER_REAL, POLL_SECONDS, POLL_SECONDS)
-
-
-def _check_import(number: int, frame: FrameType | None) -> None:
-    if not _importing(frame):
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        raise _error(_postponed.pop())
-
-
-def _error(number: int) -> KeyboardInterrupt:
-    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-
-
-def _importing(frame: FrameType | None) -> bool:
-    """Whether the import system is among the callers of a frame."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False

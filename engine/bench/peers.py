@@ -31,6 +31,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import model_folders
 from ..record.metrics import Marks, Meter
 from ..run.writer import answers_of, output_digest
+from ..signals import ending_with
 from .experiment import ASSISTED, LLAMA_CPP, LOOKUP
 from .sides import Peer, Side, SideRun
 
@@ -180,18 +181,17 @@ def _llama_cpp(side: Side, folder: Path) -> Peer:
     stored = DTYPES.get(options.dtype) if kind == FULL else KINDS[kind]
     if stored is None or options.device != "cpu":
         raise UsageError(f"{LLAMA_CPP}: not in {options.dtype} on {options.device}")
-    folder_of_file = TemporaryDirectory(prefix="specsot-gguf-")
-    file = write_gguf(Path(folder_of_file.name) / "model.gguf", folder, stored)
-    model: Any = binding.Llama(
-        str(file),
-        verbose=False,
-        n_ctx=min(side.session.models.target.config.rope.limit, 4096),
-        n_threads=options.threads,
-        n_threads_batch=options.threads,
-    )
+    temporary = TemporaryDirectory(prefix="specsot-gguf-")
+    with ending_with(temporary.cleanup), temporary as made:
+        model: Any = binding.Llama(  # maps the file, which can be removed then
+            str(write_gguf(Path(made) / "model.gguf", folder, stored)),
+            verbose=False,
+            n_ctx=min(side.session.models.target.config.rope.limit, 4096),
+            n_threads=options.threads,
+            n_threads_batch=options.threads,
+        )
 
     def generate(request: Request, ids: list[int], most: int, steps: Steps) -> list[int]:
-        assert folder_of_file, "the file is mapped for as long as the model is in use"
         tokens = list[int]()
         steps.put(ids)
         model.reset()

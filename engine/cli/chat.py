@@ -1,5 +1,6 @@
 """`specsot chat`: several turns in the terminal. torch is imported when a conversation starts."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from ..prepare.inputs import Prompt
 from ..prepare.job import prepare
 from ..prepare.options import MODELS, RunOptions
 from ..shell import complain, put
+from ..signals import handling
 from .options import graph_argument, takes
 
 if TYPE_CHECKING:
@@ -59,12 +61,15 @@ def _lines() -> Iterator[str]:
         import readline  # noqa: F401  (makes `input` edit lines and remember them)
     while True:
         try:
-            yield input("> ")
+            with handling(signal.default_int_handler, signal.SIGINT):
+                line = input("> ")
         except EOFError:
             print(file=sys.stderr)
             return
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /quit ends)", file=sys.stderr)
+        else:
+            yield line
 
 
 @dataclass(slots=True)
@@ -89,12 +94,10 @@ class ChatSession:
             self.failed = True
             return
         streamed = False
-        try:
+        with handling(lambda *_: handle.cancel(), signal.SIGINT):
             for piece in text_pieces(handle.stream(), self.engine.session.program.graph):
                 put(printable(piece))
                 streamed = True
-        except KeyboardInterrupt:
-            handle.cancel()
         answer = handle.result()
         if answer.text.strip() and not streamed:
             put(printable(answer.text))

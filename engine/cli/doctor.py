@@ -16,6 +16,7 @@ from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
 from ..prepare.job import EMBEDDED, embedded_folder, machine, versions
 from ..shell import complain, print_json
+from ..signals import ending_with
 from .options import flag, option
 
 if TYPE_CHECKING:
@@ -148,7 +149,9 @@ def measure_overhead(threads: int | None, rounds: int) -> "Meter":
 
     session, prompts = _question("bim_eagle", threads, None)
     total = Meter()
-    with TemporaryDirectory() as folder, closing(RunFolder(Path(folder))) as files:
+    temporary = TemporaryDirectory()
+    clean = ending_with(temporary.cleanup)
+    with clean, temporary as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
             run, recorder, _ = perform(session, prompts, write=files.trace)
             run.close()

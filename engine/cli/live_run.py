@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ...states.phases.merge import Answer
-from ..errors import Code, UnequalError, code_of
+from ..errors import Code, UnequalError
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..record.metrics import drafter_warnings
@@ -32,10 +32,9 @@ from ..run.writer import (
 from ..shell import Writer, complain, deliver, json_text, usable
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper
-from ..view.tui import Keys, LiveView
+from ..view.tui import Keys, LiveView, leaving_screen
 
 SCHEMA = 1
-STOPPED = {STATUS_CODES[status]: status for status in (Status.INTERRUPTED, Status.TERMINATED)}
 Starts = Callable[[Session, Sequence[Prompt], Write | None], tuple[EngineCore, Recorder]]
 
 
@@ -66,9 +65,12 @@ def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> Ru
     job = files.job
     options = job.options
     folder = files.folder
-    with closing(folder), StopSignal() as stop:  # signals during the start count, too
+    console = Console(stderr=True)
+    with closing(folder), ExitStack() as stack:
         files.begin(os.environ, session.models.stop_ids)
-        run, recorder = starts(session, files.prompts, folder.trace)
+        run, recorder = starts(session, files.prompts, folder.trace)  # a signal ends the process
+        stack.enter_context(leaving_screen(console))
+        stop = stack.enter_context(StopSignal())
         recorder.listeners.append(files.answers(run, recorder))
         if options.explain_rounds and not options.quiet:
             recorder.listeners.append(rounds_view(recorder, run, Writer(sys.stderr)))
@@ -78,11 +80,12 @@ def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> Ru
             probe_blends(run, recorder)
         rounds = job.program.graph.limits.max_rounds
         try:
-            with _watched(job, run, recorder, stop) as pauses:
+            with _watched(job, run, recorder, stop=stop, console=console) as pauses:
                 pause = (lambda run: all(pause(run) for pause in pauses)) if pauses else None
                 status = drive(run, recorder, max_rounds=rounds, stop=stop, pause=pause)
         except BaseException as error:
-            files.end(run, recorder, STOPPED.get(code_of(error), Status.FAILED), error)
+            stopped = isinstance(error, KeyboardInterrupt)
+            files.end(run, recorder, Status.INTERRUPTED if stopped else Status.FAILED, error)
             raise
         outcome = files.end(run, recorder, status, None)
         run.close()
@@ -91,14 +94,13 @@ def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> Ru
 
 @contextmanager
 def _watched(
-    job: Job, run: EngineCore, recorder: Recorder, stop: StopSignal
+    job: Job, run: EngineCore, recorder: Recorder, *, stop: StopSignal, console: Console
 ) -> Iterator[list[Pause]]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q; yields what pauses the
     run.
 
     Explained rounds are lines, and a live view has no room for lines. A run that is stepped through
     in plain lines needs no others."""
-    console = Console(stderr=True)
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
     live = not (lines or options.quiet) and usable(console, dict(os.environ))

@@ -13,7 +13,7 @@ from typer import Exit
 from typer.core import TyperGroup
 
 from ..shell import one_line_for_faults, open_streams, show_renamed_keys, user_errors
-from ..signals import let_close, raise_them
+from ..signals import end_at_once, let_close
 from .completing import command_line
 
 PROGRAM = "specsot"
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         with faults:
             if argv is None:
-                raise_them()
+                end_at_once()
             build(names)(args=words, prog_name=PROGRAM)
     finally:
         if argv is None:

@@ -108,12 +108,9 @@ def up(
     check_cluster(job, block)
     ray_workers.set_up_ray(LOCAL)
     head = ray_workers.start_head(block.workers, job.options.graph)
-    try:
+    with ray_workers.ending_cluster(head):
         ray_workers.set_up_ray(head.address)
         ray_workers.load_workers(job, block.model_copy(update={"address": head.address}))
-    except BaseException:
-        ray_workers.end_cluster(head)
-        raise
     put(f"{head.address}\n")
 
 

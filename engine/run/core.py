@@ -1,7 +1,6 @@
 """The step loop: one machine of one graph over one set of pools, and what ends it."""
 
 import signal
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from enum import StrEnum
@@ -16,6 +15,7 @@ from ...states.phases.merge import Answer
 from ...states.request import Branch, Request
 from ..errors import Code
 from ..record.recorder import Recorder
+from ..signals import NAMES, give_back, handling
 
 POLL_SECONDS = 0.05  # of the stop signal and the viewer during a delay
 
@@ -84,19 +84,19 @@ STATUS_CODES = {
 
 class StopSignal(ExitStack):
     """Turns the first Ctrl-C or SIGTERM into a request to stop between two transitions; a second
-    Ctrl-C stops at once. Outside the main thread signals keep their handlers."""
+    one is handled as before. Outside the main thread signals keep their handlers."""
 
     status: Status | None = None  # until a signal has come
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.callback(signal.signal, number, signal.signal(number, self._stop))
+        self._before = {number: signal.getsignal(number) for number in NAMES}
+        self.enter_context(handling(self._stop))
         return self
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.status is not None:
-            raise KeyboardInterrupt
+            give_back(number, self._before[signal.Signals(number)])
+            return
         interrupted = number == signal.SIGINT
         self.status = Status.INTERRUPTED if interrupted else Status.TERMINATED
 

@@ -27,6 +27,7 @@ from ..errors import Code, UsageError, message_of
 from ..prepare.options import LOOPBACK, ServeOptions
 from ..record.run_folder import SavedRun
 from ..shell import complain
+from ..signals import handling
 from ..workers.router import POLL_INTERVAL, Router
 from .app import Api, PageRoutes, add_error_handlers, build_app
 from .connections import ACCEPTS, BoundedServer, StrictProtocol, most_connections
@@ -275,7 +276,7 @@ async def view(run: SavedRun, options: ServeOptions) -> int:
     PageRoutes(app, None, Path(), run)
     middleware = AdmissionMiddleware(app, options, ServerMetrics(None))
     complain(f"{run.path.name} is shown at {address_of(listener)} (Ctrl-C ends)")
-    with suppress(KeyboardInterrupt):
-        server = BoundedServer(config_of(middleware, options, most_connections()))
+    server = BoundedServer(config_of(middleware, options, most_connections()))
+    with handling(lambda *_: None):  # uvicorn hands a signal on after it has ended
         await server.serve(sockets=[listener])
     return int(Code.OK)

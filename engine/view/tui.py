@@ -9,7 +9,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
@@ -27,6 +27,7 @@ from rich.text import Text
 from ..record.recorder import Recorder
 from ..record.replay import Replay
 from ..record.run_view import PoolView, Scene, Snapshot
+from ..signals import SCREEN, ending_with
 from . import panels
 from .drafts import drafts_legend, drafts_text
 
@@ -355,9 +356,14 @@ class Player:
         return text
 
 
+def leaving_screen(console: Console) -> AbstractContextManager[None]:
+    """A signal that ends the process in the block shows the terminal's normal screen again."""
+    return ending_with(lambda: os.write(2, SCREEN) if console.is_alt_screen else None)
+
+
 def play(player: Player, console: Console, keys: Keys) -> None:
     """Play until the quit key, or to the end without a keyboard."""
-    with Live(console=console, screen=True, auto_refresh=False) as live:
+    with leaving_screen(console), Live(console=console, screen=True, auto_refresh=False) as live:
         last = monotonic()
         painted = None
         while player.playing or keys.available:

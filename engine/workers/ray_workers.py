@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from ctypes import CDLL
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ from ..errors import ClusterError, UsageError, message_of
 from ..prepare.job import Job
 from ..prepare.options import LOCAL, ClusterBlock
 from ..shell import complain
+from ..signals import ending_with
 from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
 from .protocol import Load, Start, summed
 
@@ -141,7 +143,7 @@ def _start_head(workers: int, graph: str, *, stays: bool) -> StandingCluster:
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(json.dumps(asdict(cluster)))
     deadline = monotonic() + HEAD_DEADLINE
-    try:
+    with ending_cluster(cluster):
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex((host, port)) == 0:
@@ -150,7 +152,15 @@ def _start_head(workers: int, graph: str, *, stays: bool) -> StandingCluster:
                 lines = log.read_text(errors="replace").strip().splitlines()
                 raise ClusterError(f"Ray does not start: {(lines or ['no reason given'])[-1]}")
             sleep(HEAD_POLL_INTERVAL)
-    except BaseException:  # Ctrl-C among them
+
+
+@contextmanager
+def ending_cluster(cluster: StandingCluster) -> Iterator[None]:
+    """After an error in the block, or a signal that ends the process, the cluster is gone."""
+    try:
+        with ending_with(partial(end_cluster, cluster)):
+            yield
+    except BaseException:
         end_cluster(cluster)
         raise
 
@@ -270,6 +280,8 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
     with ExitStack() as stack:
         if address == LOCAL:
             folder = stack.enter_context(driver_folder())
+            stack.enter_context(ending_with(partial(remove_folder, folder)))
+            before = signal.getsignal(signal.SIGTERM)
             settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
             settings |= {"include_dashboard": False, "_temp_dir": folder}
         else:

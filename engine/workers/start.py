@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..limits import usable_cpus
 from ..prepare.job import Job, read_cluster, threads_of
 from ..prepare.options import LOCAL, ClusterBlock
+from ..signals import ending_with
 from .link import HangLimits, ProcessHost, WorkerSource
 from .protocol import Start
 from .ray_workers import end_cluster, job_workers, ray_workers, set_up_ray, start_head
@@ -120,6 +121,7 @@ def replica_router(
             names = ", ".join(job.program.graph.name for job in jobs)
             head = start_head(block.workers, names, stays=False)
             stack.callback(end_cluster, head)
+            stack.enter_context(ending_with(partial(end_cluster, head)))
             block = block.model_copy(update={"address": head.address})
             set_up_ray(block.address)
         shared = replace(jobs[0], options=replace(jobs[0].options, workers=block.workers))

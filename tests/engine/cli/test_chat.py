@@ -1,6 +1,7 @@
 """`specsot chat`: turns behind each other, in the terminal and without one."""
 
 import io
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.commands import call
 
+from specsot.engine.cli import chat as chat_module
 from specsot.engine.cli.chat import ChatSession
 from specsot.engine.events import (
     OUTLINE,
@@ -57,6 +59,23 @@ def test_a_turn_stands_behind_the_ones_before(session: Any) -> None:
     answer = list(talk.past[0].tokens)
     assert len(answer) == 12 and two[: len(one) + len(answer)] == one + answer
     assert len(talk.past) == 2 and two[len(one) + len(answer) :] != []
+
+
+def test_ctrl_c_stops_an_answer_alone(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+
+    def put(text: str) -> None:
+        if not printed:
+            signal.raise_signal(signal.SIGINT)
+        printed.append(text)
+
+    monkeypatch.setattr(chat_module, "put", put)
+    with Engine(session("autoregressive", budget=400)) as engine:
+        talk = ChatSession(engine)
+        talk.turn("How do I make tea?")
+        assert len(talk.past[0].tokens) < 400
+        talk.turn("And coffee?")
+        assert len(talk.past) == 2 and printed.count("\n\n") == 2
 
 
 OUTLINED = [("bim_eagle", t, s) for t in ("embedded", "list", "instruct") for s in SHARED]

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -15,10 +15,10 @@ from helpers.fuzz import MAKERS, try_all, try_graph, try_input
 from helpers.fuzz_streams import ANSWER, run_cases, stream_cases
 from helpers.support import SEED
 
-from specsot.engine import signals
 from specsot.engine.cli import main as cli
-from specsot.engine.errors import Code, code_of
-from specsot.engine.signals import Terminated
+from specsot.engine.errors import Code
+from specsot.engine.run.core import Status, StopSignal
+from specsot.engine.signals import ending_with
 
 PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
 RUN = ["run", "autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
@@ -178,25 +178,68 @@ def test_who_ignores_it_goes_on_ignoring_it(tmp_path: Path) -> None:
     assert code == Code.OK and "interrupted" not in said
 
 
-def test_a_signal_during_an_import_is_raised_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nwhole = True\n"
-    (tmp_path / "halved.py").write_text(body)
-    monkeypatch.syspath_prepend(tmp_path)
-    kept = {one: signal.getsignal(one) for one in (*signals.NAMES, signal.SIGALRM)}
-    left = signal.getitimer(signal.ITIMER_REAL)
-    try:
-        signals.raise_them()
-        with pytest.raises(Terminated) as ended:
-            import halved  # type: ignore[import-not-found]
+DESTRUCTOR = """
+import os, signal, sys
+from specsot.engine.cli import run_command, start
 
-            signal.pause()
-        assert halved.whole and code_of(ended.value) is Code.TERMINATED
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *left)
-        for one, handler in kept.items():
-            signal.signal(one, handler)
+class Gone:
+    def __del__(self):
+        os.kill(os.getpid(), int(number))
+        signal.getsignal(signal.SIGINT)  # the interpreter handles signals between two calls
+
+def prepare(options):
+    Gone()
+    return original(options)
+
+number, original = sys.argv.pop(1), run_command.prepare
+run_command.prepare = prepare
+start.main()
+"""
+
+
+@pytest.mark.parametrize("number", SAID)
+def test_a_signal_in_a_destructor_is_not_swallowed(number: signal.Signals, tmp_path: Path) -> None:
+    code, word = SAID[number]
+    done = subprocess.run(
+        [sys.executable, "-c", DESTRUCTOR, str(int(number)), *WORDS],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (code, f"specsot: {word}\n")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def handled() -> Iterator[list[str]]:
+    """What handlers did; SIGTERM's of before is one of them."""
+    log: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: log.append("before"))
+    yield log
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_second_signal_is_handled_as_before(handled: list[str]) -> None:
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.status is Status.TERMINATED and handled == []
+        signal.raise_signal(signal.SIGTERM)
+        assert handled == ["before"]
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGTERM)
+    assert stop.status is None, "nohup"
+
+
+def test_what_is_cleaned_before_the_end(handled: list[str]) -> None:
+    with ending_with(lambda: handled.append("outer")):
+        with ending_with(lambda: handled.append("inner")):
+            signal.raise_signal(signal.SIGTERM)
+        assert handled == ["inner", "outer", "before"]
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
 
 
 # -- a few of the odd graphs, inputs and streams that tests/full tries by hundreds -----------------
