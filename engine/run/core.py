@@ -26,7 +26,7 @@ class EngineCore(Run):
 
     def __init__(self, program: Program, board: Mapping[str, Any], sink: Sink) -> None:
         super().__init__(program, board, sink)
-        self.initial = program.graph.initial
+        self._initial = program.graph.initial
 
     def step(self, before_phase: Callable[[], bool] | None = None) -> bool:
         """One pass from `schedule` to `schedule`: at most one forward of the target; raises what
@@ -37,7 +37,7 @@ class EngineCore(Run):
             if before_phase is not None and not before_phase():
                 return False
             self.advance()
-            if self.state == self.initial:
+            if self.state == self._initial:
                 return not self.finished
         return False
 

@@ -149,17 +149,18 @@ class RunWriter:
         self.folder.write_json("manifest.json", self._manifest)
 
     def answers(self, core: EngineCore, recorder: Recorder) -> Callable[[Event], None]:
-        """What listens to a run and writes every answer once it is finished; between two steps."""
+        """What listens to a run and writes every answer once it is finished."""
         unwritten = core.requests
+        ended = 0
         prompts = core.board["prompts"]
 
         def listen(event: Event) -> None:
-            nonlocal unwritten
-            if not isinstance(event, Moved) or event.target != core.initial:
-                return
-            if not (finished := [request for request in unwritten if request.finished]):
+            nonlocal unwritten, ended
+            if not isinstance(event, Moved) or core.manager.ended == ended:
                 return
             start = perf_counter_ns()
+            ended = core.manager.ended
+            finished = [request for request in unwritten if request.finished]
             unwritten = [request for request in unwritten if not request.finished]
             answers = answers_of(finished, prompts)
             for line in outputs(answers, finished, prompts, recorder.meter):

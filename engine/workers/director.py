@@ -155,6 +155,7 @@ class RequestState:
         self._read_prompts_()
         if self.ended:
             move(request, ENDING_OF[request.finish])
+            self.table.ended += 1
 
     def parse_(self) -> None:
         """Parse the outline into branches, with the prompts of those that have no dependencies."""
