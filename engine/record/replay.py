@@ -40,6 +40,7 @@ from .run_view import (
 
 UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None}  # of a branch
 MAX_FRAMES = 20_000  # that a page plays
+MAX_BYTES = 128 << 20  # of a trace that a page plays
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
 
 
@@ -435,6 +436,9 @@ def as_perfetto(records: Iterable[Record], title: str) -> str:
 
 def playback_of(run: SavedRun) -> dict[str, Any]:
     """The scene of a run, its requests and its frames, as JSON values; raises UsageError."""
+    trace = run.path / TRACE
+    if trace.exists() and trace.stat().st_size > MAX_BYTES:
+        raise UsageError(f"{trace}: a page plays at most {MAX_BYTES >> 20} MiB")
     replay = Replay(run)
     if len(replay) > MAX_FRAMES:
         reason = f"{len(replay)} transitions, a page plays at most {MAX_FRAMES}"

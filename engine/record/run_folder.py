@@ -278,7 +278,7 @@ def find_run(ref: str, runs: Path) -> SavedRun:
     """The run of a reference: a folder, `latest`, a graph (its newest run), or the start or the
     end of a name; raises UsageError unless `runs` has one."""
     for path in (Path(ref), runs / ref):
-        if (path / MANIFEST).is_file():
+        if (path / MANIFEST).exists():
             return SavedRun(path.resolve() if path.name == LATEST else path)
     saved = saved_runs(runs)
     matches = [run for run in saved if f"-{ref}-" in run.path.name][-1:]

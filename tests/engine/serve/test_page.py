@@ -111,6 +111,11 @@ def test_a_run_folder_that_cannot_be_read_stops_no_request(kept: Path, tmp_path:
     broken, about = asyncio.run(ask())
     assert broken.status_code == 400 and "not a regular file" in broken.text
     assert about.json()["runs"] == [folder.name]
+    (folder / "trace.jsonl").unlink()
+    with (folder / "trace.jsonl").open("wb") as large:
+        large.truncate(129 << 20)
+    broken, _ = asyncio.run(ask())
+    assert broken.status_code == 400 and "at most 128 MiB" in broken.text
 
 
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1280, 800, "light"), (390, 844, "dark")])
