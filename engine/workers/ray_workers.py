@@ -282,6 +282,8 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
             folder = stack.enter_context(driver_folder())
             stack.enter_context(ending_with(partial(remove_folder, folder)))
             before = signal.getsignal(signal.SIGTERM)
+            private: Any = import_module("ray._private.utils")
+            private.set_sigterm_handler = lambda handler: None  # Ray's raises SystemExit
             settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
             settings |= {"include_dashboard": False, "_temp_dir": folder}
         else:

@@ -40,7 +40,7 @@ def watched(
     seen: list[Snapshot] = []
 
     @contextmanager
-    def look(job: Any, run: Any, recorder: Any, stop: Any) -> Iterator[Any]:
+    def look(job: Any, run: Any, recorder: Any, **more: Any) -> Iterator[Any]:
         before(run)
 
         def pause(run: Any) -> bool:
