@@ -137,7 +137,8 @@ class Lifecycle:
         prompt = request.combine if fold is None else fold.prompt(request)
         if prompt is None or len(parts) < 2:
             return
-        branch = self.table.new_branch(request, len(request.branches), request.budget)
+        budget = min(request.budget, request.spare_tokens)
+        branch = self.table.new_branch(request, len(request.branches), budget)
         branch.combines = True
         branch.prompt = prompt
         request.branches.append(branch)

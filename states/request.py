@@ -4,6 +4,7 @@
 not in the table is a defect of the engine. None is taken per token or per round."""
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -261,6 +262,7 @@ class Request:
         belong to the prefix cache; `reused` of them were cached on arrival.
     first_branch: resumes first after a preemption. resumed_tokens: decoded elsewhere, by branch.
     requested_tokens: the budget that the user set; a budget of 0 ends it after its outline.
+    answer_tokens: most tokens of its outline and all parts together; by default without a bound.
     given_outline: of `--outline FILE`, prefilled as `given_ids`. documents: searched for branches.
     cancelled: it ends at the next step with `finish` and the reason `why`. step: the first one that
         considered it. deadline: of `time.monotonic()`. exclusive: it runs alone.
@@ -278,6 +280,7 @@ class Request:
     outline_budget: int
     sampling: SamplingRules = field(default_factory=SamplingRules)
     requested_tokens: int | None = None
+    answer_tokens: int = sys.maxsize
     prefix_owner: int = 0
     root: Branch | None = None
     branches: list[Branch] = field(default_factory=list)
@@ -378,11 +381,16 @@ class Request:
         del self.context[length:]
 
     @property
+    def spare_tokens(self) -> int:
+        """The part of `answer_tokens` that its branches have not used."""
+        return self.answer_tokens - sum(len(branch.tokens) for branch in self.all_branches())
+
+    @property
     def remaining_tokens(self) -> int:
         """Number of tokens that it may still decode, as far as known."""
         if not self.branches:
             written = 0 if self.root is None else len(self.root.tokens)
-            return self.outline_budget + self.budget - written
+            return min(self.outline_budget + self.budget - written, self.spare_tokens)
         return sum(b.budget - len(b.tokens) for b in self.branches if not b.ended)
 
 

@@ -65,6 +65,8 @@ class RequestSettings:
     skeleton: False for one plain answer, whatever the graph does.
     stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
         an outline ends all the same.
+    answer_tokens: budget of the whole answer: of an outline, which takes at most half of it, and of
+        all parts together. `Prompt.max_new_tokens` is the budget of each of them.
     schema: a JSON schema, as JSON, that constrains a plain answer. contexts: events report the
     context of each branch. handed: the part of a migrated request that this engine decodes.
     resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
@@ -74,6 +76,7 @@ class RequestSettings:
     skeleton: bool = True
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    answer_tokens: int | None = None
     schema: str | None = None
     contexts: bool = False
     handed: MigratedRequest | None = None
@@ -82,7 +85,8 @@ class RequestSettings:
     @property
     def plain(self) -> bool:
         """Whether the request never has an outline."""
-        return bool(self.token_ids) or not self.skeleton or self.schema is not None
+        no_room = self.answer_tokens is not None and self.answer_tokens < 2
+        return bool(self.token_ids) or not self.skeleton or self.schema is not None or no_room
 
 
 AS_THE_GRAPH = RequestSettings()

@@ -1,6 +1,7 @@
 """From options to a session, and from its prompts to requests, engines and recorded runs."""
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -160,6 +161,7 @@ class Session:
         elif not settings.plain and self.new_matcher is not None:
             matcher = partial(self.new_matcher, prompt.text)
         model_stops = self.prompts.stop_ids
+        most = settings.answer_tokens or sys.maxsize
         request = Request(
             key=prompt.key,
             seed=derive_seed(self.seed, prompt.key) if prompt.seed is None else prompt.seed,
@@ -167,10 +169,11 @@ class Session:
             prefix=prefix,
             tail=tail,
             stop_ids=frozenset((*(() if settings.ignore_eos else model_stops), *settings.stop_ids)),
-            budget=prompt.max_new_tokens or self.budget,
-            outline_budget=skeleton.max_tokens if skeleton is not None else 0,
+            budget=min(prompt.max_new_tokens or self.budget, most),
+            outline_budget=min(skeleton.max_tokens, most // 2) if skeleton is not None else 0,
             sampling=settings.sampling or self.sampling,
             requested_tokens=prompt.max_new_tokens or self.max_new_tokens,
+            answer_tokens=most,
             opening=opening,
             given_outline=outline,
             given_ids=[] if outline is None else list(self.prompts.outline_ids(outline.points)),

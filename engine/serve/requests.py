@@ -174,6 +174,9 @@ class Vendor(BaseModel):
         description="ordered: parts in reading order; multiplexed: as they are generated, "
         "each chunk with its part",
     )
+    part_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = Field(
+        None, description="budget of each part of an outlined answer, of the only part of others"
+    )
     trace: Flag = Field(False, description="chunks have the origin of every token")
     documents: Annotated[list[DocumentField | Text], Field(max_length=256)] = []
     timeout: Annotated[Real, Field(gt=0, le=86_400)] | None = Field(
@@ -238,12 +241,13 @@ class SamplingFields(RequestPart):
 
     def submits(self, graph: str, new_id: Callable[[], str], timeout: float) -> list[Submit]:
         drafts = self.drafts()
+        vendor = self.specsot
         limit = drafts[0].prompt.max_new_tokens
+        budgets = [budget for budget in (limit, vendor.part_tokens) if budget is not None]
         if limit is not None and self.min_tokens > limit:
             raise bad_field("min_tokens", f"{self.min_tokens}, more than max_tokens")
         if self.stream_options is not None and not self.stream:
             raise bad_field("stream_options", "needs stream: true")
-        vendor = self.specsot
         if self.stream and vendor.stream == "multiplexed" and self.stop:
             raise bad_field("stop", "not with specsot.stream multiplexed")
         documents = tuple(
@@ -254,8 +258,9 @@ class SamplingFields(RequestPart):
         )
         seed = random.getrandbits(62) if self.seed is None else self.seed
         shared: Any = {"documents": documents, "cache_salt": self.cache_salt or vendor.cache_salt}
+        shared["max_new_tokens"] = min(budgets, default=None)
         settings: Any = {"skeleton": vendor.skeleton, "stop_ids": tuple(self.stop_token_ids)}
-        settings["ignore_eos"] = self.ignore_eos
+        settings |= {"ignore_eos": self.ignore_eos, "answer_tokens": limit}
         common: Any = {
             "graph": graph,
             "sampling": self._sampling(),

@@ -104,7 +104,8 @@ class AnswerLengths:
         outlined = _is_outlined(request, facts)
         default = budget * (UNSEEN_PARTS if outlined else 1)
         mean = self._means.get((request.graph, outlined), default)
-        return int(mean if outlined else min(mean, budget))
+        most = mean if outlined else budget
+        return int(min(mean, most, request.settings.answer_tokens or most))
 
     def note_(self, request: Request, ended: Ended, graphs: CountsByGraph) -> None:
         if isinstance(request, Submit):

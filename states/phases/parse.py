@@ -31,8 +31,9 @@ def parse_(
         root = request.root
         assert root is not None
         with failing(root):
+            most = min(max_branches, tokens_of_parts(branches.table, request))
             request.outline = request.given_outline or prompts.read_outline(
-                root.tokens, max_branches=max_branches, tools=tools
+                root.tokens, max_branches=most, tools=tools
             )
             if branches.limits.share_outline:
                 branches.kv_cache.promote_root_(request)
@@ -61,20 +62,41 @@ def fan_out_(
     direct_tokens: int,
 ) -> None:
     """Create the branches of a parsed outline, or one plain answer if it has no points. pending:
-    tokens of the outline before the common prompt. direct_tokens: of the plain answer."""
+    tokens of the outline before the common prompt. direct_tokens: of the plain answer. Parts divide
+    the tokens of the whole answer by the lengths that the outline expects."""
     before = PromptTokens(tuple(pending)) + request.opening
     assert request.outline is not None
     points = request.outline.points
     if not points:
-        budget = min(direct_tokens, request.requested_tokens or direct_tokens)
+        most = min(direct_tokens, request.spare_tokens)
+        budget = min(most, request.requested_tokens or most)
         direct = table.new_branch(request, 0, budget)
         direct.prompt = before + builder.direct(request)
         request.branches = [direct]
         return
     common, documents_of = builder.shared(request)
     request.common_prompt = before + common
+    total = request.spare_tokens if len(points) == 1 else tokens_of_parts(table, request)
+    shares = divided(total, [point.length for point in points])
     for index, (point, documents) in enumerate(zip(points, documents_of, strict=True)):
-        branch = table.new_branch(request, index, request.budget)
+        branch = table.new_branch(request, index, min(request.budget, shares[index]))
         branch.point = point
         branch.documents = documents
         request.branches.append(branch)
+
+
+def tokens_of_parts(table: RequestTable, request: Request) -> int:
+    """Tokens of all parts together, after the outline. Half of them, if one more branch combines
+    the parts: it has the rest."""
+    skeleton = table.limits.graph.skeleton
+    combines = skeleton is not None and skeleton.merge != "concat"
+    return max(request.spare_tokens // 2, 1) if combines else request.spare_tokens
+
+
+def divided(total: int, weights: Sequence[int]) -> list[int]:
+    """A total as one share for each weight, in proportion and at least 1; the first shares have the
+    remainder."""
+    spare = max(total - len(weights), 0)
+    shares = [spare * weight // sum(weights) for weight in weights]
+    rest = spare - sum(shares)
+    return [1 + share + (place < rest) for place, share in enumerate(shares)]

@@ -36,7 +36,7 @@ ASKED: list[dict[str, Any]] = [
     {
         "text": f"{RAIN if number % 3 else BEES} {number}",
         "model": GRAPHS[number % 2],
-        "max_tokens": 24 if number % 2 == 0 else 80,
+        "max_tokens": 120 if number % 2 == 0 else 80,
         "seed": number,
         "temperature": 0.8 if number % 4 > 1 else 0.0,
     }

@@ -541,10 +541,11 @@ try:
     rest = {k: v for k, v in json.loads(text).items() if k != "paths"}
     told["openapi"] = rest
     chat = {"messages": said, "max_tokens": 8}
+    outlined = {"messages": said, "model": "bim_eagle", "specsot": {"part_tokens": 8}}
     for key, path, body in (
         ("models", "/v1/models", None),
         ("chat", "/v1/chat/completions", chat),
-        ("chat skeleton", "/v1/chat/completions", {**chat, "model": "bim_eagle"}),
+        ("chat skeleton", "/v1/chat/completions", outlined),
         ("chat drawn", "/v1/chat/completions", {**chat, "temperature": 1, "seed": 4, "n": 2}),
         ("chat scores", "/v1/chat/completions", {**chat, "logprobs": True, "top_logprobs": 2}),
         ("stream", "/v1/chat/completions", {**chat, "stream": True}),

@@ -174,8 +174,9 @@ def test_lengths_stop_ids_and_ignored_ends(served: Served) -> None:
 
 
 def test_an_outline_ends_whatever_is_ignored(served: Served) -> None:
+    each = {"max_tokens": None, "specsot": {"part_tokens": 16}}
     for text in (BEES, " pray MALVOLIO My prayers minx MARIA No I warrant you he will"):
-        got = served.chat(text, "bim_dflash", max_tokens=16, ignore_eos=True)
+        got = served.chat(text, "bim_dflash", ignore_eos=True, **each)
         assert got.status_code == 200, got.text
         parts = max(got.json()["choices"][0]["message"]["content"].count("\n\n") // 2, 1)
         usage = got.json()["usage"]
@@ -282,9 +283,27 @@ def test_a_plain_answer_of_a_graph_with_outlines(served: Served) -> None:
     assert plain["choices"] == served.chat(BEES, "dflash", max_tokens=24).json()["choices"]
 
 
+def test_the_parts_of_an_answer_share_its_max_tokens(served: Served, alone: Any) -> None:
+    for most in (1, 40, 90):
+        for name in ("max_tokens", "max_completion_tokens"):
+            got = served.chat(BEES, "bim_dflash", **{name: most}).json()
+        usage = got["usage"]
+        assert 0 < usage["completion_tokens"] <= most
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert got["choices"][0]["finish_reason"] == "length"
+    assert usage["completion_tokens_details"]["skeleton_tokens"] > 0
+    each = {"max_tokens": None, "specsot": {"part_tokens": 24}}
+    got = served.chat(BEES, "bim_dflash", **each).json()
+    assert got["choices"][0]["message"]["content"] == alone("bim_dflash", BEES)[0]
+    same = served.chat(BEES, "bim_dflash", **each | {"max_tokens": 1000}).json()
+    assert same["choices"] == got["choices"]
+    short = served.complete("A bee", max_tokens=9, specsot={"part_tokens": 3}).json()
+    assert short["usage"]["completion_tokens"] == 3
+
+
 def test_parts_as_they_are_written(served: Served) -> None:
-    body = {"model": "bim_dflash", "messages": said(BEES), "max_tokens": 24}
-    vendor = {"stream": "multiplexed", "trace": True}
+    body = {"model": "bim_dflash", "messages": said(BEES)}
+    vendor = {"stream": "multiplexed", "trace": True, "part_tokens": 24}
     chunks = [c for c in served.stream(**body, specsot=vendor)[:-1] if "specsot" in c]
     told = [c["specsot"] for c in chunks]
     titles = next(one["titles"] for one in told if one["event"] == "outline")
@@ -296,7 +315,7 @@ def test_parts_as_they_are_written(served: Served) -> None:
             content = chunk["choices"][0]["delta"].get("content")
             assert (content == "") == (one["branch"] < 0)
     parts = [f"{n}. {title}\n\n{texts[n - 1].strip()}" for n, title in enumerate(titles, 1)]
-    assert "\n\n".join(parts) == content_of(served, "bim_dflash")
+    assert "\n\n".join(parts) == content_of(served, "bim_dflash", max_tokens=None)
     order = [one["branch"] for one in told if one["event"] == "wrote" and one["branch"] >= 0]
     assert order != sorted(order), "side by side, not one after the other"
     origins = {o for one in told if one["event"] == "wrote" for _, o in one["pieces"]}

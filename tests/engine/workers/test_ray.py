@@ -68,8 +68,8 @@ def _two_runs_in_turn() -> None:
 
 
 QUESTIONS = [
-    {"text": BEES.text, "model": "bim_dflash", "max_tokens": 40},
-    {"text": RAIN, "model": "bim_dflash", "max_tokens": 40, "seed": 4, "temperature": 0.8},
+    {"text": BEES.text, "model": "bim_dflash", "max_tokens": 160},
+    {"text": RAIN, "model": "bim_dflash", "max_tokens": 160, "seed": 4, "temperature": 0.8},
 ]
 
 
