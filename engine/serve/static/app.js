@@ -27,9 +27,11 @@ async function answer(name, signal) {
   const timer = setInterval(() => shown.show(performance.now() - began), 200);
   const body = {
     model: name, stream: true, stream_options: { include_usage: true },
-    max_tokens: Number($("budget").value) || 96,
     messages: [{ role: "user", content: $("prompt").value }],
-    specsot: { trace: true, documents: $("documents").value.split(/\n\s*\n/).filter((one) => one.trim()) },
+    specsot: {
+      trace: true, part_tokens: Number($("budget").value) || 96,
+      documents: $("documents").value.split(/\n\s*\n/).filter((one) => one.trim()),
+    },
   };
   let said = "stopped";
   try {
