@@ -47,7 +47,8 @@ class PrefixCacheManager:
         """Cached rows that a waiting request would continue after and that others pin anyway."""
         length = self._reusable(request)
         end = 0
-        path, _ = self.cache.match(self._prompt(request), request.cache_salt)
+        ids = self._prompt(request)
+        path, _ = self.cache.match(ids, request.cache_salt, drafts=_drafts(request))
         for segment in path if length else ():
             node = self.cache.nodes[segment]
             end = node.end if node.pins else end
@@ -62,7 +63,8 @@ class PrefixCacheManager:
 
     def _reusable(self, request: Request) -> int:
         limit = self._max_shared(request)
-        return self.cache.reusable(self._prompt(request), limit, request.cache_salt)
+        salt = request.cache_salt
+        return self.cache.reusable(self._prompt(request), limit, salt, drafts=_drafts(request))
 
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
@@ -71,7 +73,9 @@ class PrefixCacheManager:
             self._counted.add(request.prefix_owner)
             self.cache.figures.asked += len(ids)
         self._publish_prefix_of_(ids, salt)
-        length = self.cache.attach_(request.prefix_owner, ids, self._max_shared(request), salt)
+        limit = self._max_shared(request)
+        drafts = _drafts(request)
+        length = self.cache.attach_(request.prefix_owner, ids, limit, salt, drafts=drafts)
         if request.stage is Stage.WAITING:
             request.reused = length
         if length:
@@ -251,6 +255,11 @@ class PrefixCacheManager:
         self.borrowers.pop(request.prefix_owner, None)
         self._prompts.pop(request.prefix_owner, None)
         self._counted.discard(request.prefix_owner)
+
+
+def _drafts(request: Request) -> bool:
+    """Whether a drafter will read the rows of a waiting request: not for an answer of one token."""
+    return bool(request.branches) or request.remaining_tokens > 1
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

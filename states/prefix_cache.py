@@ -111,9 +111,11 @@ class PrefixCache:
             del siblings[key]
         return siblings
 
-    def match(self, ids: Ints, salt: str = "") -> tuple[list[int], int]:
+    def match(self, ids: Ints, salt: str = "", *, drafts: bool = True) -> tuple[list[int], int]:
         """The cached segments on the path of these ids, and the number of ids that they cover; the
-        last segment may match in part."""
+        last segment may match in part. drafts: of several segments, prefer one whose rows the
+        drafters' pools have too; the rows of an answer of one token are in the target's pool alone.
+        """
         path = list[int]()
         covered = 0
         children = self._roots.get(salt, {})
@@ -123,7 +125,10 @@ class PrefixCache:
                 (shared_length(self.nodes[segment].tokens, rest), segment)
                 for segment in self._candidates(children, rest)
             ]
-            length, best = max(matches, default=(0, NO_SEGMENT))
+            if drafts and len(matches) > 1:
+                _, length, best = max((self._drafted(s, size), size, s) for size, s in matches)
+            else:
+                length, best = max(matches, default=(0, NO_SEGMENT))
             if not length:
                 break
             path.append(best)
@@ -133,13 +138,20 @@ class PrefixCache:
             children = self.nodes[best].children
         return path, covered
 
-    def reusable(self, ids: Ints, limit: int, salt: str = "") -> int:
-        """Cached rows for this prompt, at most `limit`; 0 if they are fewer than `min_match`."""
-        path, covered = self.match(ids, salt)
+    def reusable(self, ids: Ints, limit: int, salt: str = "", *, drafts: bool = True) -> int:
+        """Cached rows for this prompt, at most `limit`; 0 if they are fewer than `min_match`.
+        drafts: only rows that the drafters' pools have too."""
+        path, covered = self.match(ids, salt, drafts=drafts)
         length = min(covered - self.lookback, limit, len(ids) - 1)
-        for pool in self.pools[1:]:
+        for pool in self.pools[1:] if drafts else ():
             length = min(length, self.covered(pool, path))
         return length if length >= self.min_match else 0
+
+    def _drafted(self, segment: int, length: int) -> int:
+        """How many of the first `length` rows of a segment the drafters' pools have."""
+        start = self.nodes[segment].start
+        ends = (pool.span_of(segment)[1] for pool in self.pools[1:])
+        return min([length, *(end - start for end in ends)])
 
     def covered(self, pool: KVCache, path: Sequence[int]) -> int:
         """Number of positions of a path with rows in a drafter's pool."""
@@ -152,12 +164,20 @@ class PrefixCache:
         return covered
 
     def attach_(
-        self, segment: int, ids: Ints, limit: int, salt: str = "", *, counted: bool = True
+        self,
+        segment: int,
+        ids: Ints,
+        limit: int,
+        salt: str = "",
+        *,
+        drafts: bool = True,
+        counted: bool = True,
     ) -> int:
         """Let a segment without rows continue after the cached rows of these ids, and pin them;
-        counted: they count as reused. Returns the position of the segment's first own row."""
-        if length := self.reusable(ids, limit, salt):
-            path, _ = self.match(ids, salt)
+        drafts: as for `reusable`; counted: they count as reused. Returns the position of the
+        segment's first own row."""
+        if length := self.reusable(ids, limit, salt, drafts=drafts):
+            path, _ = self.match(ids, salt, drafts=drafts)
             self.segments.set_parent(segment, self._pin_end_at_(path, length))
         if counted:
             self.figures.reused += length

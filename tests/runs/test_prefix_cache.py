@@ -100,6 +100,25 @@ def test_the_next_turn_of_a_chat_prefills_only_what_is_new(
     check_lossless(run, book, made.reference, plain=True)
 
 
+@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
+def test_a_prompt_whose_answer_is_one_token_is_cached(
+    layout: str, tiny: Make, graphs: Graphs
+) -> None:
+    """No drafter reads such a prompt, so its rows are in the target's pool alone."""
+    made = tiny("llama")
+    book = FixedBook({"q": TokenBook(130, "outline", ()).ids("turn", 80, 80)})
+    sets = (f"layout.kind={layout}", "layout.max_num_branches=1")
+    session = graphs.session("eagle", made.models, book, sets=sets)
+    budgets = (1, 1, 9, 9, 1, 2)
+    prompts = [Prompt(str(n), "q", max_new_tokens=most) for n, most in enumerate(budgets)]
+    run = drive(start(session, prompts))
+    assert [one.reused for one in requests_of(run)] == [0, 79, 0, 79, 78, 78]
+    assert [len(branch.tokens) for branch in branches_of(run)] == list(budgets)
+    check_lossless(run, book, made.reference, plain=True)
+    together = start(session, [Prompt(str(n), "q", max_new_tokens=1) for n in range(4)])
+    assert reused(drive(together)) == 3 * 79
+
+
 def test_a_full_pool_evicts_what_was_not_used_for_longest(tiny: Make, graphs: Graphs) -> None:
     made, book = tiny("llama"), StemBook(130, "outline", ())
     questions = [f"{stem}/{own}" for stem in "abcdef" for own in (1, 2)]
