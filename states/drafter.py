@@ -82,6 +82,11 @@ class Drafter:
         return getattr(weights, cls.loader)(folder, target, dtype=dtype, device=device)
 
     @classmethod
+    def completed(cls, settings: DrafterSettings, model: Any) -> DrafterSettings:
+        """The settings of a kind with `has_model`, with what the graph leaves to the checkpoint."""
+        return settings
+
+    @classmethod
     def logits(
         cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
     ) -> Tensor:

@@ -3,6 +3,7 @@
 import sys
 import traceback
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from typer import Exit
@@ -72,6 +73,7 @@ def run_command(options: RunOptions) -> int:
             for line in lines if not options.quiet else ():
                 complain(line)
             folder = folder or RunFolder.create(options.runs_dir, job.program.graph.name)
+            job = replace(job, program=session.program)  # with settings of the drafter's checkpoint
             stream = AnswerStream(job)
             files = RunWriter(folder, job, provenance, earlier=earlier, show=stream.show)
             outcome = perform(session, files, starts)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from inspect import signature
+from itertools import starmap
 from typing import Any, ParamSpec
 
 import torch
@@ -16,7 +17,9 @@ from ...ops.forward import HostReader
 from ...ops.sampling.settings import SamplingRules
 from ...states.blend import BlendState, FoldState
 from ...states.drafter import Drafter
+from ...states.graph.checks import with_drafters
 from ...states.graph.graph import Graph, Program
+from ...states.graph.plugins import drafter_class
 from ...states.machine import Sink
 from ...states.manager import BranchStateManager
 from ...states.prompt_builder import PromptBuilder
@@ -72,7 +75,6 @@ class Session:
         if graph.drafter.has_model and models.drafter is None:
             reason = f"graph {graph.name!r} needs a {graph.drafter.kind} drafter; none was given"
             raise ModelError(program.source.file, reason)
-        self.program = program
         self.models = models
         self.seed = seed
         self.outline_drafter: Any = None
@@ -81,6 +83,9 @@ class Session:
             ref = getattr(drafter, "model", None) or EMBEDDED
             folder = model_folder(ref, drafter.checkpoint or drafter.kind)
             self.outline_drafter = with_drafter(models, folder, drafter.kind).drafter
+        drafters = (graph.drafter, models.drafter), (graph.outline_drafter, self.outline_drafter)
+        self.program = with_drafters(program, *starmap(_completed, drafters))
+        graph = self.program.graph
         self.max_new_tokens = max_new_tokens
         self.budget = max_new_tokens or graph.limits.max_new_tokens
         self.outline = outline
@@ -248,6 +253,13 @@ class Session:
         graph = self.program.graph
         first = costs_of(self.models, graph.drafter, self.models.drafter)
         return first, costs_of(self.models, graph.outline_drafter, self.outline_drafter)
+
+
+def _completed(settings: Any, model: Any) -> Any:
+    """A drafter's settings, with what the graph leaves to the checkpoint."""
+    if settings is None or not settings.has_model:
+        return settings
+    return drafter_class(settings.kind).completed(settings, model)
 
 
 def _taps(drafter: Drafter, models: Models) -> tuple[int, ...]:

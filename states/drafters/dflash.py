@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ...ops.sampling.settings import Draws
 from ..drafter import Drafter, committed_features
-from ..graph.drafter_settings import Nodes, TreeSettings
+from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
     from ..round import CommittedRows
 
 
+UNKNOWN_BLOCK = 8  # rows of a block in the checks of a graph, before its checkpoint is known
+
+
 class DFlashSettings(TreeSettings):
     """A DFlash model fills a block of masks per branch in one forward (arXiv 2602.06036)."""
 
     kind: Literal["dflash"]
     has_model: ClassVar[bool] = True
-    block_size: Int = Field(8, ge=2, le=1024)
-    """rows of a block, with its root token"""
+    block_size: Int | None = Field(None, ge=2, le=1024)
+    """rows of a block, with its root token; by default those of the checkpoint"""
     grow: Literal["chain", "ddtree"] = "chain"
     """one path through the block, or its best tree (DDTree)"""
     draws: Literal["best", "sampled"] = "best"
@@ -40,8 +43,12 @@ class DFlashSettings(TreeSettings):
     """checkpoint of the drafter"""
 
     @property
+    def rows(self) -> int:
+        return self.block_size or UNKNOWN_BLOCK
+
+    @property
     def offered(self) -> int | Mapping[int, int]:
-        return self.block_size - 1 if self.is_chain else super().offered
+        return self.rows - 1 if self.is_chain else super().offered
 
     @property
     def chooses(self) -> bool:
@@ -50,10 +57,10 @@ class DFlashSettings(TreeSettings):
     @property
     def draft_depth(self) -> int:
         """Drafted levels of a tree."""
-        return self.block_size - 1
+        return self.rows - 1
 
     def forward_rows(self, nodes: int, levels: int) -> tuple[int, ...]:
-        return (self.block_size,)
+        return (self.rows,)
 
     @property
     def is_chain(self) -> bool:
@@ -65,7 +72,7 @@ class DFlashSettings(TreeSettings):
 
     @property
     def scratch(self) -> int:
-        return self.block_size
+        return self.rows
 
 
 class DFlashDrafter(Drafter):
@@ -74,6 +81,12 @@ class DFlashDrafter(Drafter):
     Settings = DFlashSettings
     settings: DFlashSettings
     loader = "load_dflash"
+
+    @classmethod
+    def completed(cls, settings: DrafterSettings, model: Any) -> DrafterSettings:
+        if getattr(settings, "block_size", None) is not None:
+            return settings
+        return settings.model_copy(update={"block_size": model.block_size})
 
     @classmethod
     def logits(
@@ -109,7 +122,7 @@ class DFlashDrafter(Drafter):
             return self.no_drafts(len(frontier))
         branches = len(frontier.root_S)
         nodes = self.num_nodes(branches)
-        size = self.settings.block_size
+        size = self.settings.rows
         if not nodes:
             return self.no_drafts(branches)
         if self.settings.is_chain:

@@ -1,6 +1,7 @@
 """Checks of a graph as a whole, in stages: one typo is one message."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +62,24 @@ def checked_program(
     whens = [edge.when for edge in graph.transitions if edge.when is not None]
     guards = {when: checks.table.guards[when] for when in whens}
     return Program(graph=graph, source=source, steps=steps, guards=guards, given=given)
+
+
+def with_drafters(
+    program: Program, drafter: DrafterSettings, outline_drafter: DrafterSettings | None
+) -> Program:
+    """The program with these drafter settings; raises GraphError if the pool is too small for their
+    trees."""
+    graph = program.graph
+    if (drafter, outline_drafter) == (graph.drafter, graph.outline_drafter):
+        return program
+    skeleton = graph.skeleton
+    if skeleton is not None:
+        skeleton = skeleton.model_copy(update={"drafter": outline_drafter})
+    graph = graph.model_copy(update={"drafter": drafter, "skeleton": skeleton})
+    checks = _Checks(graph, program.source, OpTable({}, program.guards))
+    checks.sizes()
+    checks.end_stage()
+    return replace(program, graph=graph)
 
 
 class _Checks:
