@@ -1,6 +1,7 @@
 """CPUs and memory available to this process, also inside a container."""
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from math import ceil
@@ -36,6 +37,11 @@ def free_memory() -> int | None:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         table = dict(line.split(":", 1) for line in lines)
         amounts.append(int(table["MemAvailable"].split()[0]) * 1024)
+    with suppress(OSError, ValueError):
+        most, _ = resource.getrlimit(resource.RLIMIT_AS)
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        if most != resource.RLIM_INFINITY:
+            amounts.append(max(most - pages * resource.getpagesize(), 0))
     return min(amounts, default=None)
 
 

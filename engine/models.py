@@ -143,6 +143,7 @@ def run_pools(
         return new_pool(drafter, layout.kv_slots + scratch, rows, models, block_size=block_size)
 
     try:
+        free = free_memory() if models.device.type == "cpu" else None
         kv = new_pool(models.target, layout.kv_slots, rows, models, block_size=block_size)
         kv_draft = drafter_pool(graph.drafter, models.drafter)
         kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
@@ -151,6 +152,8 @@ def run_pools(
         kv_prefix = tuple(
             new_pool(user, pool.capacity, 1, models) for user, pool in users if pool and stays
         )
+        pools = [pool for pool in (kv, kv_draft, kv_outline, *kv_prefix) if pool is not None]
+        check_free("all pools", sum(pool.data.nbytes for pool in pools), free)
     except (MemoryError, OSError) as error:
         at = ("layout", "kv_slots")
         problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
@@ -165,10 +168,15 @@ def new_pool(
     raises MemoryError with both numbers if it takes more memory than is free."""
     shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
     needed = 2 * prod(shape) * models.dtype.itemsize
-    free = free_memory()
-    if models.device.type == "cpu" and free is not None and needed > free:
-        each = f"{rows} rows of {capacity}" if rows > 1 else str(capacity)
-        raise MemoryError(
-            f"keys and values of {each} slots take {needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
-        )
+    each = f"{rows} rows of {capacity} slots" if rows > 1 else f"{capacity} slots"
+    on_cpu = models.device.type == "cpu"
+    free = free_memory() if on_cpu else torch.cuda.mem_get_info(models.device)[0]
+    check_free(each, needed, free)
     return KVCache(*shape, block_size=block_size, dtype=models.dtype, device=models.device)
+
+
+def check_free(what: str, needed: int, free: int | None) -> None:
+    """Raise MemoryError with both numbers if keys and values take more memory than is free."""
+    if free is not None and needed > free:
+        numbers = f"{needed / 1e9:.3f} GB, {free / 1e9:.3f} are free"
+        raise MemoryError(f"keys and values of {what} take {numbers}")

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -24,6 +25,17 @@ class ModelError(ValueError):
 def cause_of(error: BaseException) -> str:
     """An error of a library in one line."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
+@contextmanager
+def panics_as(failed: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise an error where the library `tokenizers` panics: its exception is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise failed(f"the library panics: {str(error).splitlines()[0][:200]}") from None
 
 
 @dataclass(frozen=True, slots=True)

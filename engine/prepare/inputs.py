@@ -14,7 +14,7 @@ from ...ops.sampling.settings import SamplingRules
 from ...states.request import MigratedRequest
 from ...states.text.documents import Document, check_document
 from ...states.text.prompts import PastTurn
-from ...states.text.tokens import PromptError, check_question
+from ...states.text.tokens import PromptError, check_question, check_unicode
 from ...states.yaml.spec import Int
 from ..errors import UsageError
 
@@ -168,6 +168,7 @@ def _prompt(value: Mapping[str, Any], number: int) -> Prompt:
     for name, content in ((names[0], text), ("cache_salt", salt)):
         if not isinstance(content, str):
             raise UsageError(f"{name!r} must be a text")
+    check_unicode(salt, "cache_salt")
     key = next((value[k] for k in ID_KEYS if value.get(k) is not None), number)
     if isinstance(key, bool) or not isinstance(key, str | int) or not str(key).strip():
         raise UsageError("'id' must be a text or a number")

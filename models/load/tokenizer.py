@@ -1,15 +1,16 @@
 """The tokenizer of a model folder: nothing outside the folder is read, no code of it is run, and
 the chat template is tried once, so that one that fails or never ends is refused before a run."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from ..config import DecoderConfig, DecoderShape
-from ..files import Fields, ModelError, cause_of, inside, read_json
+from ..files import Fields, ModelError, cause_of, inside, panics_as, read_json
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -17,6 +18,7 @@ TEMPLATE = "chat_template.jinja"
 VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # each makes a tokenizer
 SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of a tokenizer's files
 TEMPLATES = "additional_chat_templates"
+TRIAL = "Hello, World! é 12\n"
 MAX_EXTRA = 256  # tokens that a drafter's tokenizer may have more, or fewer
 TEMPLATE_SECONDS = 5.0  # for three short turns
 TURNS = [
@@ -53,17 +55,40 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
+        with panics_as(RuntimeError):
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         max_id = max(*tokenizer.get_vocab().values(), tokenizer.eos_token_id or 0)
     except Exception as error:  # transformers and tokenizers raise many kinds
         raise ModelError(folder, f"no usable tokenizer: {cause_of(error)}") from None
     if max_id >= config.vocab_size:
         reason = f"the tokenizer's highest id is {max_id}"
         raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
+    _check_normalizer(folder, tokenizer)
     check_chat_template(folder, tokenizer)
     return tokenizer
+
+
+def _check_normalizer(folder: Path, tokenizer: Any) -> None:
+    """Raise ModelError if an ordinary text makes the library panic. An empty pattern is found
+    before, because a panic writes a stack trace to standard error."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    normalizer = getattr(backend, "normalizer", None)
+    if normalizer is None:
+        return
+    path = folder / TOKENIZER
+    steps = [json.loads(normalizer.__getstate__())]
+    for step in steps:
+        steps += step.get("normalizers") or ()
+        if step.get("type") == "Replace" and "" in (step.get("pattern") or {}).values():
+            reason = "no usable tokenizer: a normalizer of type `Replace` has an empty pattern"
+            raise ModelError(path, reason)
+    with (
+        panics_as(lambda why: ModelError(path, f"no usable tokenizer: {why}")),
+        suppress(Exception),  # of a text with letters that the vocabulary lacks
+    ):
+        backend.encode(TRIAL)
 
 
 def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:

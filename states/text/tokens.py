@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ...models.files import panics_as
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -74,6 +76,11 @@ class PromptError(ValueError):
     """A text that cannot be a prompt; the message gives the reason."""
 
 
+def check_unicode(text: str, what: str) -> None:
+    if lone := re.search("[\ud800-\udfff]", text):
+        raise PromptError(f"the {what} has a lone surrogate at {lone.start()}: not valid Unicode")
+
+
 def check_question(text: str, what: str = "prompt") -> None:
     """Raise PromptError for a text that is too long, blank, or has a NUL or a lone surrogate."""
     if len(text) > MAX_CHARACTERS:
@@ -82,8 +89,7 @@ def check_question(text: str, what: str = "prompt") -> None:
         raise PromptError(f"the {what} is {'blank' if text else 'empty'}")
     if "\x00" in text:
         raise PromptError(f"the {what} has a NUL character at {text.index(chr(0))}")
-    if lone := re.search("[\ud800-\udfff]", text):
-        raise PromptError(f"the {what} has a lone surrogate at {lone.start()}: not valid Unicode")
+    check_unicode(text, what)
 
 
 class Encoder:
@@ -128,4 +134,5 @@ class Encoder:
     def _encode(self, text: str, **options: bool) -> Ids:
         # Not verbose: the length of whole prompts is checked elsewhere.
         more = {"add_special_tokens": False, "verbose": False}
-        return list(self._tokenizer.encode(text, **more, **options))
+        with panics_as(PromptError):
+            return list(self._tokenizer.encode(text, **more, **options))

@@ -1,6 +1,8 @@
 """`specsot run` on tiny models: what it prints, keeps, repeats, and how it fails."""
 
 import json
+import re
+import resource
 import signal
 from collections.abc import Callable
 from itertools import count
@@ -271,7 +273,23 @@ def test_a_pool_that_does_not_fit_is_refused(shell: Any, monkeypatch: Patch) -> 
     monkeypatch.setattr("specsot.engine.models.free_memory", lambda: 1_000_000)
     assert shell.run(sets=("layout.kv_slots=4000000",)) == Code.GRAPH
     assert "layout.kv_slots: keys and values of 4000000 slots take " in shell.err
-    assert " GB, 0.0 are free" in shell.err and "fault of" not in shell.err
+    assert " GB, 0.001 are free" in shell.err and "fault of" not in shell.err
+    monkeypatch.setattr("specsot.engine.models.free_memory", lambda: 13_000_000)
+    assert shell.run(sets=("layout.kv_slots=6000",)) == Code.GRAPH, "each of the pools fits alone"
+    assert (
+        "layout.kv_slots: keys and values of all pools take 0.014 GB, 0.013 are free" in shell.err
+    )
+
+
+def test_a_limit_of_the_address_space_is_free_memory(shell: Any) -> None:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + 900_000_000, most))
+    try:
+        assert shell.run(sets=("layout.kv_slots=900000",)) == Code.GRAPH
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, most))
+    assert re.search(r"900000 slots take \d\.\d+ GB, 0\.\d+ are free", shell.err)
 
 
 def test_redacting_hides_the_home_directory() -> None:

@@ -59,6 +59,7 @@ def test_jsonl_objects(tmp_path: Path) -> None:
         ('{"prompt": 5}', "'prompt' must be a text"),
         ('{"prompt": ["a"]}', "'prompt' must be a text"),
         ('{"turns": []}', "'turns' must be a text"),
+        (r'{"prompt": "a", "cache_salt": "\ud800"}', "cache_salt has a lone surrogate at 0"),
         ('{"prompt": "a", "seed": true}', "'seed' must be a whole number"),
         ('{"prompt": "a", "seed": -1}', "'seed' must be a whole number"),
         ('{"prompt": "a", "max_new_tokens": 0}', "'max_new_tokens' must be a whole number"),

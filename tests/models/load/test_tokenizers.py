@@ -17,6 +17,7 @@ from specsot.models.files import ModelError
 from specsot.models.load import tokenizer as loader
 from specsot.models.load.tokenizer import SETTINGS, TEMPLATE, TEMPLATES, TOKENIZER, load_tokenizer
 from specsot.models.load.weights import load_target, load_vanilla
+from specsot.states.text.tokens import Encoder, PromptError
 
 QWEN3_THINKING = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -157,6 +158,15 @@ def add_id(folder: Path) -> None:
     rewrite(folder, TOKENIZER, lambda document: document["model"]["vocab"].update(new=130))
 
 
+def normalize(pattern: dict[str, str]) -> Spoil:
+    """A normalizer that puts a text at every match of a pattern, in a sequence of others."""
+    replace = {"type": "Replace", "pattern": pattern, "content": "x"}
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, replace]}
+    cuts = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    changes = {"normalizer": steps, "pre_tokenizer": cuts}
+    return lambda folder: rewrite(folder, TOKENIZER, lambda document: document.update(changes))
+
+
 BAD: dict[str, tuple[Spoil, str]] = {
     "none": (lambda f: (f / TOKENIZER).unlink(), r"target: holds no tokenizer \(tokenizer\.json"),
     "empty": (write(TOKENIZER, ""), "no usable tokenizer: JSONDecodeError"),
@@ -167,6 +177,9 @@ BAD: dict[str, tuple[Spoil, str]] = {
     "own code": (edit(auto_map={"AutoTokenizer": ["x.Y", None]}), "`auto_map` .* never executed"),
     "class a number": (edit(tokenizer_class=3), "`tokenizer_class` must be a name, not 3"),
     "eos a number": (edit(eos_token=5), "no usable tokenizer: TypeError"),
+    "empty pattern": (normalize({"String": ""}), "tokenizer.json: .* `Replace` .* empty pattern"),
+    "empty regex": (normalize({"Regex": ""}), "tokenizer.json: .* `Replace` .* empty pattern"),
+    "pattern that panics": (normalize({"Regex": "q*"}), "no usable tokenizer: the library panics"),
     "added tokens": (edit(added_tokens_decoder={"x": 1}), "no usable tokenizer: "),
     "other file": (edit(fast_tokenizer_files=["../tokenizer.1.json"]), "not a plain file name"),
     "other files": (edit(fast_tokenizer_files=5), "`fast_tokenizer_files` must be a list"),
@@ -196,6 +209,13 @@ def test_a_bad_tokenizer_is_refused_in_one_line(name: str, folder: Path) -> None
         load_models(folder, None)
     assert str(caught.value).startswith(str(folder)) and "\n" not in str(caught.value)
     assert code_of(caught.value) is Code.MODEL
+
+
+def test_a_text_that_makes_the_tokenizer_panic_is_no_prompt(folder: Path) -> None:
+    normalize({"Regex": "(?=q)"})(folder)
+    encoder = Encoder(load_tokenizer(folder, decoder_config(folder)))
+    with pytest.raises(PromptError, match="the library panics: "):
+        encoder.text("qé \n")
 
 
 def test_a_template_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
