@@ -83,6 +83,9 @@ def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: boo
     check_widths(target.config.path, weights.kind, target)
     target.weights = weights.kind
     if weights.kind == INT8:
+        if not packed:
+            reason = "int8 quantises whole rows, of which ranks that compute together have parts"
+            raise ModelError(target.config.path, f"{reason}: take --weights int4 or full")
         target.quantise_()
         settle_(target)
         return

@@ -1,4 +1,4 @@
-"""Quantised weights and layers as the compiled kernels take them."""
+"""The layers of a quantised decoder as one compiled function."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,50 +10,8 @@ from torch import Tensor
 from ..ops.attention.backends import AttentionBackend, AttentionPlan
 from ..ops.attention.metadata import SlotRun
 from ..ops.kv.pool import KVCache
-from .kernels import DEPTH, LANES, OFFSET, multiply, run_layers
+from .kernels import run_layers
 from .layers import DecoderLayer
-
-
-class PackedWeight:
-    """Codes [O, I] in blocks [O / 16, I / 4, 16, 4], whose inputs and outputs zeros fill up."""
-
-    def __init__(self, codes_OI: Tensor, scale_O: Tensor) -> None:
-        outputs, depth = codes_OI.shape
-        blocks = -(-outputs // LANES)
-        depth_4 = -(-depth // DEPTH)
-        codes = np.zeros((blocks * LANES, depth_4 * DEPTH), np.int8)
-        codes[:outputs, :depth] = codes_OI.numpy()
-        memory = np.empty(codes.size + 64, np.int8)
-        start = -memory.ctypes.data % 64
-        self.blocks = memory[start : start + codes.size].reshape(blocks, depth_4, LANES, DEPTH)
-        ordered = codes.reshape(blocks, LANES, depth_4, DEPTH).transpose(0, 2, 1, 3)
-        np.copyto(self.blocks, ordered)
-        self.shift_O = OFFSET * codes[:outputs].sum(1, dtype=np.int32)
-        self.scale_O = scale_O.float().numpy().copy()
-        self.depth = depth
-        self.outputs = outputs
-
-    @property
-    def addresses(self) -> list[int]:
-        return [array.ctypes.data for array in (self.blocks, self.shift_O, self.scale_O)]
-
-    def product(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
-        """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
-        shape = (x_NI.shape[0], self.outputs)
-        if added is None:
-            out_NO = torch.empty(shape, dtype=torch.float64)
-        else:
-            out_NO = added.double().expand(shape).clone()
-        x = x_NI.double().contiguous().numpy()
-        multiply(
-            x_NI=x,
-            blocks=self.blocks.ctypes.data,
-            shift_O=self.shift_O,
-            scale_O=self.scale_O,
-            out_NO=out_NO.numpy(),
-            add=added is not None,
-        )
-        return out_NO
 
 
 class CompiledLayers:
@@ -69,10 +27,11 @@ class CompiledLayers:
         self._decoder = decoder
 
     @classmethod
-    def supports(cls, decoder: Any) -> bool:
-        """Whether all layers see the same masks and have SwiGLU."""
+    def of(cls, decoder: Any) -> "CompiledLayers | None":
+        """None unless all layers see the same masks and have SwiGLU."""
         alike = len(set(decoder.kinds)) == 1 and decoder.kv_heads > 0
-        return alike and decoder.layers[0].activation is torch.nn.functional.silu
+        swiglu = decoder.layers[0].activation is torch.nn.functional.silu
+        return cls(decoder) if alike and swiglu else None
 
     def takes(self, attention: AttentionPlan) -> bool:
         """Whether a plan is computed here: that of a backend with a way of its own is not."""

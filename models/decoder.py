@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,9 @@ from .layers import (
     wide_logits,
 )
 from .linear import Int8, Linear
+
+if TYPE_CHECKING:
+    from .compiled import CompiledLayers
 
 COMPUTED = (LayerStatus.DECODE, LayerStatus.FULL)
 MAX_ROWS = 2048  # at once in a layer: of more, every row takes longer (docs/memory.md)
@@ -75,7 +78,9 @@ class Decoder(PoolModel):
 
     weights = "full"
     integer = False
-    compiled: Any = None  # `compiled.CompiledLayers`, of a quantised model where it can be used
+    compiled: "CompiledLayers | None" = (
+        None  # `compiled.CompiledLayers`, of a quantised model where it can be used
+    )
     normalise = staticmethod(rms_norm)
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
@@ -124,9 +129,10 @@ class Decoder(PoolModel):
                     module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
         self.normalise = wide_norm
         self.integer = True
-        kernels = compiled_kernels() if self.embed.is_cpu else None
-        if kernels is not None and kernels.CompiledLayers.supports(self):
-            self.compiled = kernels.CompiledLayers(self)
+        if self.embed.is_cpu and compiled_kernels() is not None:
+            from .compiled import CompiledLayers  # needs numba
+
+            self.compiled = CompiledLayers.of(self)
 
     def forward(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,15 +25,14 @@ class IntegerWeight:
     def __init__(self, codes_OI: Tensor, scale_O: Tensor) -> None:
         self.outputs, self.depth = codes_OI.shape
         self.scale_O = scale_O.double()
-        compiled = compiled_kernels() if codes_OI.is_cpu else None
-        self.packed: Any = None if compiled is None else compiled.PackedWeight(codes_OI, scale_O)
+        kernels = compiled_kernels() if codes_OI.is_cpu else None
+        self.packed = None if kernels is None else PackedWeight(kernels, codes_OI, scale_O)
         self.codes_IO = codes_OI.t() if self.packed is None else None
 
     def product(self, x_NI: Tensor, added: Tensor | None = None) -> Tensor:
         """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
         if self.packed is not None:
-            product_NO: Tensor = self.packed.product(x_NI, added)
-            return product_NO
+            return self.packed.product(x_NI, added)
         assert self.codes_IO is not None
         codes_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
@@ -41,6 +41,50 @@ class IntegerWeight:
             sums_NO = codes_NI @ self.codes_IO.double()
         out_NO = sums_NO * (scale_N1 * self.scale_O)
         return out_NO if added is None else out_NO + added
+
+
+class PackedWeight:
+    """Codes [O, I] in blocks [O / 16, I / 4, 16, 4], whose inputs and outputs zeros fill up."""
+
+    def __init__(self, kernels: Any, codes_OI: Tensor, scale_O: Tensor) -> None:
+        self._multiply = kernels.multiply
+        outputs, depth = codes_OI.shape
+        lanes = kernels.LANES
+        blocks = -(-outputs // lanes)
+        fours = -(-depth // kernels.DEPTH)
+        codes = np.zeros((blocks * lanes, fours * kernels.DEPTH), np.int8)
+        codes[:outputs, :depth] = codes_OI.numpy()
+        memory = np.empty(codes.size + 64, np.int8)
+        start = -memory.ctypes.data % 64  # a block is read as vectors of 64 bytes
+        ordered = codes.reshape(blocks, lanes, fours, kernels.DEPTH).transpose(0, 2, 1, 3)
+        self.blocks = memory[start : start + codes.size].reshape(ordered.shape)
+        self.blocks[:] = ordered
+        self.shift_O = kernels.OFFSET * codes[:outputs].sum(1, dtype=np.int32)
+        self.scale_O = scale_O.float().numpy().copy()
+        self.depth = depth
+        self.outputs = outputs
+
+    @property
+    def addresses(self) -> list[int]:
+        return [array.ctypes.data for array in (self.blocks, self.shift_O, self.scale_O)]
+
+    def product(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
+        """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
+        shape = (x_NI.shape[0], self.outputs)
+        if added is None:
+            out_NO = torch.empty(shape, dtype=torch.float64)
+        else:
+            out_NO = added.double().expand(shape).clone()
+        x = x_NI.double().contiguous().numpy()
+        self._multiply(
+            x_NI=x,
+            blocks=self.blocks.ctypes.data,
+            shift_O=self.shift_O,
+            scale_O=self.scale_O,
+            out_NO=out_NO.numpy(),
+            add=added is not None,
+        )
+        return out_NO
 
 
 def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,7 +103,7 @@ def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @cache
 def compiled_kernels() -> Any:
-    """The module `compiled`; None without numba, or on a processor without AVX-512 VNNI."""
+    """The module `kernels`; None without numba, or on a processor without AVX-512 VNNI."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             supported = "avx512_vnni" in file.read()
@@ -68,10 +112,10 @@ def compiled_kernels() -> Any:
     if not supported:
         return None
     try:
-        from . import compiled
+        from . import kernels
     except ImportError:
         return None
-    return compiled
+    return kernels
 
 
 # -- the same arithmetic in transformers' model ---------------------------------------------------
@@ -113,9 +157,12 @@ def integer_reference_(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
 
-    def attention(module: Any, q: Tensor, k: Tensor, v: Tensor, *rest: Any, **named: Any) -> Any:
+    def attention(
+        module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **named: Any
+    ) -> Any:
         k = k.to(kv_dtype).double()
-        return sdpa_attention_forward(module, q, k, v.to(kv_dtype).double(), *rest, **named)
+        v = v.to(kv_dtype).double()
+        return sdpa_attention_forward(module, q, k, v, attention_mask=attention_mask, **named)
 
     name = f"integer_{str(kv_dtype).removeprefix('torch.')}"
     AttentionInterface.register(name, attention)

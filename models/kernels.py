@@ -353,9 +353,10 @@ def gate(both_I, inner):
 
 
 @njit(**OPTIONS)
-def linear(x_NI, weight, depth, outputs, out_NO, add):
+def linear(x_NI, weight, out_NO, add):
     """weight: addresses of blocks, shifts, scales and bias (0: none)."""
-    rows = x_NI.shape[0]
+    rows, depth = x_NI.shape
+    outputs = out_NO.shape[1]
     padded = (depth + DEPTH - 1) // DEPTH * DEPTH
     codes_NI = np.empty((rows, padded), np.uint8)
     scale_N = np.empty(rows)
@@ -363,7 +364,15 @@ def linear(x_NI, weight, depth, outputs, out_NO, add):
         scale_N[n] = quantise(x_NI[n], codes_NI[n])
     shift_O = carray(pointer(weight[1], types.int32), (outputs,))
     scale_O = carray(pointer(weight[2], types.float32), (outputs,))
-    product(codes_NI, scale_N, weight[0], shift_O, scale_O, out_NO, add)
+    product(
+        codes_NI=codes_NI,
+        scale_N=scale_N,
+        blocks=weight[0],
+        shift_O=shift_O,
+        scale_O=scale_O,
+        out_NO=out_NO,
+        add=add,
+    )
     if weight[3]:
         bias_O = carray(pointer(weight[3], types.float64), (outputs,))
         for n in range(rows):
@@ -395,7 +404,7 @@ def run_layers(
         norm_H = carray(pointer(own[0], types.float64), (hidden,))
         for n in range(rows):
             normalise(x_NH[n], norm_H, eps, normed_NH[n])
-        linear(normed_NH, own[1:5], hidden, all_width, qkv_NI, False)
+        linear(normed_NH, own[1:5], qkv_NI, False)
         keys_gSd = kv_LtgSd[layer, 0]
         values_gSd = kv_LtgSd[layer, 1]
         for n in range(rows):
@@ -413,15 +422,15 @@ def run_layers(
                     store(turned_d, keys_gSd[h - heads, slot])
                     at = width + kv_heads * dim + (h - heads) * dim
                     store(qkv_NI[n, at : at + dim], values_gSd[h - heads, slot])
-        attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI)
-        linear(out_NI, own[6:10], width, hidden, x_NH, True)
+        attend(q_Nhd, keys_gSd, values_gSd, groups_X=groups_X, out_NI=out_NI)
+        linear(out_NI, own[6:10], x_NH, True)
         norm_H = carray(pointer(own[10], types.float64), (hidden,))
         for n in range(rows):
             normalise(x_NH[n], norm_H, eps, normed_NH[n])
-        linear(normed_NH, own[11:15], hidden, 2 * inner, both_NI, False)
+        linear(normed_NH, own[11:15], both_NI, False)
         for n in range(rows):
             gate(both_NI[n], inner)
-        linear(both_NI[:, :inner], own[15:19], inner, hidden, x_NH, True)
+        linear(both_NI[:, :inner], own[15:19], x_NH, True)
 
 
 @njit(**OPTIONS)
@@ -433,4 +442,12 @@ def multiply(x_NI, blocks, shift_O, scale_O, out_NO, add):
     scale_N = np.empty(rows)
     for n in range(rows):
         scale_N[n] = quantise(x_NI[n], codes_NI[n])
-    product(codes_NI, scale_N, blocks, shift_O, scale_O, out_NO, add)
+    product(
+        codes_NI=codes_NI,
+        scale_N=scale_N,
+        blocks=blocks,
+        shift_O=shift_O,
+        scale_O=scale_O,
+        out_NO=out_NO,
+        add=add,
+    )

@@ -26,8 +26,9 @@ class CallCounter:
         self.calls: Counter[tuple[str, str]] = Counter()
 
     def trace(self, frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(ROOT):
-            file = frame.f_code.co_filename[len(ROOT) :]
+        path = frame.f_code.co_filename
+        if event == "call" and path.startswith(ROOT) and path != __file__:
+            file = path[len(ROOT) :]
             self.calls[file, frame.f_code.co_qualname] += 1
 
     def report(self, title: str, *, per: int = 1, listed: bool = False) -> None:

@@ -18,7 +18,7 @@ from ..prepare.job import prepare, prepare_graphs, read_cluster
 from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions, ServeOptions
 from ..record.run_folder import find_run
 from ..shell import complain, put
-from ..workers import ray_workers
+from ..workers import ray_head, ray_workers
 from ..workers.link import HangLimits
 from ..workers.router import ask_router
 from ..workers.start import check_cluster, divided, engine_router, replica_router
@@ -107,8 +107,8 @@ def up(
     job = divided(replace(job, options=replace(job.options, workers=block.workers)))
     check_cluster(job, block)
     ray_workers.set_up_ray(LOCAL)
-    head = ray_workers.start_head(block.workers, job.options.graph)
-    with ray_workers.ending_cluster(head):
+    head = ray_head.start_head(block.workers, job.options.graph)
+    with ray_head.ending_cluster(head):
         ray_workers.set_up_ray(head.address)
         ray_workers.load_workers(job, block.model_copy(update={"address": head.address}))
     put(f"{head.address}\n")
@@ -117,7 +117,7 @@ def up(
 @cluster.command()
 def status() -> None:
     """Show the cluster of this machine, its workers, and its server."""
-    there = ray_workers.standing_cluster()
+    there = ray_head.standing_cluster()
     alive = there is not None and there.alive
     fleet = ask_router("state", put)
     if not alive and fleet is None:
@@ -139,7 +139,7 @@ def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)
     """Set the number of replicas of a server with --workers."""
     fleet = ask_router("scale", lambda line: put(f"{line}\n"), count=count)
     if fleet is None:
-        there = ray_workers.standing_cluster()
+        there = ray_head.standing_cluster()
         raise ClusterError(NO_SERVER if there is not None and there.alive else NONE)
     _put_replicas(fleet)
 
@@ -147,13 +147,13 @@ def scale(count: int = argument("The number of replicas.", ..., min=1, max=1024)
 @cluster.command()
 def down() -> None:
     """End all processes of the cluster of this machine."""
-    there = ray_workers.standing_cluster()
+    there = ray_head.standing_cluster()
     if there is None:
         raise ClusterError(NONE)
     fleet = ask_router("state", put)
     if fleet is not None and fleet["address"] == there.address:
         ask_router("end", put)
-    ray_workers.end_cluster(there)
+    ray_head.end_cluster(there)
     complain(f"{there.address} is down")
 
 

@@ -18,7 +18,7 @@ from ..errors import ClusterError, UsageError
 from ..shell import complain
 from . import protocol
 from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
-from .ray_workers import cluster_file
+from .ray_head import cluster_file
 from .tickets import (
     MAX_LOSSES,
     AnswerLengths,

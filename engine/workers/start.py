@@ -16,7 +16,8 @@ from ..prepare.options import LOCAL, ClusterBlock
 from ..signals import ending_with
 from .link import HangLimits, ProcessHost, WorkerSource
 from .protocol import Start
-from .ray_workers import end_cluster, job_workers, ray_workers, set_up_ray, start_head
+from .ray_head import end_cluster, start_head
+from .ray_workers import job_workers, ray_workers, set_up_ray
 from .router import ReplicaControl, Router
 
 if TYPE_CHECKING:

@@ -18,12 +18,11 @@ from torch.distributed import ProcessGroupGloo
 from helpers.embedded import Embedded
 from helpers.sequences import Pooled
 from helpers.support import tokens_of
-from specsot.engine.models import Models, load_models, prepare_, with_drafter
+from specsot.engine.models import Models, load_models, with_drafter
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.run.api import Engine, Session
 from specsot.models.files import ModelError
-from specsot.models.linear import Weights
 from specsot.models.load.weights import load_target
 from specsot.models.sharded import RankLost, Ranks, sharded
 
@@ -101,15 +100,6 @@ def from_shares(rank: int, folder: Path, ids: Tensor, dtype: torch.dtype) -> dic
     shard = sharded(held, group, rank, dist.get_world_size())
     out = Pooled(shard, torch.arange(len(ids)), dtype).forward(ids, 0)
     return {"logits": out.logits_RV, "copied": copied(shard, held)}
-
-
-def in_codes(rank: int | None, folder: Path, ids: Tensor) -> Tensor:
-    model = load_target(folder)
-    prepare_(model, Weights.of("int8"), torch.device("cpu"), packed=False)
-    if rank is not None:
-        model = sharded(model, None, rank, dist.get_world_size())
-        assert model.weights == "int8"
-    return Pooled(model, torch.arange(len(ids))).forward(ids, 0).logits_RV
 
 
 def refused(call: Callable[[], object]) -> str:

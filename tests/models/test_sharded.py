@@ -10,17 +10,17 @@ from helpers.sequences import Pooled
 from helpers.sharded_work import (
     forwards,
     from_shares,
-    in_codes,
     late,
     run_ranks,
     unlike,
 )
 from safetensors.torch import load_file, save_file
 
+from specsot.engine.models import prepare_
 from specsot.models.decoder import Share, part
 from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
-from specsot.models.linear import pack_
+from specsot.models.linear import Weights, pack_
 from specsot.models.load.weights import load_target, window
 from specsot.models.sharded import Ranks, ShardedDecoder, place, sharded
 
@@ -103,12 +103,9 @@ def test_shares_from_files_compute_together(folders: dict[str, Path], tmp_path: 
     torch.testing.assert_close(both[0]["logits"], run.forward(IDS, 0).logits_RV)
 
 
-def test_weights_in_codes_that_are_not_packed(folders: dict[str, Path], tmp_path: Path) -> None:
-    first, second = run_ranks(2, in_codes, tmp_path, folders["uneven"], IDS)
-    whole = in_codes(None, folders["uneven"], IDS)
-    plain = Pooled(load_target(folders["uneven"]), torch.arange(16)).forward(IDS, 0).logits_RV
-    assert torch.equal(first, second) and (whole - plain).abs().max() > 1e-3
-    torch.testing.assert_close(first, whole, atol=2e-5, rtol=1e-4)
+def test_ranks_do_not_share_rows_of_codes(folders: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match="int8 quantises whole rows"):
+        prepare_(load_target(folders["uneven"]), Weights("int8"), torch.device("cpu"), packed=False)
 
 
 def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:

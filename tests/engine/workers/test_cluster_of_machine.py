@@ -18,7 +18,7 @@ from helpers.servers import pids_of
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import ClusterError, Code
 from specsot.engine.prepare.options import LOCAL, RunOptions
-from specsot.engine.workers import ray_workers
+from specsot.engine.workers import ray_head, ray_workers
 
 GRPC_ANSWER = b"\0\0\x12\4\0\0\0\0\0"
 ANSWERS = {
@@ -95,7 +95,7 @@ def test_a_start_that_takes_too_long_is_tried_twice_and_named(
 
 DRIVER = """
 import subprocess, sys, time
-from specsot.engine.workers.ray_workers import driver_folder, end_with_parent
+from specsot.engine.workers.ray_head import driver_folder, end_with_parent
 wait = [sys.executable, "-c", "import time; time.sleep(60)"]
 with driver_folder() as folder:
     subprocess.Popen([*wait, folder])
@@ -124,13 +124,13 @@ def test_what_a_killed_driver_leaves_is_ended_at_the_next_start(
     ) as driver:
         assert driver.stdout is not None
         folder, agent = driver.stdout.readline().split()
-        ray_workers.remove_abandoned()
+        ray_head.remove_abandoned()
         assert len(pids_of(folder)) == 2 and Path(folder).exists(), "its driver lives"
         driver.send_signal(signal.SIGKILL)
     assert ended(f"{folder}/child"), "by the kernel"
     assert len(pids_of(folder)) == 1
     assert not gone([int(agent)], 0.0)
-    with ray_workers.driver_folder() as other:
+    with ray_head.driver_folder() as other:
         assert gone([int(agent)])
         assert ended(folder) and not Path(folder).exists()
         assert Path(other).exists()
