@@ -242,6 +242,8 @@ def simulate(
     cost = StepCost() if costs is None else StepCost.load(costs)
     program = open_graph(graph, sets or ())
     names = [name for name in policies.split(",") if name]
+    if "sot_priority" in names and not work.parts[1] and ":" in arrivals:
+        complain("note: sot_priority ranks plain answers as fcfs; --parts gives answers parts")
     source = partial(arrivals_of, arrivals, requests, work, seed=seed)
     simulate = partial(command.simulate, program.graph, cost, names, seed=seed)
     if cluster is None:

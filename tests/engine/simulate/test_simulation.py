@@ -12,6 +12,7 @@ from specsot.engine.errors import UsageError
 from specsot.engine.prepare.files import open_graph
 from specsot.engine.simulate.costs import StepCost, fit
 from specsot.engine.simulate.world import Arrival, Simulation, Workload, arrivals, quantiles
+from specsot.states.policies import POLICIES
 from specsot.states.scheduler import StepPlan
 
 WORK = Workload(prompt=(5, 40), answer=(3, 30))
@@ -41,6 +42,22 @@ def test_everything_is_answered_and_nothing_stays(policy: str) -> None:
         found.append(served.tokens)
     whole = [one.outline + sum(one.texts) for one in arrivals("bursts:20:10", 90, PARTS, seed=1)]
     assert found == [sum(whole)] * 2, "no policy and no chunk changes what is written"
+
+
+def test_policies_differ_where_requests_wait_and_differ_in_size() -> None:
+    """The workloads of docs/scheduling.md, smaller: medians of the time to the first token."""
+
+    def median(policy: str, spec: str, work: Workload, sets: tuple[str, ...]) -> float:
+        world = Simulation(graph_of("bim_plain", *sets), StepCost(), policy, seed=3)
+        times = world.run(arrivals(spec, 200, work, seed=1)).time_to_first_token
+        return quantiles(times)["p50"]
+
+    mixed = Workload(prompt=(5, 190), answer=(2, 50), outline=(4, 8), parts=(0, 6))
+    small = ("layout.kv_slots=500", "skeleton.max_tokens=16", "limits.max_new_tokens=64")
+    fcfs, sot = (median(name, "poisson:6", mixed, small) for name in ("fcfs", "sot_priority"))
+    assert sot < 0.7 * fcfs
+    plain = [median(name, "bursts:3:40", Workload(), ()) for name in POLICIES]
+    assert plain[0] == plain[2] > 1.2 * plain[1], "sot_priority is fcfs without parts"
 
 
 def test_who_begins_like_somebody_that_runs_needs_no_room_for_it() -> None:
@@ -137,6 +154,10 @@ def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert call(*words, "--policies", "fcfs,max_throughput", "--json") == 0
     found = json.loads(capfd.readouterr().out)["policies"]
     assert found.keys() == {"fcfs", "max_throughput"} and found["fcfs"]["requests"] == 30
+    assert call(*words, "--policies", "sot_priority") == 0
+    assert "note: sot_priority ranks plain answers as fcfs" in capfd.readouterr().err
+    assert call(*words, "--policies", "sot_priority", "--parts", "0-2") == 0
+    assert "note:" not in capfd.readouterr().err
     assert call(*words, "--prompt", "9-3") == 2
     assert call(*words, "--set", "layout.kind=batching") == 2
     assert "layout.kind bim" in capfd.readouterr().err
