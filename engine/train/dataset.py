@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...states.text.prompts import NO_THINKING
+from ...models.load.chat_format import chat_format
 from ...states.text.tokens import PromptError, check_question
 from ..errors import UsageError
 from ..prepare.inputs import json_object, numbered_lines, read_text
@@ -157,9 +157,8 @@ class ChatCoder:
         """The turns and the format's text between them; what ends an answer's turn is its part."""
         turns = conversation.turns
         marked = [{"role": turn.role, "content": f"Turn{i}Mark"} for i, turn in enumerate(turns)]
-        options = {"add_generation_prompt": generation, **NO_THINKING}
         try:
-            text = self._tokenizer.apply_chat_template(marked, tokenize=False, **options)
+            text = chat_format(self._tokenizer).text(marked, generation=generation)
         except Exception as error:  # a chat format can raise anything
             reason = "refuses it: " + str(error).strip().split("\n", 1)[0]
             raise UsageError(f"{conversation.place}: the target's chat format {reason}") from None

@@ -30,7 +30,8 @@ from transformers import PreTrainedModel
 from ...models.drafters.dflash import DFlashDraftModel
 from ...models.drafters.eagle import Eagle, Eagle3
 from ...models.layers import PoolModel
-from ...models.load.tokenizer import SETTINGS, TEMPLATE, VOCABULARIES
+from ...models.load.chat_format import SETTINGS, TEMPLATE
+from ...models.load.tokenizer import VOCABULARIES
 from ..errors import UsageError
 from ..shell import measuring
 from .data import Packer, TrainingBatch

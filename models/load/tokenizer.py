@@ -2,25 +2,21 @@
 the chat template is tried once, so that one that fails or never ends is refused before a run."""
 
 import json
-import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..config import DecoderConfig, DecoderShape
 from ..files import Fields, ModelError, cause_of, inside, panics_as, read_json
+from .chat_format import SETTINGS, chat_format
 
 TOKENIZER = "tokenizer.json"
-SETTINGS = "tokenizer_config.json"
-TEMPLATE = "chat_template.jinja"
 VOCABULARIES = (TOKENIZER, "tokenizer.model", "vocab.json")  # each makes a tokenizer
 SUFFIXES = (".json", ".jinja", ".model", ".txt")  # of a tokenizer's files
 TEMPLATES = "additional_chat_templates"
 TRIAL = "Hello, World! é 12\n"
 MAX_EXTRA = 256  # tokens that a drafter's tokenizer may have more, or fewer
-TEMPLATE_SECONDS = 5.0  # for three short turns
 TURNS = [
     {"role": "user", "content": "Question0"},
     {"role": "assistant", "content": "Answer0"},
@@ -66,7 +62,7 @@ def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
         reason = f"the tokenizer's highest id is {max_id}"
         raise ModelError(config.path, f"{reason}, the embedding has {config.vocab_size} rows")
     _check_normalizer(folder, tokenizer)
-    check_chat_template(folder, tokenizer)
+    check_chat_template(tokenizer)
     return tokenizer
 
 
@@ -96,40 +92,16 @@ def stop_ids(config: DecoderConfig, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted({*config.eos_ids, tokenizer.eos_token_id} - {None}))
 
 
-def check_chat_template(folder: Path, tokenizer: Any) -> None:
+def check_chat_template(tokenizer: Any) -> None:
     """Raise ModelError if the tokenizer has a template that cannot write a plain conversation."""
     if not tokenizer.chat_template:
         return
-    path = folder / (TEMPLATE if (folder / TEMPLATE).exists() else SETTINGS)
-    for turns in (TURNS[:1], TURNS):
-        try:
-            with _time_limit(TEMPLATE_SECONDS):
-                text = tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=True, enable_thinking=False
-                )
-        except Exception as error:  # chat templates raise any kind
-            reason = f"the chat template fails on a plain conversation: {cause_of(error)}"
-            raise ModelError(path, reason) from None
+    chat = chat_format(tokenizer)
+    with chat.rendering():
+        texts = [(turns, chat.text(turns)) for turns in (TURNS[:1], TURNS)]
+    for turns, text in texts:
         if not all(turn["content"] in text for turn in turns if turn["role"] == "user"):
-            raise ModelError(path, "the chat template drops the text of a user's turn")
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in Python code that runs longer; a loop in a template is Python."""
-    before = sys.gettrace()
-    end = time.monotonic() + seconds
-
-    def watch(frame: Any, event: str, value: Any) -> Any:
-        if time.monotonic() > end:
-            raise TimeoutError(f"not done after {seconds:g} s")
-        return watch
-
-    sys.settrace(watch)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+            raise ModelError(chat.path, "the chat template drops the text of a user's turn")
 
 
 def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool = False) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from ...models.load.chat_format import chat_format
 from ..yaml.source import GraphError, Problem, ProblemCode, Source, decode, hint
 from ..yaml.spec import Bool, Int, Name, Spec, check_mapping, validated
 from .outline import (
@@ -208,7 +209,6 @@ def _wrong_texts(template: Template, source: Source) -> Iterator[Problem]:
 
 RULES = "said_rules"  # the slot of the rules at the beginning of a conversation
 Message = dict[str, str]
-NO_THINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}  # both names for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +301,7 @@ class ChatWriter:
 
     def _render(self, turns: list[Message]) -> str:
         if self._turns is None:
-            text = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True, **NO_THINKING
-            )
-            return str(text)
+            return chat_format(self._tokenizer).text(turns)
         formats: Mapping[str, str] = self._turns.model_dump()
         beginning = "" if leading_id(self._tokenizer) is None else str(self._tokenizer.bos_token)
         texts = [formats[turn["role"]].format(text=turn["content"]) for turn in turns]
@@ -354,7 +351,18 @@ class PromptBook:
         facts = {"max_branches": str(max_branches), "tools": ", ".join(tools) or "none"}
         writer = ChatWriter(tokenizer, template, self._examples(facts), fixed)
         self._fixed = fixed | {name: self._encoder.text(text) for name, text in facts.items()}
-        texts: dict[str, list[Piece]] = {
+        with chat_format(tokenizer).rendering():
+            texts = self._texts(writer)
+        self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
+        self.gap = self._fill(self._turns["document_gap"])
+        # The end tokens of the tokenizer, the template's turns and the model's files.
+        stops = {int(i) for i in (*stop_ids, tokenizer.eos_token_id) if i is not None}
+        end = self._turns["outline.direct"][0][:1]
+        self.stop_ids = tuple(sorted(stops | self._encoder.special.intersection(end)))
+
+    def _texts(self, writer: ChatWriter) -> dict[str, list[Piece]]:
+        template = self._template
+        return {
             "plain": writer.opening(template.plain, system=False),
             "skeleton": writer.opening(template.skeleton, examples=True),
             "outline.branch": writer.following(template.outline.branch),
@@ -369,12 +377,6 @@ class PromptBook:
             "document": pieces(template.document),
             "document_gap": pieces(template.document_gap),
         }
-        self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
-        self.gap = self._fill(self._turns["document_gap"])
-        # The end tokens of the tokenizer, the template's turns and the model's files.
-        stops = {int(i) for i in (*stop_ids, tokenizer.eos_token_id) if i is not None}
-        end = self._turns["outline.direct"][0][:1]
-        self.stop_ids = tuple(sorted(stops | self._encoder.special.intersection(end)))
 
     def behind(self, past: Sequence[PastTurn], rules: str = "") -> PromptBook:
         """The prompts of a question that follows these turns, under these rules."""

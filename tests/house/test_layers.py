@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "states": "states/graph states/text ops ops/* models/load",
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/sampling",
-    "states/text": "states/yaml ops models",
+    "states/text": "states/yaml ops models models/load",
     "states/drafters": "states states/graph states/yaml ops ops/*",
     "states/phases": "states states/text ops ops/*",
     "engine": (

@@ -1,8 +1,8 @@
 """Tokenizers: those that are refused, and that a drafter's tokens are the target's."""
 
 import json
+import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from specsot.engine.errors import Code, code_of
 from specsot.engine.models import load_models
 from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
-from specsot.models.load import tokenizer as loader
-from specsot.models.load.tokenizer import SETTINGS, TEMPLATE, TEMPLATES, TOKENIZER, load_tokenizer
+from specsot.models.load import chat_format
+from specsot.models.load.chat_format import SETTINGS, TEMPLATE
+from specsot.models.load.tokenizer import TEMPLATES, TOKENIZER, load_tokenizer
 from specsot.models.load.weights import load_target, load_vanilla
+from specsot.states.text.prompts import PastTurn, PromptBook, load_template
 from specsot.states.text.tokens import Encoder, PromptError
 
 QWEN3_THINKING = (
@@ -51,6 +53,11 @@ def rewrite(folder: Path, name: str, change: Callable[[Document], object]) -> No
     document = json.loads((folder / name).read_text())
     change(document)
     (folder / name).write_text(json.dumps(document))
+
+
+def children_of(pid: int) -> set[str]:
+    """Children that run, or that were not waited for."""
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 def refusal(drafter: Path, target: Path) -> str:
@@ -218,14 +225,45 @@ def test_a_text_that_makes_the_tokenizer_panic_is_no_prompt(folder: Path) -> Non
         encoder.text("qé \n")
 
 
-def test_a_template_that_never_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "TEMPLATE_SECONDS", 0.2)
-    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-    write(TEMPLATE, endless)(folder)
-    watching = sys.gettrace()
-    with pytest.raises(ModelError, match=r"TimeoutError: not done after 0\.2 s"):
+ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLED = "{% set n = namespace(x='aa') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (ENDLESS, r"TimeoutError: not done after 0\.5 s"),
+        ("{{ 10**(10**9) }}", r"TimeoutError: not done after 0\.5 s"),
+        ("{{ 'a' * 10**10 }}", "MemoryError"),
+        ("{% set a = messages[0].content %}{{ a * 10**10 }}", "MemoryError"),
+        ("{{ '%9999999999d' % 1 }}", "MemoryError"),
+        ("{{ '{:>9999999999}'.format(1) }}", "MemoryError"),
+        ("{{ 'a'.center(10**10) }}", "MemoryError"),
+        (DOUBLED + "{% endfor %}{{ n.x }}", "MemoryError"),
+        ("{{ 'a' * 10**7 }}", "MemoryError: it writes 10000000 characters, at most"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError|its process has ended"),
+    ],
+)
+def test_a_template_has_limits_of_time_and_memory(
+    folder: Path, text: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "Timeout" in reason:
+        monkeypatch.setattr(chat_format, "TEMPLATE_SECONDS", 0.5)
+    write(TEMPLATE, text)(folder)
+    before = children_of(os.getpid())
+    with pytest.raises(ModelError, match=rf"chat_template\.jinja: .* conversation: ({reason})"):
         load_tokenizer(folder, decoder_config(folder))
-    assert sys.gettrace() is watching
+    assert children_of(os.getpid()) == before, "no process is left"
+
+
+def test_a_template_that_fails_on_long_conversations_alone(folder: Path) -> None:
+    bomb = "{% if messages|length > 5 %}{{ 'a' * 10**10 }}{% endif %}"
+    template(QWEN3_THINKING + bomb)(folder)
+    tokenizer = load_tokenizer(folder, decoder_config(folder))
+    book = PromptBook(tokenizer, load_template("embedded"))
+    with pytest.raises(ModelError, match="conversation: MemoryError"):
+        book.behind([PastTurn("Why?", "So.")] * 3)
+    assert book.behind([PastTurn("Why?", "So.")]).plain("And?").ids
 
 
 @pytest.mark.parametrize("text", [QWEN3_THINKING, None, ""])
