@@ -94,7 +94,9 @@ class Api:
         """The graph that a request's `model` names; raises ApiError."""
         if not self.router.ready:
             starting = self.router.state is LinkState.STARTING
-            raise engine_gone("the engine is starting" if starting else "the engine is not there")
+            if starting:
+                raise engine_gone("the models are being loaded", "engine_loading")
+            raise engine_gone("the engine is not running")
         if model is None:
             return next(iter(self.router.graphs))
         name = model.removeprefix(f"{OWNER}/")
@@ -232,6 +234,7 @@ STREAMED = {
     "description": "The answer; with `stream` its chunks, and `[DONE]`.",
     "content": {"text/event-stream": {"schema": {"type": "string"}}},
 }
+TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 STATUSES = {
     400: "A field is wrong; `param` names it.",
     401: "No valid API key.",
@@ -269,12 +272,17 @@ def build_app(api: Api) -> FastAPI:
             for status, text in STATUSES.items()
             if body is not None or status not in OF_BODIES
         }
-        extra = None
+        extra: dict[str, Any] = {}
+        if "{name" in path:
+            field = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+            extra["parameters"] = [field]
+        if function == api.metrics:
+            responses[200] = TEXT
         if body is not None:
             schema = body.model_json_schema()
             _inline(schema, schema.pop("$defs", {}))
             content = {"application/json": {"schema": schema}}
-            extra = {"requestBody": {"required": True, "content": content}}
+            extra["requestBody"] = {"required": True, "content": content}
             if issubclass(body, SamplingFields):
                 responses[200] = STREAMED
         app.add_api_route(
@@ -283,6 +291,7 @@ def build_app(api: Api) -> FastAPI:
             methods=["GET" if body is None else "POST"],
             responses=responses,
             response_model=None,
+            response_class=Response if function == api.metrics else JSONResponse,
             openapi_extra=extra,
         )
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
@@ -304,8 +313,12 @@ def add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, ApiError)
         return error.response
 
+    async def pass_on(request: Request, error: Exception) -> Response:
+        raise error  # to the outermost middleware, whose answer has the request's id
+
     for kind in (ApiError, WorkerGoneError, HTTPException):
         app.add_exception_handler(kind, answer)
+    app.add_exception_handler(Exception, pass_on)
 
 
 def _inline(value: Any, definitions: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -21,6 +22,8 @@ MAX_PROMPTS = 32
 MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 200_000
 INT64 = 1 << 63
+LONE = re.compile("[\ud800-\udfff]")  # surrogates that no text can have
+TOKEN_ID = re.compile("[0-9]{1,10}")
 UNSUPPORTED = "unsupported_parameter"
 GREEDY = 1e-5  # temperatures below are 0
 NOT_HERE = {  # what means something elsewhere; ignoring it would give another answer than asked for
@@ -107,8 +110,10 @@ def overloaded(message: str, status: int = 503) -> ApiError:
     return ApiError(status, message, code="server_overloaded", headers=RETRY)
 
 
-def engine_gone(message: str = "the engine has ended and is started again") -> ApiError:
-    return ApiError(503, message, code="engine_dead", headers=RETRY)
+def engine_gone(
+    message: str = "the engine has ended and is started again", code: str = "engine_dead"
+) -> ApiError:
+    return ApiError(503, message, code=code, headers=RETRY)
 
 
 # -- fields ---------------------------------------------------------------------------------------
@@ -126,7 +131,7 @@ def _stops(value: Any) -> Any:
 
 
 def _biases(value: dict[str, float]) -> dict[str, float]:
-    if wrong := next((key for key in value if not (key.isascii() and key.isdecimal())), None):
+    if wrong := next((key for key in value if not TOKEN_ID.fullmatch(key)), None):
         raise ValueError(f"{wrong[:20]!r} is not a token id")
     return value
 
@@ -462,6 +467,10 @@ def read_fields(kind: type[Fields], body: bytes) -> Fields:
         raise invalid(f"the body cannot be read: {what}") from None
     if not isinstance(value, dict):
         raise invalid("the body must be a JSON object")
+    for name, content in value.items():
+        if LONE.search(json.dumps([name, content], ensure_ascii=False)):
+            where = None if LONE.search(name) else name
+            raise invalid(f"{where or 'a name'}: a lone surrogate is not valid Unicode", where)
     try:
         return kind.model_validate({name: v for name, v in value.items() if v is not None})
     except ValidationError as error:
