@@ -306,8 +306,11 @@ def _json_value(line: str, place: str) -> Any:
 @dataclass(frozen=True, slots=True)
 class Fit:
     """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit
-    (empty if they do)."""
+    (empty if they do). answer: tokens that were requested, with the outline. longest: prompt and
+    answer that fit."""
 
     prompt: int
     remaining: int
     why: str
+    answer: int
+    longest: int

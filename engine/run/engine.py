@@ -335,7 +335,15 @@ class Engine:
             why = f"{needed} tokens with the answer, the model takes {max_positions}"
         else:
             why = admission.why_never(request)
-        return Fit(size, max(min(max_positions, available) - size, 0), why)
+        longest = min(max_positions, available)
+        left = max(longest - size, 0)
+        return Fit(
+            prompt=size,
+            remaining=left,
+            why=why,
+            answer=request.remaining_tokens,
+            longest=longest,
+        )
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)

@@ -452,7 +452,8 @@ def _content(message: ChatMessage, where: str) -> str:
 
 def check_length(text: str, param: str) -> None:
     if len(text) > MAX_CHARACTERS:
-        why = f"{len(text)} characters, at most {MAX_CHARACTERS}"
+        limit = f"Expected a string with maximum length {MAX_CHARACTERS}"  # OpenAI's words
+        why = f"string too long. {limit}, but got a string with length {len(text)} instead."
         raise bad_field(param, why, "context_length_exceeded")
 
 

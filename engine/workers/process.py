@@ -299,11 +299,17 @@ class ServedGraph(WorkerEngine):
             prompt = replace(prompt, max_new_tokens=fit.remaining)
             fit = self.engine.fit(prompt, settings)
         if fit.why:
-            sizes = (
-                f"{fit.prompt} tokens of prompt and {limit or self.session.budget} to be written"
+            # The words are OpenAI's, by which clients recognise the error.
+            text = "prompt" if message.raw or settings.token_ids else "messages"
+            asked = fit.prompt + fit.answer
+            why = (
+                f"However, you requested {asked} tokens ({fit.prompt} in the {text}, "
+                f"{fit.answer} in the completion). Please reduce the length of the {text} "
+                "or completion."
             )
-            most = f"at most {fit.prompt + fit.remaining} together"
-            raise Refusal(f"{sizes}: {fit.why} ({most})", "messages", TOO_LONG)
+            longest = f"This model's maximum context length is {fit.longest} tokens."
+            why = why if asked > fit.longest else f"The request {fit.why}."
+            raise Refusal(f"{longest} {why}", text, TOO_LONG)
         return prompt, settings, fit.prompt
 
     def _raw(self, text: str) -> list[int]:

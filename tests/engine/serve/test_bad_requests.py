@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import time
 from typing import Any
 
@@ -151,10 +152,22 @@ def test_what_looks_odd_and_is_good(served: Served, path: str, body: Any) -> Non
     assert got.status_code == 200, got.text
 
 
-def test_the_length_error_has_both_numbers(served: Served) -> None:
-    error = served.chat(max_tokens=5000).json()["error"]
-    assert error["code"] == "context_length_exceeded"
-    assert "5000" in error["message"] and "2048" in error["message"]
+def test_the_length_error_is_openais_with_numbers_that_add_up(served: Served) -> None:
+    for got, part in (
+        (served.chat(max_tokens=5000), "messages"),
+        (served.chat("word " * 3000, max_tokens=5), "messages"),
+        (served.chat("word " * 500, "bim_dflash", max_tokens=1800), "messages"),
+        (served.complete("word " * 3000, max_tokens=5), "prompt"),
+    ):
+        error = got.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", part)
+        longest, asked, prompt, answer = map(int, re.findall(r"\d+", error["message"]))
+        assert error["message"] == (
+            f"This model's maximum context length is {longest} tokens. However, you requested "
+            f"{asked} tokens ({prompt} in the {part}, {answer} in the completion). "
+            f"Please reduce the length of the {part} or completion."
+        )
+        assert longest == 2048 < asked == prompt + answer and prompt > 5
 
 
 def test_bodies_that_are_too_long_are_not_read(served: Served) -> None:
