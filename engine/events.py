@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ..states.graph.graph import Graph
-from ..states.request import Branch, Request, Stage
+from ..states.request import Branch, Finish, Request, Stage
 
 if TYPE_CHECKING:  # these import torch, which the HTTP process of a server does without
     from ..states.blend import Reused
@@ -160,9 +160,10 @@ class StreamEvents:
                 self._sent[index] = 0
                 yield BranchOpened(index, branch.title)
             sent = self._sent[index]
+            # A stop token that comes first ends a branch without tokens.
+            if self.contexts and not sent and (branch.tokens or branch.finish is Finish.STOP):
+                yield BranchContext(index, tuple(branch.before))
             if not sent and branch.tokens:
-                if self.contexts:
-                    yield BranchContext(index, tuple(branch.before))
                 if reused and (runs := tuple(_prompt_runs(branch, reused))):
                     yield TokensReused(index, runs)
             if len(branch.tokens) > sent or branch.ended:

@@ -96,16 +96,23 @@ def _scored(text: str, logprob: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Choice:
+    """One answer of a request. echoed: the prompt's text, which begins the answer's."""
+
     index: int
     submit: Submit
     ticket: Ticket
     metrics: ServerMetrics
+    echoed: str = ""
     prompt_tokens: int = 0
     tokens: int = 0
     ended: Ended | None = None
     scores: Scores = field(default_factory=Scores)
     start_time: float = field(default_factory=monotonic)
     last_time: float | None = None
+
+    def readable(self, text: str) -> str:
+        """Text of the answer; empty where only the prompt is scored."""
+        return "" if self.submit.prompt.max_new_tokens == 0 else text
 
     def receive(self, message: Message) -> None:
         now = monotonic()
@@ -125,10 +132,14 @@ class Choice:
 
 
 class Answers:
-    """All choices of a request; the reply or all its chunks have one id, time and model."""
+    """All choices of a request; the reply or all its chunks have one id, time and model. echoed:
+    the prefix of each choice's text."""
 
-    def __init__(self, fields: ChatRequest | CompletionRequest, model: str) -> None:
+    def __init__(
+        self, fields: ChatRequest | CompletionRequest, model: str, echoed: Sequence[str]
+    ) -> None:
         self.choices: list[Choice] = []
+        self._echoed = echoed
         self._fields = fields
         self._chat = isinstance(fields, ChatRequest)
         kind = "chat.completion" if self._chat else "text_completion"
@@ -143,8 +154,9 @@ class Answers:
         self, router: Router, metrics: ServerMetrics, submits: Sequence[Submit]
     ) -> None:
         try:
-            for index, submit in enumerate(submits):
-                self.choices.append(Choice(index, submit, router.ask(submit), metrics))
+            for index, (submit, echoed) in enumerate(zip(submits, self._echoed, strict=True)):
+                ticket = router.ask(submit)
+                self.choices.append(Choice(index, submit, ticket, metrics=metrics, echoed=echoed))
             for choice in self.choices:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):
@@ -200,9 +212,9 @@ class Answers:
             for task in tasks:
                 task.cancel()
 
-    async def whole(self, request: Request, echoed: Sequence[str]) -> dict[str, Any]:
-        """The complete answer; raises ApiError, also when the client disconnects, WorkerGoneError.
-        echoed: the prefix of each choice's text."""
+    async def whole(self, request: Request) -> dict[str, Any]:
+        """The complete answer; raises ApiError, also when the client disconnects,
+        WorkerGoneError."""
         try:
             async for _ in self._messages(request):
                 pass
@@ -211,8 +223,8 @@ class Answers:
         if error := next(filter(None, map(failure, self._ends)), None):
             raise error
         choices = []
-        for choice, ended, text in zip(self.choices, self._ends, echoed, strict=True):
-            text += "" if choice.submit.prompt.max_new_tokens == 0 else ended.text
+        for choice, ended in zip(self.choices, self._ends, strict=True):
+            text = choice.echoed + choice.readable(ended.text)
             message = {"role": "assistant", "content": text, "refusal": None}
             shape = {
                 "index": choice.index,
@@ -230,8 +242,9 @@ class Answers:
         options = self._fields.stream_options
         try:
             async with aclosing(self._messages()) as messages:
-                for choice in self.choices if self._chat else ():
-                    yield self._chunk(choice, "", first=True)
+                for choice in self.choices:
+                    if self._chat or choice.echoed:
+                        yield self._chunk(choice, choice.echoed, first=True)
                 async for choice, message in messages:
                     for chunk in self._chunks(choice, message):
                         yield chunk
@@ -258,8 +271,9 @@ class Answers:
             events = {"step": message.step, "events": message.events}
             trace = events if self._fields.specsot.trace else None
             rows = choice.scores.more()
-            if message.text or trace or rows:
-                yield self._chunk(choice, message.text, vendor=trace, rows=rows)
+            text = choice.readable(message.text)
+            if text or trace or rows:
+                yield self._chunk(choice, text, vendor=trace, rows=rows)
 
     def _event_chunk(self, choice: Choice, step: int, event: Sequence[Any]) -> str:
         """The chunk of an event with its branch; the outline has no content."""
@@ -309,6 +323,7 @@ class Answers:
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""
         prompt = sum(choice.prompt_tokens for choice in self.choices[:: self._fields.n])
+        written = 0 if self._fields.max_tokens == 0 else written
         total = prompt + written
         return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": total}
 

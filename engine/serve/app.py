@@ -81,10 +81,10 @@ class Api:
         if isinstance(fields, CompletionRequest) and fields.echo:
             texts = [await self._text_of(prompt) for prompt in fields.prompts]
             echoed = [text for text in texts for _ in range(fields.n)]
-        answers = Answers(fields, f"{OWNER}/{graph}")
+        answers = Answers(fields, f"{OWNER}/{graph}", echoed)
         await answers.begin(self.router, self.server_metrics, submits)
         if not fields.stream:
-            return JSONResponse(await answers.whole(request, echoed), headers=headers)
+            return JSONResponse(await answers.whole(request), headers=headers)
         stall = self.options.stall
         return EventSourceResponse(
             answers.streamed(), ping=PING, sep="\n", send_timeout=stall, headers=headers

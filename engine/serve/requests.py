@@ -383,8 +383,6 @@ class CompletionRequest(SamplingFields):
             raise bad_field("best_of", why, UNSUPPORTED)
         if self.max_tokens == 0 and not self.echo:
             raise bad_field("max_tokens", "0 gives nothing without echo")
-        if self.echo and self.stream:
-            raise bad_field("echo", "not with stream")
         top = -1 if self.logprobs is None else self.logprobs
         drafts = []
         for prompt in self.prompts:

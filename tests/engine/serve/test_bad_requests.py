@@ -102,7 +102,6 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(logprobs=True, top_logprobs=10**6), 400, "top_logprobs"),
     (CHAT, chat(logprobs=True, top_logprobs=-2), 400, "top_logprobs"),
     (CHAT, chat(response_format={"type": "json_object"}, top_p=0.5), 400, "top_p"),
-    (TEXT, text(echo=True, stream=True), 400, "echo"),
     (CHAT, chat(specsot={"stream": "multiplexed"}, stop=["a"], stream=True), 400, "stop"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [10**8]}, 400, "tokens"),

@@ -225,9 +225,32 @@ def test_echoed_scores_as_evaluation_harnesses_ask_for_them(served: Served) -> N
     assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
     assert all(value <= 0 for value in scores["token_logprobs"][1:])
     assert "".join(scores["tokens"]) == by_text["text"]
-    nothing = served.complete("The sky is blue.", **{**fields, "max_tokens": 0}).json()
-    assert nothing["choices"][0]["text"] == "The sky is blue."
-    assert len(nothing["choices"][0]["logprobs"]["tokens"]) == len(ids)
+    stops = {"logit_bias": dict.fromkeys(map(str, stop_ids(served)), 100)}
+    for more in ({"max_tokens": 0}, {"max_tokens": 0, **stops}, stops):
+        bare = served.complete("The sky is blue.", **{**fields, **more}).json()["choices"][0]
+        assert bare["text"] == "The sky is blue."
+        for name in ("tokens", "token_logprobs"):
+            assert bare["logprobs"][name] == scores[name][: len(ids)]
+
+
+def stop_ids(served: Served) -> list[int]:
+    model = served.http.get("/v1/models").json()["data"][0]
+    return [int(token) for token in model["specsot"]["stop_ids"]]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 6])
+def test_an_echoed_stream_is_the_whole_answer(served: Served, max_tokens: int) -> None:
+    asked = {"prompt": ["The sky is blue.", "A bee"], "echo": True, "logprobs": 1}
+    body = {"model": "dflash", **asked, "max_tokens": max_tokens}
+    whole = served.http.post("/v1/completions", json=body).json()["choices"]
+    chunks = [c["choices"][0] for c in served.stream("/v1/completions", **body)[:-1]]
+    for choice in whole:
+        mine = [one for one in chunks if one["index"] == choice["index"]]
+        assert "".join(one["text"] for one in mine) == choice["text"]
+        assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
+        for name, values in choice["logprobs"].items():
+            rows = [value for one in mine if one["logprobs"] for value in one["logprobs"][name]]
+            assert rows == values, name
 
 
 def test_an_answer_can_be_held_to_a_schema(served: Served) -> None:
