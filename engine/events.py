@@ -163,9 +163,9 @@ class StreamEvents:
             # A stop token that comes first ends a branch without tokens.
             if self.contexts and not sent and (branch.tokens or branch.finish is Finish.STOP):
                 yield BranchContext(index, tuple(branch.before))
-            if not sent and branch.tokens:
-                if reused and (runs := tuple(_prompt_runs(branch, reused))):
-                    yield TokensReused(index, runs)
+            runs = _prompt_runs(branch, reused) if reused and branch.tokens and not sent else ()
+            if runs := tuple(runs):
+                yield TokensReused(index, runs)
             if len(branch.tokens) > sent or branch.ended:
                 tokens = tuple(branch.tokens[sent:])
                 before = self._rounds.get(index, 0)

@@ -67,8 +67,9 @@ class RequestSettings:
         an outline ends all the same.
     answer_tokens: budget of the whole answer: of an outline, which takes at most half of it, and of
         all parts together. `Prompt.max_new_tokens` is the budget of each of them.
-    schema: a JSON schema, as JSON, that constrains a plain answer. contexts: events report the
-    context of each branch. handed: the part of a migrated request that this engine decodes.
+    grammar: of a plain answer, as `states.text.grammar` makes them. prefill: the beginning of a
+        plain answer, which is continued. contexts: events report the context of each branch.
+    handed: the part of a migrated request that this engine decodes.
     resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
 
     sampling: SamplingRules | None = None
@@ -77,7 +78,8 @@ class RequestSettings:
     stop_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     answer_tokens: int | None = None
-    schema: str | None = None
+    grammar: str | None = None
+    prefill: str = ""
     contexts: bool = False
     handed: MigratedRequest | None = None
     resumed: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -86,7 +88,7 @@ class RequestSettings:
     def plain(self) -> bool:
         """Whether the request never has an outline."""
         no_room = self.answer_tokens is not None and self.answer_tokens < 2
-        return bool(self.token_ids) or not self.skeleton or self.schema is not None or no_room
+        return bool(self.token_ids or self.grammar or self.prefill) or not self.skeleton or no_room
 
 
 AS_THE_GRAPH = RequestSettings()

@@ -27,7 +27,7 @@ from ...states.request import Request, limit_to_part_, resume_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
-from ...states.text.grammar import GrammarError, OutlineGrammar, SchemaGrammar
+from ...states.text.grammar import AnswerGrammar, GrammarError, OutlineGrammar
 from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook, load_template
 from ...states.text.tokens import PromptTokens
@@ -133,13 +133,13 @@ class Session:
             raise ModelError(target.config.path.parent, str(error)) from None
 
     @cached_property
-    def _schemas(self) -> SchemaGrammar:
+    def _answers(self) -> AnswerGrammar:
         size = self.models.target.vocab_size
-        return SchemaGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
+        return AnswerGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
 
     def request(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Request:
         """A request of this graph for one prompt; raises PromptError, GrammarError if no answer can
-        match the schema."""
+        match the grammar."""
         skeleton = None if settings.plain else self.program.graph.skeleton
         reading = self.reading
         if prompt.past or prompt.rules:
@@ -153,6 +153,7 @@ class Session:
             tail = PromptTokens(settings.token_ids)
         elif skeleton is None:
             tail = reading.plain(prompt.text, documents)
+            tail += self.prompts.encode(settings.prefill)
             if self.program.graph.limits.n > 1:  # the last row's logits draw first tokens
                 prefix = PromptTokens(tail[:-1], tail.chunks)
                 tail = PromptTokens(tail[-1:])
@@ -161,8 +162,8 @@ class Session:
             opening = reading.opening(prompt.text, documents)
         outline = self.outline if skeleton is not None else None
         matcher: Callable[[], Any] | None = None  # of the first branch's text
-        if settings.schema is not None:
-            matcher = self._schemas.matchers(settings.schema)
+        if settings.grammar is not None:
+            matcher = self._answers.matchers(settings.grammar)
         elif not settings.plain and self.new_matcher is not None:
             matcher = partial(self.new_matcher, prompt.text)
         model_stops = self.prompts.stop_ids

@@ -14,9 +14,10 @@ from uuid import uuid4
 from starlette.requests import Request
 
 from ..workers.link import WorkerGoneError
-from ..workers.protocol import Admitted, Ended, Message, Refused, Submit, Wrote
+from ..workers.protocol import GRAMMAR, Admitted, Ended, Message, Refused, Submit, Wrote
 from ..workers.router import Router
 from ..workers.tickets import StalledError, Ticket
+from .forms import CallReader
 from .metrics import ServerMetrics
 from .requests import ApiError, ChatRequest, CompletionRequest, engine_gone, invalid
 
@@ -96,13 +97,15 @@ def _scored(text: str, logprob: float) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Choice:
-    """One answer of a request. echoed: the prompt's text, which begins the answer's."""
+    """One answer of a request. echoed: the prompt's text, which begins the answer's. reader: of the
+    calls in the answer, where it may have any."""
 
     index: int
     submit: Submit
     ticket: Ticket
     metrics: ServerMetrics
     echoed: str = ""
+    reader: CallReader | None = None
     prompt_tokens: int = 0
     tokens: int = 0
     ended: Ended | None = None
@@ -113,6 +116,26 @@ class Choice:
     def readable(self, text: str) -> str:
         """Text of the answer; empty where only the prompt is scored."""
         return "" if self.submit.prompt.max_new_tokens == 0 else text
+
+    def deltas(self, text: str, *, final: bool = False) -> list[dict[str, Any]]:
+        """The deltas of a chat for more text of the answer."""
+        if self.reader is not None:
+            return list(self.reader.feed(text, final=final))
+        return [{"content": text}] if text else []
+
+    def message(self, text: str) -> dict[str, Any]:
+        """The whole answer of a chat."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if self.reader is not None:
+            self.deltas(text, final=True)
+            message["content"] = self.reader.content
+            if self.reader.calls:
+                message |= {"content": None, "tool_calls": self.reader.calls}
+        return message
+
+    def finish_reason(self, ended: Ended) -> str:
+        called = self.reader is not None and self.reader.calls and self.reader.complete
+        return "tool_calls" if called and ended.finish == "stop" else FINISHED[ended.finish]
 
     def receive(self, message: Message) -> None:
         now = monotonic()
@@ -155,13 +178,23 @@ class Answers:
     ) -> None:
         try:
             for index, (submit, echoed) in enumerate(zip(submits, self._echoed, strict=True)):
-                ticket = router.ask(submit)
-                self.choices.append(Choice(index, submit, ticket, metrics=metrics, echoed=echoed))
+                reader = CallReader() if self._fields.offered_tools() else None
+                self.choices.append(
+                    Choice(
+                        index=index,
+                        submit=submit,
+                        ticket=router.ask(submit),
+                        metrics=metrics,
+                        echoed=echoed,
+                        reader=reader,
+                    )
+                )
             for choice in self.choices:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):
                     choice.ticket.ended = True
-                    raise invalid(first.message, first.param, first.code)
+                    form = self._fields.form() if first.param == GRAMMAR else None
+                    raise invalid(first.message, form[0] if form else first.param, first.code)
                 assert isinstance(first, Admitted)
                 choice.prompt_tokens = first.prompt_tokens
         except BaseException:
@@ -225,12 +258,11 @@ class Answers:
         choices = []
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
-            message = {"role": "assistant", "content": text, "refusal": None}
             shape = {
                 "index": choice.index,
-                **({"message": message} if self._chat else {"text": text}),
+                **({"message": choice.message(text)} if self._chat else {"text": text}),
                 "logprobs": choice.scores.shaped(choice.scores.rest(), chat=self._chat),
-                "finish_reason": FINISHED[ended.finish],
+                "finish_reason": choice.finish_reason(ended),
                 "stop_reason": ended.stop,
             }
             choices.append(shape)
@@ -239,31 +271,45 @@ class Answers:
         return {**self._envelope, "choices": choices, **self._totals(), "specsot": vendor}
 
     async def streamed(self) -> AsyncIterator[str]:
+        """The chunks as server-sent events."""
+        async with aclosing(self.chunks()) as chunks:
+            async for chunk in chunks:
+                yield json.dumps(chunk)
+        yield "[DONE]"
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks as they come; the last one may be the body of an error."""
         options = self._fields.stream_options
         try:
             async with aclosing(self._messages()) as messages:
                 for choice in self.choices:
-                    if self._chat or choice.echoed:
-                        yield self._chunk(choice, choice.echoed, first=True)
+                    if self._chat:
+                        yield self._chunk(choice, {"role": "assistant", "content": ""})
+                    elif choice.echoed:
+                        yield self._chunk(choice, {"content": choice.echoed})
                 async for choice, message in messages:
                     for chunk in self._chunks(choice, message):
                         yield chunk
             if options is not None and options.include_usage:
-                yield json.dumps({**self._envelope, "choices": [], **self._totals()})
+                yield {**self._envelope, "choices": [], **self._totals()}
         except ApiError as error:
-            yield json.dumps(error.body)
+            yield error.body
         except (WorkerGoneError, StalledError) as error:
-            yield json.dumps(engine_gone(str(error)).body)
+            yield engine_gone(str(error)).body
+        except Exception:
+            yield ApiError(500, "the server failed").body
+            raise
         finally:
             self._close()
-        yield "[DONE]"
 
-    def _chunks(self, choice: Choice, message: Message) -> Iterator[str]:
+    def _chunks(self, choice: Choice, message: Message) -> Iterator[dict[str, Any]]:
         if isinstance(message, Ended):
             if error := failure(message):
                 raise error
+            for delta in choice.deltas("", final=True):
+                yield self._chunk(choice, delta)
             note = {"note": message.note} if message.note else None
-            yield self._chunk(choice, ended=message, vendor=note, rows=choice.scores.rest())
+            yield self._chunk(choice, {}, ended=message, vendor=note, rows=choice.scores.rest())
         elif isinstance(message, Wrote) and self._fields.specsot.stream == "multiplexed":
             for event in message.events:
                 yield self._event_chunk(choice, message.step, event)
@@ -271,54 +317,57 @@ class Answers:
             events = {"step": message.step, "events": message.events}
             trace = events if self._fields.specsot.trace else None
             rows = choice.scores.more()
-            text = choice.readable(message.text)
-            if text or trace or rows:
-                yield self._chunk(choice, text, vendor=trace, rows=rows)
+            deltas = choice.deltas(choice.readable(message.text))
+            if not deltas and (trace or rows):
+                deltas = [{"content": ""}]
+            for delta in deltas:
+                yield self._chunk(choice, delta, vendor=trace, rows=rows)
+                trace = None
+                rows = []
 
-    def _event_chunk(self, choice: Choice, step: int, event: Sequence[Any]) -> str:
+    def _event_chunk(self, choice: Choice, step: int, event: Sequence[Any]) -> dict[str, Any]:
         """The chunk of an event with its branch; the outline has no content."""
         name, branch, more = event
         vendor: dict[str, Any] = {"branch": branch, "event": name, "step": step}
         if name != "wrote":
             vendor[EVENT_FIELDS[name]] = more
-            return self._chunk(choice, "", vendor=vendor)
+            return self._chunk(choice, {"content": ""}, vendor=vendor)
         text = "".join(piece for piece, _ in more)
         if self._fields.specsot.trace:
             vendor["pieces"] = more
         if branch < 0:
             vendor["text"] = text
             text = ""
-        return self._chunk(choice, text, vendor=vendor, rows=choice.scores.of(branch))
+        rows = choice.scores.of(branch)
+        return self._chunk(choice, {"content": text}, vendor=vendor, rows=rows)
 
     def _chunk(
         self,
         choice: Choice,
-        text: str | None = None,
+        delta: Mapping[str, Any],
         *,
-        first: bool = False,
         ended: Ended | None = None,
         vendor: Mapping[str, Any] | None = None,
         rows: Sequence[Any] = (),
-    ) -> str:
+    ) -> dict[str, Any]:
         shape: dict[str, Any] = {
             "index": choice.index,
             "logprobs": choice.scores.shaped(rows, chat=self._chat),
-            "finish_reason": None if ended is None else FINISHED[ended.finish],
+            "finish_reason": None if ended is None else choice.finish_reason(ended),
         }
         if ended is not None:
             shape["stop_reason"] = ended.stop
         if self._chat:
-            delta = {"role": "assistant"} if first else {}
-            shape["delta"] = delta if text is None else {**delta, "content": text}
+            shape["delta"] = delta
         else:
-            shape["text"] = text or ""
+            shape["text"] = delta.get("content", "")
         chunk: dict[str, Any] = {**self._envelope, "choices": [shape]}
         if vendor is not None:
             chunk["specsot"] = vendor
         options = self._fields.stream_options
         if options is not None and options.continuous_usage_stats:
             chunk["usage"] = self._token_counts(sum(choice.tokens for choice in self.choices))
-        return json.dumps(chunk)
+        return chunk
 
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""

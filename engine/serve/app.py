@@ -156,8 +156,8 @@ class Api:
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
-            question, past, rules = conversation(fields.messages)
-            prompt = replace(prompt, text=question, past=past, rules=rules)
+            talk = conversation(fields.messages)
+            prompt = replace(prompt, text=talk.question, past=talk.past, rules=talk.rules)
         encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {
             "count": len(encoded.token_ids),

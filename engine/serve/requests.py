@@ -6,16 +6,30 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
 
 from ...states.text.documents import Document
-from ...states.text.grammar import ANY_OBJECT
+from ...states.text.grammar import GrammarError
 from ...states.text.prompts import PastTurn
 from ..prepare.inputs import Prompt, RequestSettings
 from ..workers.protocol import Submit
+from .fields import Biases, Flag, Penalty, Real, RequestPart, Stops, Text, TokenId, Whole
+from .forms import (
+    KINDS,
+    Kind,
+    ResponseFormat,
+    Tool,
+    ToolCall,
+    ToolChoice,
+    ToolName,
+    calls_text,
+    form_grammar,
+    tools_grammar,
+    tools_text,
+)
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 32
@@ -23,21 +37,15 @@ MAX_TOKENS = 1 << 20
 MAX_CHARACTERS = 200_000
 INT64 = 1 << 63
 LONE = re.compile("[\ud800-\udfff]")  # surrogates that no text can have
-TOKEN_ID = re.compile("[0-9]{1,10}")
 UNSUPPORTED = "unsupported_parameter"
 GREEDY = 1e-5  # temperatures below are 0
 NOT_HERE = {  # what means something elsewhere; ignoring it would give another answer than asked for
-    "tools": "there are no tool calls",
-    "functions": "there are no tool calls",
-    "function_call": "there are no tool calls",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
     "audio": "answers are texts",
     "suffix": "there is no filling in",
     "use_beam_search": "serve the graph `beam`",
-    "guided_json": "use response_format",
-    "guided_regex": "there are no patterns; response_format takes JSON schemas",
-    "guided_grammar": "there are no grammars; response_format takes JSON schemas",
-    "guided_choice": "use response_format",
-    "structured_outputs": "use response_format",
+    "guided_grammar": "use guided_regex, guided_choice or guided_json",
     "prompt_logprobs": "use echo with logprobs on /v1/completions",
     "chat_template": "templates in requests are not supported",
     "chat_template_kwargs": "templates in requests are not supported",
@@ -47,6 +55,7 @@ NOT_HERE = {  # what means something elsewhere; ignoring it would give another a
 }
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 FREE_ONLY = ("top_p", "top_k", "min_p", *PENALTIES)  # settings that a grammar excludes
+NEUTRAL = {"top_p": 1, "top_k": -1, "repetition_penalty": 1}  # values that change nothing
 
 
 RETRY = {"Retry-After": "1"}  # seconds
@@ -116,44 +125,6 @@ def engine_gone(
     return ApiError(503, message, code=code, headers=RETRY)
 
 
-# -- fields ---------------------------------------------------------------------------------------
-
-
-def _number(value: Any) -> Any:
-    """1.0 is a whole number, for there are languages with one kind; true and "5" are none."""
-    if isinstance(value, bool | str):
-        raise ValueError("must be a number")
-    return value
-
-
-def _stops(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-def _biases(value: dict[str, float]) -> dict[str, float]:
-    if wrong := next((key for key in value if not TOKEN_ID.fullmatch(key)), None):
-        raise ValueError(f"{wrong[:20]!r} is not a token id")
-    return value
-
-
-Whole = Annotated[int, BeforeValidator(_number)]
-Real = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
-Flag = Annotated[bool, Field(strict=True)]
-Penalty = Annotated[Real, Field(ge=-2, le=2)]
-Stop = Annotated[str, Field(min_length=1, max_length=64, strict=True)]
-Stops = Annotated[list[Stop], BeforeValidator(_stops), Field(max_length=4)]
-TokenId = Annotated[Whole, Field(ge=0, lt=1 << 31)]
-Bias = Annotated[Real, Field(ge=-100, le=100)]
-Biases = Annotated[dict[str, Bias], AfterValidator(_biases), Field(max_length=300)]
-Text = Annotated[str, Field(strict=True)]
-
-
-class RequestPart(BaseModel):
-    """A part of a request; extra fields are ignored and reported."""
-
-    model_config = ConfigDict(extra="allow")
-
-
 class StreamOptions(RequestPart):
     """include_usage: one more chunk with the usage; continuous_usage_stats: in every chunk."""
 
@@ -192,13 +163,6 @@ class Vendor(BaseModel):
     )
 
 
-class ResponseFormat(RequestPart):
-    """text, json_object, or json_schema with a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: dict[str, Any] | None = None
-
-
 class SamplingFields(RequestPart):
     """What both endpoints take."""
 
@@ -212,17 +176,22 @@ class SamplingFields(RequestPart):
     min_p: Annotated[Real, Field(ge=0, le=1)] | None = None
     seed: Annotated[Whole, Field(ge=-INT64, lt=INT64)] | None = None
     n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
-    stop: Stops = []
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=16)] = []
+    stop: Stops = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=16)] = Field(default_factory=list)
     ignore_eos: Flag = False
     min_tokens: Annotated[Whole, Field(ge=0, le=MAX_TOKENS)] = 0
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
     repetition_penalty: Annotated[Real, Field(gt=0, le=10)] | None = None
-    logit_bias: Biases = {}
+    logit_bias: Biases = Field(default_factory=dict)
     stream: Flag = False
     stream_options: StreamOptions | None = None
     user: Text | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: dict[str, Any] | Text | None = None
+    guided_regex: Text | None = None
+    guided_choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    structured_outputs: Annotated[dict[Kind, Any], Field(max_length=1)] | None = None
     cache_salt: Annotated[Text, Field(max_length=256)] | None = Field(
         None, description="as specsot.cache_salt"
     )
@@ -234,8 +203,6 @@ class SamplingFields(RequestPart):
         for name, why in NOT_HERE.items():
             if extras.get(name):
                 raise bad_field(name, why, UNSUPPORTED)
-        if extras.get("tool_choice") not in (None, "none", "auto"):
-            raise bad_field("tool_choice", "there are no tool calls", UNSUPPORTED)
         if extras.get("modalities") not in (None, ["text"]):
             raise bad_field("modalities", "answers are texts", UNSUPPORTED)
         return sorted(extras)
@@ -282,6 +249,37 @@ class SamplingFields(RequestPart):
             for choice in range(self.n)
         ]
 
+    def offered_tools(self) -> Sequence[Tool]:
+        """The tools that an answer may call; raises ApiError."""
+        return ()
+
+    def form(self) -> tuple[str, str] | None:
+        """The field that gives the form of the answer, and its grammar; raises ApiError."""
+        outputs = self.structured_outputs or {}
+        given: list[tuple[str, Kind, Any]] = [
+            (f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in KINDS
+        ]
+        given += [("structured_outputs", kind, outputs.get(kind)) for kind in KINDS]
+        if self.response_format is not None:
+            given.append(("response_format", "json", self.response_format.schema_value))
+        wanted = [one for one in given if one[2] is not None]
+        if not wanted:
+            return None
+        (name, kind, value), *others = wanted
+        if others:
+            raise bad_field(others[0][0], f"not with {name}")
+        if excluded := self.excluded_setting():
+            why = f"not with {name}: a grammar chooses the tokens"
+            raise bad_field(excluded, why, UNSUPPORTED)
+        return name, grammar_for(name, lambda: form_grammar(kind, value))
+
+    def excluded_setting(self) -> str | None:
+        """A given setting that a grammar excludes."""
+        for name in (*FREE_ONLY, "logit_bias", "min_tokens", "ignore_eos"):
+            if (value := getattr(self, name)) and value != NEUTRAL.get(name):
+                return name
+        return None
+
     def _sampling(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in ("temperature", *FREE_ONLY)}
         rules = {name: value for name, value in values.items() if value is not None}
@@ -296,6 +294,9 @@ class SamplingFields(RequestPart):
         return rules
 
 
+TEXT_PARTS = ("text", "input_text", "output_text")
+
+
 class ContentPart(RequestPart):
     """Only texts are read."""
 
@@ -306,8 +307,10 @@ class ContentPart(RequestPart):
 class ChatMessage(RequestPart):
     """A turn of a conversation."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[ContentPart] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: Text | None = None
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=1024)]
@@ -321,38 +324,74 @@ class ChatRequest(SamplingFields):
     max_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
     logprobs: Flag = False
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
-    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] = Field(default_factory=list)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: Flag = True
+    continue_final_message: Flag = Field(
+        False, description="continue the last message, which is the assistant's"
+    )
+    add_generation_prompt: Flag = True
 
     def drafts(self) -> list[Submit]:
-        question, past, rules = conversation(self.messages)
-        turns = chain.from_iterable((turn.question, turn.answer) for turn in past)
-        for text in (question, rules, *turns):
+        talk = conversation(self.messages)
+        self._check_continuation()
+        rules = talk.rules
+        if tools := self.offered_tools():
+            rules = "\n\n".join(filter(None, (rules, tools_text(tools))))
+        turns = chain.from_iterable((turn.question, turn.answer) for turn in talk.past)
+        for text in (talk.question, rules, talk.prefill, *turns):
             check_length(text, "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_field("top_logprobs", "needs logprobs: true")
         limit = self.max_completion_tokens or self.max_tokens
-        prompt = Prompt("", question, max_new_tokens=limit, past=past, rules=rules)
+        prompt = Prompt("", talk.question, max_new_tokens=limit, past=talk.past, rules=rules)
         top = (self.top_logprobs or 0) if self.logprobs else -1
-        return [Submit("", prompt, RequestSettings(schema=self._schema()), logprobs=top)]
+        form = self.form()
+        if form and talk.prefill:
+            raise bad_field(form[0], "not with a last message of the assistant")
+        settings = RequestSettings(grammar=form[1] if form else None, prefill=talk.prefill)
+        return [Submit("", prompt, settings, logprobs=top)]
 
-    def _schema(self) -> str | None:
-        form = self.response_format
-        if form is None or form.type == "text":
-            return None
-        for name in (*FREE_ONLY, "logit_bias", "min_tokens", "ignore_eos"):
-            if getattr(self, name):
-                why = "not with a response_format, whose tokens a grammar chooses"
-                raise bad_field(name, why, UNSUPPORTED)
-        if form.type == "json_object":
-            return ANY_OBJECT
-        schema = (form.json_schema or {}).get("schema")
-        if not isinstance(schema, dict):
-            where = "response_format.json_schema.schema"
-            raise invalid(f"{where}: must be an object", "response_format")
-        try:
-            return json.dumps(schema, allow_nan=False)
-        except (ValueError, RecursionError):
-            raise bad_field("response_format", "no JSON schema") from None
+    def _check_continuation(self) -> None:
+        """Raise ApiError unless a last message of the assistant, which is continued, is given
+        where the fields want it."""
+        wanted = self.continue_final_message or not self.add_generation_prompt
+        if wanted and self.messages[-1].role != "assistant":
+            name = "continue_final_message" if self.continue_final_message else ADD_PROMPT
+            raise bad_field(name, "the last message must be the assistant's")
+        given = ADD_PROMPT in self.model_fields_set and self.add_generation_prompt
+        if self.continue_final_message and given:
+            raise bad_field(ADD_PROMPT, "not with continue_final_message")
+
+    def offered_tools(self) -> Sequence[Tool]:
+        if self.tool_choice == "none":
+            return ()
+        if self.tool_choice == "auto":  # with settings that a grammar excludes, a plain text
+            return () if self.excluded_setting() else self.tools
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
+        tools = [tool for tool in self.tools if named in (None, tool.function.name)]
+        if not tools:
+            raise bad_field("tool_choice", f"there is no tool {named!r}" if named else "no tools")
+        return tools
+
+    def form(self) -> tuple[str, str] | None:
+        form = super().form()
+        tools = self.offered_tools()
+        if not tools:
+            return form
+        if form is not None:
+            raise bad_field(form[0], "not with tools")
+        if excluded := self.excluded_setting():
+            raise bad_field(excluded, "not with tool_choice: a grammar chooses the tokens")
+        if self.specsot.stream == "multiplexed":
+            raise bad_field("specsot", "stream: multiplexed is not available with tools")
+        several = self.parallel_tool_calls
+        return "tools", grammar_for(
+            "tools", lambda: tools_grammar(tools, self.tool_choice, several=several)
+        )
+
+
+ADD_PROMPT = "add_generation_prompt"
 
 
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -384,6 +423,8 @@ class CompletionRequest(SamplingFields):
         if self.max_tokens == 0 and not self.echo:
             raise bad_field("max_tokens", "0 gives nothing without echo")
         top = -1 if self.logprobs is None else self.logprobs
+        form = self.form()
+        grammar = form[1] if form else None
         drafts = []
         for prompt in self.prompts:
             if not prompt:
@@ -392,7 +433,7 @@ class CompletionRequest(SamplingFields):
             if raw:
                 check_length(prompt, "prompt")
             text = Prompt("", prompt if raw else "", max_new_tokens=self.max_tokens)
-            settings = RequestSettings(token_ids=() if raw else tuple(prompt))
+            settings = RequestSettings(token_ids=() if raw else tuple(prompt), grammar=grammar)
             drafts.append(Submit("", text, settings, raw=raw, echo=self.echo, logprobs=top))
         return drafts
 
@@ -415,25 +456,46 @@ class DetokenizeRequest(RequestPart):
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
-def conversation(messages: Sequence[ChatMessage]) -> tuple[str, tuple[PastTurn, ...], str]:
-    """(question, past, rules) of a conversation, in which turns of one role that follow each other
-    are one turn; raises ApiError."""
+class Conversation(NamedTuple):
+    """The parts of a prompt that messages make. prefill: the beginning of the answer."""
+
+    question: str
+    past: tuple[PastTurn, ...]
+    rules: str
+    prefill: str = ""
+
+
+def conversation(messages: Sequence[ChatMessage]) -> Conversation:
+    """The prompt of messages, in which turns of one role that follow each other are one turn, and
+    results of tools are a user's; raises ApiError."""
     rules: list[str] = []
     turns: list[tuple[str, str]] = []
+    names: dict[str, str] = {}  # of called functions
     for number, message in enumerate(messages):
+        role = message.role
         text = _content(message, f"messages.{number}.content")
-        if message.role in ("system", "developer"):
+        if message.tool_calls:
+            names |= {call.id: call.function.name for call in message.tool_calls}
+            text = "\n\n".join(filter(None, (text, calls_text(message.tool_calls))))
+        if role == "tool":
+            role = "user"
+            text = f"Result of {names.get(message.tool_call_id or '', 'the call')}: {text}"
+        if role in ("system", "developer"):
             rules.append(text)
-        elif turns and turns[-1][0] == message.role:
-            turns[-1] = (message.role, f"{turns[-1][1]}\n\n{text}")
+        elif turns and turns[-1][0] == role:
+            turns[-1] = (role, f"{turns[-1][1]}\n\n{text}")
         else:
-            turns.append((message.role, text))
+            turns.append((role, text))
+    prefill = ""
+    if messages[-1].role == "assistant" and not messages[-1].tool_calls:
+        prefill = turns.pop()[1]
     for place, index in (("last", -1), ("first", 0)):
         if not turns or turns[index][0] != "user":
             raise bad_field("messages", f"the {place} turn must be a user's")
     texts = [text for _, text in turns]
     past = tuple(map(PastTurn, texts[:-1:2], texts[1:-1:2]))
-    return texts[-1], past, "\n\n".join(rule for rule in rules if rule.strip())
+    text = "\n\n".join(rule for rule in rules if rule.strip())
+    return Conversation(texts[-1], past, text, prefill)
 
 
 def _content(message: ChatMessage, where: str) -> str:
@@ -442,10 +504,18 @@ def _content(message: ChatMessage, where: str) -> str:
     if not isinstance(message.content, list):
         return message.content or ""
     for part in message.content:
-        if part.type != "text" or part.text is None:
+        if part.type not in TEXT_PARTS or part.text is None:
             kind = part.type[:40]
             raise invalid(f"{where}: only parts of type text are read, not {kind!r}", "messages")
     return "".join(part.text or "" for part in message.content)
+
+
+def grammar_for(field: str, make: Callable[[], str]) -> str:
+    """The grammar that a field gives; raises ApiError."""
+    try:
+        return make()
+    except GrammarError as error:
+        raise bad_field(field, str(error), "invalid_schema") from None
 
 
 def check_length(text: str, param: str) -> None:

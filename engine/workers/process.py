@@ -121,7 +121,8 @@ class ServedRequest(OpenRequest):
         self.message = message
         self.rounds: list[tuple[int, int]] = []
         self._decode = engine.decode
-        raw = message.raw or bool(message.settings.token_ids)
+        asked = message.settings
+        raw = message.raw or bool(asked.token_ids or asked.prefill or asked.grammar)
         self._order = events.ReadingOrder.of(engine.session.program.graph, raw=raw)
         self._stops = StopTexts(message.stop)
         self._parts: dict[int, events.TextStream] = {}
@@ -293,7 +294,7 @@ class ServedGraph(WorkerEngine):
         try:
             fit = self.engine.fit(prompt, settings)
         except GrammarError as error:
-            raise Refusal(str(error), "response_format", "invalid_schema") from None
+            raise Refusal(str(error), protocol.GRAMMAR, "invalid_schema") from None
         plain = settings.plain or self.session.program.graph.skeleton is None
         if fit.why and limit is None and plain and fit.remaining > 0:
             prompt = replace(prompt, max_new_tokens=fit.remaining)
@@ -330,8 +331,8 @@ class ServedGraph(WorkerEngine):
         if bias := sampling.get("logit_bias"):
             self._check_ids("logit_bias", [token for token, _ in bias])
             sampling["logit_bias"] = tuple((int(token), float(add)) for token, add in bias)
-        if graph.beam is not None and (sampling or settings.schema):
-            param = "response_format" if settings.schema else next(iter(sampling))
+        if graph.beam is not None and (sampling or settings.grammar):
+            param = protocol.GRAMMAR if settings.grammar else next(iter(sampling))
             raise Refusal(f"graph {graph.name!r} searches with beams: no {param}", param)
         scores = message.logprobs >= 0
         if scores and skeleton is not None and skeleton.merge == "attend" and not settings.plain:

@@ -21,6 +21,7 @@ from ..prepare.options import ClusterBlock
 
 MAX_LINE_BYTES = 64 << 20
 LOOPBACK = "127.0.0.1"
+GRAMMAR = "grammar"  # `Refused.param` for the field that a request's grammar follows from
 CONSTANTS = ("slot_bytes", "size")  # of a pool
 Text = Annotated[str, SkipValidation()]  # may hold lone surrogates, which pydantic refuses
 

@@ -1,4 +1,4 @@
-"""Grammars as token masks: of the outline, and of answers under a JSON schema.
+"""Grammars as token masks: of the outline, and of answers as a request wants them.
 
 A token is legal if some outline continues with its text. Where the text is fixed, only the token
 with which the tokenizer would write it is legal, so that drafts from `forced()` are never rejected.
@@ -8,7 +8,8 @@ The readers skip and mend nothing in a text of the grammar. llguidance is import
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -223,43 +224,120 @@ def _title_of(line: bytes) -> str:
     return line.decode("utf-8", errors="replace").partition(". ")[2]
 
 
+# -- grammars of plain answers, in llguidance's dialect of Lark ------------------------------------
+
 MAX_SCHEMA = 16_384  # characters
 MAX_DEPTH = 32  # objects and lists inside each other
-ANY_OBJECT = '{"type": "object"}'
-DENSE: Any = {"whitespace_flexible": False}  # else small models write blanks up to their budget
+ANY_OBJECT = {"type": "object"}
+DENSE = {"x-guidance": {"whitespace_flexible": False}}  # else small models write only blanks
+# Keywords of JSON schemas whose value is a schema, a list or a mapping of schemas.
+INNER = ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems", "not")
+NAMED = ("properties", "patternProperties", "$defs", "definitions")
+COMBINED = ("anyOf", "oneOf", "allOf", "$ref")
+# Text that cannot be the beginning of calls, which is `[{`.
+NO_CALL = r"/\s*([^\s\[]|\[[^{])(?s:.)*/"
 
 
-class SchemaGrammar(_TokenGrammar):
-    """Makes matchers of schemas for one tokenizer, whose tokens are read once."""
+class AnswerGrammar(_TokenGrammar):
+    """Makes matchers of grammars for one tokenizer, whose tokens are read once."""
 
-    def matchers(self, schema: str) -> Callable[[], OutlineMatcher]:
-        """Makes matchers of an answer under this schema; raises GrammarError: too large, not
-        supported."""
+    def matchers(self, grammar: str) -> Callable[[], OutlineMatcher]:
+        """Makes matchers of an answer under this grammar; raises GrammarError: not supported."""
         from llguidance import LLMatcher
 
-        check_schema(schema)
         try:
-            grammar = LLMatcher.grammar_from_json_schema(schema, defaults=DENSE)
-            first = self.first(grammar)
+            first = self.first(LLMatcher.grammar_from_lark(grammar))
         except ValueError as error:
-            raise GrammarError(str(error).strip().split("\n", 1)[0]) from None
+            message = str(error).strip().split("\n", 1)[0]
+            raise GrammarError(PLACE.sub("", message)) from None
         return partial(OutlineMatcher, first, self, "")
 
 
-def check_schema(schema: str) -> None:
-    """Raise GrammarError for a schema that is too large to compile."""
+DELIMITERS = {"/": r"\/", "\n": r"\n"}
+PLACE = re.compile(r"^at \d+\(\d+\): ")  # of an error in the text of a grammar
 
-    def depth_of(value: Any) -> int:
-        if not isinstance(value, dict | list):
-            return 0
-        inner = value.values() if isinstance(value, dict) else value
-        return 1 + max(map(depth_of, inner), default=0)
 
-    if len(schema) > MAX_SCHEMA:
-        raise GrammarError(f"the schema has {len(schema)} characters, at most {MAX_SCHEMA} fit")
+def schema_grammar(schema: Mapping[str, Any]) -> str:
+    """Of the JSON texts of a schema without blanks; an object has only the properties of its
+    schema, unless that allows more. Raises GrammarError for a schema that is too large."""
+    return f"start: {_json_rule(schema)}"
+
+
+def regex_grammar(pattern: str) -> str:
+    """Of the texts that match a regular expression as a whole; raises GrammarError if it is too
+    long."""
+    _check_size(pattern)
+    # Lark delimits a regular expression with slashes, on one line.
+    text = re.sub(r"(?s)\\.|/|\n", lambda match: DELIMITERS.get(match[0], match[0]), pattern)
+    return f"start: /{text}/"
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """Of these texts; raises GrammarError if they are too long."""
+    texts = " | ".join(map(json.dumps, choices))
+    _check_size(texts)
+    return f"start: {texts}"
+
+
+def calls_grammar(functions: Mapping[str, Mapping[str, Any]], most: int, *, free: bool) -> str:
+    """Of a JSON list of one to `most` calls of functions, by name the schemas of their arguments:
+    `[{"name":"f","arguments":{}}]`; with `free` of other texts too. Raises GrammarError."""
+    more = f'("," call){{0,{most - 1}}}' if most > 1 else ""
+    rules = [
+        f"start: {'TEXT | ' if free else ''}calls",
+        f'calls: "[" call {more} "]"',
+        f"call: {' | '.join(f'call_{n}' for n in range(len(functions)))}",
+        *([f"TEXT: {NO_CALL}"] if free else []),
+    ]
+    for number, (name, schema) in enumerate(functions.items()):
+        head = json.dumps(f'{{"name":{json.dumps(name)},"arguments":')
+        rules.append(f'call_{number}: {head} arguments_{number} "}}"')
+        rules.append(f"arguments_{number}: {_json_rule({**schema, **ANY_OBJECT})}")
+    return "\n".join(rules)
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
     try:
-        depth = depth_of(json.loads(schema))
+        depth = _depth_of(schema)
+        text = json.dumps(schema, allow_nan=False)
     except (ValueError, RecursionError):
         raise GrammarError("the schema is not valid JSON") from None
+    _check_size(text)
     if depth > MAX_DEPTH:
         raise GrammarError(f"the schema is {depth} deep, at most {MAX_DEPTH} is allowed")
+    return f"%json {json.dumps({**_closed(schema), **DENSE})}"
+
+
+def _check_size(text: str) -> None:
+    if len(text) > MAX_SCHEMA:
+        raise GrammarError(f"the schema has {len(text)} characters, at most {MAX_SCHEMA} fit")
+
+
+def _depth_of(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_depth_of, inner), default=0)
+
+
+def _closed(schema: Any, *, combined: bool = False) -> Any:
+    """The schema with `additionalProperties` false where an object has properties. combined: its
+    properties are allowed next to those of another schema, so that it cannot be closed."""
+    if isinstance(schema, list):
+        return [_closed(one, combined=combined) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    shared = combined or ("properties" in schema and any(key in schema for key in COMBINED))
+    members = schema.get("allOf")
+    several = isinstance(members, list) and len(members) > 1
+    for key in INNER:
+        if key in schema:
+            together = key in COMBINED and (shared or (key == "allOf" and several))
+            closed[key] = _closed(schema[key], combined=together)
+    for key in NAMED:
+        if isinstance(schema.get(key), dict):
+            closed[key] = {name: _closed(one) for name, one in schema[key].items()}
+    if "properties" in schema and not shared and "patternProperties" not in schema:
+        closed.setdefault("additionalProperties", False)
+    return closed

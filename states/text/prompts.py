@@ -505,6 +505,10 @@ class PromptBook:
             ]
         return [_message(number, text.strip()) for number, text in enumerate(turns)]
 
+    def encode(self, text: str) -> Ids:
+        """The ids of a text that a user or a model wrote."""
+        return self._encoder.text(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of generated ids, special tokens left out."""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}

@@ -13,6 +13,10 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 DEEP = b'{"messages":' + b"[" * 100_000
 NUMBER = b'{"model":"dflash","prompt":"a","seed":' + b"9" * 5000 + b"}"
 LONG = "x" * 65
+FUNCTION = {"type": "function", "function": {"name": "f"}}
+ANSWER = {"role": "assistant", "content": "b"}
+AGAIN = {"continue_final_message": True, "add_generation_prompt": True}
+JSON = {"type": "json_object"}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -47,8 +51,16 @@ BAD_CHAT: dict[str, tuple[Any, ...]] = {
     ),
     "stream_options": ({"include_usage": True},),
     "stream": ("yes",),
-    "tools": ([{"type": "function"}],),
-    "tool_choice": ("required",),
+    "tools": ([{"type": "function"}], [{**FUNCTION, "function": {"name": "a b"}}]),
+    "tool_choice": ("required", {"type": "function", "function": {"name": "f"}}),
+    "parallel_tool_calls": ("no",),
+    "continue_final_message": (True,),
+    "add_generation_prompt": (False,),
+    "guided_regex": ("(", "", "x" * 20_000),
+    "guided_choice": ([], [""]),
+    "guided_json": ("{", {"type": "no"}),
+    "guided_grammar": ("x",),
+    "structured_outputs": ({"grammar": "x"}, {"regex": 5}, {"json": {}, "choice": ["a"]}),
     "modalities": (["audio"],),
     "cache_salt": (5,),
     "chat_template": ("{{ 7 * 7 }}",),
@@ -58,13 +70,13 @@ BAD_CHAT: dict[str, tuple[Any, ...]] = {
     "messages": (
         [],
         [{"role": "pirate", "content": "a"}],
-        [{"role": "tool", "content": "a"}],
+        [*said("a"), {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+        [{"role": "system", "content": "a"}, {"role": "assistant", "content": "a"}],
         [{"role": "user", "content": None}],
         [{"role": "user", "content": 5}],
         [{"role": "user"}],
         said("a") * 10_000,
         [{"role": "assistant", "content": "a"}],
-        [*said("a"), {"role": "assistant", "content": "b"}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
         said("word " * 3000),
     ),
@@ -101,12 +113,29 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(max_tokens=5000), 400, "messages"),
     (CHAT, chat(logprobs=True, top_logprobs=10**6), 400, "top_logprobs"),
     (CHAT, chat(logprobs=True, top_logprobs=-2), 400, "top_logprobs"),
-    (CHAT, chat(response_format={"type": "json_object"}, top_p=0.5), 400, "top_p"),
+    (CHAT, chat(response_format=JSON, top_p=0.5), 400, "top_p"),
+    (CHAT, chat(tools=[FUNCTION], tool_choice="required", top_p=0.5), 400, "top_p"),
+    (CHAT, chat(response_format=JSON, guided_regex="a"), 400, "response_format"),
+    (CHAT, chat(response_format=JSON, tools=[FUNCTION]), 400, "response_format"),
+    (CHAT, chat(tools=[FUNCTION], specsot={"stream": "multiplexed"}), 400, "specsot"),
+    (
+        CHAT,
+        chat(tools=[{**FUNCTION, "function": {"name": "f", "parameters": {"type": 1}}}]),
+        400,
+        "tools",
+    ),
+    (CHAT, chat(messages=[*said("a"), ANSWER], response_format=JSON), 400, "response_format"),
+    (CHAT, chat(messages=[*said("a"), ANSWER], **AGAIN), 400, "add_generation_prompt"),
     (CHAT, chat(specsot={"stream": "multiplexed"}, stop=["a"], stream=True), 400, "stop"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [10**8]}, 400, "tokens"),
     ("/detokenize", {"tokens": "a"}, 400, "tokens"),
-    ("/v1/responses", {"input": "a"}, 404, None),
+    ("/v1/embeddings", {"model": "dflash", "input": "a"}, 400, "model"),
+    ("/v1/responses", {"input": []}, 400, "input"),
+    ("/v1/responses", {"input": [{"role": "user", "content": 5}]}, 400, "input"),
+    ("/v1/responses", {"input": "a", "previous_response_id": "r"}, 400, "previous_response_id"),
+    ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, 400, "tools"),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 5000}, 400, "input"),
     ("/v1/models", {}, 405, None),
 ]
 NAMES = [f"{n}-{row[0].rsplit('/', 1)[-1]}-{row[3]}" for n, row in enumerate(ROWS)]

@@ -31,6 +31,7 @@ from specsot.engine.workers.tickets import (
     PromptRoutes,
     Replica,
 )
+from specsot.states.text.grammar import schema_grammar
 
 LOADS = Lock()
 READY = b'"kind":"Ready"'
@@ -153,13 +154,13 @@ class ThreadFleet:
         return int(facts["name"].rpartition("-")[2])
 
 
-SCHEMA = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 WARM = {"temperature": 0.9}
 REQUESTS = (
     Submit("bim_dflash", Prompt("outlined", BEES)),
     Submit("bim_dflash", Prompt("drawn", BEES, seed=5), sampling=WARM),
     Submit("dflash", Prompt("scored", RAIN, seed=7), sampling=WARM, logprobs=1),
-    Submit("dflash", Prompt("held", RAIN), RequestSettings(schema=SCHEMA)),
+    Submit("dflash", Prompt("held", RAIN), RequestSettings(grammar=schema_grammar(SCHEMA))),
     Submit("dflash", Prompt("stopped", BEES, max_new_tokens=20), stop=("e", "zz")),
     Submit(
         "dflash",

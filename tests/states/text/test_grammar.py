@@ -22,10 +22,15 @@ from tokenizers import (
 )
 
 from specsot.states.text.grammar import (
+    AnswerGrammar,
     GrammarError,
     OutlineGrammar,
     OutlineMatcher,
+    calls_grammar,
+    choice_grammar,
     outline_grammar,
+    regex_grammar,
+    schema_grammar,
 )
 from specsot.states.text.outline import (
     MARKERS,
@@ -490,3 +495,85 @@ def test_a_title_ends_where_it_says_something_new() -> None:
         assert matcher.is_legal(newline)
         matcher.rollback(len(tokenizer_of("lists").encode(" today").ids))
         assert not matcher.is_legal(newline)
+
+
+# -- answers --------------------------------------------------------------------------------------
+
+FIELD = {"a": {"type": "integer"}}
+NESTED = {"properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"properties": FIELD}}}
+BOTH = {"allOf": [{"properties": FIELD}, {"properties": {"b": {"type": "integer"}}}]}
+TWO = {"f": {"properties": FIELD, "required": ["a"]}, "g": {"properties": {}}}
+CALL, OTHER = '{"name":"f","arguments":{"a":1}}', '{"name":"g","arguments":{}}'
+HELD: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "closed": (
+        schema_grammar({"type": "object", "properties": FIELD}),
+        ("{}", '{"a":1}'),
+        ('{"a": 1}', '{"b":1}', '{"a":1,"b":1}'),
+    ),
+    "open": (
+        schema_grammar({"type": "object", "properties": FIELD, "additionalProperties": True}),
+        ('{"a":1,"b":1}',),
+        ('{"a":"x"}',),
+    ),
+    "nested": (schema_grammar(NESTED), ('{"x":{"a":1}}',), ('{"x":{"b":1}}', '{"y":1}')),
+    "named properties": (
+        schema_grammar({"properties": {"properties": {"type": "object"}}}),
+        ('{"properties":{"any":1}}',),
+        ('{"other":1}',),
+    ),
+    "combined": (schema_grammar(BOTH), ('{"a":1,"b":2}',), ('{"a":"x"}',)),
+    "any object": (schema_grammar({"type": "object"}), ('{"any":[1]}',), ("[1]", "1")),
+    "pattern": (regex_grammar(r"[ab]+/\d|x\/y"), ("ab/1", "x/y"), ("ab", "ab/12", "c/1")),
+    "choice": (choice_grammar(["red", 'a "b"', "ré\n"]), ("red", 'a "b"', "ré\n"), ("re", "blue")),
+    "one call": (
+        calls_grammar(TWO, 1, free=False),
+        (f"[{CALL}]", f"[{OTHER}]"),
+        ("text", f"[{CALL},{OTHER}]", '[{"name":"f","arguments":{}}]', "[]"),
+    ),
+    "calls": (calls_grammar(TWO, 3, free=False), (f"[{CALL},{OTHER},{CALL}]",), (f"[{CALL}",)),
+    "calls or text": (
+        calls_grammar(TWO, 1, free=True),
+        (f"[{CALL}]", "Any text [{", "[x] y", " a", "[{"[:1] + "1]"),
+        ("", "[", '[{"name":"h"', " [{"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_an_answer_has_the_form_of_its_grammar(name: str) -> None:
+    grammar, good, bad = HELD[name]
+    tokenizer = tokenizer_of("embedded")
+    end = tokenizer.token_to_id("<|im_end|>")
+    new = AnswerGrammar(tokenizer, tokenizer.get_vocab_size(), [end]).matchers(grammar)
+
+    def is_whole(text: str) -> bool:
+        matcher = new()
+        for token in spell("embedded", text):
+            if not matcher.is_legal(token):
+                return False
+            matcher.advance(token)
+        return matcher.is_legal(end)
+
+    assert [text for text in good if not is_whole(text)] == []
+    assert [text for text in bad if is_whole(text)] == []
+
+
+def test_forms_that_are_too_large_or_wrong() -> None:
+    deep: dict[str, object] = {}
+    for _ in range(40):
+        deep = {"allOf": [deep]}
+    for make in (
+        lambda: schema_grammar(deep),
+        lambda: schema_grammar({"enum": ["x" * 20_000]}),
+        lambda: schema_grammar({"const": float("nan")}),
+        lambda: choice_grammar(["x" * 20_000]),
+        lambda: regex_grammar("x" * 20_000),
+    ):
+        with pytest.raises(GrammarError):
+            make()
+    tokenizer = tokenizer_of("embedded")
+    grammars = AnswerGrammar(tokenizer, tokenizer.get_vocab_size(), [1])
+    for wrong in (regex_grammar("("), schema_grammar({"allOf": 5}), "start: /(?=a)/"):
+        with pytest.raises(GrammarError) as told:
+            grammars.matchers(wrong)
+        assert "\n" not in str(told.value) and not str(told.value).startswith("at ")

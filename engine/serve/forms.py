@@ -1,0 +1,194 @@
+"""The form that a request wants of an answer: a JSON schema, a pattern, choices, or function calls.
+
+Calls are the JSON list `[{"name":"f","arguments":{}}]`, in prompts, grammars and answers."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import Field
+
+from ...states.text.grammar import (
+    ANY_OBJECT,
+    GrammarError,
+    calls_grammar,
+    choice_grammar,
+    regex_grammar,
+    schema_grammar,
+)
+from .fields import RequestPart, Text
+
+MAX_CALLS = 8  # of one answer
+Kind = Literal["json", "regex", "choice"]
+KINDS: tuple[Kind, ...] = ("json", "regex", "choice")
+NO_ARGUMENTS = {**ANY_OBJECT, "properties": {}}
+TOOLS_TEXT = """You can call these functions:
+{functions}
+To call them, answer only with a JSON list: [{{"name":NAME,"arguments":{{}}}}]"""
+
+
+class ResponseFormat(RequestPart):
+    """text, json_object, or json_schema with a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: dict[str, Any] | None = None
+
+    @property
+    def schema_value(self) -> Any:
+        """The JSON schema; None for any text."""
+        if self.type == "json_schema":
+            return (self.json_schema or {}).get("schema", False)
+        return ANY_OBJECT if self.type == "json_object" else None
+
+
+def form_grammar(kind: Kind, value: Any) -> str:
+    """The grammar of a form of this kind; raises GrammarError."""
+    if kind == "json":
+        try:
+            schema = json.loads(value) if isinstance(value, str) else value
+        except (ValueError, RecursionError):
+            schema = None
+        if not isinstance(schema, dict):
+            raise GrammarError("the JSON schema must be an object")
+        return schema_grammar(schema)
+    texts = value if isinstance(value, list) else [value]
+    if not texts or not all(isinstance(text, str) and text for text in texts):
+        raise GrammarError("texts must not be empty")
+    return choice_grammar(texts) if kind == "choice" else regex_grammar(texts[0])
+
+
+class Function(RequestPart):
+    """A function with the JSON schema of its arguments."""
+
+    name: Annotated[Text, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(RequestPart):
+    """A function that an answer may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(RequestPart):
+    """The name of a function."""
+
+    name: Text
+
+
+class ToolName(RequestPart):
+    """The function that an answer must call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["none", "auto", "required"] | ToolName
+
+
+def tools_grammar(tools: Sequence[Tool], choice: ToolChoice, *, several: bool) -> str:
+    """The grammar of answers that call tools, or may call them; raises GrammarError."""
+    functions = {}
+    for tool in tools:
+        schema = tool.function.parameters or NO_ARGUMENTS
+        if schema.get("type", "object") != "object":
+            raise GrammarError(f"the parameters of {tool.function.name} must be an object")
+        functions[tool.function.name] = schema
+    most = MAX_CALLS if several and isinstance(choice, str) else 1
+    return calls_grammar(functions, most, free=choice == "auto")
+
+
+def tools_text(tools: Sequence[Tool]) -> str:
+    """The description of tools in a prompt."""
+    functions = [tool.function.model_dump(exclude_none=True) for tool in tools]
+    return TOOLS_TEXT.format(functions="\n".join(map(json.dumps, functions)))
+
+
+class Called(RequestPart):
+    """The name of a called function and its arguments, as JSON."""
+
+    name: Text
+    arguments: Text = "{}"
+
+
+class ToolCall(RequestPart):
+    """A call in an earlier answer."""
+
+    id: Text = ""
+    function: Called
+
+
+def calls_text(calls: Sequence[ToolCall]) -> str:
+    """Calls as a model wrote them."""
+    texts = [
+        f'{{"name":{json.dumps(call.function.name)},"arguments":{call.function.arguments or "{}"}}}'
+        for call in calls
+    ]
+    return f"[{','.join(texts)}]"
+
+
+HEAD = re.compile(r'[\[,]\{"name":("[^"]*"),"arguments":')
+DECODER = json.JSONDecoder()
+
+
+@dataclass(slots=True)
+class CallReader:
+    """Reads an answer that may call functions, as its text arrives. content: the text of an answer
+    without calls; calls: as OpenAI has them. complete: the last call has all of its arguments."""
+
+    content: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    complete: bool = True
+    _text: str = ""
+    _start: int = 0  # of the arguments of the last call
+    _sent: int = 0
+
+    def feed(self, text: str, *, final: bool = False) -> Iterator[dict[str, Any]]:
+        """The deltas of a stream for more text of the answer."""
+        self._text += text
+        if not (self.calls or self.content):
+            self._text = self._text.lstrip()
+        if not self.content and "[{".startswith(self._text[:2]):  # calls, or too short to tell
+            yield from self._read_calls()
+            if self.calls or not final:
+                return
+        content = self._text
+        self._text = ""
+        self.content += content
+        if content:
+            yield {"content": content}
+
+    def _read_calls(self) -> Iterator[dict[str, Any]]:
+        while True:
+            if not self.complete:
+                yield from self._arguments()
+            head = HEAD.match(self._text, self._sent)
+            if not self.complete or head is None:
+                return
+            self._start = self._sent = head.end()
+            self.complete = False
+            function = {"name": json.loads(head[1]), "arguments": ""}
+            call = {"id": f"call_{uuid4().hex[:24]}", "type": "function", "function": function}
+            self.calls.append(call)
+            yield self._delta({**call, "function": dict(function)})
+
+    def _arguments(self) -> Iterator[dict[str, Any]]:
+        """The next piece of the last call's arguments."""
+        end = len(self._text)
+        try:
+            _, end = DECODER.raw_decode(self._text, self._start)
+            self.complete = True
+        except ValueError:  # incomplete
+            pass
+        if piece := self._text[self._sent : end]:
+            self.calls[-1]["function"]["arguments"] += piece
+            yield self._delta({"function": {"arguments": piece}})
+        self._sent = end + self.complete  # after the brace that ends the call
+
+    def _delta(self, call: dict[str, Any]) -> dict[str, Any]:
+        return {"tool_calls": [{"index": len(self.calls) - 1, **call}]}
