@@ -1,6 +1,7 @@
 """Settings of a run: command-line options, the `cluster` block and the profiles."""
 
 import hmac
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from hashlib import sha256
@@ -135,6 +136,7 @@ def flag_of(name: str) -> str:
     return (*OPTIONS[name].flags, f"--{name.replace('_', '-')}")[0]
 
 
+ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -151,6 +153,10 @@ class ServeOptions:
         Option("--api-key", envvar="SPECSOT_API_KEY", help="Key of clients; may be repeated."),
     ] = None
     insecure: Annotated[bool, Option(help="Allow other hosts without a key.")] = False
+    cors: Annotated[
+        list[str] | None,
+        Option(metavar="ORIGIN", help="Let pages of https://HOST use the API; * any; repeatable."),
+    ] = None
     max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256
     max_tokenize: Annotated[int, Option(min=1, help="Texts that are tokenized at once.")] = 8
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
@@ -182,6 +188,9 @@ class ServeOptions:
         """Raise UsageError for a wrong value, or if other machines could connect without a key."""
         if self.metrics_compat not in (None, "vllm"):
             raise UsageError(f"--metrics-compat {self.metrics_compat}: there is only `vllm`")
+        for origin in self.cors or ():
+            if not ORIGIN.fullmatch(origin):
+                raise UsageError(f"--cors {origin}: must be https://HOST, http://HOST:PORT or *")
         if not (self.loopback or self.keys or self.insecure):
             raise UsageError(
                 f"--host {self.host}: others could reach the server; give --api-key, or --insecure"

@@ -166,7 +166,7 @@ class Answers:
         self._fields = fields
         self._chat = isinstance(fields, ChatRequest)
         kind = "chat.completion" if self._chat else "text_completion"
-        self._envelope = {
+        self.envelope = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid4().hex}",
             "object": f"{kind}.chunk" if self._chat and fields.stream else kind,
             "created": int(time()),
@@ -268,7 +268,7 @@ class Answers:
             choices.append(shape)
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
-        return {**self._envelope, "choices": choices, **self._totals(), "specsot": vendor}
+        return {**self.envelope, "choices": choices, **self._totals(), "specsot": vendor}
 
     async def streamed(self) -> AsyncIterator[str]:
         """The chunks as server-sent events."""
@@ -291,7 +291,7 @@ class Answers:
                     for chunk in self._chunks(choice, message):
                         yield chunk
             if options is not None and options.include_usage:
-                yield {**self._envelope, "choices": [], **self._totals()}
+                yield {**self.envelope, "choices": [], **self._totals()}
         except ApiError as error:
             yield error.body
         except (WorkerGoneError, StalledError) as error:
@@ -361,7 +361,7 @@ class Answers:
             shape["delta"] = delta
         else:
             shape["text"] = delta.get("content", "")
-        chunk: dict[str, Any] = {**self._envelope, "choices": [shape]}
+        chunk: dict[str, Any] = {**self.envelope, "choices": [shape]}
         if vendor is not None:
             chunk["specsot"] = vendor
         options = self._fields.stream_options

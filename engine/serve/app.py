@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -26,6 +26,7 @@ from ..workers.router import Router
 from .answers import Answers
 from .metrics import ServerMetrics
 from .requests import (
+    UNSUPPORTED,
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -39,6 +40,7 @@ from .requests import (
     overloaded,
     read_fields,
 )
+from .responses import ResponseAnswer, ResponseRequest, renamed
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
@@ -69,12 +71,40 @@ class Api:
         """Go on behind a text, or behind token ids."""
         return await self._generate(request, read_fields(CompletionRequest, await request.body()))
 
+    async def responses(self, request: Request) -> Response:
+        """Answer a text or a conversation, in the shape of the Responses API."""
+        fields = read_fields(ResponseRequest, await request.body())
+        headers = _ignored(fields)
+        try:
+            answer = ResponseAnswer(fields, await self._begun(fields.chat()))
+            if not fields.stream:
+                return JSONResponse(await answer.whole(request), headers=headers)
+        except ApiError as error:
+            raise renamed(error) from None
+        return self._stream(answer.streamed(), headers)
+
+    async def embeddings(self, request: Request) -> Response:
+        """No graph has them."""
+        raise invalid("the model does not support embeddings", "model", UNSUPPORTED)
+
     async def _generate(
         self, request: Request, fields: ChatRequest | CompletionRequest
     ) -> Response:
+        headers = _ignored(fields)
+        answers = await self._begun(fields)
+        if not fields.stream:
+            return JSONResponse(await answers.whole(request), headers=headers)
+        return self._stream(answers.streamed(), headers)
+
+    def _stream(self, events: AsyncIterator[Any], headers: Mapping[str, str]) -> Response:
+        stall = self.options.stall
+        return EventSourceResponse(
+            events, ping=PING, sep="\n", send_timeout=stall, headers=dict(headers)
+        )
+
+    async def _begun(self, fields: ChatRequest | CompletionRequest) -> Answers:
+        """The answers of an admitted request; raises ApiError."""
         graph = self.graph(fields.model)
-        ignored = [_printable(name) for name in fields.check_extras()[:32]]
-        headers = {"x-specsot-ignored": ", ".join(ignored)} if ignored else {}
         submits = fields.submits(graph, self.router.new_id, self.options.timeout)
         self.admit(len(submits))
         echoed = [""] * len(submits)
@@ -83,12 +113,7 @@ class Api:
             echoed = [text for text in texts for _ in range(fields.n)]
         answers = Answers(fields, f"{OWNER}/{graph}", echoed)
         await answers.begin(self.router, self.server_metrics, submits)
-        if not fields.stream:
-            return JSONResponse(await answers.whole(request), headers=headers)
-        stall = self.options.stall
-        return EventSourceResponse(
-            answers.streamed(), ping=PING, sep="\n", send_timeout=stall, headers=headers
-        )
+        return answers
 
     def graph(self, model: str | None) -> str:
         """The graph that a request's `model` names; raises ApiError."""
@@ -223,6 +248,12 @@ class Api:
         )
 
 
+def _ignored(fields: SamplingFields) -> dict[str, str]:
+    """The header with the names of ignored fields; raises ApiError for those that are refused."""
+    names = [_printable(name) for name in fields.check_extras()[:32]]
+    return {"x-specsot-ignored": ", ".join(names)} if names else {}
+
+
 def _printable(name: str) -> str:
     """A field name as a header value: printable ASCII, at most 64 characters."""
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:64])
@@ -258,6 +289,7 @@ def build_app(api: Api) -> FastAPI:
     for path, function, body in (
         ("/v1/chat/completions", api.chat, ChatRequest),
         ("/v1/completions", api.completions, CompletionRequest),
+        ("/v1/responses", api.responses, ResponseRequest),
         ("/tokenize", api.tokenize, TokenizeRequest),
         ("/detokenize", api.detokenize, DetokenizeRequest),
         ("/v1/models", api.models, None),
@@ -294,6 +326,7 @@ def build_app(api: Api) -> FastAPI:
             response_class=Response if function == api.metrics else JSONResponse,
             openapi_extra=extra,
         )
+    app.add_route("/v1/embeddings", api.embeddings, methods=["POST"], include_in_schema=False)
     app.add_route("/metrics", api.metrics, methods=["HEAD"], include_in_schema=False)
     add_error_handlers(app)
     return app

@@ -9,7 +9,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from uuid import uuid4
 import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -209,6 +210,17 @@ def address_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+def cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Let pages of these origins use the server; browsers ask before, without a key."""
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "x-specsot-ignored", "retry-after"),
+    )
+
+
 def config_of(app: Any, options: ServeOptions, most: int) -> uvicorn.Config:
     """most: connections."""
     http: Any = partial(StrictProtocol, limits=options, most=most)
@@ -236,7 +248,9 @@ async def serve(router: Router, options: ServeOptions) -> int:
     api = Api(router, metrics, options)
     app = build_app(api)
     PageRoutes(app, router, options.runs_dir)
-    middleware = AdmissionMiddleware(app, options, metrics, api.check_capacity)
+    middleware: ASGIApp = AdmissionMiddleware(app, options, metrics, api.check_capacity)
+    if options.cors:
+        middleware = cors(middleware, options.cors)
     config = config_of(middleware, options, most_connections())
     server = DrainingServer(config, api, options.grace)
 

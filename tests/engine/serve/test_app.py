@@ -6,11 +6,13 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
+from starlette.types import ASGIApp
 
+from specsot.engine.errors import UsageError
 from specsot.engine.prepare.options import ServeOptions
 from specsot.engine.serve.app import Api, build_app
 from specsot.engine.serve.metrics import ServerMetrics
-from specsot.engine.serve.server import AdmissionMiddleware
+from specsot.engine.serve.server import AdmissionMiddleware, cors
 from specsot.engine.workers.link import LinkState, ProcessHost, WorkerSource
 from specsot.engine.workers.protocol import Start
 from specsot.engine.workers.router import Router
@@ -32,7 +34,9 @@ def ask(api: Api, method: str, path: str, **more: Any) -> httpx.Response:
         raise RuntimeError("planted")
 
     app.add_route("/fails", fail)
-    whole = AdmissionMiddleware(app, api.options, api.server_metrics)
+    whole: ASGIApp = AdmissionMiddleware(app, api.options, api.server_metrics)
+    if api.options.cors:
+        whole = cors(whole, api.options.cors)
 
     async def get() -> httpx.Response:
         transport = httpx.ASGITransport(whole)
@@ -66,3 +70,21 @@ def test_the_description_has_path_parameters_and_content_types(api: Api) -> None
     metrics = paths["/metrics"]["get"]["responses"]
     assert [*metrics["200"]["content"]] == ["text/plain"]
     assert [*metrics["503"]["content"]] == ["application/json"]
+
+
+def test_pages_of_named_origins_may_use_the_server(api: Api) -> None:
+    api.options = ServeOptions(cors=["https://page.example"], keys=["secret"])
+    asked = {"access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization, content-type"
+    path = "/v1/chat/completions"
+    got = ask(api, "OPTIONS", path, headers={**asked, "origin": "https://page.example"})
+    assert got.status_code == 200
+    assert got.headers["access-control-allow-origin"] == "https://page.example"
+    assert "authorization" in got.headers["access-control-allow-headers"]
+    refused = ask(api, "POST", path, json={}, headers={"origin": "https://page.example"})
+    assert refused.status_code == 401 and refused.headers["access-control-allow-origin"]
+    other = ask(api, "OPTIONS", path, headers={**asked, "origin": "https://evil.example"})
+    assert other.status_code == 400 and "access-control-allow-origin" not in other.headers
+    ServeOptions(cors=["*", "http://localhost:3000"]).check()
+    with pytest.raises(UsageError, match="--cors page"):
+        ServeOptions(cors=["page"]).check()
