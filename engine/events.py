@@ -163,8 +163,8 @@ class StreamEvents:
             # A stop token that comes first ends a branch without tokens.
             if self.contexts and not sent and (branch.tokens or branch.finish is Finish.STOP):
                 yield BranchContext(index, tuple(branch.before))
-            runs = _prompt_runs(branch, reused) if reused and branch.tokens and not sent else ()
-            if runs := tuple(runs):
+            begins = bool(branch.tokens) and not sent
+            if begins and reused and (runs := tuple(_prompt_runs(branch, reused))):
                 yield TokensReused(index, runs)
             if len(branch.tokens) > sent or branch.ended:
                 tokens = tuple(branch.tokens[sent:])

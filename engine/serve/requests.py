@@ -540,8 +540,13 @@ def read_fields(kind: type[Fields], body: bytes) -> Fields:
         if LONE.search(json.dumps([name, content], ensure_ascii=False)):
             where = None if LONE.search(name) else name
             raise invalid(f"{where or 'a name'}: a lone surrogate is not valid Unicode", where)
+    return validated(kind, {name: v for name, v in value.items() if v is not None})
+
+
+def validated(kind: type[Fields], values: Mapping[str, Any]) -> Fields:
+    """A request from its fields; raises ApiError."""
     try:
-        return kind.model_validate({name: v for name, v in value.items() if v is not None})
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         loc = [str(part) for part in first["loc"]]

@@ -19,6 +19,7 @@ from .requests import (
     Messages,
     SamplingFields,
     bad_field,
+    validated,
 )
 
 NOT_FOR_RESPONSES = {
@@ -62,8 +63,9 @@ class ResponseRequest(SamplingFields):
         return super().check_extras()
 
     def chat(self) -> ChatRequest:
-        """The same request to the chat."""
-        shared = {*SamplingFields.model_fields} - {"response_format", "stream_options"}
+        """The same request to the chat; raises ApiError."""
+        others = {"response_format", "stream_options", "max_tokens"}
+        shared = {*SamplingFields.model_fields} - others
         values = self.model_dump(include=shared, exclude_unset=True)
         said = self.input
         turns: list[Any] = [{"role": "user", "content": said}] if isinstance(said, str) else [*said]
@@ -76,7 +78,7 @@ class ResponseRequest(SamplingFields):
             values["max_tokens"] = self.max_output_tokens
         if self.stream:
             values["stream_options"] = {"include_usage": True}
-        return ChatRequest.model_validate(values)
+        return validated(ChatRequest, values)
 
 
 def renamed(error: ApiError) -> ApiError:

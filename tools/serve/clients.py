@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.request import urlopen
 
 import typer
+from pydantic import create_model
 
 QUESTION = "Tell me about honey bees."
 OFFLINE = {
@@ -40,6 +41,23 @@ QUESTIONS = (
     ("Plants grow from", "seeds", "spoons"),
     ("We read", "books", "clouds"),
 )
+COLOURS = ("red", "green", "blue")
+PICK: Any = {
+    "type": "function",
+    "function": {
+        "name": "pick",
+        "parameters": {
+            "type": "object",
+            "properties": {"colour": {"enum": COLOURS}},
+            "required": ["colour"],
+        },
+    },
+}
+
+
+def picked() -> Any:
+    """A class of pydantic's with one colour."""
+    return create_model("Picked", colour=(Literal[COLOURS], ...))
 
 
 def ask_openai(url: str, model: str, folder: Path) -> Any:
@@ -51,7 +69,16 @@ def ask_openai(url: str, model: str, folder: Path) -> Any:
     stream = client.chat.completions.create(model=model, messages=said, max_tokens=24, stream=True)
     text = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
     assert text == whole.choices[0].message.content and text
-    return {"same text as a stream": True, "tokens": whole.usage and whole.usage.completion_tokens}
+    asked: Any = {"model": model, "messages": said, "max_tokens": 200}
+    called = client.chat.completions.create(**asked, tools=[PICK], tool_choice="required")
+    assert json.loads(called.choices[0].message.tool_calls[0].function.arguments)["colour"]
+    parsed = client.chat.completions.parse(**asked, response_format=picked())
+    assert parsed.choices[0].message.parsed.colour in COLOURS
+    response = client.responses.create(model=model, input=QUESTION, max_output_tokens=24)
+    events = client.responses.create(model=model, input=QUESTION, max_output_tokens=24, stream=True)
+    deltas = [one.delta for one in events if one.type == "response.output_text.delta"]
+    assert response.output_text == "".join(deltas) == text
+    return {"same text as a stream": True, "tools, parse, responses": True}
 
 
 def ask_langchain(url: str, model: str, folder: Path) -> Any:
@@ -61,7 +88,18 @@ def ask_langchain(url: str, model: str, folder: Path) -> Any:
     whole = chat.invoke(QUESTION)
     text = "".join(one.content for one in chat.stream(QUESTION))
     assert text == whole.content and text
-    return {"same text as a stream": True, "usage": whole.usage_metadata["output_tokens"]}
+    longer = chat.model_copy(update={"max_tokens": 200})
+    (call,) = longer.bind_tools([PICK], tool_choice="pick").invoke(QUESTION).tool_calls
+    assert call["args"]["colour"] in COLOURS
+    for method in ("json_schema", "function_calling"):
+        found = longer.with_structured_output(picked(), method=method).invoke(QUESTION)
+        assert found.colour in COLOURS
+    object = longer.bind(response_format={"type": "json_object"}).invoke(QUESTION)
+    return {
+        "same text as a stream": True,
+        "tools, structured output": True,
+        "json mode": object.response_metadata["finish_reason"],
+    }
 
 
 def ask_litellm(url: str, model: str, folder: Path) -> Any:
@@ -73,7 +111,40 @@ def ask_litellm(url: str, model: str, folder: Path) -> Any:
     parts = litellm.completion(model=f"openai/{model}", messages=said, stream=True, **more)
     text = "".join(one.choices[0].delta.content or "" for one in parts)
     assert text == whole.choices[0].message.content and text
-    return {"same text as a stream": True}
+    try:
+        litellm.completion(model=f"openai/{model}", messages=said, **{**more, "max_tokens": 9000})
+    except litellm.ContextWindowExceededError:
+        return {"same text as a stream": True, "context error recognised": True}
+    raise AssertionError("no context error")
+
+
+def ask_llama_index(url: str, model: str, folder: Path) -> Any:
+    from llama_index.core import PromptTemplate
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    more = {"is_chat_model": True, "is_function_calling_model": True, "max_tokens": 200}
+    llm = OpenAILike(model=model, api_base=f"{url}/v1", api_key="none", **more)
+    whole = llm.chat([ChatMessage(role="user", content=QUESTION)])
+    *_, last = llm.stream_chat([ChatMessage(role="user", content=QUESTION)])
+    assert last.message.content == whole.message.content
+    found = llm.structured_predict(picked(), PromptTemplate(QUESTION))
+    assert found.colour in COLOURS
+    return {"same text as a stream": True, "structured": True}
+
+
+def ask_instructor(url: str, model: str, folder: Path) -> Any:
+    import instructor
+    from openai import OpenAI
+
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    said: Any = [{"role": "user", "content": QUESTION}]
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
+        found = instructor.from_openai(client, mode=mode).chat.completions.create(
+            model=model, messages=said, response_model=picked(), max_tokens=200, max_retries=0
+        )
+        assert found.colour in COLOURS
+    return {"TOOLS": True, "JSON_SCHEMA": True}
 
 
 def ask_lm_eval(url: str, model: str, folder: Path) -> Any:
@@ -88,7 +159,14 @@ def ask_lm_eval(url: str, model: str, folder: Path) -> Any:
     return {"graphs": names, "equal": True, "answers compared": len(samples), **figures}
 
 
-def evaluated(url: str, model: str, folder: Path) -> tuple[dict[str, Any], list[Any]]:
+def ask_lm_eval_chat(url: str, model: str, folder: Path) -> Any:
+    figures, samples = evaluated(url, model, folder, chat=True)
+    return {"answers": len(samples), **figures}
+
+
+def evaluated(
+    url: str, model: str, folder: Path, *, chat: bool = False
+) -> tuple[dict[str, Any], list[Any]]:
     """The figures of the tasks, and what was answered to each question."""
     with tempfile.TemporaryDirectory() as name:
         tasks = Path(name)
@@ -99,11 +177,16 @@ def evaluated(url: str, model: str, folder: Path) -> tuple[dict[str, Any], list[
             "toy_mc": ("multiple_choice", 'doc_to_choice: "{{choices}}"'),
             "toy_gen": ("generate_until", "generation_kwargs: {until: ['.'], max_gen_toks: 16}"),
         }
+        if chat:  # whose API has no log-probabilities of given answers
+            del kinds["toy_mc"]
         for task, (kind, more) in kinds.items():
             text = TASK.format(name=task, data=data, kind=kind, more=more)
             (tasks / f"{task}.yaml").write_text(text)
-        given = f"base_url={url}/v1/completions,model={model},tokenizer={folder},num_concurrent=1"
-        words = ["--model", "local-completions", "--model_args", given, "--tasks", ",".join(kinds)]
+        kind = "local-chat-completions" if chat else "local-completions"
+        path = "chat/completions" if chat else "completions"
+        given = f"base_url={url}/v1/{path},model={model},tokenizer={folder},num_concurrent=1"
+        words = ["--model", kind, "--model_args", given, "--tasks", ",".join(kinds)]
+        words += ["--apply_chat_template"] if chat else []
         out = ["--include_path", name, "--output_path", f"{name}/out", "--log_samples"]
         run([sys.executable, "-m", "lm_eval", "run", *words, *out])
         (results,) = (tasks / "out").rglob("results*.json")
@@ -159,7 +242,10 @@ CLIENTS: dict[str, tuple[str, Callable[[str, str, Path], Any]]] = {
     "openai": ("openai", ask_openai),
     "langchain-openai": ("langchain_openai", ask_langchain),
     "litellm": ("litellm", ask_litellm),
+    "llama-index": ("llama_index", ask_llama_index),
+    "instructor": ("instructor", ask_instructor),
     "lm-eval": ("lm_eval", ask_lm_eval),
+    "lm-eval chat": ("lm_eval", ask_lm_eval_chat),
     "guidellm": ("guidellm", ask_guidellm),
     "aiperf": ("aiperf", ask_aiperf),
 }

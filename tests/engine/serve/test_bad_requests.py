@@ -136,6 +136,7 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     ("/v1/responses", {"input": "a", "previous_response_id": "r"}, 400, "previous_response_id"),
     ("/v1/responses", {"input": "a", "tools": [{"type": "web_search"}]}, 400, "tools"),
     ("/v1/responses", {"input": "a", "max_output_tokens": 5000}, 400, "input"),
+    ("/v1/responses", {"input": "a", "max_tokens": 0, "guided_choice": [""]}, 400, None),
     ("/v1/models", {}, 405, None),
 ]
 NAMES = [f"{n}-{row[0].rsplit('/', 1)[-1]}-{row[3]}" for n, row in enumerate(ROWS)]
