@@ -193,8 +193,8 @@ class Answers:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):
                     choice.ticket.ended = True
-                    form = self._fields.form() if first.param == GRAMMAR else None
-                    raise invalid(first.message, form[0] if form else first.param, first.code)
+                    blamed = self._fields.form()[0] if first.param == GRAMMAR else first.param
+                    raise invalid(first.message, blamed, first.code)
                 assert isinstance(first, Admitted)
                 choice.prompt_tokens = first.prompt_tokens
         except BaseException:

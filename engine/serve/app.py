@@ -43,7 +43,7 @@ from .requests import (
 from .responses import ResponseAnswer, ResponseRequest, renamed
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 TOKEN_PATHS = ("/tokenize", "/detokenize")
 MAX_RUNS = 200
 MAX_VIEWERS = 16

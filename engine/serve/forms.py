@@ -75,20 +75,7 @@ class Tool(RequestPart):
     function: Function
 
 
-class FunctionName(RequestPart):
-    """The name of a function."""
-
-    name: Text
-
-
-class ToolName(RequestPart):
-    """The function that an answer must call."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-ToolChoice = Literal["none", "auto", "required"] | ToolName
+ToolChoice = Literal["none", "auto", "required"] | Tool
 
 
 def tools_grammar(tools: Sequence[Tool], choice: ToolChoice, *, several: bool) -> str:

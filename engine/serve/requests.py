@@ -3,8 +3,9 @@
 import json
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
@@ -24,7 +25,6 @@ from .forms import (
     Tool,
     ToolCall,
     ToolChoice,
-    ToolName,
     calls_text,
     form_grammar,
     tools_grammar,
@@ -233,6 +233,9 @@ class SamplingFields(RequestPart):
         shared["max_new_tokens"] = min(budgets, default=None)
         settings: Any = {"skeleton": vendor.skeleton, "stop_ids": tuple(self.stop_token_ids)}
         settings |= {"ignore_eos": self.ignore_eos, "answer_tokens": limit}
+        name, settings["grammar"] = self.form()
+        if name and drafts[0].settings.prefill:
+            raise bad_field(name, "not with a last message of the assistant")
         common: Any = {
             "graph": graph,
             "sampling": self._sampling(),
@@ -253,25 +256,34 @@ class SamplingFields(RequestPart):
         """The tools that an answer may call; raises ApiError."""
         return ()
 
-    def form(self) -> tuple[str, str] | None:
-        """The field that gives the form of the answer, and its grammar; raises ApiError."""
+    def forms(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """The fields that give the form of the answer, and what makes its grammar."""
         outputs = self.structured_outputs or {}
-        given: list[tuple[str, Kind, Any]] = [
-            (f"guided_{kind}", kind, getattr(self, f"guided_{kind}")) for kind in KINDS
-        ]
-        given += [("structured_outputs", kind, outputs.get(kind)) for kind in KINDS]
+        given: list[tuple[str, Kind, Any]] = []
+        for kind in KINDS:
+            given.append((f"guided_{kind}", kind, getattr(self, f"guided_{kind}")))
+            given.append(("structured_outputs", kind, outputs.get(kind)))
         if self.response_format is not None:
             given.append(("response_format", "json", self.response_format.schema_value))
-        wanted = [one for one in given if one[2] is not None]
-        if not wanted:
-            return None
-        (name, kind, value), *others = wanted
+        for name, kind, value in given:
+            if value is not None:
+                yield name, partial(form_grammar, kind, value)
+
+    def form(self) -> tuple[str, str | None]:
+        """The field that gives the form of the answer, and its grammar; raises ApiError."""
+        forms = [*self.forms()]
+        if not forms:
+            return "", None
+        (name, make), *others = forms
         if others:
             raise bad_field(others[0][0], f"not with {name}")
         if excluded := self.excluded_setting():
             why = f"not with {name}: a grammar chooses the tokens"
             raise bad_field(excluded, why, UNSUPPORTED)
-        return name, grammar_for(name, lambda: form_grammar(kind, value))
+        try:
+            return name, make()
+        except GrammarError as error:
+            raise bad_field(name, str(error), "invalid_schema") from None
 
     def excluded_setting(self) -> str | None:
         """A given setting that a grammar excludes."""
@@ -334,10 +346,14 @@ class ChatRequest(SamplingFields):
 
     def drafts(self) -> list[Submit]:
         talk = conversation(self.messages)
-        self._check_continuation()
+        wanted = self.continue_final_message or not self.add_generation_prompt
+        if wanted and self.messages[-1].role != "assistant":
+            raise bad_field("messages", "the last message must be the assistant's")
         rules = talk.rules
         if tools := self.offered_tools():
             rules = "\n\n".join(filter(None, (rules, tools_text(tools))))
+            if self.specsot.stream == "multiplexed":
+                raise bad_field("specsot", "stream: multiplexed is not available with tools")
         turns = chain.from_iterable((turn.question, turn.answer) for turn in talk.past)
         for text in (talk.question, rules, talk.prefill, *turns):
             check_length(text, "messages")
@@ -346,52 +362,24 @@ class ChatRequest(SamplingFields):
         limit = self.max_completion_tokens or self.max_tokens
         prompt = Prompt("", talk.question, max_new_tokens=limit, past=talk.past, rules=rules)
         top = (self.top_logprobs or 0) if self.logprobs else -1
-        form = self.form()
-        if form and talk.prefill:
-            raise bad_field(form[0], "not with a last message of the assistant")
-        settings = RequestSettings(grammar=form[1] if form else None, prefill=talk.prefill)
-        return [Submit("", prompt, settings, logprobs=top)]
-
-    def _check_continuation(self) -> None:
-        """Raise ApiError unless a last message of the assistant, which is continued, is given
-        where the fields want it."""
-        wanted = self.continue_final_message or not self.add_generation_prompt
-        if wanted and self.messages[-1].role != "assistant":
-            name = "continue_final_message" if self.continue_final_message else ADD_PROMPT
-            raise bad_field(name, "the last message must be the assistant's")
-        given = ADD_PROMPT in self.model_fields_set and self.add_generation_prompt
-        if self.continue_final_message and given:
-            raise bad_field(ADD_PROMPT, "not with continue_final_message")
+        return [Submit("", prompt, RequestSettings(prefill=talk.prefill), logprobs=top)]
 
     def offered_tools(self) -> Sequence[Tool]:
         if self.tool_choice == "none":
             return ()
         if self.tool_choice == "auto":  # with settings that a grammar excludes, a plain text
             return () if self.excluded_setting() else self.tools
-        named = self.tool_choice.function.name if isinstance(self.tool_choice, ToolName) else None
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
         tools = [tool for tool in self.tools if named in (None, tool.function.name)]
         if not tools:
             raise bad_field("tool_choice", f"there is no tool {named!r}" if named else "no tools")
         return tools
 
-    def form(self) -> tuple[str, str] | None:
-        form = super().form()
-        tools = self.offered_tools()
-        if not tools:
-            return form
-        if form is not None:
-            raise bad_field(form[0], "not with tools")
-        if excluded := self.excluded_setting():
-            raise bad_field(excluded, "not with tool_choice: a grammar chooses the tokens")
-        if self.specsot.stream == "multiplexed":
-            raise bad_field("specsot", "stream: multiplexed is not available with tools")
-        several = self.parallel_tool_calls
-        return "tools", grammar_for(
-            "tools", lambda: tools_grammar(tools, self.tool_choice, several=several)
-        )
-
-
-ADD_PROMPT = "add_generation_prompt"
+    def forms(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        yield from super().forms()
+        if tools := self.offered_tools():
+            several = self.parallel_tool_calls
+            yield "tools", partial(tools_grammar, tools, self.tool_choice, several=several)
 
 
 Ids = Annotated[list[TokenId], Field(min_length=1)]
@@ -423,8 +411,6 @@ class CompletionRequest(SamplingFields):
         if self.max_tokens == 0 and not self.echo:
             raise bad_field("max_tokens", "0 gives nothing without echo")
         top = -1 if self.logprobs is None else self.logprobs
-        form = self.form()
-        grammar = form[1] if form else None
         drafts = []
         for prompt in self.prompts:
             if not prompt:
@@ -433,7 +419,7 @@ class CompletionRequest(SamplingFields):
             if raw:
                 check_length(prompt, "prompt")
             text = Prompt("", prompt if raw else "", max_new_tokens=self.max_tokens)
-            settings = RequestSettings(token_ids=() if raw else tuple(prompt), grammar=grammar)
+            settings = RequestSettings(token_ids=() if raw else tuple(prompt))
             drafts.append(Submit("", text, settings, raw=raw, echo=self.echo, logprobs=top))
         return drafts
 
@@ -508,14 +494,6 @@ def _content(message: ChatMessage, where: str) -> str:
             kind = part.type[:40]
             raise invalid(f"{where}: only parts of type text are read, not {kind!r}", "messages")
     return "".join(part.text or "" for part in message.content)
-
-
-def grammar_for(field: str, make: Callable[[], str]) -> str:
-    """The grammar that a field gives; raises ApiError."""
-    try:
-        return make()
-    except GrammarError as error:
-        raise bad_field(field, str(error), "invalid_schema") from None
 
 
 def check_length(text: str, param: str) -> None:

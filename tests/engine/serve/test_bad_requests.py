@@ -15,7 +15,6 @@ NUMBER = b'{"model":"dflash","prompt":"a","seed":' + b"9" * 5000 + b"}"
 LONG = "x" * 65
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 ANSWER = {"role": "assistant", "content": "b"}
-AGAIN = {"continue_final_message": True, "add_generation_prompt": True}
 JSON = {"type": "json_object"}
 
 
@@ -54,8 +53,6 @@ BAD_CHAT: dict[str, tuple[Any, ...]] = {
     "tools": ([{"type": "function"}], [{**FUNCTION, "function": {"name": "a b"}}]),
     "tool_choice": ("required", {"type": "function", "function": {"name": "f"}}),
     "parallel_tool_calls": ("no",),
-    "continue_final_message": (True,),
-    "add_generation_prompt": (False,),
     "guided_regex": ("(", "", "x" * 20_000),
     "guided_choice": ([], [""]),
     "guided_json": ("{", {"type": "no"}),
@@ -115,8 +112,10 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(logprobs=True, top_logprobs=-2), 400, "top_logprobs"),
     (CHAT, chat(response_format=JSON, top_p=0.5), 400, "top_p"),
     (CHAT, chat(tools=[FUNCTION], tool_choice="required", top_p=0.5), 400, "top_p"),
+    (CHAT, chat(continue_final_message=True), 400, "messages"),
+    (CHAT, chat(add_generation_prompt=False), 400, "messages"),
     (CHAT, chat(response_format=JSON, guided_regex="a"), 400, "response_format"),
-    (CHAT, chat(response_format=JSON, tools=[FUNCTION]), 400, "response_format"),
+    (CHAT, chat(response_format=JSON, tools=[FUNCTION]), 400, "tools"),
     (CHAT, chat(tools=[FUNCTION], specsot={"stream": "multiplexed"}), 400, "specsot"),
     (
         CHAT,
@@ -125,7 +124,6 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
         "tools",
     ),
     (CHAT, chat(messages=[*said("a"), ANSWER], response_format=JSON), 400, "response_format"),
-    (CHAT, chat(messages=[*said("a"), ANSWER], **AGAIN), 400, "add_generation_prompt"),
     (CHAT, chat(specsot={"stream": "multiplexed"}, stop=["a"], stream=True), 400, "stop"),
     ("/tokenize", {}, 400, "prompt"),
     ("/detokenize", {"tokens": [10**8]}, 400, "tokens"),
