@@ -153,7 +153,8 @@ class Session:
             tail = PromptTokens(settings.token_ids)
         elif skeleton is None:
             tail = reading.plain(prompt.text, documents)
-            tail += self.prompts.encode(settings.prefill)
+            if settings.prefill:
+                tail += self.prompts.encode(settings.prefill)
             if self.program.graph.limits.n > 1:  # the last row's logits draw first tokens
                 prefix = PromptTokens(tail[:-1], tail.chunks)
                 tail = PromptTokens(tail[-1:])
