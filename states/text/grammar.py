@@ -227,6 +227,7 @@ def _title_of(line: bytes) -> str:
 # -- grammars of plain answers, in llguidance's dialect of Lark ------------------------------------
 
 MAX_SCHEMA = 16_384  # characters
+MAX_TOOLS = 131_072  # of the schemas of all tools, which compile in 0.1 s
 MAX_DEPTH = 32  # objects and lists inside each other
 ANY_OBJECT = {"type": "object"}
 DENSE = {"x-guidance": {"whitespace_flexible": False}}  # else small models write only blanks
@@ -293,7 +294,9 @@ def calls_grammar(functions: Mapping[str, Mapping[str, Any]], most: int, *, free
         head = json.dumps(f'{{"name":{json.dumps(name)},"arguments":')
         rules.append(f'call_{number}: {head} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: {_json_rule({**schema, **ANY_OBJECT})}")
-    return "\n".join(rules)
+    text = "\n".join(rules)
+    _check_size(text, MAX_TOOLS)
+    return text
 
 
 def _json_rule(schema: Mapping[str, Any]) -> str:
@@ -308,9 +311,9 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
     return f"%json {json.dumps({**_closed(schema), **DENSE})}"
 
 
-def _check_size(text: str) -> None:
-    if len(text) > MAX_SCHEMA:
-        raise GrammarError(f"the schema has {len(text)} characters, at most {MAX_SCHEMA} fit")
+def _check_size(text: str, most: int = MAX_SCHEMA) -> None:
+    if len(text) > most:
+        raise GrammarError(f"the schema has {len(text)} characters, at most {most} fit")
 
 
 def _depth_of(value: Any) -> int:

@@ -568,6 +568,7 @@ def test_forms_that_are_too_large_or_wrong() -> None:
         lambda: schema_grammar({"const": float("nan")}),
         lambda: choice_grammar(["x" * 20_000]),
         lambda: regex_grammar("x" * 20_000),
+        lambda: calls_grammar({f"f{n}": {"title": "x" * 9_000} for n in range(20)}, 1, free=True),
     ):
         with pytest.raises(GrammarError):
             make()
