@@ -31,7 +31,8 @@ To call them, answer only with a JSON list: [{{"name":NAME,"arguments":{{}}}}]""
 
 
 class ResponseFormat(RequestPart):
-    """text, json_object, or json_schema with a schema."""
+    """text, json_object, or json_schema with a schema: in `json_schema` for the chat, next to the
+    type for a response."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
@@ -40,7 +41,7 @@ class ResponseFormat(RequestPart):
     def schema_value(self) -> Any:
         """The JSON schema; None for any text."""
         if self.type == "json_schema":
-            return (self.json_schema or {}).get("schema", False)
+            return (self.json_schema or self.model_extra or {}).get("schema", False)
         return ANY_OBJECT if self.type == "json_object" else None
 
 

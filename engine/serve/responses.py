@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from .answers import Answers
 from .fields import Flag, RequestPart, Text, Whole
+from .forms import ResponseFormat
 from .requests import (
     MAX_TOKENS,
     UNSUPPORTED,
@@ -22,27 +23,14 @@ from .requests import (
     validated,
 )
 
-NOT_FOR_RESPONSES = {
-    "tools": "tools are available on /v1/chat/completions",
-    "previous_response_id": "responses are not stored; give the whole conversation",
-    "conversation": "conversations are not stored; give the whole one as input",
-    "prompt": "prompts are not stored",
-    "background": "responses are not stored",
-}
+NOT_HERE = ("tools", "previous_response_id", "conversation", "prompt", "background")
 NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
-
-
-class TextFormat(RequestPart):
-    """text, json_object, or json_schema with a schema."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
 class TextOptions(RequestPart):
     """The form of the text."""
 
-    format: TextFormat = Field(default_factory=lambda: TextFormat.model_validate({"type": "text"}))
+    format: ResponseFormat | None = None
 
 
 class ResponseRequest(SamplingFields):
@@ -52,14 +40,16 @@ class ResponseRequest(SamplingFields):
     instructions: Text | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
     n: Annotated[Whole, Field(ge=1, le=1)] = 1
-    text: TextOptions = Field(default_factory=lambda: TextOptions.model_validate({}))
+    text: TextOptions | None = None
     metadata: dict[str, Any] | None = None
     store: Flag = Field(False, description="ignored: responses are not stored")
 
     def check_extras(self) -> list[str]:
-        for name, why in NOT_FOR_RESPONSES.items():
+        for name in NOT_HERE:
             if (self.model_extra or {}).get(name):
-                raise bad_field(name, why, UNSUPPORTED)
+                raise bad_field(
+                    name, "/v1/responses has only texts and stores nothing", UNSUPPORTED
+                )
         return super().check_extras()
 
     def chat(self) -> ChatRequest:
@@ -71,9 +61,9 @@ class ResponseRequest(SamplingFields):
         turns: list[Any] = [{"role": "user", "content": said}] if isinstance(said, str) else [*said]
         if self.instructions:
             turns.insert(0, {"role": "system", "content": self.instructions})
-        form = self.text.format
-        values["response_format"] = {"type": form.type, "json_schema": {"schema": form.schema_}}
         values["messages"] = turns
+        if self.text is not None and self.text.format is not None:
+            values["response_format"] = self.text.format
         if self.max_output_tokens is not None:
             values["max_tokens"] = self.max_output_tokens
         if self.stream:
@@ -111,12 +101,14 @@ class ResponseAnswer:
             "previous_response_id": None,
             "store": False,
             "temperature": fields.temperature,
-            "text": fields.text.model_dump(by_alias=True, exclude_none=True),
+            "text": {"format": {"type": "text"}},
             "tool_choice": "auto",
             "tools": [],
             "top_p": fields.top_p,
             "usage": None,
         }
+        if fields.text is not None:
+            self._response["text"] |= fields.text.model_dump(exclude_none=True)
 
     async def whole(self, request: Request) -> dict[str, Any]:
         """The complete response; raises what `Answers.whole` raises."""
