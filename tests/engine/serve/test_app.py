@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from specsot.engine.errors import UsageError
@@ -30,7 +31,7 @@ def api() -> Api:
 def ask(api: Api, method: str, path: str, **more: Any) -> httpx.Response:
     app = build_app(api)
 
-    async def fail(request: Request) -> None:
+    async def fail(request: Request) -> Response:
         raise RuntimeError("planted")
 
     app.add_route("/fails", fail)
