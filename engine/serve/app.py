@@ -263,7 +263,7 @@ def _printable(name: str) -> str:
 
 STREAMED = {
     "description": "The answer; with `stream` its chunks, and `[DONE]`.",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
+    "content": {"text/event-stream": {"schema": {"description": "Server-sent events."}}},
 }
 TEXT = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 STATUSES = {

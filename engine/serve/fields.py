@@ -20,8 +20,8 @@ def _stops(value: Any) -> Any:
 
 
 def _biases(value: dict[str, float]) -> dict[str, float]:
-    if wrong := next((key for key in value if not TOKEN_ID.fullmatch(key)), None):
-        raise ValueError(f"{wrong[:20]!r} is not a token id")
+    if wrong := [key for key in value if not TOKEN_ID.fullmatch(key)]:
+        raise ValueError(f"{wrong[0][:20]!r} is not a token id")
     return value
 
 

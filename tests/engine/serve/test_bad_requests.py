@@ -45,7 +45,7 @@ BAD_CHAT: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (1,),
     "top_logprobs": (2,),
     "logit_bias": (
-        *({"999999": 1}, {"a": 1}, {"5": 1e9}, [1], {"9" * 5000: 1}),
+        *({"999999": 1}, {"a": 1}, {"5": 1e9}, [1], {"9" * 5000: 1}, {"": 1}),
         {str(i): 0 for i in range(10_000)},
     ),
     "stream_options": ({"include_usage": True},),
