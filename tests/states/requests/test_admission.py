@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers.managers import request as request_of
 from helpers.support import (
     Graphs,
     Make,
@@ -19,8 +20,9 @@ from helpers.support import (
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.admission import CapacityModel, request_slots
 from specsot.states.machine import Run
-from specsot.states.request import Finish, Stage
+from specsot.states.request import Branch, Finish, Stage
 from specsot.states.text.outline import Outline, Point
+from specsot.states.text.tokens import PromptTokens
 
 BUDGET = 8
 
@@ -186,3 +188,13 @@ def test_rows_that_idle_prefixes_hold_are_used_by_their_own_branches(
         assert all(len(b.tokens) == BUDGET for b in branches_of(run) if not b.is_root)
         rounds[graph] = sum(count > 0 for count in busy)
     assert rounds["batching_plain"] <= 1.3 * rounds["bim_plain"]
+
+
+def test_the_slots_of_a_request_that_resumes_are_counted_by_hand() -> None:
+    one = request_of("a", prefix=[5] * 40, tail=[6], budget=10)
+    assert request_slots(one) == 40 + 1 + 10
+    one.prefix_parts.append(PromptTokens((7,) * 30))
+    one.common_prompt = PromptTokens((8,) * 3)
+    one.first_branch = Branch(one, 0, owner=1, budget=10, prompt=PromptTokens((9, 9)))
+    one.first_branch.tokens = [4, 4, 4]
+    assert request_slots(one) == 40 + 30 + 3 + 2 + 10, "its answer so far is part of the budget"
