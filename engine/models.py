@@ -172,9 +172,7 @@ def new_pool(
     shape = (model.num_layers, model.kv_heads, model.head_dim, capacity, rows)
     needed = 2 * prod(shape) * models.dtype.itemsize
     each = f"{rows} rows of {capacity} slots" if rows > 1 else f"{capacity} slots"
-    on_cpu = models.device.type == "cpu"
-    free = free_memory() if on_cpu else torch.cuda.mem_get_info(models.device)[0]
-    check_free(each, needed, free)
+    check_free(each, needed, free_memory() if models.device.type == "cpu" else None)
     return KVCache(*shape, block_size=block_size, dtype=models.dtype, device=models.device)
 
 

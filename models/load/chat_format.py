@@ -7,7 +7,7 @@ import resource
 import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -67,23 +67,26 @@ class ChatFormat:
                 self._kept[key] = self._ask(request)
             succeeds, text = self._kept[key]
         if not succeeds:
-            reason = f"the chat template fails on a plain conversation: {text}"
-            raise ModelError(self.path, reason)
+            raise self._failed(text)
         return text
 
+    def _failed(self, why: str) -> ModelError:
+        return ModelError(self.path, f"the chat template fails on a plain conversation: {why}")
+
     def _ask(self, request: str) -> tuple[bool, str]:
-        self._child = self._child or self._fork()
-        connection = self._child[1]
+        """Whether the template succeeds, and its text or error."""
         try:
+            self._child = self._child or self._fork()
+            connection = self._child[1]
             connection.send_bytes(request.encode())
             if connection.poll(TEMPLATE_SECONDS):
                 succeeds, text = json.loads(connection.recv_bytes())
                 return bool(succeeds), str(text)
             failure = f"TimeoutError: not done after {TEMPLATE_SECONDS:g} s"
-        except (EOFError, OSError):
-            failure = "its process has ended"
+        except (EOFError, OSError) as error:
+            failure = f"its process has ended: {cause_of(error)}"
         self._end_child()
-        return False, failure
+        raise self._failed(failure)
 
     def _fork(self) -> tuple[int, Connection]:
         """A child that renders what it is sent: a fork, which needs no time for imports."""
@@ -125,8 +128,9 @@ class ChatFormat:
         pid, connection = self._child
         self._child = None
         connection.close()
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with suppress(ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 @lru_cache(8)
