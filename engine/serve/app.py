@@ -255,8 +255,8 @@ def _ignored(fields: SamplingFields) -> dict[str, str]:
 
 
 def _printable(name: str) -> str:
-    """A field name as a header value: printable ASCII, at most 64 characters."""
-    return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:64])
+    """A field name as a header value: printable ASCII without blanks, at most 64 characters."""
+    return "".join(c if "!" <= c <= "~" and c != "," else "?" for c in name[:64]) or "?"
 
 
 # -- the routes and their OpenAPI description -----------------------------------------------------

@@ -368,6 +368,7 @@ def test_what_of_a_prompt_was_reused_is_told(served: Served) -> None:
 def test_fields_that_nobody_reads_are_told(served: Served) -> None:
     got = served.chat(user="me", store=True, **{"x\ny": 1})
     assert got.status_code == 200 and got.headers["x-specsot-ignored"] == "store, x?y"
+    assert served.chat(**{" a": 1, " ": 2}).headers["x-specsot-ignored"] == "?, ?a"
 
 
 def test_probes_and_metrics(served: Served) -> None:
