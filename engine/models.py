@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..models.decoder import Decoder
+from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.layers import settle_
@@ -18,6 +19,7 @@ from ..models.linear import (
     can_pack,
     check_widths,
     has_products,
+    integer_,
     multiply_,
     pack_,
     quantise_,
@@ -107,7 +109,14 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
         drafter = drafter_type.load(folder, target, models.dtype, models.device)
     except (ImportError, NotImplementedError) as error:
         raise ModelError(folder, f"the drafter {kind!r} has no loader: {error}") from error
-    if isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
+    if isinstance(drafter, torch.nn.Module) and getattr(target, "compiled", None) is not None:
+        # Drafts decide nothing, so a drafter may be quantised where that is faster.
+        head = target.lm_head
+        integer_(drafter, {head.weight.data_ptr(): head.integer})
+        if isinstance(drafter, DFlashDraftModel):
+            drafter.head = head.integer
+        settle_(drafter)
+    elif isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
         pack_(drafter, borrowed=(target.embed, target.lm_head.weight))
         settle_(drafter)
     return replace(models, drafter=drafter)

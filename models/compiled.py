@@ -31,7 +31,27 @@ class CompiledLayers:
         """None unless all layers see the same masks and have SwiGLU."""
         alike = len(set(decoder.kinds)) == 1 and decoder.kv_heads > 0
         swiglu = decoder.layers[0].activation is torch.nn.functional.silu
-        return cls(decoder) if alike and swiglu else None
+        if not (alike and swiglu):
+            return None
+        layers = cls(decoder)
+        layers.warm_up()
+        return layers
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """One row through the layers: numba compiles at the first call, and reads its cache."""
+        decoder = self._decoder
+        shape = (decoder.num_layers, decoder.kv_heads, decoder.head_dim, 1)
+        row_1 = torch.zeros(1, dtype=torch.int64)
+        x_1H = self.run(
+            decoder.embedded(row_1),
+            positions_N=row_1,
+            slots_N=row_1,
+            attention=AttentionPlan.causal(1),
+            kv=KVCache(*shape, dtype=decoder.dtype),
+            taps=(),
+        )[0]
+        decoder.logits(x_1H)
 
     def takes(self, attention: AttentionPlan) -> bool:
         """Whether a plan is computed here: that of a backend with a way of its own is not."""

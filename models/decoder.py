@@ -16,7 +16,7 @@ from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import LayerPlan, LayerStatus, compile_layer_plan
 from .blend import Blender
 from .config import DecoderConfig
-from .integer import IntegerWeight, compiled_kernels, wide_norm
+from .integer import compiled_kernels, wide_norm
 from .layers import (
     AttentionInputs,
     DecoderLayer,
@@ -29,7 +29,7 @@ from .layers import (
     rotate_back,
     wide_logits,
 )
-from .linear import Int8, Linear
+from .linear import Linear, integer_
 
 if TYPE_CHECKING:
     from .compiled import CompiledLayers
@@ -118,15 +118,11 @@ class Decoder(PoolModel):
         return x_NH.double() if self.integer else x_NH
 
     def quantise_(self) -> None:
-        """Multiply in integers from now on; the plain weights are freed, but the head's, which a
-        drafter may use."""
-        for name, module in self.named_modules():
+        """Multiply in integers from now on."""
+        integer_(self)
+        for module in self.modules():
             if isinstance(module, DecoderLayer):
                 module.normalise = wide_norm
-            elif isinstance(module, Linear):
-                module.integer = IntegerWeight(*Int8.of(module.weight.detach().float()))
-                if name != "lm_head":
-                    module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
         self.normalise = wide_norm
         self.integer = True
         if self.embed.is_cpu and compiled_kernels() is not None:

@@ -300,11 +300,14 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI):
         slots_GK = carray(pointer(slots_at, types.int64), (sequences, count))
         scores_QK = np.empty((queries * folded, count))
         for s in range(sequences):
+            own = queries  # a shorter sequence repeats its last row
+            while rows_at and own > 1 and rows_Gq[s, own - 1] == rows_Gq[s, own - 2]:
+                own -= 1
             for h in range(kv_heads):
                 for k in range(count):
                     slot = slots_GK[s, k] if slots_at else first + s * stride + k
                     widened = False
-                    for q in range(queries):
+                    for q in range(own):
                         if not mask_GqK[s, q, k]:
                             for j in range(folded):
                                 scores_QK[q * folded + j, k] = -np.inf
@@ -316,7 +319,7 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI):
                         for j in range(folded):
                             score = dot(q_Nhd[row, h * folded + j], wide_d)
                             scores_QK[q * folded + j, k] = score * factor
-                for q in range(queries):
+                for q in range(own):
                     row = rows_Gq[s, q] if rows_at else s * queries + q
                     for j in range(folded):
                         total = exponentials(scores_QK[q * folded + j])
@@ -327,7 +330,7 @@ def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI):
                 for k in range(count):
                     slot = slots_GK[s, k] if slots_at else first + s * stride + k
                     widened = False
-                    for q in range(queries):
+                    for q in range(own):
                         if not mask_GqK[s, q, k]:
                             continue
                         if not widened:
@@ -393,7 +396,7 @@ def run_layers(
     normed_NH = np.empty((rows, hidden))
     qkv_NI = np.empty((rows, all_width))
     q_Nhd = np.empty((rows, heads, dim))
-    out_NI = np.empty((rows, width))
+    out_NI = np.zeros((rows, width))  # a row that sees nothing has zeros
     both_NI = np.empty((rows, 2 * inner))
     turned_d = np.empty(dim)
     for layer in range(len(layers_LA)):

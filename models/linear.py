@@ -84,7 +84,7 @@ class Linear(nn.Linear):
         bias = self.bias
         if self.integer is not None:
             wide = self.integer.product(x, residual if bias is None else bias)
-            return wide if residual is None or bias is None else wide + residual
+            return (wide if residual is None or bias is None else wide + residual).to(x.dtype)
         if residual is not None and bias is not None:
             return residual + self.forward(x)
         count = x.shape[0]  # `len` of a tensor is Python's, and takes longer
@@ -106,6 +106,18 @@ class Linear(nn.Linear):
                 residual = F.pad(residual, (0, 0, 0, extra))
             out = ONEDNN._linear_pointwise.binary(x, residual, weight, None, "add")
         return out[:count] if extra else out
+
+
+def integer_(model: nn.Module, borrowed: Mapping[int, IntegerWeight] | None = None) -> None:
+    """Let all linear layers of a model multiply in integers, and free their plain weights but the
+    head's. borrowed: products of another model's weights, by the addresses of these."""
+    for name, layer in layers_of(model):
+        if isinstance(layer, Linear):
+            weight = layer.weight.detach()
+            given = (borrowed or {}).get(weight.data_ptr())
+            layer.integer = given or IntegerWeight(*Int8.of(weight.float()))
+            if not _is_head(name):
+                layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...ops.attention.backends import AttentionPlan, window_mask
 from ...ops.kv.pool import KVCache
+from ..integer import IntegerWeight
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
 from ..linear import Linear
 from .config import DFlashConfig, Reach
@@ -27,7 +28,9 @@ class TargetEnds(NamedTuple):
 
 class DFlashDraftModel(PoolModel):
     """Implements `BlockDrafter`. Its parameters are exactly the tensors of a published file; the
-    target's `ends` are none of them."""
+    target's `ends` are none of them. head: the product of a quantised target's head."""
+
+    head: IntegerWeight | None = None
 
     def __init__(self, config: DFlashConfig, ends: TargetEnds) -> None:
         narrows = {reach: partial(within, reach=reach) for reach in set(config.reaches)}
@@ -88,6 +91,8 @@ class DFlashDraftModel(PoolModel):
         return torch.unflatten(self.norm(x_NH), 0, tokens_BQ.shape)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
+        if self.head is not None:
+            return self.head.product(hidden_RH).float()
         return wide_logits(hidden_RH, self.ends.head_VH.to(hidden_RH.dtype))
 
 
