@@ -182,6 +182,8 @@ class Api:
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
             talk = conversation(fields.messages)
+            if talk.prefill:
+                raise invalid("messages: the last turn must be a user's", "messages")
             prompt = replace(prompt, text=talk.question, past=talk.past, rules=talk.rules)
         encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {

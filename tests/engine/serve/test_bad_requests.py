@@ -126,6 +126,7 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(messages=[*said("a"), ANSWER], response_format=JSON), 400, "response_format"),
     (CHAT, chat(specsot={"stream": "multiplexed"}, stop=["a"], stream=True), 400, "stop"),
     ("/tokenize", {}, 400, "prompt"),
+    ("/tokenize", {"messages": [*said("a"), ANSWER]}, 400, "messages"),
     ("/detokenize", {"tokens": [10**8]}, 400, "tokens"),
     ("/detokenize", {"tokens": "a"}, 400, "tokens"),
     ("/v1/embeddings", {"model": "dflash", "input": "a"}, 400, "model"),
