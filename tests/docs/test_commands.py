@@ -32,6 +32,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/results.md": {"checkout": 2},
     "docs/samples.md": {"checkout": 1},
     "docs/samples_smollm2.md": {"checkout": 1},
+    "docs/scheduling.md": {"minutes": 1},
     "docs/serving.md": {"install": 1, "models": 1, "other test": 5},
     "docs/smollm2.md": {"checkout": 1, "network": 1},
     "docs/troubleshooting.md": {"models": 1, "other test": 1},

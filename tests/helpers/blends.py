@@ -94,8 +94,9 @@ def wide_norm(patch: pytest.MonkeyPatch) -> None:
     def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    for module in (decoder, layers):
-        patch.setattr(module, "rms_norm", norm)
+    for kind in (decoder.Decoder, layers.DecoderLayer):
+        patch.setattr(kind, "normalise", staticmethod(norm))
+    patch.setattr(layers, "rms_norm", norm)
 
 
 def one_prompt(

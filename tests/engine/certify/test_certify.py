@@ -214,7 +214,7 @@ def test_settings_without_effect_are_caught(bench: Make, monkeypatch: Patch) -> 
     with monkeypatch.context() as patch:
         patch.setattr(gates, "_crowded", lambda free: (4096, ()))
         assert gate(rig)[2] == ["no evicted rows", "no preemptions"]
-    monkeypatch.setattr(PrefixCache, "reusable", lambda self, *arguments: 0)
+    monkeypatch.setattr(PrefixCache, "reusable", lambda self, *arguments, **named: 0)
     schedules = [(policy, 1024, *rest) for policy, _, *rest in gates.SCHEDULES]
     monkeypatch.setattr(gates, "SCHEDULES", schedules)
     assert {"no chunks", "no reused tokens"} <= set(gate(rig)[2])

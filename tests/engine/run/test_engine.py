@@ -96,9 +96,8 @@ def test_events_come_in_order_and_their_texts_are_the_answer(engine: Engine) -> 
 
 @pytest.mark.parametrize("graph", ["bim_eagle", "batching_dflash", "eagle", "beam"])
 def test_an_answer_is_that_of_a_run(graph: str, session: Callable[..., Session]) -> None:
-    made = session(graph, budget=10)
-    if graph == "batching_dflash":
-        made = session(graph, "drafter.kind=ngram", budget=10)
+    sets = ("drafter.kind=ngram",) if graph == "batching_dflash" else ()
+    made = session(graph, *sets, budget=10)
     run = run_of(made, BEES, TEA)
     with Engine(made) as engine:
         answers = [engine.submit(text).result(PATIENCE) for text in (BEES, TEA)]
