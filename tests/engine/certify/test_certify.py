@@ -1,6 +1,7 @@
 """`specsot certify`: good graphs pass, planted faults are caught by the check that is for them."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -94,12 +95,11 @@ def test_a_good_graph_gets_its_certificate(
     options: RunOptions, tiny: tuple[Path, Path], capsys: Output, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(reference, "QUICK", replace(TINY, gate_tokens=20))  # rows run out
-    for folder in ("one", "two"):
-        assert certify_command(("bim_eagle",), options, quick=True, out=Path(folder)) == Code.OK
+    assert certify_command(("bim_eagle",), options, quick=True, out=Path("one")) == Code.OK
     out, err = capsys.readouterr()
     assert out == "" and "bim_eagle: lossless: all" in err
     for name in ("bim_eagle.md", "bim_eagle.json"):
-        assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), "no dates in it"
+        assert not re.search(r"20\d\d-\d\d|\d\d:\d\d", Path("one", name).read_text()), "no dates"
     made = json.loads(Path("one/bim_eagle.json").read_text())
     assert made["schema_version"] == 1 and made["passed"] and made["exit_code"] == 0
     assert made["models"]["target"]["hash"] == model_hash(tiny[0])
