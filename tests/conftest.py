@@ -1,6 +1,7 @@
 """Models that several tests run on, built once; and what was compared, printed at the end."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,9 @@ from helpers.toy_graph import Write
 
 from specsot.engine.hub import ModelCache
 from specsot.engine.models import Models
+
+# A background job of a shell ignores Ctrl-C, and so would the commands that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOOLS = Path(__file__).parents[1] / "tools"
 EAGLE = GOLDEN / "eagle"
