@@ -388,7 +388,7 @@ def run_layers(
     x_NH, layers_LA, sizes, eps, cos_Nd, sin_Nd, slots_N, kv_LtgSd, groups_X, taps_T, tapped_TNH
 ):
     """The rows of x through all layers, in place. layers_LA: for each layer the addresses of the
-    weights, see `CompiledDecoder`; sizes: heads, kv_heads, head_dim, width of the MLP."""
+    weights, see `CompiledLayers`; sizes: heads, kv_heads, head_dim, width of the MLP."""
     heads, kv_heads, dim, inner = sizes
     rows, hidden = x_NH.shape
     width = heads * dim
