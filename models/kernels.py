@@ -356,23 +356,34 @@ def gate(both_I, inner):
 
 
 @njit(**OPTIONS)
-def linear(x_NI, weight, out_NO, add):
-    """weight: addresses of blocks, shifts, scales and bias (0: none)."""
+def multiply(x_NI, blocks, shift_O, scale_O, out_NO, add):
+    """Quantise rows and multiply them."""
     rows, depth = x_NI.shape
-    outputs = out_NO.shape[1]
     padded = (depth + DEPTH - 1) // DEPTH * DEPTH
     codes_NI = np.empty((rows, padded), np.uint8)
     scale_N = np.empty(rows)
     for n in range(rows):
         scale_N[n] = quantise(x_NI[n], codes_NI[n])
-    shift_O = carray(pointer(weight[1], types.int32), (outputs,))
-    scale_O = carray(pointer(weight[2], types.float32), (outputs,))
     product(
         codes_NI=codes_NI,
         scale_N=scale_N,
-        blocks=weight[0],
+        blocks=blocks,
         shift_O=shift_O,
         scale_O=scale_O,
+        out_NO=out_NO,
+        add=add,
+    )
+
+
+@njit(**OPTIONS)
+def linear(x_NI, weight, out_NO, add):
+    """weight: addresses of blocks, shifts, scales and bias (0: none)."""
+    rows, outputs = out_NO.shape
+    multiply(
+        x_NI=x_NI,
+        blocks=weight[0],
+        shift_O=carray(pointer(weight[1], types.int32), (outputs,)),
+        scale_O=carray(pointer(weight[2], types.float32), (outputs,)),
         out_NO=out_NO,
         add=add,
     )
@@ -434,23 +445,3 @@ def run_layers(
         for n in range(rows):
             gate(both_NI[n], inner)
         linear(both_NI[:, :inner], own[15:19], x_NH, True)
-
-
-@njit(**OPTIONS)
-def multiply(x_NI, blocks, shift_O, scale_O, out_NO, add):
-    """Quantise rows and multiply them."""
-    rows, depth = x_NI.shape
-    padded = (depth + DEPTH - 1) // DEPTH * DEPTH
-    codes_NI = np.empty((rows, padded), np.uint8)
-    scale_N = np.empty(rows)
-    for n in range(rows):
-        scale_N[n] = quantise(x_NI[n], codes_NI[n])
-    product(
-        codes_NI=codes_NI,
-        scale_N=scale_N,
-        blocks=blocks,
-        shift_O=shift_O,
-        scale_O=scale_O,
-        out_NO=out_NO,
-        add=add,
-    )

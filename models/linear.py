@@ -177,7 +177,7 @@ class Weights(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "Weights":
-        """`int8`, or with the number of rows `int8@4`; checked with the options."""
+        """`int8`, `int4`, or with the number of rows `int4@4`; checked with the options."""
         kind, _, rows = text.partition("@")
         return cls(kind, int(rows) if rows else None)
 

@@ -1,7 +1,7 @@
 """HTTP/1.1 connections: how many there may be, and their deadlines.
 
-Each open connection needs a file descriptor. One more than the most closes a connection on which
-there is no complete request, first one that has sent nothing."""
+Each open connection needs a file descriptor. A connection beyond the limit replaces one without a
+complete request; connections that have sent no byte are replaced first."""
 
 import asyncio
 import errno
@@ -70,12 +70,13 @@ class StrictProtocol(H11Protocol):
 
     @property
     def use(self) -> tuple[int, bool, float]:
-        """What it is used for: the least useful one is closed first."""
+        """The order in which connections are closed: those that have sent no byte first, then the
+        least recently used."""
         return REQUEST_STATES.index(self.conn.their_state), not self._is_silent, self._last_time
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is no complete request."""
+        """Whether the client has not sent a complete request."""
         return self.conn.their_state in REQUEST_STATES and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -162,8 +163,7 @@ class StrictProtocol(H11Protocol):
 
 
 def close_idle(connections: Iterable[Any]) -> bool:
-    """Close a connection on which there is no complete request; False if there is none. First one
-    that has sent nothing, last one with a part of a body; among equals the least recently used."""
+    """Close the first idle connection in the order of `use`; False if no connection is idle."""
     chosen = min((one for one in connections if one.is_idle), key=lambda one: one.use, default=None)
     if chosen is not None:
         chosen.transport.abort()

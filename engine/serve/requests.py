@@ -372,7 +372,7 @@ class ChatRequest(SamplingFields):
         named = self.tool_choice.function.name if isinstance(self.tool_choice, Tool) else None
         tools = [tool for tool in self.tools if named in (None, tool.function.name)]
         if not tools:
-            raise bad_field("tool_choice", f"there is no tool {named!r}" if named else "no tools")
+            raise bad_field("tool_choice", f"unknown tool {named!r}" if named else "needs tools")
         return tools
 
     def forms(self) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -207,7 +207,8 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
     told = False
 
     def shown() -> str:
-        free, total = ray.available_resources(), ray.cluster_resources()
+        free = ray.available_resources()
+        total = ray.cluster_resources()
         amounts = [(name, amount) for name, amount in summed(needs).items() if amount]
         of = [f"{a:g} {n} ({free.get(n, 0):g} of {total.get(n, 0):g} free)" for n, a in amounts]
         return f"this run needs {', '.join(of)}"

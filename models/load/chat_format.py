@@ -105,11 +105,12 @@ class ChatFormat:
     def _serve(self, connection: Connection) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-        limit = pages * resource.getpagesize() + MEMORY
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+        with suppress(FileNotFoundError):  # without /proc only the time is limited
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            limit = pages * resource.getpagesize() + MEMORY
+            _, most = resource.getrlimit(resource.RLIMIT_AS)
+            limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+            resource.setrlimit(resource.RLIMIT_AS, (limit, most))
         while True:
             turns, generation = json.loads(connection.recv_bytes())
             try:

@@ -90,8 +90,8 @@ packs = pytest.mark.skipif(torch.bfloat16 not in DTYPES, reason="no bfloat16 pro
 
 
 def test_settings_are_read() -> None:
-    read = [products.Weights.of(text) for text in ("full", "int8", "int4@16", "int8@0")]
-    assert read == [("full", None), ("int8", None), ("int4", 16), ("int8", 0)]
+    read = [products.Weights.of(text) for text in ("full", "int8", "int4@16", "int4@0")]
+    assert read == [("full", None), ("int8", None), ("int4", 16), ("int4", 0)]
 
 
 @pytest.mark.parametrize("kind", [products.Int8, products.Int4])
