@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Thread
 from time import monotonic, sleep
@@ -170,8 +170,9 @@ def test_two_lengths_of_a_body_close_the_connection(small: SmallServer) -> None:
         pipe.sendall(head + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
         pipe.sendall(GET % b"smuggled")
         received = b""
-        while part := pipe.recv(4096):
-            received += part
+        with suppress(ConnectionResetError):  # it closes with the second request unread
+            while part := pipe.recv(4096):
+                received += part
         assert received.count(b"HTTP/1.1 ") == 1 and b"connection: close" in received.lower()
         pipe = connect(small, stack)
         pipe.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n" + body)
