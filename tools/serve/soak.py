@@ -1,14 +1,17 @@
-"""Mixed load for a long time: nothing may fail, nobody may wait for ever, memory stays flat.
+"""Mixed load for a long time: no request fails, each gets its answer, memory does not grow.
 
     python -m tools.serve.soak http://127.0.0.1:8000 --server PID --minutes 30
 
-Prints a line of JSON every half minute, and a summary; exits 1 where an answer was wrong."""
+Prints a line of JSON every half minute, and a summary; exits 1 where an answer was wrong. Memory
+has a slope in MiB per minute and its standard error."""
 
 import asyncio
 import json
 import random
 import time
 from collections import Counter
+from math import sqrt
+from statistics import fmean, linear_regression
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +32,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
 class Soak:
-    """Clients who ask all kinds of things."""
+    """Clients that send requests of every kind."""
 
     def __init__(self, url: str, models: list[str], minutes: float) -> None:
         self.client, self.models = Client(url), models
@@ -95,12 +98,15 @@ async def sampled(soak: Soak, server: int) -> list[tuple[float, float, float]]:
     return found
 
 
-def slope(times: list[float], values: list[float]) -> float:
-    """Of the straight line that fits best; a unit a minute."""
-    middle, level = sum(times) / len(times), sum(values) / len(values)
-    spread = sum((t - middle) ** 2 for t in times)
-    both = zip(times, values, strict=True)
-    return sum((t - middle) * (v - level) for t, v in both) / spread if spread else 0.0
+def slope(minutes: list[float], values: list[float]) -> dict[str, float]:
+    """The best straight line's slope in units per minute, and its standard error."""
+    line = linear_regression(minutes, values)
+    errors = [
+        value - line.slope * at - line.intercept for at, value in zip(minutes, values, strict=True)
+    ]
+    spread = sum((at - fmean(minutes)) ** 2 for at in minutes)
+    variance = sum(error**2 for error in errors) / (len(minutes) - 2)
+    return {"slope": round(line.slope, 4), "standard_error": round(sqrt(variance / spread), 4)}
 
 
 async def soaked(url: str, models: list[str], server: int, minutes: float, width: int) -> Any:
@@ -120,8 +126,8 @@ async def soaked(url: str, models: list[str], server: int, minutes: float, width
         "wrong": soak.wrong[:20],
         "http_mib": [found[0][1], late[0][1], late[-1][1]],
         "engine_mib": [found[0][2], late[0][2], late[-1][2]],
-        "http_mib_a_minute": round(slope(times, [one for _, one, _ in late]), 4),
-        "engine_mib_a_minute": round(slope(times, [one for _, _, one in late]), 4),
+        "http_mib_a_minute": slope(times, [one for _, one, _ in late]),
+        "engine_mib_a_minute": slope(times, [one for _, _, one in late]),
         "idle_afterwards": await soak.client.idle(),
     }
 
@@ -133,7 +139,7 @@ def main(
     minutes: float = 30.0,
     width: int = 6,
 ) -> None:
-    """Ask for all kinds of things for so many minutes."""
+    """Send requests of every kind for so many minutes."""
     found = asyncio.run(soaked(url, model, server, minutes, width))
     print(json.dumps(found, indent=1))
     raise typer.Exit(0 if found["idle_afterwards"] and not found["wrong"] else 1)
