@@ -11,19 +11,9 @@ from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
+from ..models.integer import FULL
 from ..models.layers import settle_
-from ..models.linear import (
-    FULL,
-    INT8,
-    Weights,
-    can_pack,
-    check_widths,
-    has_products,
-    integer_,
-    multiply_,
-    pack_,
-    quantise_,
-)
+from ..models.linear import can_pack, has_products, integer_, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.forward import Target
@@ -58,7 +48,7 @@ def load_models(
     part: tuple[int, int] = (0, 1),
 ) -> Models:
     """Load the target, its tokenizer and (if given) the drafter that fits it; raises ModelError.
-    weights: of the target, as for `Weights.of`. scan: refuse a target whose weights are not all
+    weights: of the target: FULL, INT8 or INT4. scan: refuse a target whose weights are not all
     finite. packed: the target's weights may be packed for this processor; not if ranks share them.
     part: index and count of the ranks that compute the target together."""
     place = torch.device(device)
@@ -68,34 +58,22 @@ def load_models(
     )
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
-    prepare_(target, Weights.of(weights), place, packed)
+    prepare_(target, weights, place, packed)
     target.known_tokens = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, device=place, dtype=torch_dtype)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 
-def has_parts(weights: str) -> bool:
-    """Whether parts of a target can be loaded: codes are made of whole rows."""
-    return Weights.of(weights).kind == FULL
-
-
-def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: bool = True) -> None:
+def prepare_(target: Decoder, weights: str, place: torch.device, packed: bool = True) -> None:
     """Quantise a target unless `weights` is FULL, and bring its weights into the layout in which
     they are multiplied (`packed`); raises ModelError."""
-    check_widths(target.config.path, weights.kind, target)
-    target.weights = weights.kind
-    if weights.kind == INT8:
-        if not packed:
-            reason = "int8 quantises whole rows, of which ranks that compute together have parts"
-            raise ModelError(target.config.path, f"{reason}: take --weights int4 or full")
-        target.quantise_()
-        settle_(target)
-        return
-    codes = quantise_(target, weights.kind)
-    if packed and can_pack(place, target.dtype):
+    if weights != FULL and not packed:
+        reason = f"{weights} quantises whole rows, of which ranks that compute together have parts"
+        raise ModelError(target.config.path, f"{reason}: take --weights full")
+    if weights != FULL:
+        target.quantise_(weights)
+    elif packed and can_pack(place, target.dtype):
         pack_(target)
-        if codes and target.dtype == torch.bfloat16:
-            multiply_(target, codes, weights.rows)
     settle_(target)
 
 
@@ -112,7 +90,7 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
     if isinstance(drafter, torch.nn.Module) and getattr(target, "compiled", None) is not None:
         # Drafts decide nothing, so a drafter may be quantised where that is faster.
         head = target.lm_head
-        integer_(drafter, {head.weight.data_ptr(): head.integer})
+        integer_(drafter, target.weights, {head.weight.data_ptr(): head.integer})
         if isinstance(drafter, DFlashDraftModel):
             drafter.head = head.integer
         settle_(drafter)

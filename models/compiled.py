@@ -65,7 +65,7 @@ class CompiledLayers:
 
         def linear(part: Any) -> list[int]:
             bias = 0 if part.bias is None else of(part.bias)
-            return [*part.integer.packed.addresses, bias]
+            return [*part.integer.packed.fields, bias]
 
         qk_norm = 0 if layer.qk_norm is None else of(layer.qk_norm)
         first = [of(layer.input_layernorm.weight), *linear(layer.qkv), qk_norm]

@@ -74,7 +74,7 @@ class Decoder(PoolModel):
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
-    the head without a token. weights: how they are stored, see `linear.Weights`."""
+    the head without a token. weights: FULL, INT8 or INT4, see `integer`."""
 
     weights = "full"
     integer = False
@@ -117,9 +117,10 @@ class Decoder(PoolModel):
         x_NH = F.embedding(tokens_N, self.embed)
         return x_NH.double() if self.integer else x_NH
 
-    def quantise_(self) -> None:
-        """Multiply in integers from now on."""
-        integer_(self)
+    def quantise_(self, kind: str) -> None:
+        """Multiply in integers from now on, INT8 or INT4."""
+        integer_(self, kind)
+        self.weights = kind
         for module in self.modules():
             if isinstance(module, DecoderLayer):
                 module.normalise = wide_norm

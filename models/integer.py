@@ -1,86 +1,166 @@
-"""Products of int8 weights and int8 activations, with exact sums.
+"""Products of weights in int8 or int4 and activations in int8, with exact sums.
 
-Each input row of a product is quantised with a scale of its own. The sums are integers, so they do
-not depend on how many rows a forward has or on the order of the additions. Everything between two
-products is computed in float64, whose noise almost never moves a code: a quantised model has the
-same tokens in every layout, with every drafter, and in transformers (`integer_reference_`)."""
+Each input row of a product is quantised: a scale for the row, and a step, an integer, for each
+group of its numbers. The sums are integers, so they do not depend on how many rows a forward has or
+on the order of the additions. Everything between two products is computed in float64, whose noise
+almost never moves a code: a quantised model has the same tokens in every layout, with every
+drafter, and in transformers (`integer_reference_`)."""
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, Self
 
-import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+FULL = "full"
+INT8 = "int8"
+INT4 = "int4"
+
 MAX_CODE = 127
+GROUP = 64  # numbers of an input row that share a step
+MAX_STEP = 16  # of an input row, in units of its scale
 # Numbers from here on below the next code are rounded up. Halves are common among products of
 # narrow dtypes, and noise must not decide about them.
 UP_FROM = 0.5 + 2.0**-30
+CEILING = 1.0 - 2.0**-30  # added before `floor`: rounds up, but not the noise above an integer
+
+INT4_GROUP = 32  # weights that share a step and an offset
+INT4_STEPS = 63  # the largest step
+INT4_OFFSET = 4  # unit of an offset
+DIGIT = 128  # torch multiplies int8: larger integers are split into digits of this base
+
+
+class Int8(NamedTuple):
+    """A weight is code * scale. codes_OI: int8; scale_O: float32."""
+
+    codes_OI: Tensor
+    scale_O: Tensor
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> Self:
+        max_O = weight_OI.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+        scale_O = (max_O / MAX_CODE).bfloat16().float()
+        codes_OI = (weight_OI / scale_O[:, None]).round().clamp(-MAX_CODE, MAX_CODE)
+        return cls(codes_OI.to(torch.int8), scale_O)
+
+    def integers(self) -> Tensor:
+        """Weights in units of the scale, int16 [O, I]."""
+        return self.codes_OI.to(torch.int16)
+
+
+class Int4(NamedTuple):
+    """A weight is ((code - 8) * step + INT4_OFFSET * offset) * scale, with a step and an offset for
+    each INT4_GROUP weights of a row. codes_OI: uint8 from 0 to 15, I rounded up to whole groups;
+    steps_OG: int8 from 1 to INT4_STEPS; offsets_OG: int8; scale_O: float32; depth: I."""
+
+    codes_OI: Tensor
+    steps_OG: Tensor
+    offsets_OG: Tensor
+    scale_O: Tensor
+    depth: int
+
+    @classmethod
+    def of(cls, weight_OI: Tensor) -> Self:
+        depth = weight_OI.shape[1]
+        padded_OI = F.pad(weight_OI, (0, -depth % INT4_GROUP))
+        groups_OGg = padded_OI.unflatten(1, (-1, INT4_GROUP))  # type: ignore[no-untyped-call]
+        low_OG, high_OG = groups_OGg.aminmax(dim=-1)
+        span_OG = (high_OG - low_OG) / 15
+        middle_OG = (low_OG + high_OG) / 2
+        largest_O = torch.maximum(
+            span_OG.amax(1) / INT4_STEPS,
+            (middle_OG.abs() + span_OG / 2).amax(1) / (INT4_OFFSET * MAX_CODE),
+        )
+        scale_O = largest_O.clamp(min=torch.finfo(torch.float32).tiny).bfloat16().float()
+        scale_O1 = scale_O[:, None]
+        steps_OG = (span_OG / scale_O1).round().clamp(1, INT4_STEPS)
+        offsets_OG = (middle_OG / scale_O1 + steps_OG / 2) / INT4_OFFSET
+        offsets_OG = offsets_OG.round().clamp(-MAX_CODE, MAX_CODE)
+        zero_OG1 = (INT4_OFFSET * offsets_OG)[..., None]
+        codes_OGg = (groups_OGg / scale_O1[..., None] - zero_OG1) / steps_OG[..., None] + 8
+        codes_OI = codes_OGg.round().clamp(0, 15).flatten(1).to(torch.uint8)
+        return cls(codes_OI, steps_OG.to(torch.int8), offsets_OG.to(torch.int8), scale_O, depth)
+
+    def integers(self) -> Tensor:
+        """Weights in units of the scale, int16 [O, I]."""
+        codes_OGg = self.codes_OI.to(torch.int16).view(*self.steps_OG.shape, INT4_GROUP) - 8
+        zero_OG = INT4_OFFSET * self.offsets_OG.to(torch.int16)
+        whole_OGg = codes_OGg * self.steps_OG[..., None] + zero_OG[..., None]
+        return whole_OGg.flatten(1)[:, : self.depth]
+
+
+def codes_of(name: str, weight_OI: Tensor, kind: str) -> Int8 | Int4:
+    """The codes of a linear layer, INT8 or INT4; a head always has INT8."""
+    form = Int8 if kind == INT8 or name.rpartition(".")[2] == "lm_head" else Int4
+    return form.of(weight_OI.detach().float())
 
 
 class IntegerWeight:
-    """The int8 codes of a linear layer [O, I], a float32 scale for each output, and the product."""
+    """The codes of a linear layer [O, I] and its product."""
 
-    def __init__(self, codes_OI: Tensor, scale_O: Tensor) -> None:
-        self.outputs, self.depth = codes_OI.shape
-        self.scale_O = scale_O.double()
-        kernels = compiled_kernels() if codes_OI.is_cpu else None
-        self.packed = None if kernels is None else PackedWeight(kernels, codes_OI, scale_O)
-        self.codes_IO = codes_OI.t() if self.packed is None else None
+    def __init__(self, codes: Int8 | Int4, compiled: bool = True) -> None:
+        kernels = compiled_kernels() if compiled and codes.scale_O.is_cpu else None
+        self.packed = None if kernels is None else PackedWeight(kernels, codes)
+        self.scale_O = codes.scale_O.double()
+        if kernels is None:
+            integers_IO = codes.integers().t()
+            count = 1 if isinstance(codes, Int8) else 2
+            self.digits = digits(integers_IO, count) if integers_IO.is_cpu else [integers_IO]
 
     def product(self, x_NI: Tensor, added: Tensor | None = None) -> Tensor:
         """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
         if self.packed is not None:
             return self.packed.product(x_NI, added)
-        assert self.codes_IO is not None
-        codes_NI, scale_N1 = quantised(x_NI)
+        integers_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
-            sums_NO = torch._int_mm(codes_NI.to(torch.int8), self.codes_IO).double()
+            sums_NO = torch.zeros((), dtype=torch.float64)
+            for place, digit_NI in enumerate(digits(integers_NI.to(torch.int16), 2)):
+                for other_place, digit_IO in enumerate(self.digits):
+                    factor = float(DIGIT ** (place + other_place))
+                    sums_NO = sums_NO + torch._int_mm(digit_NI, digit_IO).double() * factor
         else:  # exact in float64
-            sums_NO = codes_NI @ self.codes_IO.double()
+            sums_NO = integers_NI @ self.digits[0].double()
         out_NO = sums_NO * (scale_N1 * self.scale_O)
         return out_NO if added is None else out_NO + added
 
 
-class PackedWeight:
-    """Codes [O, I] in blocks [O / 16, I / 4, 16, 4], whose inputs and outputs zeros fill up."""
+def digits(integers: Tensor, count: int) -> list[Tensor]:
+    """int16 as `count` int8 tensors, whose sum with the factors 1 and DIGIT it is."""
+    if count == 1:
+        return [integers.to(torch.int8)]
+    upper = torch.div(integers, DIGIT, rounding_mode="floor")
+    return [(integers - upper * DIGIT).to(torch.int8), upper.to(torch.int8)]
 
-    def __init__(self, kernels: Any, codes_OI: Tensor, scale_O: Tensor) -> None:
+
+class PackedWeight:
+    """Codes as `kernels` multiplies them, and its product."""
+
+    def __init__(self, kernels: Any, codes: Int8 | Int4) -> None:
         self._multiply = kernels.multiply
-        outputs, depth = codes_OI.shape
-        lanes = kernels.LANES
-        blocks = -(-outputs // lanes)
-        fours = -(-depth // kernels.DEPTH)
-        codes = np.zeros((blocks * lanes, fours * kernels.DEPTH), np.int8)
-        codes[:outputs, :depth] = codes_OI.numpy()
-        memory = np.empty(codes.size + 64, np.int8)
-        start = -memory.ctypes.data % 64  # a block is read as vectors of 64 bytes
-        ordered = codes.reshape(blocks, lanes, fours, kernels.DEPTH).transpose(0, 2, 1, 3)
-        self.blocks = memory[start : start + codes.size].reshape(ordered.shape)
-        self.blocks[:] = ordered
-        self.shift_O = kernels.OFFSET * codes[:outputs].sum(1, dtype=np.int32)
-        self.scale_O = scale_O.float().numpy().copy()
-        self.depth = depth
-        self.outputs = outputs
+        self.scale_O = codes.scale_O.numpy().copy()
+        self.bits = 8 if isinstance(codes, Int8) else 4
+        pack = kernels.pack_int8 if isinstance(codes, Int8) else kernels.pack_int4
+        self.blocks = pack(*(tensor.numpy() for tensor in codes if isinstance(tensor, Tensor)))
 
     @property
-    def addresses(self) -> list[int]:
-        return [array.ctypes.data for array in (self.blocks, self.shift_O, self.scale_O)]
+    def fields(self) -> list[int]:
+        """What `kernels.linear` takes: addresses of blocks and scales, and the bits of a code."""
+        return [self.blocks.ctypes.data, self.scale_O.ctypes.data, self.bits]
 
     def product(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
         """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
-        shape = (x_NI.shape[0], self.outputs)
+        shape = (x_NI.shape[0], self.scale_O.size)
         if added is None:
             out_NO = torch.empty(shape, dtype=torch.float64)
         else:
             out_NO = added.double().expand(shape).clone()
-        x = x_NI.double().contiguous().numpy()
         self._multiply(
-            x_NI=x,
+            x_NI=x_NI.double().contiguous().numpy(),
             blocks=self.blocks.ctypes.data,
-            shift_O=self.shift_O,
             scale_O=self.scale_O,
+            bits=self.bits,
             out_NO=out_NO.numpy(),
             add=added is not None,
         )
@@ -88,11 +168,19 @@ class PackedWeight:
 
 
 def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes from -127 to 127, their scale [N, 1]) of rows, both float64."""
+    """(integers, their scale [N, 1]) of rows, both float64: codes from -127 to 127, times the step
+    of their group, from 1 to MAX_STEP."""
     x_NI = x_NI.double()
-    scale_N1 = x_NI.abs().amax(-1, keepdim=True) / MAX_CODE
-    scale_N1 = scale_N1.masked_fill(scale_N1 == 0, 1.0)
-    return (x_NI * (1.0 / scale_N1) + UP_FROM).floor(), scale_N1
+    depth = x_NI.shape[1]
+    groups_NGg = F.pad(x_NI, (0, -depth % GROUP)).unflatten(1, (-1, GROUP))  # type: ignore[no-untyped-call]
+    largest_NG = groups_NGg.abs().amax(-1)
+    largest_N1 = largest_NG.amax(-1, keepdim=True)
+    largest_N1 = largest_N1.masked_fill(largest_N1 == 0, 1.0)
+    scale_N1 = largest_N1 / (MAX_CODE * MAX_STEP)
+    steps_NG = (largest_NG * (MAX_STEP / largest_N1) + CEILING).floor().clamp(min=1.0)
+    inverse_NG = 1.0 / (scale_N1 * steps_NG)
+    codes_NGg = (groups_NGg * inverse_NG[..., None] + UP_FROM).floor()
+    return (codes_NGg * steps_NG[..., None]).flatten(1)[:, :depth], scale_N1
 
 
 def wide_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -124,15 +212,17 @@ def compiled_kernels() -> Any:
 class ReferenceLinear(nn.Module):
     """A linear layer by float64 sums of integers, which are exact."""
 
-    def __init__(self, layer: nn.Linear, codes_OI: Tensor, scale_O: Tensor) -> None:
+    def __init__(self, layer: nn.Linear, codes: Int8 | Int4) -> None:
         super().__init__()
-        self.codes_IO = codes_OI.double().t()
-        self.scale_O = scale_O.double()
+        self.integers_IO = codes.integers().double().t()
+        self.scale_O = codes.scale_O.double()
         self.bias_O = None if layer.bias is None else layer.bias.detach().double()
 
     def forward(self, x: Tensor) -> Tensor:
-        codes, scale = quantised(x)
-        out = codes @ self.codes_IO * (scale * self.scale_O)
+        rows = x.flatten(0, -2)
+        integers, scale = quantised(rows)
+        out = integers @ self.integers_IO * (scale * self.scale_O)
+        out = out.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
         return out if self.bias_O is None else out + self.bias_O
 
 
@@ -148,11 +238,12 @@ class ReferenceNorm(nn.Module):
         return wide_norm(x, self.weight, self.eps)
 
 
-def integer_reference_(
-    model: Any, codes_of: Callable[[Tensor], tuple[Tensor, Tensor]], kv_dtype: torch.dtype
-) -> None:
-    """Give a float64 model of transformers the arithmetic of a quantised decoder whose pool has a
-    dtype. codes_of: the codes and the scales of a weight, float32 [O, I]."""
+def as_reference(load: Callable[[torch.dtype], Any], dtype: torch.dtype, kind: str) -> Any:
+    """A model of transformers with the arithmetic of a quantised target whose pool has a dtype.
+    load: loads it in a dtype."""
+    if kind == FULL:
+        return load(dtype)
+    model = load(dtype).double()
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import sdpa_mask
@@ -160,11 +251,11 @@ def integer_reference_(
     def attention(
         module: Any, q: Tensor, k: Tensor, v: Tensor, attention_mask: Any, **named: Any
     ) -> Any:
-        k = k.to(kv_dtype).double()
-        v = v.to(kv_dtype).double()
+        k = k.to(dtype).double()
+        v = v.to(dtype).double()
         return sdpa_attention_forward(module, q, k, v, attention_mask=attention_mask, **named)
 
-    name = f"integer_{str(kv_dtype).removeprefix('torch.')}"
+    name = f"integer_{str(dtype).removeprefix('torch.')}"
     AttentionInterface.register(name, attention)
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)
@@ -172,7 +263,8 @@ def integer_reference_(
         parent = model.get_submodule(path.rpartition(".")[0])
         child = path.rpartition(".")[2]
         if isinstance(module, nn.Linear):
-            codes_OI, scale_O = codes_of(module.weight.detach().float())
-            setattr(parent, child, ReferenceLinear(module, codes_OI, scale_O))
+            codes = codes_of(path, module.weight, kind)
+            setattr(parent, child, ReferenceLinear(module, codes))
         elif type(module).__name__.endswith("RMSNorm"):
             setattr(parent, child, ReferenceNorm(module))
+    return model

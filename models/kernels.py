@@ -14,70 +14,198 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic, overload
 
+from .integer import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP, UP_FROM
+
 LANES = 16  # outputs of a block of packed weights
-DEPTH = 4  # inputs whose products one instruction adds
-OFFSET = 128  # of activation codes, which the instruction takes unsigned
-UP_FROM = 0.5 + 2.0**-30  # as in `integer`
+FOUR = 4  # inputs whose products one instruction adds
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
+SEGMENT = 16  # groups of inputs whose sum fits into int32
+TERMS = 5  # numbers of a row's group, see `quantise`
+GROUP_BYTES_8 = GROUP * LANES  # of a block in eight bits
+GROUP_BYTES_4 = GROUP * LANES // 2 + 4 * LANES
 
 INT8 = ir.IntType(8)
+INT16 = ir.IntType(16)
 INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(INT32, LANES)
+BYTES = 4 * LANES  # of a vector
 
 
-def tile_product(rows: int) -> Any:
-    """A function that multiplies `rows` rows of codes by one block of weights.
+def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
+    """Blocks [O / 16, I / 4, 16, 4] of uint8, 128 above the codes."""
+    padded = padded_rows(codes_OI, 0).astype(np.int16) + 128
+    ordered = padded.reshape(-1, LANES, padded.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
+    return aligned(ordered.astype(np.uint8))
 
-    Its arguments are addresses of codes [rows, I] in uint8, of a block [I / 4, 16, 4] in int8, of
-    the sums [rows, 16] in int32, and the number I."""
+
+def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> Any:
+    """Blocks [O / 16, I / 64, 576] of uint8: two codes in a byte, for each 32 inputs 4 vectors of
+    16 outputs; then a step and an offset for each 32 inputs and output."""
+    padded = padded_rows(codes_OI, 8)
+    blocks = padded.shape[0] // LANES
+    groups = padded.shape[1] // GROUP
+    pairs = np.zeros((blocks * LANES, 2 * groups, 2), np.int8)
+    pairs[: len(steps_OG), : steps_OG.shape[1], 0] = steps_OG
+    pairs[: len(steps_OG), : steps_OG.shape[1], 1] = offsets_OG
+    sixteens = padded.reshape(blocks, LANES, groups, 2, 2, 4, FOUR)
+    both = sixteens[:, :, :, :, 0] | sixteens[:, :, :, :, 1] << 4
+    both = both.transpose(0, 2, 3, 4, 1, 5).reshape(blocks, groups, -1)
+    pairs = pairs.reshape(blocks, LANES, groups, 2, 2).transpose(0, 2, 3, 1, 4)
+    pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
+    return aligned(np.concatenate((both, pairs), -1))
+
+
+def padded_rows(codes_OI: Any, zero: int) -> Any:
+    """Codes with whole blocks of outputs and whole groups of inputs."""
+    more = (-codes_OI.shape[0] % LANES, -codes_OI.shape[1] % GROUP)
+    return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
+
+
+def aligned(numbers: Any) -> Any:
+    """A copy of uint8 numbers that begins at a multiple of a vector's size."""
+    memory = np.empty(numbers.size + BYTES, np.uint8)
+    start = -memory.ctypes.data % BYTES
+    copy = memory[start : start + numbers.size].reshape(numbers.shape)
+    copy[:] = numbers
+    return copy
+
+
+class TileWriter:
+    """Writes the instructions that multiply a tile of rows by a block of weights.
+
+    rows: of the tile. The other arguments are values of 64 bits: addresses of codes [rows, depth]
+    in int8, of terms [rows, width] in int32, of the block and of the sums [rows, 16] in int32."""
+
+    def __init__(self, builder: Any, rows: int) -> None:
+        self.builder = builder
+        self.rows = range(rows)
+        self.zero = ir.Constant(VECTOR, [0] * LANES)
+
+    def call(self, name: str, *vectors: Any) -> Any:
+        kind = ir.FunctionType(VECTOR, (VECTOR, VECTOR, VECTOR))
+        function = self.builder.module.declare_intrinsic(f"llvm.x86.avx512.{name}.512", (), kind)
+        return self.builder.call(function, vectors)
+
+    def add(self, address: Any, distance: int) -> Any:
+        return self.builder.add(address, ir.Constant(INT64, distance))
+
+    def load(self, address: Any, kind: Any = VECTOR) -> Any:
+        pointer = self.builder.inttoptr(address, kind.as_pointer())
+        return self.builder.load(pointer, align=BYTES if kind is VECTOR else 1)
+
+    def spread(self, address: Any) -> Any:
+        """The four bytes at an address, in all lanes."""
+        undefined = ir.Constant(VECTOR, ir.Undefined)
+        number = self.load(address, INT32)
+        lane = self.builder.insert_element(undefined, number, ir.Constant(INT32, 0))
+        return self.builder.shuffle_vector(lane, undefined, self.zero)
+
+    def all_lanes(self, number: int) -> Any:
+        return ir.Constant(VECTOR, [number] * LANES)
+
+    def eight_bits(self, codes: list[Any], terms: list[Any], block: Any) -> list[Any]:
+        """The sums of a group of inputs."""
+        sums = [self.spread(self.add(term, 4)) for term in terms]
+        for four in range(GROUP // FOUR):
+            weights = self.load(self.add(block, four * BYTES))
+            for row in self.rows:
+                inputs = self.spread(self.add(codes[row], four * FOUR))
+                sums[row] = self.call("vpdpbusd", sums[row], weights, inputs)
+        return sums
+
+    def four_bits(self, codes: list[Any], terms: list[Any], block: Any) -> list[Any]:
+        """The sums of a group of inputs."""
+        builder = self.builder
+        mask = self.all_lanes(0x0F0F0F0F)
+        totals = [self.zero for _ in self.rows]
+        for half in range(2):
+            sums = [self.spread(self.add(term, 4 + 8 * half)) for term in terms]
+            for four in range(4):
+                both = self.load(self.add(block, (4 * half + four) * BYTES))
+                parts = (both, builder.lshr(both, self.all_lanes(4)))
+                for place, part in enumerate(parts):
+                    weights = builder.and_(part, mask)
+                    for row in self.rows:
+                        at = self.add(codes[row], 32 * half + 16 * place + 4 * four)
+                        inputs = self.spread(at)
+                        sums[row] = self.call("vpdpbusd", sums[row], weights, inputs)
+            narrow = ir.VectorType(INT8, 2 * LANES)
+            stored = self.load(self.add(block, 8 * BYTES + half * BYTES // 2), narrow)
+            pairs = builder.sext(stored, ir.VectorType(INT16, 2 * LANES))
+            pairs = builder.bitcast(pairs, VECTOR)
+            for row in self.rows:
+                low = builder.and_(sums[row], self.all_lanes(0xFFFF))
+                both = builder.or_(low, self.spread(self.add(terms[row], 8 + 8 * half)))
+                totals[row] = self.call("vpdpwssd", totals[row], both, pairs)
+        return totals
+
+    def write(self, bits: int, arguments: tuple[Any, ...]) -> None:
+        """A loop over the groups, and the sums in memory."""
+        builder = self.builder
+        codes, depth, terms, width, block, groups, sums = arguments
+        before = builder.block
+        loop = builder.append_basic_block("groups")
+        after = builder.append_basic_block("done")
+        code_rows = [
+            builder.add(codes, builder.mul(depth, ir.Constant(INT64, r))) for r in self.rows
+        ]
+        term_rows = [
+            builder.add(terms, builder.mul(width, ir.Constant(INT64, 4 * r))) for r in self.rows
+        ]
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        group = builder.phi(INT64)
+        group.add_incoming(ir.Constant(INT64, 0), before)
+        totals = [builder.phi(VECTOR) for _ in self.rows]
+
+        def placed(start: Any, size: int) -> Any:
+            return builder.add(start, builder.mul(group, ir.Constant(INT64, size)))
+
+        code_at = [placed(start, GROUP) for start in code_rows]
+        term_at = [placed(start, 4 * TERMS) for start in term_rows]
+        of_bits = self.eight_bits if bits == 8 else self.four_bits
+        group_sums = of_bits(
+            code_at, term_at, placed(block, GROUP_BYTES_8 if bits == 8 else GROUP_BYTES_4)
+        )
+        following = self.add(group, 1)
+        for row in self.rows:
+            step = self.spread(term_at[row])
+            total = builder.add(totals[row], builder.mul(group_sums[row], step))
+            totals[row].add_incoming(self.zero, before)
+            totals[row].add_incoming(total, loop)
+            group_sums[row] = total
+        group.add_incoming(following, loop)
+        builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
+        builder.position_at_end(after)
+        for row in self.rows:
+            address = self.add(sums, row * BYTES)
+            pointer = builder.inttoptr(address, VECTOR.as_pointer())
+            builder.store(group_sums[row], pointer, align=4)
+
+
+def tile_product(bits: int) -> Any:
+    """A function that multiplies 1 to MAX_TILE rows of codes by one block of weights.
+
+    Its arguments: the number of rows, then those of `TileWriter.write`: the address of codes
+    [rows, depth], depth, the address of terms [rows, width], width, the address of the block, the
+    number of groups, and the address of the sums [rows, 16]."""
 
     @intrinsic
-    def product(typing: Any, codes: Any, block: Any, sums: Any, depth: Any) -> Any:
+    def product(typing, rows, codes, depth, terms, width, block, groups, sums):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            codes, block, sums, depth = arguments
-            kind = ir.FunctionType(VECTOR, (VECTOR, VECTOR, VECTOR))
-            name = "llvm.x86.avx512.vpdpbusd.512"
-            dot = builder.module.declare_intrinsic(name, (), kind)
-            zero = ir.Constant(VECTOR, [0] * LANES)
-            undefined = ir.Constant(VECTOR, ir.Undefined)
-            before = builder.block
-            loop = builder.append_basic_block("depth")
-            after = builder.append_basic_block("done")
-            starts = [
-                builder.add(codes, builder.mul(depth, ir.Constant(INT64, row)))
-                for row in range(rows)
-            ]
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            place = builder.phi(INT64)
-            place.add_incoming(ir.Constant(INT64, 0), before)
-            old = [builder.phi(VECTOR) for _ in range(rows)]
-            offset = builder.mul(place, ir.Constant(INT64, LANES))
-            address = builder.inttoptr(builder.add(block, offset), VECTOR.as_pointer())
-            weights = builder.load(address, align=64)
-            new = []
-            for row in range(rows):
-                old[row].add_incoming(zero, before)
-                four = builder.inttoptr(builder.add(starts[row], place), INT32.as_pointer())
-                lane = builder.insert_element(
-                    undefined, builder.load(four, align=1), ir.Constant(INT32, 0)
-                )
-                all_lanes = builder.shuffle_vector(lane, undefined, zero)
-                new.append(builder.call(dot, [old[row], all_lanes, weights]))
-            following = builder.add(place, ir.Constant(INT64, DEPTH))
-            place.add_incoming(following, loop)
-            for row in range(rows):
-                old[row].add_incoming(new[row], loop)
-            builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
-            builder.position_at_end(after)
-            for row in range(rows):
-                step = ir.Constant(INT64, row * 4 * LANES)
-                address = builder.inttoptr(builder.add(sums, step), VECTOR.as_pointer())
-                builder.store(new[row], address, align=4)
+            end = builder.append_basic_block("end")
+            cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
+            switch = builder.switch(arguments[0], cases[-1])
+            for number, case in enumerate(cases, 1):
+                switch.add_case(ir.Constant(INT64, number), case)
+                builder.position_at_end(case)
+                TileWriter(builder, number).write(bits, arguments[1:])
+                builder.branch(end)
+            builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(types.intp, types.intp, types.intp, types.intp), generate
+        return types.void(*[types.intp] * 8), generate
 
     return product
 
@@ -110,10 +238,8 @@ float32_of = bitcast(types.int32, types.float32)
 bits_of = bitcast(types.float32, types.int32)
 
 
-one_row = tile_product(1)
-two_rows = tile_product(2)
-four_rows = tile_product(4)
-eight_rows = tile_product(8)
+eight_bit_tile = tile_product(8)
+four_bit_tile = tile_product(4)
 
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
 FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
@@ -144,19 +270,42 @@ def exp(x):
 
 
 @njit(**FAST)
-def quantise(x_I, codes_I):
-    """Write the codes of a row, plus OFFSET; returns the scale of the row."""
+def quantise(x_I, bits, codes_I, terms_Gt):
+    """Write the codes of a row and the terms of each group: its step, and what corrects the sums of
+    unsigned weights. Of eight bits, one number; of four bits, two for each half of the group: minus
+    the zero of the codes, and the factor of the offset. Returns the scale of the row."""
     largest = 0.0
     for i in range(x_I.size):
         largest = max(largest, abs(x_I[i]))
-    scale = largest / 127.0
-    if scale == 0.0:
-        scale = 1.0
-    inverse = 1.0 / scale
-    for i in range(x_I.size):
-        codes_I[i] = np.uint8(np.int32(np.floor(x_I[i] * inverse + UP_FROM)) + OFFSET)
-    for i in range(x_I.size, codes_I.size):
-        codes_I[i] = OFFSET
+    if largest == 0.0:
+        largest = 1.0
+    scale = largest / (MAX_CODE * MAX_STEP)
+    for g in range(len(terms_Gt)):
+        first = g * GROUP
+        last = min(first + GROUP, x_I.size)
+        top = 0.0
+        for i in range(first, last):
+            top = max(top, abs(x_I[i]))
+        step = max(np.floor(top * (MAX_STEP / largest) + CEILING), 1.0)
+        terms_Gt[g, 0] = np.int32(step)
+        inverse = 1.0 / (scale * step)
+        for i in range(first, last):
+            codes_I[i] = np.int8(np.int32(np.floor(x_I[i] * inverse + UP_FROM)))
+        for i in range(last, first + GROUP):
+            codes_I[i] = 0
+        lower = np.int32(0)
+        for i in range(first, first + GROUP // 2):
+            lower += np.int32(codes_I[i])
+        upper = np.int32(0)
+        for i in range(first + GROUP // 2, first + GROUP):
+            upper += np.int32(codes_I[i])
+        if bits == 8:
+            terms_Gt[g, 1] = -128 * (lower + upper)
+        else:
+            terms_Gt[g, 1] = -8 * lower
+            terms_Gt[g, 2] = (INT4_OFFSET * lower) << 16
+            terms_Gt[g, 3] = -8 * upper
+            terms_Gt[g, 4] = (INT4_OFFSET * upper) << 16
     return scale
 
 
@@ -171,42 +320,42 @@ def normalise(x_H, weight_H, eps, out_H):
 
 
 @njit(**OPTIONS)
-def product(codes_NI, scale_N, blocks, shift_O, scale_O, out_NO, add):
+def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
     """Rows of codes by packed weights, from the address `blocks`: written to, or added to, out."""
     rows, depth = codes_NI.shape
+    groups = depth // GROUP
     outputs = scale_O.size
-    sums = np.empty((MAX_TILE, LANES), np.int32)
-    sums_at = sums.ctypes.data
-    codes_at = codes_NI.ctypes.data
+    block_bytes = groups * (GROUP_BYTES_8 if bits == 8 else GROUP_BYTES_4)
+    sums_TO = np.empty((MAX_TILE, LANES), np.int32)
+    sums = sums_TO.ctypes.data
+    totals_TO = np.empty((MAX_TILE, LANES))
+    width = groups * TERMS
     for first in range(0, outputs, LANES):
-        block = blocks + first * depth
         last = min(first + LANES, outputs)
-        row = 0
-        while row < rows:
-            left = rows - row
-            codes = codes_at + row * depth
-            if left >= 8:
-                eight_rows(codes, block, sums_at, depth)
-                tile = 8
-            elif left >= 4:
-                four_rows(codes, block, sums_at, depth)
-                tile = 4
-            elif left >= 2:
-                two_rows(codes, block, sums_at, depth)
-                tile = 2
-            else:
-                one_row(codes, block, sums_at, depth)
-                tile = 1
+        block = blocks + first // LANES * block_bytes
+        for row in range(0, rows, MAX_TILE):
+            tile = min(MAX_TILE, rows - row)
+            totals_TO[:tile] = 0.0
+            for group in range(0, groups, SEGMENT):
+                count = min(SEGMENT, groups - group)
+                codes = codes_NI.ctypes.data + row * depth + group * GROUP
+                terms = terms_NGt.ctypes.data + 4 * (row * width + group * TERMS)
+                if bits == 8:
+                    part = block + group * GROUP_BYTES_8
+                    eight_bit_tile(tile, codes, depth, terms, width, part, count, sums)
+                else:
+                    part = block + group * GROUP_BYTES_4
+                    four_bit_tile(tile, codes, depth, terms, width, part, count, sums)
+                for t in range(tile):
+                    for o in range(LANES):
+                        totals_TO[t, o] += np.float64(sums_TO[t, o])
             for t in range(tile):
                 scale = scale_N[row + t]
                 for o in range(last - first):
-                    value = np.float64(sums[t, o] - shift_O[first + o]) * (
-                        scale * scale_O[first + o]
-                    )
+                    value = totals_TO[t, o] * (scale * np.float64(scale_O[first + o]))
                     if add:
                         value += out_NO[row + t, first + o]
                     out_NO[row + t, first + o] = value
-            row += tile
 
 
 @njit(**FAST)
@@ -356,20 +505,22 @@ def gate(both_I, inner):
 
 
 @njit(**OPTIONS)
-def multiply(x_NI, blocks, shift_O, scale_O, out_NO, add):
+def multiply(x_NI, blocks, scale_O, bits, out_NO, add):
     """Quantise rows and multiply them."""
     rows, depth = x_NI.shape
-    padded = (depth + DEPTH - 1) // DEPTH * DEPTH
-    codes_NI = np.empty((rows, padded), np.uint8)
+    groups = (depth + GROUP - 1) // GROUP
+    codes_NI = np.empty((rows, groups * GROUP), np.int8)
+    terms_NGt = np.empty((rows, groups, TERMS), np.int32)
     scale_N = np.empty(rows)
     for n in range(rows):
-        scale_N[n] = quantise(x_NI[n], codes_NI[n])
+        scale_N[n] = quantise(x_NI[n], bits, codes_I=codes_NI[n], terms_Gt=terms_NGt[n])
     product(
         codes_NI=codes_NI,
+        terms_NGt=terms_NGt,
         scale_N=scale_N,
         blocks=blocks,
-        shift_O=shift_O,
         scale_O=scale_O,
+        bits=bits,
         out_NO=out_NO,
         add=add,
     )
@@ -377,13 +528,13 @@ def multiply(x_NI, blocks, shift_O, scale_O, out_NO, add):
 
 @njit(**OPTIONS)
 def linear(x_NI, weight, out_NO, add):
-    """weight: addresses of blocks, shifts, scales and bias (0: none)."""
+    """weight: addresses of blocks and scales, bits of a code, address of a bias (0: none)."""
     rows, outputs = out_NO.shape
     multiply(
         x_NI=x_NI,
         blocks=weight[0],
-        shift_O=carray(pointer(weight[1], types.int32), (outputs,)),
-        scale_O=carray(pointer(weight[2], types.float32), (outputs,)),
+        scale_O=carray(pointer(weight[1], types.float32), (outputs,)),
+        bits=weight[2],
         out_NO=out_NO,
         add=add,
     )

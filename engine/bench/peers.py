@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from ...models.files import ModelError
-from ...models.linear import FULL, Weights, as_reference
+from ...models.integer import FULL, as_reference
 from ...models.load.weights import load_target
 from ...states.graph.graph import Sampling
 from ...states.request import Branch, Finish, Request, move
@@ -159,8 +159,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
 def _load(folder: Path, dtype: str, device: str, weights: str = "full") -> Any:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     load = partial(AutoModelForCausalLM.from_pretrained, folder)
-    kind = Weights.of(weights).kind
-    model: Any = as_reference(lambda own: load(dtype=own), getattr(torch, dtype), kind)
+    model: Any = as_reference(lambda own: load(dtype=own), getattr(torch, dtype), weights)
     model.generation_config = Generation()  # not what a checkpoint suggests
     return model.to(device).train(False)
 
@@ -177,7 +176,7 @@ def _llama_cpp(side: Side, folder: Path) -> Peer:
     except ImportError as error:
         raise UsageError(f"{LLAMA_CPP}: llama-cpp-python cannot be imported: {error}") from None
     options = side.job.options
-    kind = Weights.of(options.weights).kind
+    kind = options.weights
     stored = DTYPES.get(options.dtype) if kind == FULL else KINDS[kind]
     if stored is None or options.device != "cpu":
         raise UsageError(f"{LLAMA_CPP}: not in {options.dtype} on {options.device}")

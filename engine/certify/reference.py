@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...models.files import ModelError
-from ...models.linear import Weights, as_reference
+from ...models.integer import as_reference
 from ...ops.registry import OpTable
 from ...states.graph.graph import Graph
 from ...states.graph.load import load_program, op_table
@@ -75,8 +75,9 @@ class Transformers:
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
             try:
                 load = partial(AutoModelForCausalLM.from_pretrained, self.folder)
-                kind = Weights.of(self.weights).kind
-                model = as_reference(lambda own: load(dtype=own), getattr(torch, dtype), kind)
+                model = as_reference(
+                    lambda own: load(dtype=own), getattr(torch, dtype), self.weights
+                )
             except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
                 reason = str(error).strip().split("\n", 1)[0]
                 message = f"transformers cannot load it, so there is no reference: {reason}"

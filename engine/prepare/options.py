@@ -25,7 +25,7 @@ from ..errors import UsageError
 JSONL = "(id, prompt|question|turns|task, seed, max_new_tokens, documents, cache_salt)"
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
-WeightFormat = Annotated[str, Field(pattern=r"^(full|int8|int4(@[0-9]{1,4})?)$")]
+WeightFormat = Literal["full", "int8", "int4"]
 Seed = Annotated[Int, Field(ge=0, lt=1 << 63)]
 Threads = Annotated[Int, Field(ge=1, le=1024)]
 Budget = Annotated[Int, Field(ge=1, le=1 << 20)]
@@ -82,7 +82,7 @@ class SessionOptions:
     seed: int = _setting(Seed, "Seed of the run.")
     device: str = _setting(Device, "cpu, cuda, cuda:0 ...")
     dtype: str = _setting(Dtype, "float32 (lossless), float64, bfloat16, float16.")
-    weights: str = _setting(WeightFormat, "Of the target: full, int8, int4, or int4@ROWS.")
+    weights: str = _setting(WeightFormat, "Of the target: full, int8 or int4.")
     threads: int | None = _setting(Threads | None, THREADS)
     max_new_tokens: int | None = _setting(Budget | None, "Budget of each branch.")
     stop_ids: Sequence[int] | None = _setting(TokenIds | None, STOP, "--stop-id")

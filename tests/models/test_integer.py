@@ -12,8 +12,18 @@ from transformers import AutoModelForCausalLM
 from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
 from specsot.models.decoder import Decoder
-from specsot.models.integer import IntegerWeight, compiled_kernels, quantised
-from specsot.models.linear import Int8, Linear, Weights, as_reference
+from specsot.models.integer import (
+    INT4_GROUP,
+    MAX_STEP,
+    Int4,
+    Int8,
+    IntegerWeight,
+    as_reference,
+    codes_of,
+    compiled_kernels,
+    quantised,
+)
+from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
 
 CPU = torch.device("cpu")
@@ -21,31 +31,19 @@ IDS = list(range(3, 40))
 compiles = pytest.mark.skipif(compiled_kernels() is None, reason="no numba, or no AVX-512 VNNI")
 
 
-def in_codes(folder: Path, dtype: torch.dtype, *, compiled: bool = True) -> Decoder:
+def in_codes(
+    folder: Path, dtype: torch.dtype, kind: str = "int8", *, compiled: bool = True
+) -> Decoder:
     target = load_target(folder, dtype)
-    prepare_(target, Weights("int8"), CPU)
+    full = load_target(folder, dtype)
+    prepare_(target, kind, CPU)
     if not compiled:
         target.compiled = None
-        for module in target.modules():
+        for name, module in target.named_modules():
             if isinstance(module, Linear):
-                codes = Int8.of(plain(folder, dtype, module, target))
-                module.integer = torch_weight(codes)
+                weight = full.get_parameter(f"{name}.weight")
+                module.integer = IntegerWeight(codes_of(name, weight, kind), compiled=False)
     return target
-
-
-def torch_weight(codes: Int8) -> IntegerWeight:
-    """A weight without compiled kernels."""
-    weight = IntegerWeight(*codes)
-    weight.packed = None
-    weight.codes_IO = codes.codes_OI.t()
-    return weight
-
-
-def plain(folder: Path, dtype: torch.dtype, layer: Linear, model: Decoder) -> Tensor:
-    name = next(name for name, module in model.named_modules() if module is layer)
-    full = load_target(folder, dtype).get_submodule(name)
-    assert isinstance(full, Linear)
-    return full.weight.detach().float()
 
 
 @torch.inference_mode()
@@ -55,33 +53,39 @@ def logits(target: Decoder, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["int8", "int4"])
 @torch.inference_mode()
 def test_a_quantised_model_has_the_bits_of_transformers(
-    family: str, dtype: torch.dtype, tmp_path: Path
+    family: str, dtype: torch.dtype, kind: str, tmp_path: Path
 ) -> None:
     extra = {"sliding_window": 16} if family == "mistral" else {}
     folder = write_tiny_target(tmp_path / "target", family, extra=extra)
     load = partial(AutoModelForCausalLM.from_pretrained, folder)
-    theirs = as_reference(lambda own: load(dtype=own).train(False), dtype, "int8")
+    theirs = as_reference(lambda own: load(dtype=own).train(False), dtype, kind)
     expected_V = theirs(torch.tensor([IDS])).logits[0, -1].float()
-    ours = logits(in_codes(folder, dtype), dtype)[0]
-    torch_only = logits(in_codes(folder, dtype, compiled=False), dtype)[0]
+    ours = logits(in_codes(folder, dtype, kind), dtype)[0]
+    torch_only = logits(in_codes(folder, dtype, kind, compiled=False), dtype)[0]
     assert torch.equal(ours, torch_only) and torch.equal(ours, expected_V)
     full = load_target(folder, dtype)
     assert not torch.allclose(logits(full, dtype)[0], ours, atol=1e-3), "codes are no full weights"
 
 
-@pytest.mark.parametrize("shape", [(33, 40), (64, 96), (17, 5)])
-def test_a_row_has_the_same_product_among_any_rows(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("shape", [(33, 40), (64, 96), (17, 5), (16, 1100)])
+@pytest.mark.parametrize("form", [Int8, Int4])
+def test_a_row_has_the_same_product_among_any_rows(
+    shape: tuple[int, int], form: type[Int8 | Int4]
+) -> None:
     outputs, depth = shape
-    codes = Int8.of(torch.randn(outputs, depth))
+    codes = form.of(torch.randn(outputs, depth))
     x_NI = torch.randn(21, depth, dtype=torch.float64)
     x_NI[3] = 0.0
-    codes_NI, scale_N1 = quantised(x_NI)
-    sums_NO = codes_NI @ codes.codes_OI.double().t()
-    assert codes_NI.abs().max() == 127
+    integers_NI, scale_N1 = quantised(x_NI)
+    assert integers_NI.abs().max() == 127 * MAX_STEP
+    assert ((integers_NI * scale_N1 - x_NI).abs() <= 0.5001 * MAX_STEP * scale_N1).all()
+    sums_NO = integers_NI @ codes.integers().double().t()
     expected_NO = sums_NO * (scale_N1 * codes.scale_O.double())
-    for weight in (IntegerWeight(*codes), torch_weight(codes)):
+    for compiled in (True, False):
+        weight = IntegerWeight(codes, compiled)
         all_NO = weight.product(x_NI)
         assert torch.allclose(all_NO, expected_NO, rtol=1e-14)
         for rows in (1, 2, 3, 7, 8, 15):
@@ -89,6 +93,32 @@ def test_a_row_has_the_same_product_among_any_rows(shape: tuple[int, int]) -> No
         residual_NO = torch.randn(21, outputs, dtype=torch.float64)
         added_NO = weight.product(x_NI, residual_NO)
         assert torch.allclose(added_NO, all_NO + residual_NO, rtol=1e-14)
+
+
+@pytest.mark.parametrize("form", [Int8, Int4])
+def test_the_largest_numbers_do_not_overflow(form: type[Int8 | Int4]) -> None:
+    weight_OI = torch.ones(16, 4096)
+    x_NI = torch.ones(2, 4096, dtype=torch.float64)
+    for compiled in (True, False):
+        out_NO = IntegerWeight(form.of(weight_OI), compiled).product(x_NI)
+        assert torch.allclose(out_NO, torch.tensor(4096.0, dtype=torch.float64), rtol=0.02)
+
+
+@pytest.mark.parametrize("form", [Int8, Int4])
+def test_a_code_is_the_nearest_one(form: type[Int8 | Int4]) -> None:
+    weight_OI = torch.randn(64, 96)
+    weight_OI[3] = 0.0
+    codes = form.of(weight_OI)
+    error_OI = codes.integers() * codes.scale_O[:, None] - weight_OI
+    step_OI = codes.scale_O[:, None].expand(64, 96)
+    if isinstance(codes, Int4):
+        step_OI = step_OI * codes.steps_OG.repeat_interleave(INT4_GROUP, 1)
+        assert codes.codes_OI.unique().tolist() == list(range(16))
+    nearest_OI = error_OI.abs() <= 0.5001 * step_OI
+    assert nearest_OI.float().mean() > 0.95 and (error_OI.abs() <= 1.1 * step_OI).all()
+    assert not error_OI[3].any()
+    parts = torch.cat([form.of(part).integers() for part in weight_OI.split((16, 48))])
+    assert torch.equal(parts, codes.integers()), "rows are coded alike in any matrix"
 
 
 @compiles

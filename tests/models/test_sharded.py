@@ -20,7 +20,7 @@ from specsot.engine.models import prepare_
 from specsot.models.decoder import Share, part
 from specsot.models.families import decoder_config
 from specsot.models.files import ModelError
-from specsot.models.linear import Weights, pack_
+from specsot.models.linear import pack_
 from specsot.models.load.weights import load_target, window
 from specsot.models.sharded import Ranks, ShardedDecoder, place, sharded
 
@@ -105,7 +105,7 @@ def test_shares_from_files_compute_together(folders: dict[str, Path], tmp_path: 
 
 def test_ranks_do_not_share_rows_of_codes(folders: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="int8 quantises whole rows"):
-        prepare_(load_target(folders["uneven"]), Weights("int8"), torch.device("cpu"), packed=False)
+        prepare_(load_target(folders["uneven"]), "int8", torch.device("cpu"), packed=False)
 
 
 def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
