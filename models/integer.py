@@ -65,7 +65,7 @@ class Int4(NamedTuple):
     def of(cls, weight_OI: Tensor) -> Self:
         depth = weight_OI.shape[1]
         padded_OI = F.pad(weight_OI, (0, -depth % INT4_GROUP))
-        groups_OGg = padded_OI.unflatten(1, (-1, INT4_GROUP))  # type: ignore[no-untyped-call]
+        groups_OGg = padded_OI.view(len(padded_OI), -1, INT4_GROUP)
         low_OG, high_OG = groups_OGg.aminmax(dim=-1)
         span_OG = (high_OG - low_OG) / 15
         middle_OG = (low_OG + high_OG) / 2
@@ -122,7 +122,7 @@ class IntegerWeight:
                     sums_NO = sums_NO + torch._int_mm(digit_NI, digit_IO).double() * factor
         else:  # exact in float64
             sums_NO = integers_NI @ self.digits[0].double()
-        out_NO = sums_NO * (scale_N1 * self.scale_O)
+        out_NO: Tensor = sums_NO * (scale_N1 * self.scale_O)
         return out_NO if added is None else out_NO + added
 
 
@@ -171,8 +171,9 @@ def quantised(x_NI: Tensor) -> tuple[Tensor, Tensor]:
     """(integers, their scale [N, 1]) of rows, both float64: codes from -127 to 127, times the step
     of their group, from 1 to MAX_STEP."""
     x_NI = x_NI.double()
-    depth = x_NI.shape[1]
-    groups_NGg = F.pad(x_NI, (0, -depth % GROUP)).unflatten(1, (-1, GROUP))  # type: ignore[no-untyped-call]
+    rows, depth = x_NI.shape
+    groups = -(-depth // GROUP)
+    groups_NGg = F.pad(x_NI, (0, -depth % GROUP)).view(rows, groups, GROUP)
     largest_NG = groups_NGg.abs().amax(-1)
     largest_N1 = largest_NG.amax(-1, keepdim=True)
     largest_N1 = largest_N1.masked_fill(largest_N1 == 0, 1.0)
@@ -222,8 +223,8 @@ class ReferenceLinear(nn.Module):
         rows = x.flatten(0, -2)
         integers, scale = quantised(rows)
         out = integers @ self.integers_IO * (scale * self.scale_O)
-        out = out.unflatten(0, x.shape[:-1])  # type: ignore[no-untyped-call]
-        return out if self.bias_O is None else out + self.bias_O
+        out = out if self.bias_O is None else out + self.bias_O
+        return out.view(*x.shape[:-1], -1)
 
 
 class ReferenceNorm(nn.Module):

@@ -243,6 +243,7 @@ four_bit_tile = tile_product(4)
 
 OPTIONS: Any = {"nogil": True, "error_model": "numpy", "cache": True}
 FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
+MAXIMUM: Any = {**OPTIONS, "fastmath": {"reassoc", "nsz", "nnan"}}  # else a loop of `max` is slow
 
 
 @njit(**OPTIONS)
@@ -269,36 +270,45 @@ def exp(x):
     return p * float64_of((np.int64(n) + 1023) << 52)
 
 
+@njit(**MAXIMUM)
+def largest_of(x_I):
+    largest = 0.0
+    for i in range(x_I.size):
+        largest = max(largest, abs(x_I[i]))
+    return largest
+
+
+@njit(**FAST)
+def quantise_half(x_I, inverse, codes_I):
+    """Write the codes of up to GROUP / 2 numbers; returns their sum."""
+    total = np.int32(0)
+    for i in range(x_I.size):
+        code = np.int32(np.floor(x_I[i] * inverse + UP_FROM))
+        codes_I[i] = np.int8(code)
+        total += code
+    return total
+
+
 @njit(**FAST)
 def quantise(x_I, bits, codes_I, terms_Gt):
     """Write the codes of a row and the terms of each group: its step, and what corrects the sums of
     unsigned weights. Of eight bits, one number; of four bits, two for each half of the group: minus
     the zero of the codes, and the factor of the offset. Returns the scale of the row."""
-    largest = 0.0
-    for i in range(x_I.size):
-        largest = max(largest, abs(x_I[i]))
+    largest = largest_of(x_I)
     if largest == 0.0:
         largest = 1.0
     scale = largest / (MAX_CODE * MAX_STEP)
+    codes_I[x_I.size :] = 0
     for g in range(len(terms_Gt)):
         first = g * GROUP
-        last = min(first + GROUP, x_I.size)
-        top = 0.0
-        for i in range(first, last):
-            top = max(top, abs(x_I[i]))
+        middle = first + GROUP // 2
+        last = first + GROUP
+        top = largest_of(x_I[first:last])
         step = max(np.floor(top * (MAX_STEP / largest) + CEILING), 1.0)
         terms_Gt[g, 0] = np.int32(step)
         inverse = 1.0 / (scale * step)
-        for i in range(first, last):
-            codes_I[i] = np.int8(np.int32(np.floor(x_I[i] * inverse + UP_FROM)))
-        for i in range(last, first + GROUP):
-            codes_I[i] = 0
-        lower = np.int32(0)
-        for i in range(first, first + GROUP // 2):
-            lower += np.int32(codes_I[i])
-        upper = np.int32(0)
-        for i in range(first + GROUP // 2, first + GROUP):
-            upper += np.int32(codes_I[i])
+        lower = quantise_half(x_I[first:middle], inverse, codes_I[first:middle])
+        upper = quantise_half(x_I[middle:last], inverse, codes_I[middle:last])
         if bits == 8:
             terms_Gt[g, 1] = -128 * (lower + upper)
         else:
