@@ -20,6 +20,7 @@ LANES = 16  # outputs of a block of packed weights
 FOUR = 4  # inputs whose products one instruction adds
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
+MASKED = -1e300  # the score of a key that a query does not see
 TERMS = 5  # numbers of a row's group, see `quantise`
 GROUP_BYTES_8 = GROUP * LANES  # of a block in eight bits
 GROUP_BYTES_4 = GROUP * LANES // 2 + 4 * LANES
@@ -424,83 +425,157 @@ def dot(x_d, y_d):
 
 
 @njit(**FAST)
-def add_scaled(x_d, factor, out_d):
-    for i in range(x_d.size):
-        out_d[i] += factor * x_d[i]
+def add_product(a_4K, b_KN, first, last, out_4N):
+    """Add the product of two matrices to columns first to last. K is a multiple of four."""
+    a_K, b_K, c_K, d_K = a_4K[0], a_4K[1], a_4K[2], a_4K[3]
+    for k in range(0, a_4K.shape[1], 4):
+        a0, a1, a2, a3 = a_K[k], a_K[k + 1], a_K[k + 2], a_K[k + 3]
+        b0, b1, b2, b3 = b_K[k], b_K[k + 1], b_K[k + 2], b_K[k + 3]
+        c0, c1, c2, c3 = c_K[k], c_K[k + 1], c_K[k + 2], c_K[k + 3]
+        d0, d1, d2, d3 = d_K[k], d_K[k + 1], d_K[k + 2], d_K[k + 3]
+        for n in range(first, last):
+            w, x, y, z = b_KN[k, n], b_KN[k + 1, n], b_KN[k + 2, n], b_KN[k + 3, n]
+            out_4N[0, n] += a0 * w + a1 * x + a2 * y + a3 * z
+            out_4N[1, n] += b0 * w + b1 * x + b2 * y + b3 * z
+            out_4N[2, n] += c0 * w + c1 * x + c2 * y + c3 * z
+            out_4N[3, n] += d0 * w + d1 * x + d2 * y + d3 * z
+
+
+@njit(**MAXIMUM)
+def raise_to(scores_R, largest_R):
+    for r in range(scores_R.size):
+        largest_R[r] = max(largest_R[r], scores_R[r])
+
+
+@njit(**FAST)
+def exponentials(scores_R, factor, largest_R, total_R):
+    """Replace scores by e^(factor * (score - largest)), masked ones by 0; add them to totals."""
+    for r in range(scores_R.size):
+        e = exp(factor * (scores_R[r] - largest_R[r]))
+        scores_R[r] = e if scores_R[r] > MASKED else 0.0
+        total_R[r] += scores_R[r]
 
 
 @njit(**OPTIONS)
-def exponentials(scores_K):
-    """Replace scores by e^(score - largest); returns their sum. A score of -inf gives 0."""
-    largest = -np.inf
-    for k in range(scores_K.size):
-        largest = max(largest, scores_K[k])
-    total = 0.0
-    if largest == -np.inf:
-        return total
-    for k in range(scores_K.size):
-        scores_K[k] = exp(scores_K[k] - largest)
-    for k in range(scores_K.size):
-        total += scores_K[k]
-    return total
+def visible(mask_qK, queries, low_B, high_B):
+    """For each four keys the range of queries among which are all that see one of them."""
+    for block in range(low_B.size):
+        low = queries
+        high = 0
+        for q in range(queries):
+            for k in range(4 * block, min(4 * block + 4, mask_qK.shape[1])):
+                if mask_qK[q, k]:
+                    low = min(low, q)
+                    high = q + 1
+        low_B[block] = low
+        high_B[block] = high
 
 
 @njit(**OPTIONS)
 def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI):
-    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`."""
+    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`. R: all
+    queries of a sequence by the heads that share a key head; R, K and d are rounded up with zeros
+    to what one step multiplies. Four keys at a time have the range of queries that see one."""
     kv_heads, _, dim = keys_gSd.shape
     folded = q_Nhd.shape[1] // kv_heads
     factor = 1.0 / np.sqrt(np.float64(dim))
-    wide_d = np.empty(dim)
+    keys_4d = np.zeros((4, up(dim, 4)))
+    out_4d = np.empty((4, dim))
     for x in range(len(groups_X)):
         rows_at, sequences, queries, count, slots_at, first, stride, mask_at = groups_X[x]
         mask_GqK = carray(pointer(mask_at, types.uint8), (sequences, queries, count))
         rows_Gq = carray(pointer(rows_at, types.int64), (sequences, queries))
         slots_GK = carray(pointer(slots_at, types.int64), (sequences, count))
-        scores_QK = np.empty((queries * folded, count))
+        low_B = np.empty(up(count, 4) // 4, np.int64)
+        high_B = np.empty(up(count, 4) // 4, np.int64)
+        values_Kd = np.zeros((up(count, 4), dim))
         for s in range(sequences):
             own = queries  # a shorter sequence repeats its last row
             while rows_at and own > 1 and rows_Gq[s, own - 1] == rows_Gq[s, own - 2]:
                 own -= 1
+            visible(mask_GqK[s], own, low_B, high_B)
+            size = own * folded
+            q_dR = np.zeros((up(dim, 4), up(size, 8)))
+            scores_KR = np.empty((up(count, 4), up(size, 8)))
+            weights_RK = np.zeros((up(size, 4), up(count, 4)))
+            largest_R = np.empty(up(size, 8))
+            total_R = np.empty(up(size, 8))
             for h in range(kv_heads):
-                for k in range(count):
-                    slot = slots_GK[s, k] if slots_at else first + s * stride + k
-                    widened = False
-                    for q in range(own):
-                        if not mask_GqK[s, q, k]:
-                            for j in range(folded):
-                                scores_QK[q * folded + j, k] = -np.inf
-                            continue
-                        if not widened:
-                            widen(keys_gSd[h, slot], wide_d)
-                            widened = True
-                        row = rows_Gq[s, q] if rows_at else s * queries + q
-                        for j in range(folded):
-                            score = dot(q_Nhd[row, h * folded + j], wide_d)
-                            scores_QK[q * folded + j, k] = score * factor
                 for q in range(own):
                     row = rows_Gq[s, q] if rows_at else s * queries + q
                     for j in range(folded):
-                        total = exponentials(scores_QK[q * folded + j])
-                        out_d = out_NI[row, (h * folded + j) * dim : (h * folded + j + 1) * dim]
-                        out_d[:] = 0.0
-                        if total > 0.0:
-                            scores_QK[q * folded + j] *= 1.0 / total
-                for k in range(count):
-                    slot = slots_GK[s, k] if slots_at else first + s * stride + k
-                    widened = False
-                    for q in range(own):
-                        if not mask_GqK[s, q, k]:
-                            continue
-                        if not widened:
-                            widen(values_gSd[h, slot], wide_d)
-                            widened = True
-                        row = rows_Gq[s, q] if rows_at else s * queries + q
-                        for j in range(folded):
-                            at = (h * folded + j) * dim
-                            add_scaled(
-                                wide_d, scores_QK[q * folded + j, k], out_NI[row, at : at + dim]
+                        for d in range(dim):
+                            q_dR[d, q * folded + j] = q_Nhd[row, h * folded + j, d]
+                largest_R[:] = MASKED
+                for block in range(low_B.size):
+                    low = low_B[block] * folded
+                    high = high_B[block] * folded
+                    if low >= high:
+                        continue
+                    start = 4 * block
+                    end = min(start + 4, count)
+                    for k in range(start, end):
+                        slot = slots_GK[s, k] if slots_at else first + s * stride + k
+                        widen(keys_gSd[h, slot], keys_4d[k - start])
+                        widen(values_gSd[h, slot], values_Kd[k])
+                    if size < 8:
+                        for k in range(start, end):
+                            for r in range(low, high):
+                                q = r // folded
+                                row = rows_Gq[s, q] if rows_at else s * queries + q
+                                head_d = q_Nhd[row, h * folded + r % folded]
+                                scores_KR[k, r] = dot(head_d, keys_4d[k - start])
+                    else:
+                        scores_KR[start : start + 4, low:high] = 0.0
+                        four_KR = scores_KR[start : start + 4]
+                        add_product(keys_4d, q_dR, low, last=high, out_4N=four_KR)
+                    for k in range(start, end):
+                        for q in range(low_B[block], high_B[block]):
+                            if not mask_GqK[s, q, k]:
+                                scores_KR[k, q * folded : (q + 1) * folded] = MASKED
+                        raise_to(scores_KR[k, low:high], largest_R[low:high])
+                total_R[:] = 0.0
+                for block in range(low_B.size):
+                    low = low_B[block] * folded
+                    high = high_B[block] * folded
+                    for k in range(4 * block, min(4 * block + 4, count)):
+                        weights_RK[:size, k] = 0.0
+                        if low < high:
+                            own_R = scores_KR[k, low:high]
+                            exponentials(
+                                own_R,
+                                factor,
+                                largest_R=largest_R[low:high],
+                                total_R=total_R[low:high],
                             )
+                            weights_RK[low:high, k] = own_R
+                for r in range(0, size, 4):
+                    out_4d[:] = 0.0
+                    block = 0
+                    while block < low_B.size:
+                        end = block
+                        while end < low_B.size and not (
+                            low_B[end] * folded >= r + 4 or high_B[end] * folded <= r
+                        ):
+                            end += 1
+                        if end > block:
+                            part_4K = weights_RK[r : r + 4, 4 * block : 4 * end]
+                            part_Kd = values_Kd[4 * block : 4 * end]
+                            add_product(part_4K, part_Kd, 0, last=dim, out_4N=out_4d)
+                        block = end + 1
+                    for i in range(min(4, size - r)):
+                        q = (r + i) // folded
+                        row = rows_Gq[s, q] if rows_at else s * queries + q
+                        at = (h * folded + (r + i) % folded) * dim
+                        share = 1.0 / total_R[r + i] if total_R[r + i] > 0.0 else 0.0
+                        for d in range(dim):
+                            out_NI[row, at + d] = out_4d[i, d] * share
+
+
+@njit(**OPTIONS)
+def up(count, step):
+    """The next multiple of a step."""
+    return (count + step - 1) // step * step
 
 
 @njit(**FAST)
