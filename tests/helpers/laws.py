@@ -357,7 +357,7 @@ def _children(
     return drawn_children(drawing, scores_SV, branch_S, depth_S, width, draws), law_SV
 
 
-SAMPLES = 20_000
+SAMPLES = 10_000
 SEED = 2026
 LENGTHS = (1, 2, GAMMA + 2)
 TOYS = {"reversed toy": reference_toy(), "leftover toy": leftover_toy()}

@@ -166,6 +166,13 @@ def measured(rank: int) -> str:
     return refused(Session(program, models_of("eagle3", rank)).board)
 
 
+def together(
+    rank: int | None, cases: Sequence[tuple[str, str, tuple[str, ...]]]
+) -> tuple[dict[str, Any], list[list[list[int]]], str]:
+    """Whole runs, an engine's answers, and why a rank measures nothing."""
+    return runs(rank, cases), engine(rank), "" if rank is None else measured(rank)
+
+
 def greedy(rank: int | None, folder: Path, ids: Tensor) -> tuple[list[int], int]:
     model = load_target(folder)
     if rank is not None:
