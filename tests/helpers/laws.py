@@ -13,11 +13,7 @@ from torch import Tensor
 from helpers.vanilla import tensor, vectors
 from specsot.engine.certify.texts import chi_square, p_value
 from specsot.ops.draft.proposals import Drawing
-from specsot.ops.sampling.coins import (
-    branch_key,
-    ranked,
-    token_keys,
-)
+from specsot.ops.sampling.coins import branch_key, ranked, token_keys
 from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
 from specsot.ops.types import Proposal, ancestors

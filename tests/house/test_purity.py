@@ -160,12 +160,7 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
                 book = PlanBook(130, share, (2,))
                 book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\nEND"
             session = graphs.session(
-                graph,
-                made.models,
-                book,
-                outline=outline,
-                budget=5,
-                sets=SMALL,
+                graph, made.models, book, outline=outline, budget=5, sets=SMALL
             )
             session.new_matcher = None if outline else lambda question: Forcing()
             yield start(session, ["hello", "again"])

@@ -26,10 +26,11 @@ def in_codes(folder: Path, dtype: torch.dtype, *, compiled: bool = True) -> Deco
     prepare_(target, Weights("int8"), CPU)
     if not compiled:
         target.compiled = None
-        for module in target.modules():
+        full = load_target(folder, dtype)
+        for name, module in target.named_modules():
             if isinstance(module, Linear):
-                codes = Int8.of(plain(folder, dtype, module, target))
-                module.integer = torch_weight(codes)
+                weight_OI = full.get_submodule(name).weight.detach().float()
+                module.integer = torch_weight(Int8.of(weight_OI))
     return target
 
 
@@ -39,13 +40,6 @@ def torch_weight(codes: Int8) -> IntegerWeight:
     weight.packed = None
     weight.codes_IO = codes.codes_OI.t()
     return weight
-
-
-def plain(folder: Path, dtype: torch.dtype, layer: Linear, model: Decoder) -> Tensor:
-    name = next(name for name, module in model.named_modules() if module is layer)
-    full = load_target(folder, dtype).get_submodule(name)
-    assert isinstance(full, Linear)
-    return full.weight.detach().float()
 
 
 @torch.inference_mode()

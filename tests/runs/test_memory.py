@@ -168,7 +168,6 @@ def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) 
         assert tokens_of(run) == tokens_of(plain), f"shuffled every {every} steps"
 
 
-SHARED = ("bim_plain", "bim_eagle", "paged_plain", "paged_eagle")
 BATCHING = ("batching_plain", "batching_eagle")
 SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 
@@ -202,24 +201,6 @@ def fork(run: EngineCore) -> PoolWatch:
 
 def prompt_rows(request: Request) -> int:
     return sum(len(b.prompt) for b in request.branches if b.stage is Stage.RUNNING)
-
-
-@pytest.mark.parametrize("graph", SHARED)
-@SHARES
-def test_a_fork_in_a_shared_pool_moves_no_byte(graph: str, share: str, written: Any) -> None:
-    run, before, used = to_fork(written(graph, share))
-    pool, owner = run.manager.kv, run.manager.kv.owner.copy()
-    watch = fork(run)
-    assert not watch.copied and not any(p.ledger.bytes for p in pools_of(run))
-    for one, data, slots in zip(pools_of(run), before, used, strict=True):
-        assert torch.equal(one.data[:, :, :, slots], data[:, :, :, slots]), "shared rows stay"
-    assert (pool.owner[used[0]] == owner[used[0]]).all()
-    (request,) = requests_of(run)
-    assert sum(b.stage is Stage.RUNNING for b in request.branches) == 3, "the fourth waits"
-    hoist = request.prefix_length - len(used[0])
-    assert pool.current_length - len(used[0]) == hoist + prompt_rows(request)
-    layers = pool.data.shape[0]
-    assert watch.written == {"aten.index_copy_.default": 2 * layers}, "one write per layer, K and V"
 
 
 @pytest.mark.parametrize("graph", BATCHING)

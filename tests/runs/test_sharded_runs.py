@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 import torch
-from helpers.sharded_work import greedy, run_ranks, together
+from helpers.sharded_work import engine, greedy, measured, run_ranks, runs
 from helpers.support import SEED, Reference
 
 DRAWN = ("sampling.temperature=0.8", "sampling.top_p=0.9")
@@ -31,7 +31,8 @@ DRAWN_CASES = (*Random(SEED).sample(SINGLE, 3), *Random(SEED).sample(SEVERAL, 1)
 def test_ranks_decide_as_one_process_and_measure_nothing(tmp_path: Path) -> None:
     """Whole runs, and an engine on every rank."""
     cases = DRAWN_CASES if "SPECSOT_TEST_ALL" not in os.environ else CASES
-    (whole, served, _), ranks = together(None, cases), run_ranks(2, together, tmp_path, cases)
+    whole, served = runs(None, cases), engine(None)
+    ranks = run_ranks(2, tmp_path, (runs, cases), (engine,), (measured,))
     (first, *_), (second, *_) = ranks
     assert len(whole) == len(cases) and first == second, "a rank has decided otherwise"
     for name, answers in whole.items():
@@ -47,7 +48,8 @@ def test_ranks_decide_as_one_process_and_measure_nothing(tmp_path: Path) -> None
 def test_a_model_whose_heads_do_not_come_out_even(smollm2: Path, tmp_path: Path) -> None:
     ids = torch.arange(1000, 1040)
     whole = greedy(None, smollm2, ids)
-    (first, heads), (second, others) = run_ranks(2, greedy, tmp_path, smollm2, ids)
+    ranks = run_ranks(2, tmp_path, (greedy, smollm2, ids))
+    (first, heads), (second, others) = (rank[0] for rank in ranks)
     assert first == second and (heads, others) == (2, 1)
     pairs = enumerate(zip(first, whole[0], strict=True))
     differs = next((i for i, (ours, theirs) in pairs if ours != theirs), None)
