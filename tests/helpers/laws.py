@@ -13,11 +13,7 @@ from torch import Tensor
 from helpers.vanilla import tensor, vectors
 from specsot.engine.certify.texts import chi_square, p_value
 from specsot.ops.draft.proposals import Drawing
-from specsot.ops.sampling.coins import (
-    branch_key,
-    ranked,
-    token_keys,
-)
+from specsot.ops.sampling.coins import branch_key, ranked, token_keys
 from specsot.ops.sampling.processors import Sampler, columns
 from specsot.ops.sampling.settings import Accept, Draws, Rule, SamplingRules
 from specsot.ops.types import Proposal, ancestors
@@ -357,7 +353,7 @@ def _children(
     return drawn_children(drawing, scores_SV, branch_S, depth_S, width, draws), law_SV
 
 
-SAMPLES = 20_000
+SAMPLES = 10_000
 SEED = 2026
 LENGTHS = (1, 2, GAMMA + 2)
 TOYS = {"reversed toy": reference_toy(), "leftover toy": leftover_toy()}

@@ -10,7 +10,7 @@ from specsot.ops.forward import HostReader
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.types import Proposal
 from specsot.ops.verify.verify import Accepted, FirstTokens, GrammarRows
-from specsot.states.graph.graph import LAYOUTS, Graph, SchedulerBlock, Skeleton
+from specsot.states.graph.graph import LAYOUTS, Graph, SchedulerBlock
 from specsot.states.graph.plugins import DRAFTERS
 from specsot.states.manager import BranchStateManager
 from specsot.states.phases import continuous_decode, parallel_prefill, skeleton, verify
@@ -31,19 +31,16 @@ def limits(
     *,
     capacity: int = 256,
     most: int = 4,
-    share_outline: bool = True,
     max_positions: int = 1000,
     policy: str = "fcfs",
     max_wait: int = 256,
-    block_size: int = 1,
 ) -> RunLimits:
-    own = {} if layout == "batching" else {"block_size": block_size}
-    block: Any = LAYOUTS[layout](kind=layout, kv_slots=capacity, max_num_branches=most, **own)
+    block: Any = LAYOUTS[layout](kind=layout, kv_slots=capacity, max_num_branches=most)
     drafts = DRAFTERS[drafter](kind=drafter)
     graph = Graph.model_construct(
         layout=block,
         drafter=drafts,
-        skeleton=None if share_outline else Skeleton(share="prompt"),
+        skeleton=None,
         scheduler=SchedulerBlock(policy=policy, max_wait=max_wait, prefix_cache=False),
     )
     return RunLimits(graph, max_positions, VOCABULARY)
@@ -98,22 +95,6 @@ def fanned_out(
     return fan_out_(made, one, hoist, prompts)
 
 
-class OddTokens:
-    """A grammar in which every token is odd."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    def is_legal(self, token: int) -> bool:
-        return token % 2 == 1
-
-    def advance(self, token: int) -> None:
-        self.tokens.append(token)
-
-    def forced(self) -> list[int]:
-        return []
-
-
 def proposal(*trees: Sequence[tuple[int, int]]) -> Proposal:
     """Trees of (token, parent), parents before children; -1 is the root."""
     made = []
@@ -130,7 +111,7 @@ def chain(*tokens: int) -> list[tuple[int, int]]:
 
 
 def accepted(
-    batch: Batch, offer: Proposal, paths: Sequence[Sequence[int]], bonus: Sequence[int], **more: Any
+    batch: Batch, offer: Proposal, paths: Sequence[Sequence[int]], bonus: Sequence[int]
 ) -> Accepted:
     """What `verify.accept` would say: the nodes (from 1 on) that hold, and what follows them."""
     trees, nodes = batch.rows.trees, offer.tokens_SN.shape[1] + 1
@@ -141,14 +122,14 @@ def accepted(
     for tree, path in enumerate(paths):
         path_ST[tree, list(path)] = True
     parents_ST = torch.cat([torch.zeros_like(roots_S1), offer.parents_SN + 1], dim=1)
-    settings = {"side_outputs_SC": torch.zeros(trees, 0, dtype=torch.int64), "bound": none()} | more
     return Accepted(
         torch.zeros(trees, nodes, dtype=torch.int64),
         path_ST,
         torch.tensor(list(bonus)),
         torch.cat([roots_S1, tokens_SN], dim=1),
         parents_ST,
-        **settings,
+        side_outputs_SC=torch.zeros(trees, 0, dtype=torch.int64),
+        bound=none(),
     )
 
 
@@ -161,15 +142,13 @@ def commit_(
     batch: Batch,
     drawn: Sequence[int] = (),
     outcome: Accepted | None = None,
-    bound: GrammarRows | None = None,
 ) -> Any:
     """Commit a batch, in which the feature of each row is its number."""
     features = torch.arange(batch.rows.tokens_BQ.numel())[:, None].float()
-    roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), bound or none())
-    summary = made.committer.commit_(
+    roots = FirstTokens(torch.tensor([*drawn], dtype=torch.int64), none())
+    return made.committer.commit_(
         batch, host=HostReader(), features_QF=features, accepted=outcome, roots=roots
     )
-    return summary
 
 
 def start_(made: BranchStateManager, *requests: Request) -> Batch:
@@ -197,9 +176,3 @@ def tree_rows_(made: BranchStateManager, offer: Proposal) -> Batch:
 
 def admit_(made: BranchStateManager, offer: Proposal) -> Batch:
     return continuous_decode.admit_(made, offer, plan(made))[0]
-
-
-def rows_of(made: BranchStateManager, owner: int, row: int = 0) -> list[int]:
-    """Positions of an owner's committed rows, in the order of their slots' positions."""
-    positions: list[int] = made.kv.position[made.kv.slots_of(owner, row)].tolist()
-    return positions

@@ -26,26 +26,25 @@ from specsot.models.files import ModelError
 from specsot.models.load.weights import load_target
 from specsot.models.sharded import RankLost, Ranks, sharded
 
-Work = Callable[..., Any]
 LIMIT = 240  # seconds after which a test's ranks are given up
 QUESTIONS = ("Make a plan for a weekend camping trip.", "How should I prepare a home office?")
 BUDGET = 12
 
 
-def run_ranks(count: int, work: Work, folder: Path, *args: Any) -> list[Any]:
-    """What `work(rank, *args)` returns in each of so many processes, by rank. work: of a module
-    that can be imported, so of `helpers`; folder: for the rendezvous."""
-    rows = [(rank, count, work, folder / "meeting", args) for rank in range(count)]
+def run_ranks(count: int, folder: Path, *works: tuple[Any, ...]) -> list[list[Any]]:
+    """What each `work(rank, *args)` returns in each of so many processes, by rank. works: functions
+    of a module that can be imported, so of `helpers`, with args; folder: for the rendezvous."""
+    rows = [(rank, count, folder / "meeting", works) for rank in range(count)]
     with get_context("spawn").Pool(count) as pool:
         return pool.starmap_async(_rank, rows, chunksize=1).get(LIMIT)
 
 
-def _rank(rank: int, count: int, work: Work, meeting: Path, args: tuple[Any, ...]) -> Any:
+def _rank(rank: int, count: int, meeting: Path, works: Sequence[tuple[Any, ...]]) -> list[Any]:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     limit = timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{meeting}", limit, rank=rank, world_size=count)
-    return work(rank, *args)
+    return [work(rank, *args) for work, *args in works]
 
 
 def tensors(module: nn.Module) -> list[Tensor]:

@@ -459,18 +459,30 @@ def taking_turns(many: Sequence[Any], few: Sequence[Any]) -> list[tuple[Any, Any
 def pairwise(factors: dict[str, Sequence[Any]], seed: int) -> list[dict[str, Any]]:
     """Cases, drawn by seed, in which every two values of two factors meet at least once."""
     draw, names = random.Random(seed), list(factors)
-    missing = {
-        ((a, x), (b, y)) for a, b in combinations(names, 2) for x in factors[a] for y in factors[b]
-    }
+    places = {item: at for at, item in enumerate((n, v) for n in names for v in factors[n])}
+    missing = sorted(
+        (
+            ((a, x), (b, y))
+            for a, b in combinations(names, 2)
+            for x in factors[a]
+            for y in factors[b]
+        ),
+        key=repr,
+    )
+    is_missing = np.zeros((len(places), len(places)), bool)
+    for one, other in missing:
+        is_missing[places[one], places[other]] = True
     cases = []
     while missing:
-        pinned = dict(draw.choice(sorted(missing, key=repr)))
+        pinned = dict(draw.choice(missing))
         drawn = [
             {name: draw.choice(list(factors[name])) for name in names} | pinned for _ in range(40)
         ]
-        best = max(drawn, key=lambda case: len(_met(case, names) & missing))
-        missing -= _met(best, names)
-        cases.append(best)
+        at_CF = np.array([[places[item] for item in case.items()] for case in drawn])
+        best = int(is_missing[at_CF[:, :, None], at_CF[:, None]].sum((1, 2)).argmax())
+        is_missing[np.ix_(at_CF[best], at_CF[best])] = False
+        missing = [(one, two) for one, two in missing if is_missing[places[one], places[two]]]
+        cases.append(drawn[best])
     return cases
 
 
@@ -488,7 +500,3 @@ def many(
         if len(found) >= least:
             return list(found.values())
     raise AssertionError
-
-
-def _met(case: dict[str, Any], names: Sequence[str]) -> set[Any]:
-    return {((a, case[a]), (b, case[b])) for a, b in combinations(names, 2)}

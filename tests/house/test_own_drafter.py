@@ -14,7 +14,17 @@ ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_drafter"
 EAGLE1 = ROOT / "examples" / "eagle1"
 LEFT_OUT = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
-RUN = "import sys; from specsot.engine.cli.main import main; main(sys.argv[1:])"
+RUN = """
+import sys
+from specsot.engine.cli.main import main
+words = " ".join(sys.argv[1:])
+for command in words.split(" then "):
+    try:
+        main(command.split())
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
 LOADED = """
 import sys
 from specsot.engine.cli.main import main
@@ -25,7 +35,6 @@ finally:
 """
 SPECSOT = [place for place in sys.path if (Path(place) / "specsot").is_dir()]
 ECHO = ("--set", "drafter.kind=echo")
-NONE = ("--set", "drafter.kind=none")
 STATIC = ("--set", "drafter.kind=eagle1")
 
 
@@ -56,11 +65,6 @@ def call(site: Path, program: str, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def digest_of(text: str) -> str:
-    (digest,) = re.findall(r"digest (\w+)", text)
-    return str(digest)
-
-
 def test_its_code_fits_on_a_screen() -> None:
     lines = [
         line
@@ -87,24 +91,21 @@ def test_show_says_where_its_functions_stand(site: Path) -> None:
     assert "own_drafter.drafter.EchoSettings" in text
 
 
-@pytest.mark.parametrize(
-    ("graph", "kind", "layouts"),
-    [(str(EXAMPLE / "echo.yaml"), "echo", ("bim", "batching")), ("eagle2", "eagle1", ("bim",))],
-)
-def test_it_drafts_and_changes_no_token(
-    graph: str, kind: str, layouts: tuple[str, ...], site: Path
-) -> None:
-    words = ("run", graph, "--no-tui", "--threads", "1", "--max-new-tokens", "40")
-    plain = digest_of(call(site, RUN, *words, "--set", "drafter.kind=none"))
-    for layout in layouts:
-        sets = ("--set", f"drafter.kind={kind}", "--set", f"layout.kind={layout}")
-        text = call(site, RUN, *words, *sets)
-        assert digest_of(text) == plain
-        (acceptance,) = re.findall(r"acceptance (\d+) %", text)
-        assert int(acceptance) > 0
-    manifest = max((site.parent / "runs").glob("*/manifest.json"), key=os.path.getmtime)
-    names = {"echo": "own-drafter", "eagle1": "specsot-eagle1"}
-    assert json.loads(manifest.read_text())["versions"][names[kind]]
+def test_they_draft_and_change_no_token(site: Path) -> None:
+    """Without a drafter, then with the example's, in runs of one process."""
+    echo = str(EXAMPLE / "echo.yaml")
+    cases = [(echo, "none", "bim"), (echo, "echo", "bim"), (echo, "echo", "batching")]
+    cases += [("eagle2", "none", "bim"), ("eagle2", "eagle1", "bim")]
+    words = "--no-tui --threads 1 --max-new-tokens 24 --set drafter.kind={} --set layout.kind={}"
+    runs = [f"run {graph} {words.format(kind, layout)}" for graph, kind, layout in cases]
+    text = call(site, RUN, " then ".join(runs))
+    digests = re.findall(r"digest (\w+)", text)
+    assert len(digests) == 5 and len({*digests[:3]}) == len({*digests[3:]}) == 1
+    accepted = [int(share) > 0 for share in re.findall(r"acceptance (\d+) %", text)]
+    assert accepted == [kind != "none" for _, kind, _ in cases]
+    manifests = sorted((site.parent / "runs").glob("*/manifest.json"), key=os.path.getmtime)
+    versions = [json.loads(manifest.read_text())["versions"] for manifest in manifests]
+    assert versions[2]["own-drafter"] and versions[4]["specsot-eagle1"]
 
 
 def test_a_graph_of_eagle1_without_its_package_names_it(tmp_path: Path) -> None:

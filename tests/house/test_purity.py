@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import folds
 from helpers.drafters import KINDS, SETTINGS, drafting
-from helpers.support import GRAPHS, Graphs, Make, PlanBook, TokenBook, drive, outline_of, start
+from helpers.support import GRAPHS, Graphs, Make, PlanBook, TokenBook, outline_of, start
 
 from specsot.engine.run.core import EngineCore
 from specsot.ops.forward import HostReader
@@ -28,6 +28,7 @@ from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.scheduler import Inbox
 
+SMALL = ("layout.max_num_branches=2", "layout.kv_slots=250")
 ATOMS = (bool, int, float, str, bytes, type(None), torch.device, torch.dtype, np.generic)
 
 
@@ -94,10 +95,14 @@ class Forcing:
 
 
 class Watch:
-    """Binds ops as the machine does, and looks at the arguments before and after each call."""
+    """Binds ops as the machine does, and looks at the arguments before and after each call; asks
+    all guards after every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: OpTable) -> None:
         self.bind = machine.bind
+        entries = [one for one in table.guards.values() if "cluster" not in one.reads]
+        self.guards = [(entry.name, entry.load(), entry.reads) for entry in entries]
+        self.said: dict[str, set[bool]] = {name: set() for name, *_ in self.guards}
         self.called: set[tuple[str, str]] = set()
         self.changed: set[str] = set()
         self.broken: list[str] = []
@@ -120,6 +125,18 @@ class Watch:
 
         return op._replace(function=watched)
 
+    def drive(self, run: EngineCore) -> None:
+        run.board["inbox"] = inbox = Inbox(stays=True, sleeps=False)
+        while not run.finished:
+            run.advance()
+            if run.state == "idle":
+                inbox.close()
+            before = snapshot(run.manager)
+            for name, guard, reads in self.guards:
+                self.said[name].add(guard(*[run.board[key] for key in reads]))
+            if snapshot(run.manager) != before:
+                self.broken.append(f"a guard after {run.state}")
+
 
 def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
     """All kinds of drafters; all graphs with given and written outlines, both ways of sharing;
@@ -133,7 +150,7 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
                 made.book(),
                 outline=outline_of(3),
                 budget=5,
-                sets=(f"drafter.kind={kind}", *sets, "layout.max_num_branches=2"),
+                sets=(f"drafter.kind={kind}", *sets, *SMALL),
             )
             yield start(session, ["hello"])
     for graph in GRAPHS:
@@ -143,33 +160,32 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
                 book = PlanBook(130, share, (2,))
                 book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\nEND"
             session = graphs.session(
-                graph,
-                made.models,
-                book,
-                outline=outline,
-                budget=5,
-                sets=("layout.max_num_branches=2", "layout.kv_slots=250"),
+                graph, made.models, book, outline=outline, budget=5, sets=SMALL
             )
             session.new_matcher = None if outline else lambda question: Forcing()
             yield start(session, ["hello", "again"])
-    combining = folds.session(graphs, made, *folds.REUSED, outline=outline_of(3), budget=5)
+    sets = (*folds.REUSED, "layout.kv_slots=500")
+    combining = folds.session(graphs, made, *sets, outline=outline_of(3), budget=5)
     yield start(combining, ["hello", "again"])
-    session = graphs.session("beam", made.models, made.book(), sets=("layout.max_num_branches=2",))
+    session = graphs.session("beam", made.models, made.book(), sets=SMALL)
     yield start(session, ["hello", "again", "and once more"])
 
 
 @pytest.fixture(scope="module")
 def watched(graphs: Graphs, tiny: Make) -> Watch:
-    watch = Watch()
+    watch = Watch(graphs.table)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine, "bind", watch)
         for run in runs(graphs, tiny):
-            drive(run, check=False)
+            watch.drive(run)
     return watch
 
 
-def test_ops_without_a_trailing_underscore_change_nothing_they_were_given(watched: Watch) -> None:
+def test_guards_and_ops_without_a_trailing_underscore_change_nothing_they_were_given(
+    watched: Watch,
+) -> None:
     assert watched.broken == []
+    assert all(answers == {True, False} for answers in watched.said.values()), watched.said
 
 
 def decoding(table: OpTable) -> list[OpEntry]:
@@ -185,24 +201,6 @@ def test_every_registered_op_was_watched(watched: Watch, graphs: Graphs) -> None
 def test_ops_with_a_trailing_underscore_do_change_something(watched: Watch, graphs: Graphs) -> None:
     in_place = {one.name for one in decoding(graphs.table) if one.name.endswith("_")}
     assert watched.changed == in_place
-
-
-def test_guards_change_nothing_they_were_given(graphs: Graphs, tiny: Make) -> None:
-    table = graphs.table.guards
-    entries = {name: entry for name, entry in table.items() if "cluster" not in entry.reads}
-    guards = {name: entry.load() for name, entry in entries.items()}
-    said: dict[str, set[bool]] = {name: set() for name in guards}
-    for run in runs(graphs, tiny):
-        run.board["inbox"] = inbox = Inbox(stays=True, sleeps=False)
-        while not run.finished:
-            run.advance()
-            if run.state == "idle":
-                inbox.close()
-            before = snapshot(run.manager)
-            for name, entry in entries.items():
-                said[name].add(guards[name](*[run.board[key] for key in entry.reads]))
-            assert snapshot(run.manager) == before
-    assert all(answers == {True, False} for answers in said.values()), said
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,7 @@ import pytest
 import torch
 from helpers.decoders import CASES, LAYERS, SHAPE, UNEVEN, save
 from helpers.sequences import Pooled
-from helpers.sharded_work import (
-    forwards,
-    from_shares,
-    late,
-    run_ranks,
-    unlike,
-)
+from helpers.sharded_work import forwards, from_shares, late, run_ranks, unlike
 from safetensors.torch import load_file, save_file
 
 from specsot.engine.models import prepare_
@@ -45,15 +39,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def found(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     folder, every = tmp_path_factory.mktemp("ranks"), list(folders.values())
-    both = run_ranks(2, forwards, folder, every, IDS)
-    return [dict(zip(folders, one, strict=True)) for one in both]
+    uneven = folders["uneven"]
+    works = (forwards, every, IDS), (from_shares, uneven, IDS, torch.float64), (unlike, uneven)
+    both = run_ranks(2, folder, *works, (late,))
+    return [(dict(zip(folders, one, strict=True)), *others) for one, *others in both]
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_the_same_logits_and_taps(name: str, folders: dict[str, Path], found: Any) -> None:
     run = Pooled(load_target(folders[name]), torch.arange(len(IDS)))
     alone = run.forward(IDS, 0, tuple(range(LAYERS + 1)))
-    first, second = (one[name] for one in found)
+    first, second = (one[0][name] for one in found)
     assert torch.equal(first["logits"], second["logits"]), "the same bits on every rank"
     assert torch.equal(first["taps"], second["taps"])
     torch.testing.assert_close(first["logits"], alone.logits_RV, atol=2e-5, rtol=1e-4)
@@ -62,11 +58,12 @@ def test_the_same_logits_and_taps(name: str, folders: dict[str, Path], found: An
 
 @pytest.mark.parametrize("name", SOME)
 def test_views_and_two_sums_a_layer(name: str, found: Any) -> None:
-    for rank in found:
+    ranks = [one[0] for one in found]
+    for rank in ranks:
         assert rank[name]["copied"] == []
         assert rank[name]["calls"] == {"all_reduce": 2 * 2 * LAYERS, "all_gather": 2}
         assert rank[name]["none"] == (0, SHAPE["vocab_size"])
-    heads = [rank[name]["heads"] for rank in found]
+    heads = [rank[name]["heads"] for rank in ranks]
     assert heads == {"uneven": [2, 1], "one-head": [1, 0]}.get(name, [1, 1])
 
 
@@ -96,8 +93,8 @@ def test_a_rank_loads_only_its_share(name: str, folders: dict[str, Path], tmp_pa
             load_target(place, part=(1 - index, 2))
 
 
-def test_shares_from_files_compute_together(folders: dict[str, Path], tmp_path: Path) -> None:
-    both = run_ranks(2, from_shares, tmp_path, folders["uneven"], IDS, torch.float64)
+def test_shares_from_files_compute_together(folders: dict[str, Path], found: Any) -> None:
+    both = [one[1] for one in found]
     run = Pooled(load_target(folders["uneven"], torch.float64), torch.arange(16), torch.float64)
     assert torch.equal(both[0]["logits"], both[1]["logits"]) and both[0]["copied"] == []
     torch.testing.assert_close(both[0]["logits"], run.forward(IDS, 0).logits_RV)
@@ -108,7 +105,7 @@ def test_ranks_do_not_share_rows_of_codes(folders: dict[str, Path]) -> None:
         prepare_(load_target(folders["uneven"]), "int8", torch.device("cpu"), packed=False)
 
 
-def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be(folders: dict[str, Path], found: Any) -> None:
     replica, nobody = load_target(folders["uneven"]), Ranks(None, 0, 2)
     assert sharded(replica, None, 0, 1) is replica
     with pytest.raises(ModelError, match="were not loaded here"):
@@ -118,12 +115,11 @@ def test_what_cannot_be(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config.json: packed weights .* packed=False"):
         pack_(replica)
         ShardedDecoder(replica, nobody)
-    said = run_ranks(2, unlike, tmp_path, folders["uneven"])
-    assert all("the ranks are not alike" in one for one in said)
+    assert all("the ranks are not alike" in one[2] for one in found)
 
 
-def test_a_late_rank_is_an_error_after_the_deadline(tmp_path: Path) -> None:
-    took, said = run_ranks(2, late, tmp_path)[0]
+def test_a_late_rank_is_an_error_after_the_deadline(found: Any) -> None:
+    took, said = found[0][3]
     assert 1 < took < 10 and len(said) == 2 and said[0] == said[1]
     assert said[0].startswith("rank 0 of 2: all_reduce failed: ")
 

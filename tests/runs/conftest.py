@@ -11,7 +11,7 @@ from helpers.support import SEED
 TESTS = Path(__file__).parents[1]
 DRAWN = tuple(TESTS / room for room in ("runs", "engine/workers", "engine/run"))
 FEW = 2  # cases of a test that are never left out
-SHARE = 8  # one of so many is run
+SHARE = 12  # one of so many is run
 ALL = "SPECSOT_TEST_ALL"
 
 

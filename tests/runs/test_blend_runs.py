@@ -5,16 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 import torch
-from helpers.reading import (
-    BLENDED,
-    DOCUMENTS,
-    TWINS,
-    asked,
-    book_of,
-    searching,
-    session,
-    watched,
-)
+from helpers.reading import BLENDED, DOCUMENTS, TWINS, asked, book_of, searching, session, watched
 from helpers.support import (
     Graphs,
     Make,

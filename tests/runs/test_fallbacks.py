@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 from helpers.support import (
-    FULL,
     Graphs,
     Make,
     PlanBook,
@@ -65,25 +64,6 @@ def test_an_outline_and_a_direct_answer_have_their_own_budgets(tiny: Make, graph
     request = requests_of(run_all(session, ["hello"]))[0]
     assert len(request.root.tokens) == 9 and request.root.finish is Finish.LENGTH
     assert [len(b.tokens) for b in request.branches] == [5]
-
-
-@pytest.mark.parametrize("share", ["outline", "prompt"])
-@pytest.mark.parametrize("graph", FULL)
-def test_a_written_outline_fans_out_and_a_partial_one_too(
-    graph: str, share: str, tiny: Make, graphs: Graphs
-) -> None:
-    made = tiny("llama")
-    book = PlanBook(130, share, ())
-    for text, status in (
-        ("PLAN\n1|50|-|-|One\n2|60|-|1|Two\nEND", "ok"),
-        ("PLAN\n1|50|-|-|One\nrubbish\n3|60|-|1|Tw", "partial"),
-    ):
-        book.text = text
-        run = run_all(graphs.session(graph, made.models, book), ["hello", "again"])
-        check_lossless(run, book, made.reference, plain=False)
-        for request in requests_of(run):
-            assert request.outline.status == status
-            assert [b.point.deps for b in request.branches] == [(), (1,)]
 
 
 def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(

@@ -46,15 +46,6 @@ def test_graphs_of_other_drafters_differ_in_nothing_else(twin: str) -> None:
 
 
 @KINDS
-def test_twins_differ_in_name_and_layout_alone(kind: str, graphs: Graphs) -> None:
-    bim, batching = (resolved(f"{layout}_{kind}", graphs) for layout in ("bim", "batching"))
-    assert {key for key in bim if bim[key] != batching[key]} == {"name", "doc", "layout"}
-    assert bim["layout"].pop("block_size") == 1, "a row is a block under batching"
-    assert bim["layout"] | {"kind": "batching"} == batching["layout"]
-    assert list(bim["states"]) == list(batching["states"])
-
-
-@KINDS
 def test_one_word_turns_a_graph_into_its_twin(kind: str, graphs: Graphs) -> None:
     swapped = resolved(f"bim_{kind}", graphs, ["layout.kind=batching"])
     twin = resolved(f"batching_{kind}", graphs)

@@ -5,8 +5,6 @@ lies never matters. Shown without the ledger too: by watching every op that read
 comparing what the pools hold before and after."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from operator import le
 from typing import Any
 
 import numpy as np
@@ -29,8 +27,7 @@ from helpers.support import (
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
 from specsot.ops.attention import backends
-from specsot.ops.attention.backends import MAX_WASTE, MAX_WASTED_ENTRIES
-from specsot.ops.kv.pool import SPREAD, KVCache
+from specsot.ops.kv.pool import KVCache
 from specsot.states.request import Request, Stage
 
 QUESTIONS = ("hello", "a second question")
@@ -60,7 +57,7 @@ def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
 def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
     graph: str, session: Any
 ) -> None:
-    made = session(graph, budget=40)
+    made = session(graph, budget=24)
     plain = drive(start(made, QUESTIONS))
     run, where = start(made, QUESTIONS), dict[tuple[int, int, int], int]()
 
@@ -92,43 +89,6 @@ def check_places(run: EngineCore, where: dict[tuple[int, int, int], int]) -> Non
             assert where.setdefault(key, slot) == slot or copied
 
 
-class Reads:
-    """A target that counts what its attention reads: mask entries, and those of own rows alone."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner, self.entries, self.bounds = inner, list[int](), list[float]()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def forward(
-        self, tokens: Any, positions: Any, slots: Any, told: Any, kv: Any, **more: Any
-    ) -> Any:
-        self.entries.append(sum(group.mask_GqK.numel() for group in told.groups))
-        roots, rows = np.unique(kv.home[slots.flatten().numpy()], return_counts=True)
-        own = [2 * int((kv.home == root).sum()) + SPREAD for root in roots]
-        self.bounds.append(MAX_WASTE * float(rows @ own) + MAX_WASTED_ENTRIES * len(told.groups))
-        return self.inner.forward(tokens, positions, slots, told, kv, **more)
-
-
-@pytest.mark.parametrize("graph", ["autoregressive", "eagle"])
-def test_what_attention_reads_is_little_more_than_each_requests_own_rows(
-    graph: str, tiny: Make, graphs: Graphs
-) -> None:
-    made, found = tiny("llama"), dict[str, tuple[int, Any]]()
-    for backend in ("grouped", "dense"):
-        reads = Reads(made.models.target)
-        models = replace(made.models, target=reads)
-        sets = (f"attention={backend}", "layout.max_num_branches=8")
-        opened = graphs.session(graph, models, made.book(stop_ids=()), budget=40, sets=sets)
-        run = drive(start(opened, [*"abcdefghijkl"]))
-        found[backend] = sum(reads.entries), tokens_of(run)
-        if backend == "grouped":
-            assert all(map(le, reads.entries, reads.bounds))
-    assert found["dense"][0] > 4 * found["grouped"][0]
-    assert found["dense"][1] == found["grouped"][1]
-
-
 def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     views = backends.slots_of
 
@@ -138,19 +98,6 @@ def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(backends, "slots_of", copies)
     assert sum(watched(start(session("bim_eagle"), QUESTIONS)).copied.values())
-
-
-@pytest.mark.parametrize("graph", GRAPHS)
-def test_pools_keep_their_address_and_their_size_over_a_run(graph: str, session: Any) -> None:
-    run = start(session(graph), QUESTIONS)
-    before, places = _places(run), set()
-    drive(run, until=lambda run: bool(places.add(_places(run))))
-    assert places == {before}
-    assert run.manager.kv is run.manager.kv
-
-
-def _places(run: EngineCore) -> tuple[Any, ...]:
-    return tuple((p.data.data_ptr(), p.data.untyped_storage().nbytes()) for p in pools_of(run))
 
 
 @pytest.mark.parametrize(("graph", "share"), taking_turns(GRAPHS, ("outline", "prompt")))
@@ -168,7 +115,6 @@ def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) 
         assert tokens_of(run) == tokens_of(plain), f"shuffled every {every} steps"
 
 
-SHARED = ("bim_plain", "bim_eagle", "paged_plain", "paged_eagle")
 BATCHING = ("batching_plain", "batching_eagle")
 SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 
@@ -202,24 +148,6 @@ def fork(run: EngineCore) -> PoolWatch:
 
 def prompt_rows(request: Request) -> int:
     return sum(len(b.prompt) for b in request.branches if b.stage is Stage.RUNNING)
-
-
-@pytest.mark.parametrize("graph", SHARED)
-@SHARES
-def test_a_fork_in_a_shared_pool_moves_no_byte(graph: str, share: str, written: Any) -> None:
-    run, before, used = to_fork(written(graph, share))
-    pool, owner = run.manager.kv, run.manager.kv.owner.copy()
-    watch = fork(run)
-    assert not watch.copied and not any(p.ledger.bytes for p in pools_of(run))
-    for one, data, slots in zip(pools_of(run), before, used, strict=True):
-        assert torch.equal(one.data[:, :, :, slots], data[:, :, :, slots]), "shared rows stay"
-    assert (pool.owner[used[0]] == owner[used[0]]).all()
-    (request,) = requests_of(run)
-    assert sum(b.stage is Stage.RUNNING for b in request.branches) == 3, "the fourth waits"
-    hoist = request.prefix_length - len(used[0])
-    assert pool.current_length - len(used[0]) == hoist + prompt_rows(request)
-    layers = pool.data.shape[0]
-    assert watch.written == {"aten.index_copy_.default": 2 * layers}, "one write per layer, K and V"
 
 
 @pytest.mark.parametrize("graph", BATCHING)

@@ -101,8 +101,9 @@ def test_another_context_is_another_answer(
 ) -> None:
     found = []
     for own in (sets, PLAIN):
-        opened = session(graphs, made, *own, outline=outline_of(4), budget=30, graph=graph)
-        found.append([combined_of(one).tokens for one in requests_of(run_all(opened, TEXTS))])
+        opened = session(graphs, made, *own, outline=outline_of(4), budget=24, graph=graph)
+        run = run_all(opened, TEXTS[:2], check=False)
+        found.append([combined_of(one).tokens for one in requests_of(run)])
     assert found[0] != found[1]
 
 

@@ -18,7 +18,7 @@ from specsot.ops.verify import rejection as accept_rejection
 KEPT = 3  # tokens that top_k leaves
 BUDGET = 4  # the first token, a round of up to three, and what a shorter round leaves to the next
 HEAT = 30.0  # temperature at which no beginning is rare
-RUNS, AT_ONCE = 2000, 250
+RUNS, AT_ONCE = 1500, 250
 PROMPT = [9, 4, 33, 57, 3]
 CASES = {
     "vanilla-chain": ("vanilla", "chain", ["drafter.gamma=2", "drafter.draws=sampled"]),

@@ -125,8 +125,8 @@ TEXTS = [f"text {number}" for number in range(40)]
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching"])
-def test_two_thousand_short_requests(layout: str, small: Models, graphs: Graphs) -> None:
-    check(serve(short(layout, small, graphs), TEXTS, 50), 2000)
+def test_a_thousand_short_requests(layout: str, small: Models, graphs: Graphs) -> None:
+    check(serve(short(layout, small, graphs), TEXTS, 25), 1000)
 
 
 KINDS = [("eagle3", 0), ("eagle3", 1), ("dflash", 0), ("vanilla", 1), ("ngram", 0), ("ngram", 2)]

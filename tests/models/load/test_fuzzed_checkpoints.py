@@ -9,7 +9,7 @@ from helpers.support import SEED
 
 from specsot.engine.models import load_models
 
-FOLDERS = 120
+FOLDERS = 60
 FOUND = {2410: "dflash", 5506: "dflash", 130: "dflash", 191: "vanilla"}  # what was wrong once
 
 

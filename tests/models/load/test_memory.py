@@ -39,7 +39,7 @@ print((most[0] - before) / sum(own.values()))
 def test_the_most_that_is_held_while_loading(dtype: str, tmp_path: Path) -> None:
     """Half of the weights are one tied embedding, as in small models; mapped files do not count."""
     extra = {"tie_word_embeddings": True, "intermediate_size": 2200}
-    shape = {"vocab": 40000, "hidden": 512, "layers": 6}
+    shape = {"vocab": 20000, "hidden": 512, "layers": 3}
     large = write_tiny_target(tmp_path / "large", **shape, extra=extra)
     small = write_tiny_target(tmp_path / "small", layers=1)
     command = [sys.executable, "-c", LOAD, str(large), dtype, str(small)]

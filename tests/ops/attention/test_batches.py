@@ -14,7 +14,6 @@ from helpers.attention import (
     attended,
     batches,
     drawn,
-    lineages_of,
     scene,
 )
 from hypothesis import given, settings
@@ -30,7 +29,7 @@ from specsot.ops.attention.metadata import (
     row_index,
 )
 from specsot.ops.forward import plan_attention
-from specsot.ops.kv.pool import FREE, NO_SEGMENT, KVCache
+from specsot.ops.kv.pool import KVCache
 
 
 def pool_of(sizes: Sequence[int], region: int, capacity: int = 4096) -> KVCache:
@@ -204,13 +203,6 @@ def test_a_forward_by_hand_is_one_group() -> None:
     assert told.groups[0].mask_GqK is mask_BQK and told.groups[0].rows_Gq is None
     assert told.groups[0].keys.slots_GK.tolist() == [[5, 6, 7, 8], [12, 13, 14, 15]]
     assert told.groups[0].positions_GK.tolist() == [[0, 1, 2, 3]] * 2
-
-
-def test_a_lineage_is_the_way_to_the_root() -> None:
-    lineages = lineages_of({1: NO_SEGMENT, 2: 1, 3: 2, 4: NO_SEGMENT})
-    owner_PK = np.array([[1, 2, 3, 4, FREE]] * 5, np.int32)
-    seen = lineages.sees(np.arange(5, dtype=np.int32), owner_PK)
-    assert drawn(seen) == "#....\n##...\n###..\n...#.\n.....", "padding sees nothing"
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,7 @@ import pytest
 import torch
 from helpers.attention import attended, metadata_of
 
-from specsot.ops.attention.backends import (
-    MIN_SLOTS_SAVED,
-    AttentionPlan,
-    backend,
-    shared_parts,
-)
+from specsot.ops.attention.backends import MIN_SLOTS_SAVED, AttentionPlan, backend, shared_parts
 from specsot.ops.attention.metadata import AttentionMetadata, QuerySequence
 from specsot.ops.kv.pool import KVCache
 from specsot.states.request_table import SegmentTree

@@ -6,20 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.pools import DIM, HEADS, LAYERS, commit, content, mark_, pool
+from helpers.pools import DIM, HEADS, commit, mark_, pool
 from hypothesis import given
 from hypothesis import strategies as st
 
 from specsot.ops.attention.backends import slots_of
 from specsot.ops.attention.metadata import SlotRun
-from specsot.ops.kv.pool import (
-    FREE,
-    NO_SEGMENT,
-    SPREAD,
-    KVCache,
-    PoolFullError,
-    Region,
-)
+from specsot.ops.kv.pool import FREE, NO_SEGMENT, SPREAD, KVCache, PoolFullError, Region
 
 
 def written(kv: KVCache, segment: int, count: int, first: int = 0, home: int = 0) -> list[int]:
@@ -70,18 +63,6 @@ def test_where_too_few_slots_are_free_nothing_changes(rows: int, into: Any, mess
         kv.append_([2] * count, [0] * count, np.array(into, np.int32))
     assert all(map(np.array_equal, before, (kv.owner, kv.position, kv.committed)))
     assert kv.scratch == kv.slots == 4 * rows, "the scratch slot is behind the others"
-
-
-def test_copying_takes_content_and_labels_along_and_is_counted() -> None:
-    kv = pool(8, 2)
-    for slot in commit(kv, 1, [0, 1, 2]):
-        mark_(kv, slot, 10.0 + slot)
-    kv.copy_([1, 2], [14, 12], "test")
-    assert kv.slots_of(1, 1).tolist() == [14, 12]
-    assert [content(kv, s) for s in (0, 1, 2, 14, 12)] == [10.0, 11.0, 12.0, 11.0, 12.0]
-    assert kv.current_length == kv.peak_length == 5
-    assert kv.ledger.bytes == {"test": 2 * kv.slot_bytes} and kv.ledger.moves == {"test": 1}
-    assert kv.slot_bytes == LAYERS * 2 * HEADS * DIM * 4
 
 
 @pytest.mark.parametrize(

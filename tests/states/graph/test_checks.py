@@ -321,7 +321,7 @@ def test_states_stand_in_a_few_machine_files() -> None:
 WORDS = list(product(graph_names(), LAYOUTS, DRAFTERS))
 
 
-@pytest.mark.parametrize(("name", "layout", "drafter"), random.Random(SEED).sample(WORDS, 120))
+@pytest.mark.parametrize(("name", "layout", "drafter"), random.Random(SEED).sample(WORDS, 60))
 def test_swapping_one_word_resolves(name: str, layout: str, drafter: str) -> None:
     table = op_table()
     sets = (f"layout.kind={layout}", f"drafter.kind={drafter}")

@@ -11,25 +11,11 @@ SMALL = (
     *("limits.max_new_tokens=1", "skeleton.max_tokens=1", "skeleton.direct_tokens=1"),
     *("layout.max_num_branches=8", "drafter.num_draft_tokens=10", "drafter.draft_depth=5"),
 )
-TREES = ("eagle3", "eagle2", "eagle1", "dflash", "ngram")
 
 
 @pytest.fixture(scope="module")
 def table() -> OpTable:
     return op_table()
-
-
-@pytest.mark.parametrize("kind", TREES)
-@pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
-def test_every_drafter_of_trees_can_share(kind: str, layout: str, table: OpTable) -> None:
-    sets = [f"layout.kind={layout}", f"drafter.kind={kind}", "drafter.rows_per_round=16"]
-    program = open_graph("bim_eagle", sets, table)
-    for state in ("verify", "continuous_decode"):
-        assert program.steps[state][0].settings == {"rows_per_round": 16}
-    assert program.graph.drafter.shared == 16
-    apart = open_graph("bim_eagle", sets[:2], table)
-    assert apart.graph.drafter.shared is None
-    assert apart.steps["verify"][0].settings == {"rows_per_round": None}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from helpers.support import (
     drive,
     requests_of,
     start,
+    taking_turns,
 )
 
 from specsot.engine.prepare.inputs import Prompt
@@ -113,7 +114,7 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
 def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[..., Run]) -> None:
     given, full = outline([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
     need = request_slots(requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
-    for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 15):
+    for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 36):
         run = drive(run_of([given] * 2, capacity, nodes=nodes))
         for branch in branches_of(run):
             assert branch.finish in (Finish.LENGTH, Finish.REFUSED)
@@ -145,10 +146,11 @@ def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches(
     assert model.slots_alone(10, 5, 7) == 10 + 5 + 7 + slots[0]
 
 
-@pytest.mark.parametrize("graph", ["batching_plain", "batching_eagle"])
-@pytest.mark.parametrize("most", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("most", "graph"), taking_turns((1, 2, 3, 5), ("batching_plain", "batching_eagle"))
+)
 def test_rows_are_handed_out_as_slots_are(
-    graph: str, most: int, run_of: Callable[..., Run], tiny: Make
+    most: int, graph: str, run_of: Callable[..., Run], tiny: Make
 ) -> None:
     given = outline([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
     run, order, peak = run_of([given] * 3, 400, graph, most=most), list[str](), 0

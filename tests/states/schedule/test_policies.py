@@ -5,16 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import call
-from helpers.managers import (
-    STOP,
-    commit_,
-    fan_out_,
-    manager,
-    plan,
-    request,
-    running,
-    start_,
-)
+from helpers.managers import STOP, commit_, fan_out_, manager, plan, request, running, start_
 from helpers.toy_graph import install
 
 from specsot.engine.prepare.files import open_graph

@@ -14,14 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from specsot.states.text.outline import Outline, Point, parse_outline
-from specsot.states.text.prompts import (
-    SHIPPED,
-    PromptBook,
-    Share,
-    Template,
-    load_template,
-    pieces,
-)
+from specsot.states.text.prompts import SHIPPED, PromptBook, Share, Template, load_template, pieces
 from specsot.states.text.tokens import MAX_CHARACTERS, PromptError, PromptTokens, check_question
 from specsot.states.yaml.source import GraphError
 

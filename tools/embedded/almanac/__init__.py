@@ -11,6 +11,7 @@ import yaml
 
 FOLDER = Path(__file__).resolve().parent
 WORDING = "wording.yaml"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ def load_almanac(folder: Path = FOLDER) -> tuple[Subject, ...]:
     for path in sorted(folder.glob("*.yaml")):
         if path.name == WORDING:
             continue
-        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows = yaml.load(path.read_text(encoding="utf-8"), LOADER)
         subjects += [_subject(row, path.stem.startswith("plans")) for row in rows]
     return tuple(subjects)
 
