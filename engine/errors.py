@@ -6,6 +6,7 @@ from traceback import walk_tb
 
 from ..models.files import ModelError
 from ..states.text.outline import OutlineError
+from ..states.text.tokens import PromptError
 from ..states.yaml.source import GraphError
 
 
@@ -39,19 +40,19 @@ class UnequalError(ValueError):
     """Two results that had to be equal are not."""
 
 
-def code_of(error: BaseException) -> Code:
-    from ..states.text.tokens import PromptError
+CODES: dict[type[BaseException], Code] = {
+    UsageError: Code.USAGE,
+    PromptError: Code.USAGE,
+    OutlineError: Code.USAGE,
+    GraphError: Code.GRAPH,
+    ModelError: Code.MODEL,
+    UnequalError: Code.UNEQUAL,
+    KeyboardInterrupt: Code.INTERRUPTED,
+}
 
-    codes: dict[type[BaseException], Code] = {
-        UsageError: Code.USAGE,
-        PromptError: Code.USAGE,
-        OutlineError: Code.USAGE,
-        GraphError: Code.GRAPH,
-        ModelError: Code.MODEL,
-        UnequalError: Code.UNEQUAL,
-        KeyboardInterrupt: Code.INTERRUPTED,
-    }
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), Code.FAILED)
+
+def code_of(error: BaseException) -> Code:
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), Code.FAILED)
 
 
 def _is_explained(error: BaseException) -> bool:

@@ -42,10 +42,8 @@ class Writer:
         try:
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._stream.flush()
-        except BrokenPipeError:
-            _drop(self._stream)
         except OSError as error:
-            self.fault = error
+            self.fault = None if isinstance(error, BrokenPipeError) else error
             _drop(self._stream)
 
 

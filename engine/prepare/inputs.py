@@ -61,15 +61,13 @@ class Prompt:
 class RequestSettings:
     """Settings of one request; the defaults leave everything to the graph.
 
-    token_ids: the whole prompt, without a template or an outline.
-    skeleton: False for one plain answer, whatever the graph does.
-    stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
-        an outline ends all the same.
-    answer_tokens: budget of the whole answer: of an outline, which takes at most half of it, and of
-        all parts together. `Prompt.max_new_tokens` is the budget of each of them.
-    grammar: of a plain answer, as `states.text.grammar` makes them. prefill: the beginning of a
-        plain answer, which is continued. contexts: events report the context of each branch.
-    handed: the part of a migrated request that this engine decodes.
+    token_ids: the whole prompt, without a template or an outline. skeleton: False for one plain
+    answer, whatever the graph does. stop_ids: more ids that end an answer. ignore_eos: none ends it
+    but these; an outline ends all the same. answer_tokens: budget of the whole answer: of an
+    outline, which takes at most half of it, and of all parts together; `Prompt.max_new_tokens` is
+    the budget of each of them. grammar: of a plain answer, as `states.text.grammar` makes them.
+    prefill: the beginning of a plain answer, which is continued. contexts: events report the
+    context of each branch. handed: the part of a migrated request that this engine decodes.
     resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
 
     sampling: SamplingRules | None = None
@@ -207,12 +205,10 @@ def _at(place: str) -> Iterator[None]:
 
 
 def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
-    """The documents of all files, each once, in the order given.
-
-    A file is one document, titled by its name, in UTF-8; one whose name ends in .jsonl holds many,
-    a line each: its text, or an object with `text` and perhaps `title`.
-
-    Raises UsageError, PromptError: with the file, and the line where there is one."""
+    """The documents of all files, each once, in the order given. A file is one document, titled by
+    its name, in UTF-8; one whose name ends in .jsonl holds many, a line each: its text, or an
+    object with `text` and perhaps `title`. Raises UsageError, PromptError: with the file, and the
+    line where there is one."""
     return tuple(dict.fromkeys(document for file in files for document in _documents(file)))
 
 

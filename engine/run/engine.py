@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from math import inf
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Self
@@ -57,14 +58,13 @@ class EngineStats:
     preempted: int = 0
 
     def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
-        table = manager.table
         prefixes = manager.prefixes
         return replace(
             self,
             ended=dict(self.ended),
-            waiting=len(table.waiting),
-            running=len(table.open),
-            branches=len(table.active),
+            waiting=len(manager.table.waiting),
+            running=len(manager.table.open),
+            branches=len(manager.table.active),
             slots=manager.kv.needed_length,
             peak_slots=manager.kv.peak_length,
             capacity=manager.kv.slots,
@@ -75,27 +75,23 @@ class EngineStats:
         )
 
 
+@dataclass(eq=False, repr=False)
 class Handle:
     """One submitted request. request: its state in the engine, replaced if it is computed again.
     deadline: moment of `time.monotonic` at which it is ended."""
 
-    def __init__(
-        self,
-        engine: "Engine",
-        prompt: Prompt,
-        deadline: float | None,
-        settings: RequestSettings = AS_THE_GRAPH,
-    ) -> None:
-        self.engine = engine
-        self.prompt = prompt
-        self.deadline = deadline
-        self.settings = settings
-        self.request: Request | None = None
-        self._changed = Condition()
-        self._emitted: list[TokenEvent] = []
+    engine: "Engine"
+    prompt: Prompt
+    deadline: float | None
+    settings: RequestSettings = AS_THE_GRAPH
+    request: Request | None = None
+    _changed: Condition = field(default_factory=Condition)
+    _emitted: list[TokenEvent] = field(default_factory=list)
+    _error: BaseException | None = None
+    _wakers: set[Callable[[], object]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         self._events = StreamEvents(self.settings.contexts)
-        self._error: BaseException | None = None
-        self._wakers: set[Callable[[], object]] = set()
 
     @property
     def key(self) -> str:
@@ -121,7 +117,7 @@ class Handle:
 
     def update(self, request: Request, manager: BranchStateManager, step: int) -> None:
         """Emit what is new in the request's branches."""
-        self.emit(list(self._events.new(request, step, manager.reused)))
+        self.emit([*self._events.new(request, step, manager.reused)])
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -200,7 +196,7 @@ class Handle:
 
     def _await(self, count: int | None, timeout: float | None = None) -> None:
         """Wait for more than `count` events, or for the end; raises TimeoutError."""
-        until = None if timeout is None else monotonic() + timeout
+        until = inf if timeout is None else monotonic() + timeout
 
         def ready() -> bool:
             return self.done or (count is not None and len(self._emitted) > count)
@@ -209,7 +205,7 @@ class Handle:
             with self._changed:
                 self._changed.wait_for(ready, timeout)
         else:
-            while not ready() and (until is None or monotonic() < until):
+            while not ready() and monotonic() < until:
                 self.engine.step()
         if not ready():
             raise TimeoutError(f"request {self.prompt.key}: no answer yet")
@@ -248,9 +244,8 @@ class Engine:
         self.threaded = threaded
         self.decode = self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
-        self.core = EngineCore(
-            self.session.program, self.session.board(self._inbox), self._on_event
-        )
+        board = self.session.board(self._inbox)
+        self.core = EngineCore(self.session.program, board, self._on_event)
         self.manager = self.core.manager
         self._sink = sink
         self._rounds = rounds
@@ -261,9 +256,8 @@ class Engine:
         self._start_time = monotonic()
         self._error: BaseException | None = None
         self._closed = False
-        self._thread: Thread | None = None
+        self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
         if threaded:
-            self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
             self._thread.start()
 
     def submit(
@@ -319,31 +313,22 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and current figures, in host integers."""
-        if self._closed:
-            return self._stats
-        return self._stats.at(self.manager, monotonic() - self._start_time)
+        seconds = monotonic() - self._start_time
+        return self._stats if self._closed else self._stats.at(self.manager, seconds)
 
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
         request = self.session.request(prompt, settings)
         max_positions = self.session.models.target.max_positions
-        admission = self.manager.admission
+        capacity = self.manager.admission.capacity
         size = request.prompt_size
-        needed = size + request.remaining_tokens
-        available = admission.capacity.capacity - admission.capacity.tree_slots(1)
-        if needed > max_positions:
-            why = f"{needed} tokens with the answer, the model takes {max_positions}"
-        else:
-            why = admission.why_never(request)
-        longest = min(max_positions, available)
+        answer = request.remaining_tokens
+        why = self.manager.admission.why_never(request)
+        if size + answer > max_positions:
+            why = f"{size + answer} tokens with the answer, the model takes {max_positions}"
+        longest = min(max_positions, capacity.capacity - capacity.tree_slots(1))
         left = max(longest - size, 0)
-        return Fit(
-            prompt=size,
-            remaining=left,
-            why=why,
-            answer=request.remaining_tokens,
-            longest=longest,
-        )
+        return Fit(prompt=size, remaining=left, why=why, answer=answer, longest=longest)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)
@@ -371,10 +356,10 @@ class Engine:
                 requests = [*self._handles]
             for request in requests:
                 self._inbox.end(request, Finish.CANCELLED)
-        if self._thread is not None and self._thread is not current_thread():
-            self._thread.join()
         if not self.threaded:
             self._run()
+        elif self._thread is not current_thread():
+            self._thread.join()
         if not self._closed:
             self._stats = self.stats()
             self._closed = True
@@ -458,7 +443,7 @@ class Engine:
                 again.exclusive = True
                 again.arrival = request.arrival
                 self._handles[again] = handle
-            self.manager.lifecycle.submit(again)
+            lifecycle.submit(again)
             if request.cancelled:
                 table.end(again, request.finish, request.why)
         self._stats.recovered += 1
@@ -468,7 +453,7 @@ class Engine:
         self._error = error
         self._inbox.close()
         with self._lock:
-            handles = [*self._handles.values()]
+            handles = self._handles
             self._handles = {}
-        for handle in handles:
+        for handle in handles.values():
             handle.fail(error)

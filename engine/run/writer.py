@@ -2,7 +2,7 @@
 its folder, written at the start, with each answer that is finished, and at the end."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..prepare.repeat import (
 )
 from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
-from ..record.run_folder import OUTPUTS, RunFolder
+from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
 from .core import EngineCore, Status
 from .resume import UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
@@ -60,31 +60,25 @@ def made_with(job: Job) -> Provenance:
     )
 
 
+@dataclass
 class RunWriter:
     """The files of a run. earlier: what it resumes, if it does. show: is called with each answer of
     a run that is finished, once its line is written."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        job: Job,
-        provenance: Provenance,
-        *,
-        earlier: EarlierRun | None,
-        show: Callable[[Answer], None],
-    ) -> None:
-        self.folder = folder
-        self.job = job
-        self.provenance = provenance
-        self.earlier = earlier
-        self.show = show
-        kept = set() if earlier is None else {line["id"] for line in earlier.lines}
-        self.prompts = [prompt for prompt in job.prompts if prompt.key not in kept]
+    folder: RunFolder
+    job: Job
+    provenance: Provenance
+    _: KW_ONLY
+    earlier: EarlierRun | None
+    show: Callable[[Answer], None]
+
+    def __post_init__(self) -> None:
+        kept = set() if self.earlier is None else {line["id"] for line in self.earlier.lines}
+        self.prompts = [prompt for prompt in self.job.prompts if prompt.key not in kept]
+        options = self.job.options
         names = ("graph", "model", "drafter_model")
-        shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
-        self.options = replace(job.options, threads=provenance.threads, **shown)
-        self._manifest: dict[str, Any] = {}
-        self._document: dict[str, Any] = {}
+        shown: dict[str, Any] = {name: redact(getattr(options, name)) for name in names}
+        self.options = replace(options, threads=self.provenance.threads, **shown)
 
     def begin(self, environ: Mapping[str, str], stop_ids: Sequence[int]) -> None:
         """manifest.json and run.yaml, before the first step; long prompts and the user's template
@@ -96,9 +90,8 @@ class RunWriter:
         # Only the variables of specsot: others can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
         drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
-        settings = ["profile", "seed", "dtype", "weights", "device", "threads"]
-        settings += ["max_new_tokens", "stop_ids"]
-        self._manifest = {
+        target = {"name": options.model, "hash": provenance.model_hash, "stop_ids": list(stop_ids)}
+        self._manifest: dict[str, Any] = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,
             "argv": [redact(word) for word in options.argv],
@@ -111,24 +104,20 @@ class RunWriter:
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
-                "target": {
-                    "name": options.model,
-                    "hash": provenance.model_hash,
-                    "stop_ids": list(stop_ids),
-                },
+                "target": target,
                 "drafter": drafter if provenance.drafter_hash else None,
             },
             "versions": provenance.versions,
-            **{name: getattr(options, name) for name in settings},
+            **{name: getattr(options, name) for name in ("profile", *MANIFEST_SETTINGS)},
             "requests": len(job.prompts),
             "machine": machine(),
         }
         made_with = provenance
-        if self.earlier is not None:
+        if self.earlier is None:
+            self.folder.lock()
+        else:
             made_with = job.made_with or provenance
             self._manifest = self.earlier.continued(self._manifest)
-        else:
-            self.folder.lock()
         document = run_document(options, graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
         if skeleton is not None and Path(skeleton["template"]).is_file():  # a file of the user
@@ -202,9 +191,8 @@ class RunWriter:
             "sampling": graph.sampling.words(),
             "digest": digest,
         }
-        self.folder.write_text(
-            "summary.md", summary_page(f"Run {graph.name}", answers, metrics, facts)
-        )
+        page = summary_page(f"Run {graph.name}", answers, metrics, facts)
+        self.folder.write_text("summary.md", page)
         self._write()
         return RunOutcome(status, answers, metrics, digest, outputs=lines)
 
@@ -363,15 +351,10 @@ def _row(cells: Sequence[Any]) -> str:
 
 
 def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    nested = {
-        "": metrics,
-        "seconds": metrics["seconds"],
-        "host_reads": metrics["host_reads"],
-        "blend": metrics["blend"] or {},
-    }
-    for name, value in (metrics["blend"] or {}).items():
-        if isinstance(value, dict):
-            nested[f"blend.{name}"] = value
+    blend = metrics["blend"] or {}
+    nested = {"": metrics, "seconds": metrics["seconds"], "host_reads": metrics["host_reads"]}
+    nested["blend"] = blend
+    nested |= {f"blend.{name}": value for name, value in blend.items() if isinstance(value, dict)}
     nested["prefix_cache"] = metrics["prefix_cache"] or {}
     for name, pool in metrics["kv"].items():
         if pool is not None:
