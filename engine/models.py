@@ -7,23 +7,12 @@ from typing import Any
 
 import torch
 
+from ..models import linear
 from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
 from ..models.layers import settle_
-from ..models.linear import (
-    FULL,
-    INT8,
-    Weights,
-    can_pack,
-    check_widths,
-    has_products,
-    integer_,
-    multiply_,
-    pack_,
-    quantise_,
-)
 from ..models.load.tokenizer import load_tokenizer, stop_ids
 from ..models.load.weights import load_target
 from ..ops.forward import Target
@@ -52,7 +41,7 @@ def load_models(
     *,
     device: str = "cpu",
     dtype: str = "float32",
-    weights: str = FULL,
+    weights: str = linear.FULL,
     scan: bool = True,
     packed: bool = True,
     part: tuple[int, int] = (0, 1),
@@ -63,12 +52,11 @@ def load_models(
     part: index and count of the ranks that compute the target together."""
     place = torch.device(device)
     torch_dtype = getattr(torch, dtype)
-    target = load_target(
-        target_dir, torch_dtype, place, part=part, scan=scan, whole_head=drafter_dir is not None
-    )
+    whole = drafter_dir is not None
+    target = load_target(target_dir, torch_dtype, place, part=part, scan=scan, whole_head=whole)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
-    prepare_(target, Weights.of(weights), place, packed)
+    prepare_(target, linear.Weights.of(weights), place, packed)
     target.known_tokens = max(*tokenizer.get_vocab().values(), *stops) + 1
     models = Models(target, None, tokenizer, stops, device=place, dtype=torch_dtype)
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
@@ -76,26 +64,28 @@ def load_models(
 
 def has_parts(weights: str) -> bool:
     """Whether parts of a target can be loaded: codes are made of whole rows."""
-    return Weights.of(weights).kind == FULL
+    return linear.Weights.of(weights).kind == linear.FULL
 
 
-def prepare_(target: Decoder, weights: Weights, place: torch.device, packed: bool = True) -> None:
+def prepare_(
+    target: Decoder, weights: linear.Weights, place: torch.device, packed: bool = True
+) -> None:
     """Quantise a target unless `weights` is FULL, and bring its weights into the layout in which
     they are multiplied (`packed`); raises ModelError."""
-    check_widths(target.config.path, weights.kind, target)
+    linear.check_widths(target.config.path, weights.kind, target)
     target.weights = weights.kind
-    if weights.kind == INT8:
+    if weights.kind == linear.INT8:
         if not packed:
             reason = "int8 quantises whole rows, of which ranks that compute together have parts"
             raise ModelError(target.config.path, f"{reason}: take --weights int4 or full")
         target.quantise_()
         settle_(target)
         return
-    codes = quantise_(target, weights.kind)
-    if packed and can_pack(place, target.dtype):
-        pack_(target)
+    codes = linear.quantise_(target, weights.kind)
+    if packed and linear.can_pack(place, target.dtype):
+        linear.pack_(target)
         if codes and target.dtype == torch.bfloat16:
-            multiply_(target, codes, weights.rows)
+            linear.multiply_(target, codes, weights.rows)
     settle_(target)
 
 
@@ -109,22 +99,24 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
         drafter = drafter_type.load(folder, target, models.dtype, models.device)
     except (ImportError, NotImplementedError) as error:
         raise ModelError(folder, f"the drafter {kind!r} has no loader: {error}") from error
-    if isinstance(drafter, torch.nn.Module) and getattr(target, "compiled", None) is not None:
+    if not isinstance(drafter, torch.nn.Module):
+        return replace(models, drafter=drafter)
+    if getattr(target, "compiled", None) is not None:
         # Drafts decide nothing, so a drafter may be quantised where that is faster.
         head = target.lm_head
-        integer_(drafter, {head.weight.data_ptr(): head.integer})
+        linear.integer_(drafter, {head.weight.data_ptr(): head.integer})
         if isinstance(drafter, DFlashDraftModel):
             drafter.head = head.integer
         settle_(drafter)
-    elif isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
-        pack_(drafter, borrowed=(target.embed, target.lm_head.weight))
+    elif linear.can_pack(models.device, models.dtype):
+        linear.pack_(drafter, borrowed=(target.embed, target.lm_head.weight))
         settle_(drafter)
     return replace(models, drafter=drafter)
 
 
 def notes_of(models: Models) -> tuple[str, ...]:
     """The notes of the loaders, and whether the dtype is slow on this processor."""
-    if has_products(models.device, models.dtype):
+    if linear.has_products(models.device, models.dtype):
         return assumed(models)
     dtype = str(models.dtype).removeprefix("torch.")
     slow = f"this processor does not multiply in {dtype}: --dtype float32 is many times as fast"
@@ -161,16 +153,15 @@ def run_pools(
         kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
         users = [(models.target, kv), (models.drafter, kv_draft), (outline_drafter, kv_outline)]
         stays = batches and not (graph.blend or graph.beam) and graph.scheduler.prefix_cache
-        kv_prefix = tuple(
-            new_pool(user, pool.capacity, 1, models) for user, pool in users if pool and stays
-        )
-        pools = [pool for pool in (kv, kv_draft, kv_outline, *kv_prefix) if pool is not None]
+        used = [(user, pool) for user, pool in users if pool is not None]
+        prefix = [new_pool(user, pool.capacity, 1, models) for user, pool in used if stays]
+        pools = [*(pool for _, pool in used), *prefix]
         check_free("all pools", sum(pool.data.nbytes for pool in pools), free)
     except (MemoryError, OSError) as error:
         at = ("layout", "kv_slots")
         problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
         raise GraphError([problem]) from None
-    return kv, kv_draft, kv_outline, kv_prefix
+    return kv, kv_draft, kv_outline, tuple(prefix)
 
 
 def new_pool(

@@ -100,17 +100,16 @@ def _self_test(report: dict[str, Any], say: Say, threads: int | None, rounds: in
     runs: list[dict[str, Any]] = []
     for run in try_graphs(threads):
         runs.append(run)
-        pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s"
-        tau = f"tau_step {run['tau_step']:.2f}"
-        say(f"{run['graph']}: {pace}, {tau}, digest {run['digest'][:16]}")
+        pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s, tau_step {run['tau_step']:.2f}"
+        say(f"{run['graph']}: {pace}, digest {run['digest'][:16]}")
     report["self_test"] = runs
     report["problems"] += unequal(runs)
     meter = measure_overhead(threads, rounds)
     report["cpu_share"] = busy = min(cpu_share(0.1) for _ in range(3))
     if (reason := disturbance(busy)) is not None:
         say(f"warning: {reason}")
-    names = ("rounds", "seconds", "tokens_per_second")
     share = meter.overhead_share
+    names = ("rounds", "seconds", "tokens_per_second")
     report["overhead"] = {"share": share, **{name: getattr(meter, name) for name in names}}
     outside = f"{100 * share:.1f} % of {meter.rounds} rounds outside ops"
     say(f"overhead: {outside}, {meter.tokens_per_second:.0f} tokens/s")
@@ -162,9 +161,8 @@ def measure_overhead(threads: int | None, rounds: int) -> "Meter":
 def _question(graph: str, threads: int | None, budget: int | None) -> Any:
     from ..run.api import Prompt, open_session
 
-    session = open_session(
-        graph, model=EMBEDDED, drafter_model=EMBEDDED, threads=threads, max_new_tokens=budget
-    )
+    models: Any = {"model": EMBEDDED, "drafter_model": EMBEDDED}
+    session = open_session(graph, **models, threads=threads, max_new_tokens=budget)
     return session, [Prompt("1", QUESTION)]
 
 

@@ -38,9 +38,7 @@ COMMANDS = (
     Command("sweep", "decoding", "Vary settings of a graph: what each costs, the best."),
     Command("bench", "decoding", "Measure experiments: paired, with intervals, against hf."),
     Command("certify", "decoding", "Certify that a graph is lossless."),
-    Command(
-        "verify-run", "decoding", "Compare a run folder with plain transformers.", "verify_run"
-    ),
+    Command("verify-run", "decoding", "Compare a run folder with plain transformers."),
     Command("check", "graphs", "Check graphs: every problem with its place."),
     Command("show", "graphs", "Print a graph; --full, --resolved, --mermaid."),
     Command("explain", "graphs", "The meaning of a problem code or an exit code."),
@@ -91,7 +89,7 @@ def build(names: Sequence[str]) -> typer.Typer:
             app.command(command.name, help=command.help)(lambda: None)
             continue
         module = import_module(f".{command.module}", __package__)
-        name = command.function or command.name
+        name = command.function or command.name.replace("-", "_")
         function: Callable[..., Any] | typer.Typer = getattr(module, name)
         if isinstance(function, typer.Typer):
             app.add_typer(function, name=command.name, help=command.help)

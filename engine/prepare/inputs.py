@@ -41,9 +41,8 @@ MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 class Prompt:
     """One question; without `seed`, its seed is derived from the run's seed and `key`. documents:
     the context of the question, in prompt order. cache_salt: prompts share cached KV rows only with
-    prompts of the same salt. past: earlier turns of the conversation. rules: the system message.
-
-    A run.yaml has these fields under the names of a prompts file."""
+    prompts of the same salt. past: earlier turns of the conversation. rules: the system message. A
+    run.yaml has these fields under the names of a prompts file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

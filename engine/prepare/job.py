@@ -1,6 +1,5 @@
-"""From options to everything a run needs but its models: checked, and without torch.
-
-`specsot.yaml` has what a run uses when the command line does not say otherwise."""
+"""From options to everything a run needs but its models: checked, and without torch. specsot.yaml
+has what a run uses when the command line does not say otherwise."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from ...states.graph.plugins import DRAFTERS, DRAFTERS_GROUP, OPS_GROUP, install
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
 from ...states.yaml.source import GraphError, Mark, ProblemCode, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
-from ..errors import LacksDrafterError, UsageError
+from ..errors import LacksDrafterError, UsageError, first_line
 from ..limits import default_threads, usable_cpus
 from .files import PACKAGE, is_run_file, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
@@ -56,10 +55,9 @@ class Job:
     notes: tuple[str, ...] = ()
 
 
-def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
-    """The block `cluster` of the folder's specsot.yaml, or of the packaged one, under the options;
-    raises GraphError, UsageError."""
-    block: ClusterBlock = read_settings(folder)[0].cluster
+def read_cluster(options: RunOptions) -> ClusterBlock:
+    """The block `cluster` of specsot.yaml under the options; raises GraphError, UsageError."""
+    block: ClusterBlock = read_settings(Path())[0].cluster
     overrides = {"address": options.cluster, "workers": options.workers}
     given = {name: value for name, value in overrides.items() if value is not None}
     try:
@@ -314,8 +312,7 @@ def set_up_torch(threads: int, device: str) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise UsageError(f"--device {device}: {reason}") from None
+        raise UsageError(f"--device {device}: {first_line(error)}") from None
 
 
 def machine() -> dict[str, str | int]:

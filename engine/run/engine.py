@@ -57,23 +57,6 @@ class EngineStats:
     seconds: float = 0.0
     preempted: int = 0
 
-    def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
-        prefixes = manager.prefixes
-        return replace(
-            self,
-            ended=dict(self.ended),
-            waiting=len(manager.table.waiting),
-            running=len(manager.table.open),
-            branches=len(manager.table.active),
-            slots=manager.kv.needed_length,
-            peak_slots=manager.kv.peak_length,
-            capacity=manager.kv.slots,
-            prefix_asked=0 if prefixes is None else prefixes.figures.asked,
-            prefix_reused=0 if prefixes is None else prefixes.figures.reused,
-            seconds=seconds,
-            preempted=manager.lifecycle.preemptions,
-        )
-
 
 @dataclass(eq=False, repr=False)
 class Handle:
@@ -217,10 +200,9 @@ class Handle:
 
 
 class Engine:
-    """Models, pools, prefix cache and one machine, as long as it lives; ended requests leave it.
-
-    A failing request ends alone: after an error, the started requests are computed again one by
-    one, with the same tokens, and the request that raises alone ends as failed.
+    """Models, pools, prefix cache and one machine, as long as it lives; ended requests leave it. A
+    failing request ends alone: after an error, the started requests are computed again one by one,
+    with the same tokens, and the request that raises alone ends as failed.
 
     graph, options: as for `open_session`, or an open session. threaded: steps run on a thread of
     the engine; else in `step`, or in a waiting caller. sink: is called with every event of the
@@ -299,9 +281,6 @@ class Engine:
         self._stats.submitted += 1
         return handle
 
-    def stream(self, handle: Handle) -> Iterator[StreamEvent]:
-        return handle.stream()
-
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step; the tokens written so far stay."""
         with self._lock:
@@ -313,8 +292,24 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and current figures, in host integers."""
-        seconds = monotonic() - self._start_time
-        return self._stats if self._closed else self._stats.at(self.manager, seconds)
+        if self._closed:
+            return self._stats
+        manager = self.manager
+        prefixes = manager.prefixes
+        return replace(
+            self._stats,
+            ended=dict(self._stats.ended),
+            waiting=len(manager.table.waiting),
+            running=len(manager.table.open),
+            branches=len(manager.table.active),
+            slots=manager.kv.needed_length,
+            peak_slots=manager.kv.peak_length,
+            capacity=manager.kv.slots,
+            prefix_asked=0 if prefixes is None else prefixes.figures.asked,
+            prefix_reused=0 if prefixes is None else prefixes.figures.reused,
+            seconds=monotonic() - self._start_time,
+            preempted=manager.lifecycle.preemptions,
+        )
 
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""

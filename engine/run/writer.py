@@ -16,17 +16,8 @@ from ...states.request import Request
 from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, finish_of, printable
+from ..prepare import repeat
 from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
-from ..prepare.repeat import (
-    FILE,
-    PROMPTS_FILE,
-    TEMPLATE_FILE,
-    Provenance,
-    graph_hash,
-    run_document,
-    to_yaml,
-    too_long,
-)
 from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
@@ -46,10 +37,10 @@ class RunOutcome:
     outputs: list[dict[str, Any]]
 
 
-def made_with(job: Job) -> Provenance:
+def made_with(job: Job) -> repeat.Provenance:
     """Hashes, versions and settings that can change a run's tokens; raises ModelError."""
     target, drafter = model_folders(job)
-    return Provenance(
+    return repeat.Provenance(
         model_hash=model_hash(target),
         drafter_hash=model_hash(drafter) if drafter is not None else None,
         versions=versions(),
@@ -67,7 +58,7 @@ class RunWriter:
 
     folder: RunFolder
     job: Job
-    provenance: Provenance
+    provenance: repeat.Provenance
     _: KW_ONLY
     earlier: EarlierRun | None
     show: Callable[[Answer], None]
@@ -100,7 +91,7 @@ class RunWriter:
             "graph": {
                 "name": graph.name,
                 "file": options.graph,
-                "hash": graph_hash(graph),
+                "hash": repeat.graph_hash(graph),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
@@ -118,15 +109,15 @@ class RunWriter:
         else:
             made_with = job.made_with or provenance
             self._manifest = self.earlier.continued(self._manifest)
-        document = run_document(options, graph, job.prompts, job.outline)
+        document = repeat.run_document(options, graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
         if skeleton is not None and Path(skeleton["template"]).is_file():  # a file of the user
             text = Path(skeleton["template"]).read_text(encoding="utf-8")
-            self.folder.write_text(TEMPLATE_FILE, text)
-            skeleton["template"] = TEMPLATE_FILE
-        if too_long(document):
-            self.folder.write_lines(PROMPTS_FILE, document["prompts"])
-            document["prompts"] = PROMPTS_FILE
+            self.folder.write_text(repeat.TEMPLATE_FILE, text)
+            skeleton["template"] = repeat.TEMPLATE_FILE
+        if repeat.too_long(document):
+            self.folder.write_lines(repeat.PROMPTS_FILE, document["prompts"])
+            document["prompts"] = repeat.PROMPTS_FILE
         self._document = {**document, "made_with": made_with.model_dump(exclude_none=True)}
         self._write()
         for item in self.earlier.answers if self.earlier is not None else ():
@@ -134,7 +125,7 @@ class RunWriter:
 
     def _write(self) -> None:
         """The manifest last: its status says that the other files are complete."""
-        self.folder.write_text(FILE, to_yaml(self._document))
+        self.folder.write_text(repeat.FILE, repeat.to_yaml(self._document))
         self.folder.write_json("manifest.json", self._manifest)
 
     def answers(self, core: EngineCore, recorder: Recorder) -> Callable[[Event], None]:
