@@ -14,6 +14,7 @@ from typer import Exit
 
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
+from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED, embedded_folder, machine, versions
 from ..shell import complain, print_json
 from ..signals import ending_with
@@ -21,9 +22,10 @@ from .options import flag, option
 
 if TYPE_CHECKING:
     from ..record.metrics import Meter
+    from ..run.session import Session
 
 EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
-QUESTION = "Explain how volcanoes work."
+PROMPTS = [Prompt("1", "Explain how volcanoes work.")]
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 EQUAL = (("autoregressive", "eagle"), ("bim_plain", "bim_eagle"))
 TOKENS = 32
@@ -123,9 +125,9 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[di
 
     for graph in GRAPHS:
         start_time = perf_counter()
-        session, prompts = _question(graph, threads, max_new_tokens)
+        session = _session(graph, threads, max_new_tokens)
         load_seconds = perf_counter() - start_time
-        run, recorder, _ = perform(session, prompts)
+        run, recorder, _ = perform(session, PROMPTS)
         meter = recorder.meter
         digest = output_digest(answers_of(run.requests, session.prompts))
         figures = {name: getattr(meter, name) for name in ("tokens", "seconds", "tau_step")}
@@ -146,24 +148,23 @@ def measure_overhead(threads: int | None, rounds: int) -> "Meter":
     from ..record.run_folder import RunFolder
     from ..run.session import perform
 
-    session, prompts = _question("bim_eagle", threads, None)
+    session = _session("bim_eagle", threads, None)
     total = Meter()
     temporary = TemporaryDirectory()
     clean = ending_with(temporary.cleanup)
     with clean, temporary as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
-            run, recorder, _ = perform(session, prompts, write=files.trace)
+            run, recorder, _ = perform(session, PROMPTS, write=files.trace)
             run.close()
             total.add(recorder.meter)
     return total
 
 
-def _question(graph: str, threads: int | None, budget: int | None) -> Any:
-    from ..run.api import Prompt, open_session
+def _session(graph: str, threads: int | None, budget: int | None) -> "Session":
+    from ..run.session import open_session
 
     models: Any = {"model": EMBEDDED, "drafter_model": EMBEDDED}
-    session = open_session(graph, **models, threads=threads, max_new_tokens=budget)
-    return session, [Prompt("1", QUESTION)]
+    return open_session(graph, **models, threads=threads, max_new_tokens=budget)
 
 
 def _words(value: Any) -> str:

@@ -133,9 +133,6 @@ def export(
         out.write_text(text, encoding="utf-8")
 
 
-# -- replay ---------------------------------------------------------------------------------------
-
-
 def replay(
     run: str = RUN,
     speed: float = option("1 as fast as the run was, 0.1 ten times slower.", default=1.0),
