@@ -163,11 +163,11 @@ class StreamEvents:
             if len(branch.tokens) > sent or branch.ended:
                 tokens = tuple(branch.tokens[sent:])
                 before = self._rounds.get(index, 0)
-                letters = origins(branch, before if before <= len(branch.accepted) else 0)
-                letters = letters[len(letters) - len(tokens) :]
+                kinds = origins(branch, before if before <= len(branch.accepted) else 0)
+                kinds = kinds[len(kinds) - len(tokens) :]
                 self._sent[index] = max(len(branch.tokens), sent)
                 self._rounds[index] = len(branch.accepted)
-                yield Committed(request.key, index, tokens, step, letters, final=branch.ended)
+                yield Committed(request.key, index, tokens, step, origins=kinds, final=branch.ended)
             if branch.ended:
                 self._ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)

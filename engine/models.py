@@ -62,11 +62,6 @@ def load_models(
     return models if drafter_dir is None else with_drafter(models, drafter_dir, kind)
 
 
-def has_parts(weights: str) -> bool:
-    """Whether parts of a target can be loaded: codes are made of whole rows."""
-    return linear.Weights.of(weights).kind == linear.FULL
-
-
 def prepare_(
     target: Decoder, weights: linear.Weights, place: torch.device, packed: bool = True
 ) -> None:

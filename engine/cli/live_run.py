@@ -144,13 +144,13 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         where = f"run folder {path}" if path else "no run folder"
-        earlier = () if files.earlier is None else files.earlier.answers
-        kept = {item.key for item in earlier}
-        new = [item for item in outcome.answers if item.key not in kept]
+        keys = {prompt.key for prompt in files.prompts}
+        new = [item for item in outcome.answers if item.key in keys]
+        kept = len(job.prompts) - len(keys)
         lines = writer.closing_lines(new, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
-        lines += [f"resumed: {len(kept)} answers were finished before"] if files.earlier else []
+        lines += [f"resumed: {kept} answers were finished before"] if files.earlier else []
         for line in (*lines, where, f"digest {outcome.digest}"):
             say(f"{line}\n")
     return delivered

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -127,9 +127,8 @@ def read_file(file: Path) -> Prompts:
     unused: set[str] = set()
     for number, line in lines:
         place = f"{file}:{number}"
-        fields = {"prompt": line.strip()}
-        if _is_jsonl(file):
-            fields = json_object(line, place, TEXT_KEYS)
+        is_plain = not _is_jsonl(file)
+        fields = {"prompt": line.strip()} if is_plain else json_object(line, place, TEXT_KEYS)
         with _at(place):
             prompt = _prompt(fields, number)
             if (same := numbers.setdefault(prompt.key, number)) != number:
@@ -300,8 +299,7 @@ def _json_value(line: str, place: str) -> Any:
         raise UsageError(f"{place}: no JSON that can be read") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit
     (empty if they do). answer: tokens that were requested, with the outline. longest: prompt and
     answer that fit."""

@@ -1,7 +1,6 @@
 """Forwards outside a run, in pools of their own: scores of token ids, durations, full prefills."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from timeit import repeat
@@ -209,8 +208,7 @@ def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place
     return perturbed(scores_1V, token_keys(key_1, row_1 + first + place))[0]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(NamedTuple):
     """Log-probability of a token after all tokens before it, from raw logits; and the best ones."""
 
     token: int

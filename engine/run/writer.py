@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...models.load.weights import model_hash
 from ...states.machine import Event, Moved
@@ -28,8 +28,7 @@ from .scoring import context_segments, contexts
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
+class RunOutcome(NamedTuple):
     status: Status
     answers: tuple[Answer, ...]
     metrics: dict[str, Any]

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from ...models.decoder import part
+from ...models.linear import FULL, Weights
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, place
 from ...states.graph.load import load_program, op_table
 from ...states.machine import Sink
@@ -37,7 +38,6 @@ from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
 from ..errors import UsageError, message_of
 from ..events import OUTLINE, BranchFinished, Committed, TokenEvent
-from ..models import has_parts
 from ..prepare.inputs import RequestSettings
 from ..prepare.job import Job
 from ..prepare.options import SESSION, ClusterBlock, RunOptions
@@ -53,8 +53,8 @@ IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall e
 
 
 def parts_of(job: Job, block: ClusterBlock) -> int:
-    """Parts of the weights, of which every worker loads one."""
-    return block.parts if has_parts(job.options.weights) else 1
+    """Parts of the weights, of which every worker loads one; codes are made of whole rows."""
+    return block.parts if Weights.of(job.options.weights).kind == FULL else 1
 
 
 def job_values(job: Job, block: ClusterBlock, number: int, part: int) -> dict[str, Any]:
