@@ -122,7 +122,8 @@ class ModelCache:
         return size
 
 
-class KnownModel(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KnownModel:
     """The sources of a model: the Hub, and a wheel that holds a GGUF file of it."""
 
     doc: str
