@@ -6,6 +6,7 @@ from traceback import walk_tb
 
 from ..models.files import ModelError
 from ..states.text.outline import OutlineError
+from ..states.text.tokens import PromptError
 from ..states.yaml.source import GraphError
 
 
@@ -39,28 +40,25 @@ class UnequalError(ValueError):
     """Two results that had to be equal are not."""
 
 
+CODES: dict[type[BaseException], Code] = {  # of errors whose message says all that a user needs
+    ClusterError: Code.FAILED,
+    UsageError: Code.USAGE,
+    PromptError: Code.USAGE,
+    OutlineError: Code.USAGE,
+    GraphError: Code.GRAPH,
+    ModelError: Code.MODEL,
+    UnequalError: Code.UNEQUAL,
+    KeyboardInterrupt: Code.INTERRUPTED,
+}
+
+
 def code_of(error: BaseException) -> Code:
-    from ..states.text.tokens import PromptError
-
-    codes: dict[type[BaseException], Code] = {
-        UsageError: Code.USAGE,
-        PromptError: Code.USAGE,
-        OutlineError: Code.USAGE,
-        GraphError: Code.GRAPH,
-        ModelError: Code.MODEL,
-        UnequalError: Code.UNEQUAL,
-        KeyboardInterrupt: Code.INTERRUPTED,
-    }
-    return next((code for kind, code in codes.items() if isinstance(error, kind)), Code.FAILED)
-
-
-def _is_explained(error: BaseException) -> bool:
-    return code_of(error) is not Code.FAILED or isinstance(error, ClusterError)
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), Code.FAILED)
 
 
 def is_told(error: BaseException) -> bool:
     """True if the message says all that a user needs; other errors are faults of a program."""
-    return _is_explained(error) or refusal(error) is not None
+    return isinstance(error, tuple(CODES)) or refusal(error) is not None
 
 
 def refusal(error: BaseException) -> str | None:
@@ -91,7 +89,7 @@ def fault_of(error: BaseException) -> str:
 
 def message_of(error: BaseException) -> str:
     """The message for the user; a fault has its type and its place in the graph."""
-    if _is_explained(error):
+    if isinstance(error, tuple(CODES)):
         return str(error) or type(error).__name__
     places = [str(note) for note in getattr(error, "__notes__", ())]
     message = refusal(error) or ": ".join(filter(None, (type(error).__name__, first_line(error))))

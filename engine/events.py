@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # these import torch, which the HTTP process of a server does
 
 OUTLINE = -1  # the index of the root branch, which writes the outline
 HALF = "\ufffd"  # a tokenizer's text of an incomplete byte sequence
+CONTROL_PICTURES = {chr(code): chr(0x2400 + code) for code in range(32)} | {"\x7f": "\u2421"}
 MAX_TOKENS_PER_CHARACTER = 8  # after that the bytes are wrong, not incomplete
 UNSAFE = re.compile(  # control characters, surrogates, marks that change the text direction
     "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f\u061c\u2028\u2029]"
@@ -122,16 +123,9 @@ class AnswerReady:
     usage: TokenUsage = field(default_factory=TokenUsage, compare=False)
 
 
-StreamEvent = OutlineRead | BranchOpened | PromptReused | TextWritten | BranchFinished | AnswerReady
-TokenEvent = (
-    OutlineRead
-    | BranchOpened
-    | BranchContext
-    | TokensReused
-    | Committed
-    | BranchFinished
-    | AnswerReady
-)
+CommonEvent = OutlineRead | BranchOpened | BranchFinished | AnswerReady
+StreamEvent = CommonEvent | PromptReused | TextWritten
+TokenEvent = CommonEvent | BranchContext | TokensReused | Committed
 
 
 @dataclass(slots=True)
@@ -163,23 +157,17 @@ class StreamEvents:
             # A stop token that comes first ends a branch without tokens.
             if self.contexts and not sent and (branch.tokens or branch.finish is Finish.STOP):
                 yield BranchContext(index, tuple(branch.before))
-            begins = bool(branch.tokens) and not sent
+            begins = branch.tokens and not sent
             if begins and reused and (runs := tuple(_prompt_runs(branch, reused))):
                 yield TokensReused(index, runs)
             if len(branch.tokens) > sent or branch.ended:
                 tokens = tuple(branch.tokens[sent:])
                 before = self._rounds.get(index, 0)
-                letters = origins(branch, before if before <= len(branch.accepted) else 0)
+                kinds = origins(branch, before if before <= len(branch.accepted) else 0)
+                kinds = kinds[len(kinds) - len(tokens) :]
                 self._sent[index] = max(len(branch.tokens), sent)
                 self._rounds[index] = len(branch.accepted)
-                yield Committed(
-                    request=request.key,
-                    branch=index,
-                    tokens=tokens,
-                    round=step,
-                    origins=letters[len(letters) - len(tokens) :],
-                    final=branch.ended,
-                )
+                yield Committed(request.key, index, tokens, step, origins=kinds, final=branch.ended)
             if branch.ended:
                 self._ended.add(index)
                 yield BranchFinished(index, str(branch.finish), branch.note)
@@ -231,30 +219,22 @@ def token_texts(decode: Decode) -> Callable[[int], str]:
 def printable(text: str, keep: str = "\n\t") -> str:
     """Control characters as Unicode's pictures of them, surrogates and direction overrides as
     replacement characters, except `keep`."""
-
-    def shown(match: re.Match[str]) -> str:
-        char = match[0]
-        if char in keep:
-            return char
-        if char == "\x7f":
-            return "\u2421"
-        return chr(0x2400 + ord(char)) if char < " " else HALF
-
-    return UNSAFE.sub(shown, text)
+    pictures = CONTROL_PICTURES | {char: char for char in keep}
+    return UNSAFE.sub(lambda match: pictures.get(match[0], HALF), text)
 
 
+@dataclass(slots=True)
 class Detokenizer:
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._streams: dict[int, TextStream] = {}
+    decode: Decode
+    _streams: dict[int, TextStream] = field(default_factory=dict)
 
     def events(self, token_events: Iterable[TokenEvent]) -> Iterator[StreamEvent]:
         for event in token_events:
             if isinstance(event, TokensReused):
-                runs = tuple((self._decode(list(ids)), kind) for ids, kind in event.runs)
+                runs = tuple((self.decode(list(ids)), kind) for ids, kind in event.runs)
                 yield PromptReused(event.index, runs)
             elif isinstance(event, Committed):
-                stream = self._streams.setdefault(event.branch, TextStream(self._decode))
+                stream = self._streams.setdefault(event.branch, TextStream(self.decode))
                 if text := stream.feed(*event.tokens, final=event.final):
                     yield TextWritten(event.branch, text, event.round)
             elif not isinstance(event, BranchContext):
@@ -301,12 +281,9 @@ def finish_of(answer: "Answer") -> str:
 
 
 def answer_ready(answer: "Answer", request: Request) -> AnswerReady:
-    usage = TokenUsage(
-        prompt=request.prompt_size,
-        cached=request.reused,
-        outline=len(request.root.tokens) if request.root is not None else 0,
-        answer=sum(len(branch.tokens) for branch in request.branches),
-    )
+    outline = len(request.root.tokens) if request.root is not None else 0
+    written = sum(len(branch.tokens) for branch in request.branches)
+    usage = TokenUsage(request.prompt_size, request.reused, outline, written)
     return AnswerReady(answer, finish_of(answer), usage)
 
 

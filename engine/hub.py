@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..models.files import MODEL_FILES, ModelError
 from ..states.yaml.source import hint
@@ -41,8 +41,7 @@ def sha256_of(file: Path) -> str:
     return _sha256(file, file.stat().st_mtime_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class CachedModel:
+class CachedModel(NamedTuple):
     name: str
     path: Path
     bytes: int
@@ -68,22 +67,19 @@ class ModelCache:
         return not path.name.startswith(".") and "\0" not in name and (path / NOTE).is_file()
 
     def models(self) -> Iterator[CachedModel]:
-        for path in sorted(self.folder.glob("[!.]*")) if self.folder.is_dir() else ():
-            if (path / NOTE).is_file():
-                name = path.name.replace("--", "/")
-                source = "?"
-                with suppress(OSError, ValueError, KeyError, TypeError):
-                    source = str(json.loads((path / NOTE).read_text(encoding="utf-8"))["source"])
-                size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-                yield CachedModel(name, path, size, source)
+        for note in sorted(self.folder.glob(f"[!.]*/{NOTE}")):
+            path = note.parent
+            source = "?"
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                source = str(json.loads(note.read_text(encoding="utf-8"))["source"])
+            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+            yield CachedModel(path.name.replace("--", "/"), path, size, source)
 
     def make(self, name: str, source: str, build: Callable[[Path], dict[str, Any] | None]) -> Path:
-        """The model's folder; if it is missing, ``build`` fills a folder, which is then renamed.
-
-        A build that was interrupted continues in the same folder; its WORK is for files that do not
-        belong to the model. Processes that make models wait for one another.
-
-        build: returns more facts for the note."""
+        """The model's folder; if it is missing, ``build`` fills a folder, which is then renamed,
+        and returns more facts for the note. A build that was interrupted continues in the same
+        folder; its WORK is for files that do not belong to the model. Processes that make models
+        wait for one another."""
         final = self.path(name)
         unfinished = self.folder / f".{final.name}.{source}"
         try:

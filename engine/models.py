@@ -53,9 +53,8 @@ def load_models(
     part: index and count of the ranks that compute the target together."""
     place = torch.device(device)
     torch_dtype = getattr(torch, dtype)
-    target = load_target(
-        target_dir, torch_dtype, place, part=part, scan=scan, whole_head=drafter_dir is not None
-    )
+    whole = drafter_dir is not None
+    target = load_target(target_dir, torch_dtype, place, part=part, scan=scan, whole_head=whole)
     tokenizer = load_tokenizer(target_dir, target.config)
     stops = stop_ids(target.config, tokenizer)
     prepare_(target, weights, place, packed)
@@ -87,14 +86,16 @@ def with_drafter(models: Models, folder: Path, kind: str) -> Models:
         drafter = drafter_type.load(folder, target, models.dtype, models.device)
     except (ImportError, NotImplementedError) as error:
         raise ModelError(folder, f"the drafter {kind!r} has no loader: {error}") from error
-    if isinstance(drafter, torch.nn.Module) and getattr(target, "compiled", None) is not None:
+    if not isinstance(drafter, torch.nn.Module):
+        return replace(models, drafter=drafter)
+    if getattr(target, "compiled", None) is not None:
         # Drafts decide nothing, so a drafter may be quantised where that is faster.
         head = target.lm_head
         integer_(drafter, target.weights, {head.weight.data_ptr(): head.integer})
         if isinstance(drafter, DFlashDraftModel):
             drafter.head = head.integer
         settle_(drafter)
-    elif isinstance(drafter, torch.nn.Module) and can_pack(models.device, models.dtype):
+    elif can_pack(models.device, models.dtype):
         pack_(drafter, borrowed=(target.embed, target.lm_head.weight))
         settle_(drafter)
     return replace(models, drafter=drafter)
@@ -139,16 +140,15 @@ def run_pools(
         kv_outline = drafter_pool(graph.outline_drafter, outline_drafter)
         users = [(models.target, kv), (models.drafter, kv_draft), (outline_drafter, kv_outline)]
         stays = batches and not (graph.blend or graph.beam) and graph.scheduler.prefix_cache
-        kv_prefix = tuple(
-            new_pool(user, pool.capacity, 1, models) for user, pool in users if pool and stays
-        )
-        pools = [pool for pool in (kv, kv_draft, kv_outline, *kv_prefix) if pool is not None]
+        used = [(user, pool) for user, pool in users if pool is not None]
+        prefix = [new_pool(user, pool.capacity, 1, models) for user, pool in used if stays]
+        pools = [*(pool for _, pool in used), *prefix]
         check_free("all pools", sum(pool.data.nbytes for pool in pools), free)
     except (MemoryError, OSError) as error:
         at = ("layout", "kv_slots")
         problem = program.source.problem(at, str(error), ProblemCode.NO_MEMORY)
         raise GraphError([problem]) from None
-    return kv, kv_draft, kv_outline, kv_prefix
+    return kv, kv_draft, kv_outline, tuple(prefix)
 
 
 def new_pool(

@@ -6,10 +6,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import wraps
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, ParamSpec, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -24,8 +23,6 @@ STDOUT = "standard output"
 WIDTH = 90  # of a line of a file that is shown
 REFRESH = 4.0  # frames per second: a spinner must cost little
 LINE_EVERY = 10.0  # seconds between lines without a terminal
-
-P = ParamSpec("P")
 
 
 class Writer:
@@ -42,10 +39,8 @@ class Writer:
         try:
             self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
             self._stream.flush()
-        except BrokenPipeError:
-            _drop(self._stream)
         except OSError as error:
-            self.fault = error
+            self.fault = None if isinstance(error, BrokenPipeError) else error
             _drop(self._stream)
 
 
@@ -122,19 +117,6 @@ def user_errors() -> Iterator[None]:
         raise typer.Exit from None
     except (Exception, KeyboardInterrupt) as error:
         raise typer.Exit(int(ended(error))) from None
-
-
-def exit_code(command: Callable[P, int]) -> Callable[P, int]:
-    """Let a function return its exit code also after a user's error, with one message."""
-
-    @wraps(command)
-    def called(*args: P.args, **kwargs: P.kwargs) -> int:
-        try:
-            return command(*args, **kwargs)
-        except (Exception, KeyboardInterrupt) as error:
-            return ended(error)
-
-    return called
 
 
 def put(text: str) -> None:

@@ -20,7 +20,7 @@ from ..limits import disturbance
 from ..prepare.files import SHIPPED
 from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import RunFolder
-from ..shell import complain, deliver, exit_code, json_text
+from ..shell import complain, deliver, json_text
 from .experiment import (
     BY_PROMPT,
     COMPARED,
@@ -52,7 +52,6 @@ EXACT = 0.01  # of one that only what is computed decides
 # -- the commands ------------------------------------------------------------------------------
 
 
-@exit_code
 def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
     """Measure sides, each GRAPH or GRAPH@SET,SET..., once for each prompt; returns the exit
     code."""
@@ -62,7 +61,6 @@ def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None 
     return _report(prepare_experiment(experiment, options), options, out)
 
 
-@exit_code
 def sweep_command(
     graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
 ) -> int:
@@ -87,7 +85,6 @@ def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return axes
 
 
-@exit_code
 def bench_command(
     bench_options: BenchOptions, options: RunOptions, resume: Path | None = None
 ) -> int:
@@ -280,7 +277,6 @@ AXES: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 AT_FIRST = {"eagle3": {"draft_depth": 5, "top_k": 4}, "eagle2": {"draft_depth": 5, "top_k": 4}}
 
 
-@exit_code
 def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     """Every setting of the drafter is an experiment, with the best of the ones before it: its
     values are sides that answer the same prompts in turn; the fastest stays."""

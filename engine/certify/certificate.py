@@ -18,7 +18,7 @@ from ..prepare.job import Job, model_folders, prepare, redact
 from ..prepare.options import SESSION, RunOptions, flag_of
 from ..prepare.repeat import graph_hash
 from ..record.run_folder import RunFolder, write_whole
-from ..shell import complain, exit_code, json_text, put, working
+from ..shell import complain, json_text, put, working
 from ..workers.start import checked_block
 
 if TYPE_CHECKING:
@@ -211,7 +211,6 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
     }
 
 
-@exit_code
 def certify_command(
     graphs: tuple[str, ...],
     options: RunOptions,

@@ -14,7 +14,7 @@ from ..errors import Code, UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
 from ..record.run_folder import find_run
 from ..run.scoring import Segments, segments_from
-from ..shell import exit_code, json_text, put, working
+from ..shell import json_text, put, working
 
 if TYPE_CHECKING:
     from .reference import Transformers
@@ -59,7 +59,6 @@ class Finding:
         return f"{self.name}: {', '.join(notes)}"
 
 
-@exit_code
 def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> int:
     """Compare every answer of a saved run (`find_run`) with transformers; returns the exit code."""
     run = find_run(ref, runs)

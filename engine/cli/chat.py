@@ -74,9 +74,8 @@ def _lines() -> Iterator[str]:
 
 @dataclass(slots=True)
 class ChatSession:
-    """A conversation over an engine.
-
-    past: earlier turns that still fit the context; dropped: the number of those that do not."""
+    """A conversation over an engine. past: earlier turns that still fit the context; dropped: the
+    number of those that do not."""
 
     engine: "Engine"
     past: list[PastTurn] = field(default_factory=list)
@@ -119,8 +118,8 @@ class ChatSession:
         while self.past and self.engine.fit(prompt).why:
             self.past.pop(0)
             prompt = replace(prompt, past=tuple(self.past))
-        if len(self.past) < before:
-            self.dropped += before - len(self.past)
+        if dropped := before - len(self.past):
+            self.dropped += dropped
             turns = f"the first {self.dropped} turns" if self.dropped > 1 else "the first turn"
             complain(f"{turns} no longer fit and are left out")
         return prompt

@@ -1,7 +1,6 @@
-"""Shell completion: graphs, setting paths, experiments, runs, profiles and models.
-
-typer keeps the offers that start with the incomplete word. It loads no model and no torch: a
-function imports its dependencies when it is called."""
+"""Shell completion: graphs, setting paths, experiments, runs, profiles and models. typer keeps the
+offers that start with the incomplete word. It loads no model and no torch: a function imports its
+dependencies when it is called."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -54,7 +53,7 @@ def peers_of(incomplete: str) -> Iterator[Offer]:
     from ..bench.experiment import PEERS
     from ..prepare.files import graph_names
 
-    head, comma, _last = incomplete.rpartition(",")
+    head, comma, _ = incomplete.rpartition(",")
     yield from ((f"{head}{comma}{name}", "transformers") for name in PEERS)
     yield from ((f"{head}{comma}{name}", "shipped") for name in graph_names())
 

@@ -14,6 +14,7 @@ from typer import Exit
 
 from ..errors import Code, code_of, is_told, message_of
 from ..limits import cpu_share, disturbance
+from ..prepare.inputs import Prompt
 from ..prepare.job import EMBEDDED, embedded_folder, machine, versions
 from ..shell import complain, print_json
 from ..signals import ending_with
@@ -21,9 +22,10 @@ from .options import flag, option
 
 if TYPE_CHECKING:
     from ..record.metrics import Meter
+    from ..run.session import Session
 
 EMBEDDED_MODELS = ("target", "eagle3", "eagle2", "dflash", "vanilla")
-QUESTION = "Explain how volcanoes work."
+PROMPTS = [Prompt("1", "Explain how volcanoes work.")]
 GRAPHS = ("autoregressive", "eagle", "bim_plain", "bim_eagle")
 EQUAL = (("autoregressive", "eagle"), ("bim_plain", "bim_eagle"))
 TOKENS = 32
@@ -100,17 +102,16 @@ def _self_test(report: dict[str, Any], say: Say, threads: int | None, rounds: in
     runs: list[dict[str, Any]] = []
     for run in try_graphs(threads):
         runs.append(run)
-        pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s"
-        tau = f"tau_step {run['tau_step']:.2f}"
-        say(f"{run['graph']}: {pace}, {tau}, digest {run['digest'][:16]}")
+        pace = f"{run['tokens']} tokens in {run['seconds']:.2f} s, tau_step {run['tau_step']:.2f}"
+        say(f"{run['graph']}: {pace}, digest {run['digest'][:16]}")
     report["self_test"] = runs
     report["problems"] += unequal(runs)
     meter = measure_overhead(threads, rounds)
     report["cpu_share"] = busy = min(cpu_share(0.1) for _ in range(3))
     if (reason := disturbance(busy)) is not None:
         say(f"warning: {reason}")
-    names = ("rounds", "seconds", "tokens_per_second")
     share = meter.overhead_share
+    names = ("rounds", "seconds", "tokens_per_second")
     report["overhead"] = {"share": share, **{name: getattr(meter, name) for name in names}}
     outside = f"{100 * share:.1f} % of {meter.rounds} rounds outside ops"
     say(f"overhead: {outside}, {meter.tokens_per_second:.0f} tokens/s")
@@ -124,9 +125,9 @@ def try_graphs(threads: int | None, max_new_tokens: int = TOKENS) -> Iterator[di
 
     for graph in GRAPHS:
         start_time = perf_counter()
-        session, prompts = _question(graph, threads, max_new_tokens)
+        session = _session(graph, threads, max_new_tokens)
         load_seconds = perf_counter() - start_time
-        run, recorder, _ = perform(session, prompts)
+        run, recorder, _ = perform(session, PROMPTS)
         meter = recorder.meter
         digest = output_digest(answers_of(run.requests, session.prompts))
         figures = {name: getattr(meter, name) for name in ("tokens", "seconds", "tau_step")}
@@ -147,25 +148,23 @@ def measure_overhead(threads: int | None, rounds: int) -> "Meter":
     from ..record.run_folder import RunFolder
     from ..run.session import perform
 
-    session, prompts = _question("bim_eagle", threads, None)
+    session = _session("bim_eagle", threads, None)
     total = Meter()
     temporary = TemporaryDirectory()
     clean = ending_with(temporary.cleanup)
     with clean, temporary as folder, closing(RunFolder(Path(folder))) as files:
         while total.rounds < rounds:
-            run, recorder, _ = perform(session, prompts, write=files.trace)
+            run, recorder, _ = perform(session, PROMPTS, write=files.trace)
             run.close()
             total.add(recorder.meter)
     return total
 
 
-def _question(graph: str, threads: int | None, budget: int | None) -> Any:
-    from ..run.api import Prompt, open_session
+def _session(graph: str, threads: int | None, budget: int | None) -> "Session":
+    from ..run.session import open_session
 
-    session = open_session(
-        graph, model=EMBEDDED, drafter_model=EMBEDDED, threads=threads, max_new_tokens=budget
-    )
-    return session, [Prompt("1", QUESTION)]
+    models: Any = {"model": EMBEDDED, "drafter_model": EMBEDDED}
+    return open_session(graph, **models, threads=threads, max_new_tokens=budget)
 
 
 def _words(value: Any) -> str:

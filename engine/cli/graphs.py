@@ -120,9 +120,8 @@ def init(
     )
     targets = {path: folder / path.relative_to(package) for path in (*sources, package / CONFIG)}
     schema = json.dumps(json_schema(), indent=2) + "\n"
-    there = [path for path in targets.values() if path.exists()]
-    if there:
-        raise UsageError(f"{there[0]}: is there already; nothing was written")
+    if there := next(filter(Path.exists, targets.values()), None):
+        raise UsageError(f"{there}: is there already; nothing was written")
     try:
         for source, path in targets.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,7 +156,7 @@ class Explanation(Spec):
 def explanations() -> dict[str, Explanation]:
     """By code: problems, then exits."""
     pages = Source(EXPLAINED.read_text(encoding="utf-8"), EXPLAINED.name).data
-    codes = {**pages["problems"], **pages["exits"]}
+    codes = pages["problems"] | pages["exits"]
     return {str(code): Explanation(**page) for code, page in codes.items()}
 
 
@@ -205,17 +204,15 @@ def _page(code: str, page: Explanation) -> str:
     if page.command:
         parts.append(f"For example:\n{_shown(page.command)}")
     if page.kind:
-        parts.append(f"{places[page.kind]}, wrong:\n{_shown(page.wrong)}{_module(page.module)}")
+        parts.append(f"{places[page.kind]}, wrong:\n{_shown(page.wrong, page.module)}")
         if page.right != page.wrong or page.module_right:
-            parts.append(f"Right:\n{_shown(page.right)}{_module(page.module_right)}")
+            parts.append(f"Right:\n{_shown(page.right, page.module_right)}")
         if page.when == "run":
             parts.append("`specsot check` does not see it: it shows when a run begins.")
     return "\n\n".join([*parts, fill(page.mend, WIDTH)]) + "\n"
 
 
-def _shown(text: str) -> str:
-    return indent(text.rstrip("\n"), "    ")
-
-
-def _module(text: str) -> str:
-    return f"\n\nown_ops.py:\n{_shown(text)}" if text else ""
+def _shown(text: str, module: str = "") -> str:
+    """An example, and the module of its own ops if it has one."""
+    shown = indent(text.rstrip("\n"), "    ")
+    return f"{shown}\n\nown_ops.py:\n{_shown(module)}" if module else shown

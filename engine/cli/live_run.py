@@ -17,18 +17,11 @@ from ..record.metrics import drafter_warnings
 from ..record.recorder import Recorder, Write, trace_pools
 from ..record.run_folder import OUTPUTS
 from ..record.run_view import scene_of
+from ..run import writer
 from ..run.core import STATUS_CODES, EngineCore, Pause, Status, StopSignal, delay, drive
 from ..run.scoring import probe_blends
 from ..run.session import Session, recorded
-from ..run.writer import (
-    RunOutcome,
-    RunWriter,
-    answer_text,
-    closing_lines,
-    refusals,
-    titled_text,
-    uncombined,
-)
+from ..run.writer import RunOutcome, RunWriter
 from ..shell import Writer, complain, deliver, json_text, usable
 from ..view.lines import PlainView, rounds_view
 from ..view.step import Inspector, LiveStepper, PlainStepper
@@ -51,7 +44,7 @@ class AnswerStream:
         self._keys = [prompt.key for prompt in reversed(job.prompts)]
 
     def show(self, item: Answer) -> None:
-        self._texts[item.key] = titled_text(item)
+        self._texts[item.key] = writer.titled_text(item)
         while not self._waits and self._keys and self._keys[-1] in self._texts:
             text = "\n" * bool(self.written) + self._texts.pop(self._keys.pop())
             self.written += len(text)
@@ -60,7 +53,6 @@ class AnswerStream:
 
 def perform(session: Session, files: RunWriter, starts: Starts = recorded) -> RunOutcome:
     """The run from its first transition to its last file; a failed run is saved as far as it got.
-
     starts: creates a run of prompts and its recorder."""
     job = files.job
     options = job.options
@@ -97,10 +89,8 @@ def _watched(
     job: Job, run: EngineCore, recorder: Recorder, *, stop: StopSignal, console: Console
 ) -> Iterator[list[Pause]]:
     """The live view on a terminal, plain lines elsewhere, nothing under -q; yields what pauses the
-    run.
-
-    Explained rounds are lines, and a live view has no room for lines. A run that is stepped through
-    in plain lines needs no others."""
+    run. Explained rounds are lines, and a live view has no room for lines. A run that is stepped
+    through in plain lines needs no others."""
     options = job.options
     lines = options.no_tui or options.explain_rounds or options.workers is not None
     live = not (lines or options.quiet) and usable(console, dict(os.environ))
@@ -139,7 +129,7 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
     threads = files.provenance.threads
     place = "" if folder.faults else str(folder.path / OUTPUTS)
     path = str(folder.path) if folder.exists else None
-    text = answer_text(outcome.answers)
+    text = writer.answer_text(outcome.answers)
     if job.options.as_json:
         document = {"schema_version": SCHEMA, "status": str(outcome.status)}
         document |= {"answers": outcome.outputs, "metrics": outcome.metrics}
@@ -154,13 +144,13 @@ def print_result(files: RunWriter, outcome: RunOutcome, stream: AnswerStream) ->
     if not job.options.quiet:
         kind = job.program.graph.drafter.kind
         where = f"run folder {path}" if path else "no run folder"
-        earlier = () if files.earlier is None else files.earlier.answers
-        kept = {item.key for item in earlier}
-        new = [item for item in outcome.answers if item.key not in kept]
-        lines = closing_lines(new, outcome.metrics, str(outcome.status))
+        keys = {prompt.key for prompt in files.prompts}
+        new = [item for item in outcome.answers if item.key in keys]
+        kept = len(job.prompts) - len(keys)
+        lines = writer.closing_lines(new, outcome.metrics, str(outcome.status))
         lines[0] += ", 1 thread" if threads == 1 else f", {threads} threads"
         lines += [f"warning: {line}" for line in drafter_warnings(outcome.metrics, kind)]
-        lines += [f"resumed: {len(kept)} answers were finished before"] if files.earlier else []
+        lines += [f"resumed: {kept} answers were finished before"] if files.earlier else []
         for line in (*lines, where, f"digest {outcome.digest}"):
             say(f"{line}\n")
     return delivered
@@ -173,8 +163,8 @@ def exit_code(job: Job, outcome: RunOutcome) -> int:
         complain(f"stopped after {most} rounds (limits.max_rounds); the answer is incomplete")
     if outcome.status is not Status.OK:
         return STATUS_CODES[outcome.status]
-    refused = refusals(outcome.answers)
-    for line in (*refused, *uncombined(outcome.answers)):
+    refused = writer.refusals(outcome.answers)
+    for line in (*refused, *writer.uncombined(outcome.answers)):
         complain(line)
     digest = outcome.digest
     if not digest.startswith(expected := (job.options.expect_digest or "").lower()):

@@ -25,39 +25,35 @@ class Command(NamedTuple):
 
     name: str
     module: str
-    function: str
     help: str
+    function: str = ""  # without one it has the name of the command
 
 
 COMMANDS = (
-    Command("run", "run_command", "run", "Answer a prompt, live, from a graph."),
-    Command("chat", "chat", "chat", "Talk with the model, turn by turn."),
-    Command("serve", "serve", "serve", "Serve graphs: OpenAI's API, and a page."),
-    Command("cluster", "serve", "cluster", "Workers of this machine: up, status, scale, down."),
-    Command("compare", "decoding", "compare", "Compare graphs: equal tokens, and the cost."),
-    Command("sweep", "decoding", "sweep", "Vary settings of a graph: what each costs, the best."),
-    Command(
-        "bench", "decoding", "bench", "Measure experiments: paired, with intervals, against hf."
-    ),
-    Command("certify", "decoding", "certify", "Certify that a graph is lossless."),
-    Command(
-        "verify-run", "decoding", "verify_run", "Compare a run folder with plain transformers."
-    ),
-    Command("check", "graphs", "check", "Check graphs: every problem with its place."),
-    Command("show", "graphs", "show", "Print a graph; --full, --resolved, --mermaid."),
-    Command("explain", "graphs", "explain", "The meaning of a problem code or an exit code."),
-    Command("init", "graphs", "init", "Copy graphs, prompts and settings to change."),
-    Command("list", "graphs", "list_graphs", "The shipped graphs and their purpose."),
-    Command("schema", "graphs", "schema", "The JSON schema of graph files."),
-    Command("train", "train", "train", "Train a drafter for any target."),
-    Command("models", "models", "models", "Models: list, get, inspect, convert, remove."),
-    Command("simulate", "decoding", "simulate", "Policies on arrivals, without a model."),
-    Command("replay", "runs", "replay", "Play a recorded run: forwards, backwards, at any speed."),
-    Command("view", "serve", "view", "A recorded run in the browser, forwards and backwards."),
-    Command("runs", "runs", "runs", "Recorded runs: list, show, diff, clean."),
-    Command("trace", "runs", "trace", "Traces of recorded runs: export, for ui.perfetto.dev too."),
-    Command("cache", "models", "cache", "Cached chunks of documents: add, list, drop."),
-    Command("doctor", "doctor", "doctor", "Report the environment and test the installation."),
+    Command("run", "run_command", "Answer a prompt, live, from a graph."),
+    Command("chat", "chat", "Talk with the model, turn by turn."),
+    Command("serve", "serve", "Serve graphs: OpenAI's API, and a page."),
+    Command("cluster", "serve", "Workers of this machine: up, status, scale, down."),
+    Command("compare", "decoding", "Compare graphs: equal tokens, and the cost."),
+    Command("sweep", "decoding", "Vary settings of a graph: what each costs, the best."),
+    Command("bench", "decoding", "Measure experiments: paired, with intervals, against hf."),
+    Command("certify", "decoding", "Certify that a graph is lossless."),
+    Command("verify-run", "decoding", "Compare a run folder with plain transformers."),
+    Command("check", "graphs", "Check graphs: every problem with its place."),
+    Command("show", "graphs", "Print a graph; --full, --resolved, --mermaid."),
+    Command("explain", "graphs", "The meaning of a problem code or an exit code."),
+    Command("init", "graphs", "Copy graphs, prompts and settings to change."),
+    Command("list", "graphs", "The shipped graphs and their purpose.", "list_graphs"),
+    Command("schema", "graphs", "The JSON schema of graph files."),
+    Command("train", "train", "Train a drafter for any target."),
+    Command("models", "models", "Models: list, get, inspect, convert, remove."),
+    Command("simulate", "decoding", "Policies on arrivals, without a model."),
+    Command("replay", "runs", "Play a recorded run: forwards, backwards, at any speed."),
+    Command("view", "serve", "A recorded run in the browser, forwards and backwards."),
+    Command("runs", "runs", "Recorded runs: list, show, diff, clean."),
+    Command("trace", "runs", "Traces of recorded runs: export, for ui.perfetto.dev too."),
+    Command("cache", "models", "Cached chunks of documents: add, list, drop."),
+    Command("doctor", "doctor", "Report the environment and test the installation."),
 )
 
 EXIT_CODES = (
@@ -93,7 +89,8 @@ def build(names: Sequence[str]) -> typer.Typer:
             app.command(command.name, help=command.help)(lambda: None)
             continue
         module = import_module(f".{command.module}", __package__)
-        function: Callable[..., Any] | typer.Typer = getattr(module, command.function)
+        name = command.function or command.name.replace("-", "_")
+        function: Callable[..., Any] | typer.Typer = getattr(module, name)
         if isinstance(function, typer.Typer):
             app.add_typer(function, name=command.name, help=command.help)
         else:

@@ -79,18 +79,15 @@ def parameters_of(kind: type[Any]) -> Iterator[Parameter]:
 
 
 def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take these options of a run; it is called with them before its own parameters.
-
-    Of its own parameters a dataclass offers an option for each of its fields. texts: options that
-    mean something of its own to this command."""
+    """Let a command take these options of a run; it is called with them before its own parameters,
+    of which a dataclass offers an option for each of its fields. texts: options that mean something
+    of its own to this command."""
     offered = texts | {name: OPTIONS[name] for name in names}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         own_parameters = list(signature(function).parameters.values())[1:]
-        blocks: dict[str, type[Any]] = {
-            p.name: p.annotation
-            for p in own_parameters
-            if isinstance(p.annotation, type) and is_dataclass(p.annotation)
+        blocks: dict[str, Any] = {
+            p.name: p.annotation for p in own_parameters if is_dataclass(p.annotation)
         }
 
         @wraps(function)
@@ -98,9 +95,8 @@ def takes(*names: str, **texts: OptionText) -> Callable[[Callable[..., None]], C
             options = {name: values.pop(name) for name in offered}
             changes = {name: value for name, value in options.items() if value is not None}
             for name, kind in blocks.items():
-                values[name] = kind(
-                    **{each.name: values.pop(each.name) for each in parameters_of(kind)}
-                )
+                own = {each.name: values.pop(each.name) for each in parameters_of(kind)}
+                values[name] = kind(**own)
             function(RunOptions(argv=tuple(sys.argv), **changes), **values)
 
         parameters: list[Parameter] = []

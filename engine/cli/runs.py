@@ -1,5 +1,4 @@
 """`specsot runs list | show | diff | clean`, `specsot trace export`, `specsot replay`: saved runs.
-
 Nothing here needs a model; torch is imported only where a trace is read."""
 
 import os
@@ -57,9 +56,8 @@ def diff(
     as_json: bool = JSON,
 ) -> None:
     """What differs between two runs: settings, the first token, figures; code 5 if tokens do."""
-    result = run_folder.difference(
-        run_folder.find_run(first, runs_dir), run_folder.find_run(second, runs_dir)
-    )
+    sides = [run_folder.find_run(name, runs_dir) for name in (first, second)]
+    result = run_folder.difference(*sides)
     show_result(as_json, _difference_lines(result), **result)
     raise Exit(Code.OK if result["equal"] else Code.UNEQUAL)
 
@@ -133,9 +131,6 @@ def export(
         put(text)
     else:
         out.write_text(text, encoding="utf-8")
-
-
-# -- replay ---------------------------------------------------------------------------------------
 
 
 def replay(

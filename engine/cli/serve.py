@@ -118,11 +118,12 @@ def up(
 def status() -> None:
     """Show the cluster of this machine, its workers, and its server."""
     there = ray_head.standing_cluster()
-    alive = there is not None and there.alive
+    if there is not None and not there.alive:
+        there = None
     fleet = ask_router("state", put)
-    if not alive and fleet is None:
+    if there is None and fleet is None:
         raise ClusterError(NONE)
-    if there is not None and alive:
+    if there is not None:
         ray_workers.set_up_ray(there.address)
         states = [*ray_workers.worker_states(there.address)]
         # A cluster that is there for a server has workers of its own only after `up`.
@@ -162,6 +163,6 @@ def _put_replicas(fleet: Mapping[str, Any]) -> None:
     put(f"{fleet['address']}: {', '.join(fleet['graphs'])}, {count} replicas\n")
     for replica in fleet["replicas"]:
         work = f"{replica['open']} requests, {replica['tokens']} tokens to write"
-        work += f", {replica['written']} written"
         again = f", started again {replica['restarts']} times" if replica["restarts"] else ""
-        put(f"  {replica['name']}: {replica['state']}, {work}{again}\n")
+        state = f"{replica['state']}, {work}, {replica['written']} written{again}"
+        put(f"  {replica['name']}: {state}\n")

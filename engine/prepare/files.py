@@ -120,11 +120,9 @@ def read_source(ref: str, shown: str = "", wrong: Callable[[str], Problem] | Non
             path = Path(_name(ref))
             files = Path(ref).parent.glob("*.yaml")
             near = [file.name for file in files if hint(path.name, [file.stem])]
-            close = (
-                hint(path.name, graph_names())
-                or hint(f"{path.parent.name}/{path.name}", _machine_names())
-                or hint(f"{path.name}.yaml", near)
-            )
+            close = hint(path.name, graph_names())
+            close = close or hint(f"{path.parent.name}/{path.name}", _machine_names())
+            close = close or hint(f"{path.name}.yaml", near)
             shipped = f"shipped are: {', '.join(graph_names())}"
             message = f"no such file or shipped graph{close}; {shipped}"
     raise GraphError([problem(message)])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import ConfigDict, Field
 
@@ -41,9 +41,8 @@ MAX_DOCUMENTS = 10_000  # of one file, or of one prompt
 class Prompt:
     """One question; without `seed`, its seed is derived from the run's seed and `key`. documents:
     the context of the question, in prompt order. cache_salt: prompts share cached KV rows only with
-    prompts of the same salt. past: earlier turns of the conversation. rules: the system message.
-
-    A run.yaml has these fields under the names of a prompts file."""
+    prompts of the same salt. past: earlier turns of the conversation. rules: the system message. A
+    run.yaml has these fields under the names of a prompts file."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -61,15 +60,13 @@ class Prompt:
 class RequestSettings:
     """Settings of one request; the defaults leave everything to the graph.
 
-    token_ids: the whole prompt, without a template or an outline.
-    skeleton: False for one plain answer, whatever the graph does.
-    stop_ids: more ids that end an answer. ignore_eos: none ends it but these;
-        an outline ends all the same.
-    answer_tokens: budget of the whole answer: of an outline, which takes at most half of it, and of
-        all parts together. `Prompt.max_new_tokens` is the budget of each of them.
-    grammar: of a plain answer, as `states.text.grammar` makes them. prefill: the beginning of a
-        plain answer, which is continued. contexts: events report the context of each branch.
-    handed: the part of a migrated request that this engine decodes.
+    token_ids: the whole prompt, without a template or an outline. skeleton: False for one plain
+    answer, whatever the graph does. stop_ids: more ids that end an answer. ignore_eos: none ends it
+    but these; an outline ends all the same. answer_tokens: budget of the whole answer: of an
+    outline, which takes at most half of it, and of all parts together; `Prompt.max_new_tokens` is
+    the budget of each of them. grammar: of a plain answer, as `states.text.grammar` makes them.
+    prefill: the beginning of a plain answer, which is continued. contexts: events report the
+    context of each branch. handed: the part of a migrated request that this engine decodes.
     resumed: tokens that another engine wrote, by branch index; -1 is the outline."""
 
     sampling: SamplingRules | None = None
@@ -130,9 +127,8 @@ def read_file(file: Path) -> Prompts:
     unused: set[str] = set()
     for number, line in lines:
         place = f"{file}:{number}"
-        fields = {"prompt": line.strip()}
-        if _is_jsonl(file):
-            fields = json_object(line, place, TEXT_KEYS)
+        is_plain = not _is_jsonl(file)
+        fields = {"prompt": line.strip()} if is_plain else json_object(line, place, TEXT_KEYS)
         with _at(place):
             prompt = _prompt(fields, number)
             if (same := numbers.setdefault(prompt.key, number)) != number:
@@ -207,12 +203,10 @@ def _at(place: str) -> Iterator[None]:
 
 
 def read_documents(files: Iterable[Path]) -> tuple[Document, ...]:
-    """The documents of all files, each once, in the order given.
-
-    A file is one document, titled by its name, in UTF-8; one whose name ends in .jsonl holds many,
-    a line each: its text, or an object with `text` and perhaps `title`.
-
-    Raises UsageError, PromptError: with the file, and the line where there is one."""
+    """The documents of all files, each once, in the order given. A file is one document, titled by
+    its name, in UTF-8; one whose name ends in .jsonl holds many, a line each: its text, or an
+    object with `text` and perhaps `title`. Raises UsageError, PromptError: with the file, and the
+    line where there is one."""
     return tuple(dict.fromkeys(document for file in files for document in _documents(file)))
 
 
@@ -305,8 +299,7 @@ def _json_value(line: str, place: str) -> Any:
         raise UsageError(f"{place}: no JSON that can be read") from None
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(NamedTuple):
     """Tokens of a prompt, the most tokens of a plain answer to it, and why they can never fit
     (empty if they do). answer: tokens that were requested, with the outline. longest: prompt and
     answer that fit."""

@@ -1,6 +1,5 @@
-"""From options to everything a run needs but its models: checked, and without torch.
-
-`specsot.yaml` has what a run uses when the command line does not say otherwise."""
+"""From options to everything a run needs but its models: checked, and without torch. specsot.yaml
+has what a run uses when the command line does not say otherwise."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from ...states.graph.plugins import DRAFTERS, DRAFTERS_GROUP, OPS_GROUP, install
 from ...states.text.outline import Outline, OutlineError, load_outline, parse_outline
 from ...states.yaml.source import GraphError, Mark, ProblemCode, Source, decode, hint
 from ...states.yaml.spec import Spec, check_mapping, validated
-from ..errors import LacksDrafterError, UsageError
+from ..errors import LacksDrafterError, UsageError, first_line
 from ..limits import default_threads, usable_cpus
 from .files import PACKAGE, is_run_file, open_source, read_source
 from .inputs import Prompt, Prompts, read_documents, read_prompts
@@ -56,14 +55,13 @@ class Job:
     notes: tuple[str, ...] = ()
 
 
-def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
-    """The block `cluster` of the folder's specsot.yaml, or of the packaged one, under the options;
-    raises GraphError, UsageError."""
-    block: ClusterBlock = read_settings(folder)[0].cluster
+def read_cluster(options: RunOptions) -> ClusterBlock:
+    """The block `cluster` of specsot.yaml under the options; raises GraphError, UsageError."""
+    block: ClusterBlock = read_settings(Path())[0].cluster
     overrides = {"address": options.cluster, "workers": options.workers}
-    values = {**block.model_dump(), **{k: v for k, v in overrides.items() if v is not None}}
+    given = {name: value for name, value in overrides.items() if value is not None}
     try:
-        return ClusterBlock.model_validate(values)
+        return ClusterBlock.model_validate(block.model_dump() | given)
     except ValidationError as error:
         wrong = error.errors()[0]
         name = str(wrong["loc"][0])
@@ -74,12 +72,10 @@ def read_cluster(options: RunOptions, folder: Path = Path()) -> ClusterBlock:
 def read_config(
     folder: Path, options: RunOptions, saved: Mapping[str, Any] | None = None, file: str = ""
 ) -> tuple[RunOptions, ChosenProfile | None]:
-    """Options with no setting left open, and the profile that they name.
-
-    The packaged defaults, under `folder`'s own specsot.yaml, under the settings that a repeated run
-    saved in its `file`, under the profile's, under those of the options.
-
-    Raises GraphError: every problem, in file order. UsageError: only options have problems."""
+    """Options with no setting left open, and the profile that they name: the packaged defaults,
+    under `folder`'s own specsot.yaml, under the settings that a repeated run saved in its `file`,
+    under the profile's, under those of the options. Raises GraphError: every problem, in file
+    order. UsageError: only options have problems."""
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not None}
     before = {} if saved is None else {**dict.fromkeys(OPEN), **saved}
     origins: Origins = {(key,): f"{file}: options.{key}" for key in before}
@@ -244,19 +240,16 @@ def _with_drafter(
         return replace(config, drafter_model=named)
     if not drafter.has_model or config.model == EMBEDDED:
         return config
-    drafts = f"graph {program.graph.name!r} drafts with {drafter.kind}"
     if profile is not None:
         there = ", ".join(profile.profile.drafters) or "no drafters"
-        raise LacksDrafterError(
-            f"{drafts}, profile {profile.name!r} has none; it has {there}: give --drafter-model,"
-            " or --set drafter.kind=none"
-        )
-    if config.drafter_model == EMBEDDED:
-        raise LacksDrafterError(
-            f"{drafts}, and the embedded drafter fits the embedded model only: give"
-            f" --drafter-model for {config.model}, or --set drafter.kind=none"
-        )
-    return config
+        what = f"profile {profile.name!r} has none; it has {there}: give --drafter-model"
+    elif config.drafter_model == EMBEDDED:
+        what = "and the embedded drafter fits the embedded model only: give --drafter-model"
+        what += f" for {config.model}"
+    else:
+        return config
+    drafts = f"graph {program.graph.name!r} drafts with {drafter.kind}"
+    raise LacksDrafterError(f"{drafts}, {what}, or --set drafter.kind=none")
 
 
 # -- where a run happens: model folders, versions, threads, device ---------------------------------
@@ -287,9 +280,10 @@ def model_folders(job: Job) -> tuple[Path, Path | None]:
     drafter = job.program.graph.drafter
     dtype = job.options.dtype
     target = model_folder(job.options.model, "target", dtype)
-    named = job.options.drafter_model
+    if not drafter.has_model:
+        return target, None
     kind = drafter.checkpoint or drafter.kind
-    return target, model_folder(named, kind, dtype) if drafter.has_model else None
+    return target, model_folder(job.options.drafter_model, kind, dtype)
 
 
 def threads_of(job: Job) -> int:
@@ -306,10 +300,8 @@ def versions() -> dict[str, str]:
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
             numbers[package] = version(package)
-    for plugin in (*entry_points(group=OPS_GROUP), *entry_points(group=DRAFTERS_GROUP)):
-        if plugin.dist is not None:
-            numbers[plugin.dist.name] = plugin.dist.version
-    return numbers
+    plugins = (*entry_points(group=OPS_GROUP), *entry_points(group=DRAFTERS_GROUP))
+    return numbers | {p.dist.name: p.dist.version for p in plugins if p.dist is not None}
 
 
 def set_up_torch(threads: int, device: str) -> None:
@@ -320,8 +312,7 @@ def set_up_torch(threads: int, device: str) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise UsageError(f"--device {device}: {reason}") from None
+        raise UsageError(f"--device {device}: {first_line(error)}") from None
 
 
 def machine() -> dict[str, str | int]:

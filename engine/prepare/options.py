@@ -139,46 +139,40 @@ def flag_of(name: str) -> str:
 ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
+# help of the server's options, where it does not fit next to them
+PORT = "0: any free one."
+CORS = "Let pages of https://HOST use the API; * any; repeatable."
+PATIENCE = "Seconds a client has to send a request."
+STEP_LIMIT = "Seconds a step may make no progress."
+KILL_AFTER = "Seconds until a hung engine is killed."
+METRICS = "Metrics under vLLM's names too."
+RUNS = "Where run folders are."
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """Address, access and limits of the server; without keys every request is admitted."""
 
     host: Annotated[str, Option(envvar="SPECSOT_HOST", help="Address.")] = "127.0.0.1"
-    port: Annotated[
-        int, Option(envvar="SPECSOT_PORT", min=0, max=65535, help="0: any free one.")
-    ] = 8000
+    port: Annotated[int, Option(envvar="SPECSOT_PORT", min=0, max=65535, help=PORT)] = 8000
     keys: Annotated[
         list[str] | None,
         Option("--api-key", envvar="SPECSOT_API_KEY", help="Key of clients; may be repeated."),
     ] = None
     insecure: Annotated[bool, Option(help="Allow other hosts without a key.")] = False
-    cors: Annotated[
-        list[str] | None,
-        Option(metavar="ORIGIN", help="Let pages of https://HOST use the API; * any; repeatable."),
-    ] = None
+    cors: Annotated[list[str] | None, Option(metavar="ORIGIN", help=CORS)] = None
     max_queue: Annotated[int, Option(min=1, help="Requests that are open at once.")] = 256
     max_tokenize: Annotated[int, Option(min=1, help="Texts that are tokenized at once.")] = 8
     max_body: Annotated[int, Option(min=1024, help="Bytes of a request.")] = 1 << 20
     timeout: Annotated[float, Option(min=0.1, help="Seconds of a request.")] = 600.0
     stall: Annotated[float, Option(min=0.1, help="Seconds an answer may be unread.")] = 30.0
-    patience: Annotated[float, Option(min=0.1, help="Seconds a client has to send a request.")] = (
-        20.0
-    )
+    patience: Annotated[float, Option(min=0.1, help=PATIENCE)] = 20.0
     hang: Annotated[float, Option(min=1.0, help="Seconds an engine may be silent.")] = 10.0
-    step_limit: Annotated[float, Option(min=1.0, help="Seconds a step may make no progress.")] = (
-        600.0
-    )
-    kill_after: Annotated[float, Option(min=0.0, help="Seconds until a hung engine is killed.")] = (
-        30.0
-    )
+    step_limit: Annotated[float, Option(min=1.0, help=STEP_LIMIT)] = 600.0
+    kill_after: Annotated[float, Option(min=0.0, help=KILL_AFTER)] = 30.0
     grace: Annotated[float, Option(min=0.0, help="Seconds for open requests.")] = 30.0
-    metrics_compat: Annotated[
-        str | None, Option(metavar="vllm", help="Metrics under vLLM's names too.")
-    ] = None
-    runs_dir: Annotated[Path, Option(envvar="SPECSOT_RUNS_DIR", help="Where run folders are.")] = (
-        Path("runs")
-    )
+    metrics_compat: Annotated[str | None, Option(metavar="vllm", help=METRICS)] = None
+    runs_dir: Annotated[Path, Option(envvar="SPECSOT_RUNS_DIR", help=RUNS)] = Path("runs")
 
     @property
     def loopback(self) -> bool:
@@ -192,16 +186,13 @@ class ServeOptions:
             if not ORIGIN.fullmatch(origin):
                 raise UsageError(f"--cors {origin}: must be https://HOST, http://HOST:PORT or *")
         if not (self.loopback or self.keys or self.insecure):
-            raise UsageError(
-                f"--host {self.host}: others could reach the server; give --api-key, or --insecure"
-            )
+            reason = "others could reach the server; give --api-key, or --insecure"
+            raise UsageError(f"--host {self.host}: {reason}")
 
     def allows(self, key: str) -> bool:
         """Whether this is one of the keys; takes the same time for every wrong one."""
-        digest, *valid = [
-            sha256(one.encode("utf-8", "surrogateescape")).digest()
-            for one in (key, *(self.keys or ()))
-        ]
+        keys = [key, *(self.keys or ())]
+        digest, *valid = [sha256(k.encode("utf-8", "surrogateescape")).digest() for k in keys]
         same = [hmac.compare_digest(digest, other) for other in valid]
         return any(same)
 
@@ -261,23 +252,16 @@ class ClusterBlock(Spec):
 
 KEY = "profiles"
 OPTION_KEYS = ("model", "dtype", "weights", "stop_ids")  # what is an option too
+LONG_FORM = BeforeValidator(lambda ref: {"model": ref} if isinstance(ref, str) else ref)
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
 
-def _long_form(value: Any) -> Any:
-    return {"model": value} if isinstance(value, str) else value
-
-
 class Profile(Spec):
-    """A target and what suits it.
-
-    drafters: by kind, the model or a mapping of settings of the block `drafter`, `model` among
-        them. set: settings of graphs, as of `--set`."""
+    """A target and what suits it. drafters: by kind, the model or a mapping of settings of the
+    block `drafter`, `model` among them. set: settings of graphs, as of `--set`."""
 
     model: Text
-    drafters: dict[str, Annotated[dict[str, Any], BeforeValidator(_long_form)]] = Field(
-        default_factory=dict
-    )
+    drafters: dict[str, Annotated[dict[str, Any], LONG_FORM]] = Field(default_factory=dict)
     dtype: Dtype | None = None
     weights: WeightFormat | None = None
     stop_ids: TokenIds | None = None

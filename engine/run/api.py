@@ -46,18 +46,14 @@ def generate(
     run of its own, to its end or to `limits.max_rounds`. The sections of a prompt that does not fit
     have the finish reason refused. graph, options: as for `open_session`, not with a session.
     Raises PromptError if the text cannot be a prompt."""
-    if isinstance(source, Session):
-        if prompt is None or graph is not None or options:
-            raise TypeError("with a session, generate takes the prompt and nothing else")
-        session = source
-        text = prompt
-    else:
+    if not isinstance(source, Session):
         if prompt is not None:
             raise TypeError("generate takes one prompt; the graph is a keyword")
-        session = open_session(**{"graph": graph, **options})
-        text = source
-    core, _, _ = perform(session, [Prompt("1", text)])
-    (answer,) = answers_of(core.requests, session.prompts)
+        return generate(open_session(**{"graph": graph, **options}), source)
+    if prompt is None or graph is not None or options:
+        raise TypeError("with a session, generate takes the prompt and nothing else")
+    core, _, _ = perform(source, [Prompt("1", prompt)])
+    (answer,) = answers_of(core.requests, source.prompts)
     return answer
 
 
@@ -82,11 +78,9 @@ def autoregressive_generate(
     temperature: float = 0.0,
     **options: Any,
 ) -> Generated:
-    """One token per forward (the graph `autoregressive`).
-
-    Args:
-        inputs: a question, encoded in the model's chat format, or token ids. eos_tokens_id:
-        replaces the model's own stop tokens. options: as for `open_session`."""
+    """One token per forward (the graph `autoregressive`). inputs: a question, encoded in the
+    model's chat format, or token ids. eos_tokens_id: replaces the model's own stop tokens. options:
+    as for `open_session`."""
     options["max_new_tokens"] = max_gen_len
     sets = {"sampling.temperature": temperature}
     return _generated("autoregressive", inputs, sets, options, stops=eos_tokens_id)
@@ -152,10 +146,8 @@ def _generated(
     stops: int | Sequence[int] | None,
 ) -> Generated:
     """One run of its own; sets: settings of the graph, before those of the options."""
-    settings = [
-        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
-        for path, value in sets.items()
-    ]
+    values = {path: v if isinstance(v, str) else json.dumps(v) for path, v in sets.items()}
+    settings = [f"{path}={value}" for path, value in values.items()]
     session = open_session(graph, **{**options, "sets": [*settings, *options.get("sets", ())]})
     request = session.request(Prompt("1", inputs if isinstance(inputs, str) else "ids"))
     if not isinstance(inputs, str):

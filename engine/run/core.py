@@ -96,9 +96,10 @@ class StopSignal(ExitStack):
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.status is not None:
             give_back(number, self._before[signal.Signals(number)])
-            return
-        interrupted = number == signal.SIGINT
-        self.status = Status.INTERRUPTED if interrupted else Status.TERMINATED
+        elif number == signal.SIGINT:
+            self.status = Status.INTERRUPTED
+        else:
+            self.status = Status.TERMINATED
 
 
 def drive(
@@ -113,10 +114,11 @@ def drive(
     raises errors of ops. pause: is called before every transition; False stops the run. Its time
     does not count as the run's."""
     status = Status.OK
+    stop = stop or StopSignal()
 
     def before_phase() -> bool:
         nonlocal status
-        if stop is not None and stop.status is not None:
+        if stop.status is not None:
             status = stop.status
         elif recorder.meter.rounds >= max_rounds and not all(r.finished for r in core.requests):
             status = Status.LIMIT
@@ -124,10 +126,8 @@ def drive(
             start = perf_counter_ns()
             goes_on = pause(core)
             recorder.exclude(perf_counter_ns() - start)
-            if not goes_on:
-                status = Status.INTERRUPTED
-            elif stop is not None and stop.status is not None:  # during the pause
-                status = stop.status
+            # A stop signal may have come during the pause.
+            status = (stop.status or Status.OK) if goes_on else Status.INTERRUPTED
         return status is Status.OK
 
     while core.step(before_phase):

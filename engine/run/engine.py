@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from math import inf
 from threading import Condition, Lock, Thread, current_thread
 from time import monotonic
 from typing import Any, Self
@@ -56,46 +57,24 @@ class EngineStats:
     seconds: float = 0.0
     preempted: int = 0
 
-    def at(self, manager: BranchStateManager, seconds: float) -> "EngineStats":
-        table = manager.table
-        prefixes = manager.prefixes
-        return replace(
-            self,
-            ended=dict(self.ended),
-            waiting=len(table.waiting),
-            running=len(table.open),
-            branches=len(table.active),
-            slots=manager.kv.needed_length,
-            peak_slots=manager.kv.peak_length,
-            capacity=manager.kv.slots,
-            prefix_asked=0 if prefixes is None else prefixes.figures.asked,
-            prefix_reused=0 if prefixes is None else prefixes.figures.reused,
-            seconds=seconds,
-            preempted=manager.lifecycle.preemptions,
-        )
 
-
+@dataclass(eq=False, repr=False)
 class Handle:
     """One submitted request. request: its state in the engine, replaced if it is computed again.
     deadline: moment of `time.monotonic` at which it is ended."""
 
-    def __init__(
-        self,
-        engine: "Engine",
-        prompt: Prompt,
-        deadline: float | None,
-        settings: RequestSettings = AS_THE_GRAPH,
-    ) -> None:
-        self.engine = engine
-        self.prompt = prompt
-        self.deadline = deadline
-        self.settings = settings
-        self.request: Request | None = None
-        self._changed = Condition()
-        self._emitted: list[TokenEvent] = []
+    engine: "Engine"
+    prompt: Prompt
+    deadline: float | None
+    settings: RequestSettings = AS_THE_GRAPH
+    request: Request | None = None
+    _changed: Condition = field(default_factory=Condition)
+    _emitted: list[TokenEvent] = field(default_factory=list)
+    _error: BaseException | None = None
+    _wakers: set[Callable[[], object]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
         self._events = StreamEvents(self.settings.contexts)
-        self._error: BaseException | None = None
-        self._wakers: set[Callable[[], object]] = set()
 
     @property
     def key(self) -> str:
@@ -121,7 +100,7 @@ class Handle:
 
     def update(self, request: Request, manager: BranchStateManager, step: int) -> None:
         """Emit what is new in the request's branches."""
-        self.emit(list(self._events.new(request, step, manager.reused)))
+        self.emit([*self._events.new(request, step, manager.reused)])
 
     def fail(self, error: BaseException) -> None:
         self._error = error
@@ -200,7 +179,7 @@ class Handle:
 
     def _await(self, count: int | None, timeout: float | None = None) -> None:
         """Wait for more than `count` events, or for the end; raises TimeoutError."""
-        until = None if timeout is None else monotonic() + timeout
+        until = inf if timeout is None else monotonic() + timeout
 
         def ready() -> bool:
             return self.done or (count is not None and len(self._emitted) > count)
@@ -209,7 +188,7 @@ class Handle:
             with self._changed:
                 self._changed.wait_for(ready, timeout)
         else:
-            while not ready() and (until is None or monotonic() < until):
+            while not ready() and monotonic() < until:
                 self.engine.step()
         if not ready():
             raise TimeoutError(f"request {self.prompt.key}: no answer yet")
@@ -221,10 +200,9 @@ class Handle:
 
 
 class Engine:
-    """Models, pools, prefix cache and one machine, as long as it lives; ended requests leave it.
-
-    A failing request ends alone: after an error, the started requests are computed again one by
-    one, with the same tokens, and the request that raises alone ends as failed.
+    """Models, pools, prefix cache and one machine, as long as it lives; ended requests leave it. A
+    failing request ends alone: after an error, the started requests are computed again one by one,
+    with the same tokens, and the request that raises alone ends as failed.
 
     graph, options: as for `open_session`, or an open session. threaded: steps run on a thread of
     the engine; else in `step`, or in a waiting caller. sink: is called with every event of the
@@ -248,9 +226,8 @@ class Engine:
         self.threaded = threaded
         self.decode = self.session.prompts.decode
         self._inbox = Inbox(stays=True, serves=True, sleeps=threaded)
-        self.core = EngineCore(
-            self.session.program, self.session.board(self._inbox), self._on_event
-        )
+        board = self.session.board(self._inbox)
+        self.core = EngineCore(self.session.program, board, self._on_event)
         self.manager = self.core.manager
         self._sink = sink
         self._rounds = rounds
@@ -261,9 +238,8 @@ class Engine:
         self._start_time = monotonic()
         self._error: BaseException | None = None
         self._closed = False
-        self._thread: Thread | None = None
+        self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
         if threaded:
-            self._thread = Thread(target=self._run, name="specsot-engine", daemon=True)
             self._thread.start()
 
     def submit(
@@ -305,9 +281,6 @@ class Engine:
         self._stats.submitted += 1
         return handle
 
-    def stream(self, handle: Handle) -> Iterator[StreamEvent]:
-        return handle.stream()
-
     def cancel(self, handle: Handle) -> None:
         """End a request at the next step; the tokens written so far stay."""
         with self._lock:
@@ -321,29 +294,36 @@ class Engine:
         """Counters and current figures, in host integers."""
         if self._closed:
             return self._stats
-        return self._stats.at(self.manager, monotonic() - self._start_time)
+        manager = self.manager
+        prefixes = manager.prefixes
+        return replace(
+            self._stats,
+            ended=dict(self._stats.ended),
+            waiting=len(manager.table.waiting),
+            running=len(manager.table.open),
+            branches=len(manager.table.active),
+            slots=manager.kv.needed_length,
+            peak_slots=manager.kv.peak_length,
+            capacity=manager.kv.slots,
+            prefix_asked=0 if prefixes is None else prefixes.figures.asked,
+            prefix_reused=0 if prefixes is None else prefixes.figures.reused,
+            seconds=monotonic() - self._start_time,
+            preempted=manager.lifecycle.preemptions,
+        )
 
     def fit(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Fit:
         """Whether a prompt and its answer can ever fit; raises what `submit` raises."""
         request = self.session.request(prompt, settings)
         max_positions = self.session.models.target.max_positions
-        admission = self.manager.admission
+        capacity = self.manager.admission.capacity
         size = request.prompt_size
-        needed = size + request.remaining_tokens
-        available = admission.capacity.capacity - admission.capacity.tree_slots(1)
-        if needed > max_positions:
-            why = f"{needed} tokens with the answer, the model takes {max_positions}"
-        else:
-            why = admission.why_never(request)
-        longest = min(max_positions, available)
+        answer = request.remaining_tokens
+        why = self.manager.admission.why_never(request)
+        if size + answer > max_positions:
+            why = f"{size + answer} tokens with the answer, the model takes {max_positions}"
+        longest = min(max_positions, capacity.capacity - capacity.tree_slots(1))
         left = max(longest - size, 0)
-        return Fit(
-            prompt=size,
-            remaining=left,
-            why=why,
-            answer=request.remaining_tokens,
-            longest=longest,
-        )
+        return Fit(prompt=size, remaining=left, why=why, answer=answer, longest=longest)
 
     def _request(self, handle: Handle) -> Request:
         request = self.session.request(handle.prompt, handle.settings)
@@ -371,10 +351,10 @@ class Engine:
                 requests = [*self._handles]
             for request in requests:
                 self._inbox.end(request, Finish.CANCELLED)
-        if self._thread is not None and self._thread is not current_thread():
-            self._thread.join()
         if not self.threaded:
             self._run()
+        elif self._thread is not current_thread():
+            self._thread.join()
         if not self._closed:
             self._stats = self.stats()
             self._closed = True
@@ -458,7 +438,7 @@ class Engine:
                 again.exclusive = True
                 again.arrival = request.arrival
                 self._handles[again] = handle
-            self.manager.lifecycle.submit(again)
+            lifecycle.submit(again)
             if request.cancelled:
                 table.end(again, request.finish, request.why)
         self._stats.recovered += 1
@@ -468,7 +448,7 @@ class Engine:
         self._error = error
         self._inbox.close()
         with self._lock:
-            handles = [*self._handles.values()]
+            handles = self._handles
             self._handles = {}
-        for handle in handles:
+        for handle in handles.values():
             handle.fail(error)

@@ -55,7 +55,12 @@ class EarlierRun:
         manifest = run.manifest
         questions = {prompt.key: prompt.text for prompt in job.prompts}
         with valid(run):
-            saved = json.loads(json.dumps(_described(job)))
+            described = {
+                "graph": job.program.graph.model_dump(by_alias=True, exclude_none=True),
+                "requests": len(job.prompts),
+                **{n: getattr(job.options, n) for n in MANIFEST_SETTINGS if n != "threads"},
+            }
+            saved = json.loads(json.dumps(described))
             before = {**manifest, "graph": manifest["graph"]["resolved"]}
             if (folder / TEMPLATE_FILE).is_file():  # a copy, which has another name
                 before["graph"]["skeleton"]["template"] = str(folder / TEMPLATE_FILE)
@@ -82,16 +87,6 @@ class EarlierRun:
         before = {name: value for name, value in self.manifest.items() if name not in ENDS}
         resumed = [*before.get("resumed", ()), again]
         return {**before, "status": Status.RUNNING, "resumed": resumed}
-
-
-def _described(job: Job) -> dict[str, Any]:
-    """What a job and the manifest of its run both say."""
-    settings = [name for name in MANIFEST_SETTINGS if name != "threads"]
-    return {
-        "graph": job.program.graph.model_dump(by_alias=True, exclude_none=True),
-        "requests": len(job.prompts),
-        **{name: getattr(job.options, name) for name in settings},
-    }
 
 
 def _is_finished(line: Mapping[str, Any]) -> bool:

@@ -1,7 +1,6 @@
 """Forwards outside a run, in pools of their own: scores of token ids, durations, full prefills."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from timeit import repeat
@@ -170,8 +169,8 @@ def full_prefill(
     taps: Sequence[int] = (),
 ) -> tuple[TargetOutput, KVCache]:
     """The output after these ids (logits_RV has one row), and the fresh pool that holds them."""
-    shape = (target.num_layers, target.kv_heads, target.head_dim)
-    kv = KVCache(*shape, len(ids), dtype=dtype, device=device)
+    shape = (target.num_layers, target.kv_heads, target.head_dim, len(ids))
+    kv = KVCache(*shape, dtype=dtype, device=device)
     return prefill(target, ids, kv, first_logits=len(ids) - 1, taps=taps), kv
 
 
@@ -209,8 +208,7 @@ def match_scores(logits_V: Tensor, branch: Branch, context: Sequence[int], place
     return perturbed(scores_1V, token_keys(key_1, row_1 + first + place))[0]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenScore:
+class TokenScore(NamedTuple):
     """Log-probability of a token after all tokens before it, from raw logits; and the best ones."""
 
     token: int
@@ -239,12 +237,10 @@ class Scorer:
         for start in range(0, len(rows) - 1, MAX_SCORED_ROWS):
             stop = min(start + MAX_SCORED_ROWS, len(rows) - 1)
             first = min(max(start, unscored - 1), stop - 1)
+            chunk = rows[start:stop]
+            first_row = first - start
             output = prefill(
-                self._models.target,
-                rows[start:stop],
-                self._kv,
-                start=self._rows,
-                first_logits=first - start,
+                self._models.target, chunk, self._kv, start=self._rows, first_logits=first_row
             )
             self._rows += stop - start
             if stop > unscored - 1:
@@ -259,12 +255,12 @@ def _token_scores(logits_RV: Tensor, ids_R: Tensor, top: int) -> list[TokenScore
     logs_R1 = logs_RV.gather(1, ids_R[:, None])
     best = logs_RV.topk(min(max(top, 1), logs_RV.shape[1]), dim=-1)
     numbers_RC = torch.cat([logs_R1, best.values], 1).view(torch.int64)
-    rows = HostReader().read(torch.cat([ids_R[:, None], numbers_RC, best.indices], 1))
+    count = best.indices.shape[1]
     scores = []
-    for row in rows:
-        floats = row[1 : -best.indices.shape[1]].view("float64").tolist()
-        pairs = zip(row[-best.indices.shape[1] :].tolist(), floats[1:], strict=True)
-        scores.append(TokenScore(int(row[0]), floats[0], tuple(pairs)[:top]))
+    for row in HostReader().read(torch.cat([ids_R[:, None], numbers_RC, best.indices], 1)):
+        logprob, *logprobs = row[1:-count].view("float64").tolist()
+        pairs = zip(row[-count:].tolist(), logprobs, strict=True)
+        scores.append(TokenScore(int(row[0]), logprob, tuple(pairs)[:top]))
     return scores
 
 
@@ -321,8 +317,7 @@ def _measured(models: Models, model: Any, logits: Callable[[KVCache, int, int], 
         for rows in ROWS:
             if len(millis) >= MIN_POINTS and perf_counter() - start > MAX_SECONDS:
                 break
-            times = repeat(partial(forward, rows), number=1, repeat=REPEATS)
-            millis[rows] = 1e3 * min(times)
+            millis[rows] = 1e3 * min(repeat(partial(forward, rows), number=1, repeat=REPEATS))
     return Curve.of(millis)
 
 
@@ -351,14 +346,11 @@ def _compare(figures: ProbeFigures, core: EngineCore) -> None:
     owners = rows.owner_N[rows.tips_R.cpu().numpy()].tolist()
     logits_RV = core.board["logits"]
     tips = dict(zip(owners, logits_RV[logits_RV.shape[0] - len(owners) :], strict=True))
-    prompts = [
-        (owner, request.prefix_owner, ids)
-        for request in core.requests
-        for owner, ids in (
-            (request.prefix_owner, request.context),
-            *((branch.owner, branch.context()) for branch in request.all_branches()),
-        )
-    ]
+    prompts: list[tuple[int, int, Sequence[int]]] = []
+    for request in core.requests:
+        prefix = request.prefix_owner
+        prompts.append((prefix, prefix, request.context))
+        prompts += [(b.owner, prefix, b.context()) for b in request.all_branches()]
     for owner, prefix, ids in prompts:
         draws = owner in tips and (owner in cached or prefix in cached)
         if not (draws or owner in cached):
@@ -381,10 +373,10 @@ def _compare(figures: ProbeFigures, core: EngineCore) -> None:
 def _cached(rows: Rows) -> dict[int, tuple[Ints, Ints]]:
     """Slots and positions of each owner's reused rows; of the first copy if there are several."""
     assert rows.blend is not None
-    role_M, branch_M = (a.reshape(-1) for a in (rows.blend.rows.role_BQ, rows.blend.rows.branch_BQ))
-    slot_M, position_M = (
-        values_BQ.reshape(-1).cpu().numpy() for values_BQ in (rows.slots_BQ, rows.positions_BQ)
-    )
+    role_M = rows.blend.rows.role_BQ.reshape(-1)
+    branch_M = rows.blend.rows.branch_BQ.reshape(-1)
+    slot_M = rows.slots_BQ.reshape(-1).cpu().numpy()
+    position_M = rows.positions_BQ.reshape(-1).cpu().numpy()
     reused: dict[int, tuple[Ints, Ints]] = {}
     for branch in np.unique(branch_M[role_M == RowRole.REUSED]):
         index = np.flatnonzero((branch_M == branch) & (role_M == RowRole.REUSED))

@@ -100,18 +100,14 @@ class Session:
     def _sampling(self) -> SamplingRules:
         sampling = self.program.graph.sampling
         size = self.models.target.vocab_size
-        wrong = [
-            self.program.source.problem(
-                ("sampling", name),
-                f"no token {token}: the model has {size} of them",
-                ProblemCode.NO_TOKEN,
-            )
-            for name in ("logit_bias", "banned", "forced")
-            for token in getattr(sampling, name)
-            if token >= size
-        ]
-        if wrong:
-            raise GraphError(wrong)
+        problems = []
+        for name in ("logit_bias", "banned", "forced"):
+            for token in (token for token in getattr(sampling, name) if token >= size):
+                text = f"no token {token}: the model has {size} of them"
+                place = ("sampling", name)
+                problems.append(self.program.source.problem(place, text, ProblemCode.NO_TOKEN))
+        if problems:
+            raise GraphError(problems)
         return sampling.rules()
 
     def _outline_grammar(self) -> Callable[[str], Any] | None:
@@ -216,9 +212,8 @@ class Session:
         target = models.target
         drafter = models.drafter if graph.drafter.has_model else None
         kv, kv_draft, kv_outline, kv_prefix = run_pools(self.program, models, self.outline_drafter)
-        costs, outline_costs = self.costs
-        size = target.vocab_size
-        limits = RunLimits(graph, target.max_positions, size, costs, outline_costs=outline_costs)
+        sizes = (target.max_positions, target.vocab_size)
+        limits = RunLimits(graph, *sizes, self.costs[0], outline_costs=self.costs[1])
         blend = None
         if self.library is not None and graph.blend is not None:  # with counters of its own
             blend = BlendState(graph.blend.settings, replace(self.library))
@@ -348,26 +343,19 @@ def prompt_book(graph: Graph, models: Models) -> PromptBook:
     if name == "auto":
         file = embedded_folder("target") / "chat_template.jinja"
         chat = models.tokenizer.chat_template
-        embedded = bool(chat) and chat == file.read_text(encoding="utf-8")
-        outline_format = "auto" if skeleton is None else skeleton.format
-        name = "instruct" if skeleton is None or outline_format == "fields" else "list"
-        if embedded and outline_format != "list":
-            name = "embedded"
+        name = "instruct" if skeleton is None or skeleton.format == "fields" else "list"
+        if chat and chat == file.read_text(encoding="utf-8"):
+            name = "list" if skeleton is not None and skeleton.format == "list" else "embedded"
     template = load_template(name)
+    book = partial(PromptBook, models.tokenizer, template, stop_ids=models.stop_ids)
     if skeleton is None:
-        return PromptBook(models.tokenizer, template, stop_ids=models.stop_ids)
+        return book()
     if skeleton.format not in ("auto", template.format):
         message = f"its outlines are {template.format!r}, the graph says {skeleton.format!r}"
         where = "template.format"
         raise GraphError([Problem(template.name, where, message, ProblemCode.TEXTS)])
-    return PromptBook(
-        models.tokenizer,
-        template,
-        skeleton.share,
-        models.stop_ids,
-        max_branches=skeleton.max_branches,
-        tools=skeleton.tools,
-    )
+    settings: Any = {"max_branches": skeleton.max_branches, "tools": skeleton.tools}
+    return book(share=skeleton.share, **settings)
 
 
 def perform(

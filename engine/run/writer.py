@@ -2,12 +2,12 @@
 its folder, written at the start, with each answer that is finished, and at the end."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...models.load.weights import model_hash
 from ...states.machine import Event, Moved
@@ -16,20 +16,11 @@ from ...states.request import Request
 from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, finish_of, printable
+from ..prepare import repeat
 from ..prepare.job import Job, machine, model_folders, redact, threads_of, versions
-from ..prepare.repeat import (
-    FILE,
-    PROMPTS_FILE,
-    TEMPLATE_FILE,
-    Provenance,
-    graph_hash,
-    run_document,
-    to_yaml,
-    too_long,
-)
 from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
-from ..record.run_folder import OUTPUTS, RunFolder
+from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
 from .core import EngineCore, Status
 from .resume import UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
@@ -37,8 +28,7 @@ from .scoring import context_segments, contexts
 SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RunOutcome:
+class RunOutcome(NamedTuple):
     status: Status
     answers: tuple[Answer, ...]
     metrics: dict[str, Any]
@@ -46,10 +36,10 @@ class RunOutcome:
     outputs: list[dict[str, Any]]
 
 
-def made_with(job: Job) -> Provenance:
+def made_with(job: Job) -> repeat.Provenance:
     """Hashes, versions and settings that can change a run's tokens; raises ModelError."""
     target, drafter = model_folders(job)
-    return Provenance(
+    return repeat.Provenance(
         model_hash=model_hash(target),
         drafter_hash=model_hash(drafter) if drafter is not None else None,
         versions=versions(),
@@ -60,31 +50,25 @@ def made_with(job: Job) -> Provenance:
     )
 
 
+@dataclass
 class RunWriter:
     """The files of a run. earlier: what it resumes, if it does. show: is called with each answer of
     a run that is finished, once its line is written."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        job: Job,
-        provenance: Provenance,
-        *,
-        earlier: EarlierRun | None,
-        show: Callable[[Answer], None],
-    ) -> None:
-        self.folder = folder
-        self.job = job
-        self.provenance = provenance
-        self.earlier = earlier
-        self.show = show
-        kept = set() if earlier is None else {line["id"] for line in earlier.lines}
-        self.prompts = [prompt for prompt in job.prompts if prompt.key not in kept]
+    folder: RunFolder
+    job: Job
+    provenance: repeat.Provenance
+    _: KW_ONLY
+    earlier: EarlierRun | None
+    show: Callable[[Answer], None]
+
+    def __post_init__(self) -> None:
+        kept = set() if self.earlier is None else {line["id"] for line in self.earlier.lines}
+        self.prompts = [prompt for prompt in self.job.prompts if prompt.key not in kept]
+        options = self.job.options
         names = ("graph", "model", "drafter_model")
-        shown: dict[str, Any] = {name: redact(getattr(job.options, name)) for name in names}
-        self.options = replace(job.options, threads=provenance.threads, **shown)
-        self._manifest: dict[str, Any] = {}
-        self._document: dict[str, Any] = {}
+        shown: dict[str, Any] = {name: redact(getattr(options, name)) for name in names}
+        self.options = replace(options, threads=self.provenance.threads, **shown)
 
     def begin(self, environ: Mapping[str, str], stop_ids: Sequence[int]) -> None:
         """manifest.json and run.yaml, before the first step; long prompts and the user's template
@@ -96,9 +80,8 @@ class RunWriter:
         # Only the variables of specsot: others can hold secrets.
         variables = {k: redact(v) for k, v in sorted(environ.items()) if k.startswith("SPECSOT_")}
         drafter = {"name": options.drafter_model, "hash": provenance.drafter_hash}
-        settings = ["profile", "seed", "dtype", "weights", "device", "threads"]
-        settings += ["max_new_tokens", "stop_ids"]
-        self._manifest = {
+        target = {"name": options.model, "hash": provenance.model_hash, "stop_ids": list(stop_ids)}
+        self._manifest: dict[str, Any] = {
             "schema_version": SCHEMA,
             "status": Status.RUNNING,
             "argv": [redact(word) for word in options.argv],
@@ -107,37 +90,33 @@ class RunWriter:
             "graph": {
                 "name": graph.name,
                 "file": options.graph,
-                "hash": graph_hash(graph),
+                "hash": repeat.graph_hash(graph),
                 "resolved": graph.model_dump(by_alias=True, exclude_none=True),
             },
             "models": {
-                "target": {
-                    "name": options.model,
-                    "hash": provenance.model_hash,
-                    "stop_ids": list(stop_ids),
-                },
+                "target": target,
                 "drafter": drafter if provenance.drafter_hash else None,
             },
             "versions": provenance.versions,
-            **{name: getattr(options, name) for name in settings},
+            **{name: getattr(options, name) for name in ("profile", *MANIFEST_SETTINGS)},
             "requests": len(job.prompts),
             "machine": machine(),
         }
         made_with = provenance
-        if self.earlier is not None:
+        if self.earlier is None:
+            self.folder.lock()
+        else:
             made_with = job.made_with or provenance
             self._manifest = self.earlier.continued(self._manifest)
-        else:
-            self.folder.lock()
-        document = run_document(options, graph, job.prompts, job.outline)
+        document = repeat.run_document(options, graph, job.prompts, job.outline)
         skeleton = document["graph"].get("skeleton")
         if skeleton is not None and Path(skeleton["template"]).is_file():  # a file of the user
             text = Path(skeleton["template"]).read_text(encoding="utf-8")
-            self.folder.write_text(TEMPLATE_FILE, text)
-            skeleton["template"] = TEMPLATE_FILE
-        if too_long(document):
-            self.folder.write_lines(PROMPTS_FILE, document["prompts"])
-            document["prompts"] = PROMPTS_FILE
+            self.folder.write_text(repeat.TEMPLATE_FILE, text)
+            skeleton["template"] = repeat.TEMPLATE_FILE
+        if repeat.too_long(document):
+            self.folder.write_lines(repeat.PROMPTS_FILE, document["prompts"])
+            document["prompts"] = repeat.PROMPTS_FILE
         self._document = {**document, "made_with": made_with.model_dump(exclude_none=True)}
         self._write()
         for item in self.earlier.answers if self.earlier is not None else ():
@@ -145,7 +124,7 @@ class RunWriter:
 
     def _write(self) -> None:
         """The manifest last: its status says that the other files are complete."""
-        self.folder.write_text(FILE, to_yaml(self._document))
+        self.folder.write_text(repeat.FILE, repeat.to_yaml(self._document))
         self.folder.write_json("manifest.json", self._manifest)
 
     def answers(self, core: EngineCore, recorder: Recorder) -> Callable[[Event], None]:
@@ -202,9 +181,8 @@ class RunWriter:
             "sampling": graph.sampling.words(),
             "digest": digest,
         }
-        self.folder.write_text(
-            "summary.md", summary_page(f"Run {graph.name}", answers, metrics, facts)
-        )
+        page = summary_page(f"Run {graph.name}", answers, metrics, facts)
+        self.folder.write_text("summary.md", page)
         self._write()
         return RunOutcome(status, answers, metrics, digest, outputs=lines)
 
@@ -363,15 +341,10 @@ def _row(cells: Sequence[Any]) -> str:
 
 
 def _figures(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    nested = {
-        "": metrics,
-        "seconds": metrics["seconds"],
-        "host_reads": metrics["host_reads"],
-        "blend": metrics["blend"] or {},
-    }
-    for name, value in (metrics["blend"] or {}).items():
-        if isinstance(value, dict):
-            nested[f"blend.{name}"] = value
+    blend = metrics["blend"] or {}
+    nested = {"": metrics, "seconds": metrics["seconds"], "host_reads": metrics["host_reads"]}
+    nested["blend"] = blend
+    nested |= {f"blend.{name}": value for name, value in blend.items() if isinstance(value, dict)}
     nested["prefix_cache"] = metrics["prefix_cache"] or {}
     for name, pool in metrics["kv"].items():
         if pool is not None:

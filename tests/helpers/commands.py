@@ -5,16 +5,39 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from specsot.engine import shell
+from specsot.engine.bench import command as bench
+from specsot.engine.certify import certificate, verify_run
 from specsot.engine.cli.main import main
 from specsot.engine.record.run_view import Scene, Snapshot
 from specsot.engine.view.tui import frame
+
+
+def _ending(command: Callable[..., int]) -> Callable[..., int]:
+    """A command that tells a user's error and returns its exit code, as the command line does."""
+
+    def called(*values: Any, **more: Any) -> int:
+        try:
+            return command(*values, **more)
+        except (Exception, KeyboardInterrupt) as error:
+            return shell.ended(error)
+
+    return called
+
+
+compare_command = _ending(bench.compare_command)
+sweep_command = _ending(bench.sweep_command)
+bench_command = _ending(bench.bench_command)
+tune_command = _ending(bench.tune_command)
+certify_command = _ending(certificate.certify_command)
+verify_command = _ending(verify_run.verify_command)
 
 
 def call(*words: str) -> int:

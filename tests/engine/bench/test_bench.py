@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from helpers.commands import bench_command, tune_command
 
 from specsot.engine.bench import command, comparison, sides
-from specsot.engine.bench.command import FIGURE, PROFILE, bench_command, changes, tune_command
+from specsot.engine.bench.command import FIGURE, PROFILE, changes
 from specsot.engine.bench.comparison import acceptance_by_depth
 from specsot.engine.bench.experiment import (
     DRAWS,

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 from typing import Any, TextIO
 
 import pytest
+from helpers.commands import compare_command, sweep_command
 
 from specsot.engine.bench import sides as bench_sides
-from specsot.engine.bench.command import compare_command, grid_of, sweep_command
+from specsot.engine.bench.command import grid_of
 from specsot.engine.bench.comparison import Comparison, best_of, compare_jobs, document_of
 from specsot.engine.bench.experiment import (
     COMPARED,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.commands import bench_command, tune_command
 
-from specsot.engine.bench.command import bench_command, tune_command
 from specsot.engine.bench.experiment import (
     BenchOptions,
     Experiment,

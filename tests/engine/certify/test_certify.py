@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands import certify_command
 from scipy.stats import chi2
 from torch import Tensor
 
 from specsot.engine.certify import gates, reference
-from specsot.engine.certify.certificate import bench_of, certify_command, prepared_job
+from specsot.engine.certify.certificate import bench_of, prepared_job
 from specsot.engine.certify.gates import (
     FILTERS,
     GATES,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.commands import verify_command
 
-from specsot.engine.certify.verify_run import verify_command
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions

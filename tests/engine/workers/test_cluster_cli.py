@@ -6,11 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from helpers.commands import ended
+from helpers.commands import certify_command, ended
 from helpers.pages import blocks_of
 from helpers.servers import pids_of
 
-from specsot.engine.certify.certificate import certify_command
 from specsot.engine.cli.run_command import run_command
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
