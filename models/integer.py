@@ -18,6 +18,8 @@ FULL = "full"
 INT8 = "int8"
 INT4 = "int4"
 
+EXACT = ("float32", "float64")  # dtypes in which plain weights have one text in every layout
+
 MAX_CODE = 127
 GROUP = 64  # numbers of an input row that share a step
 MAX_STEP = 16  # of an input row, in units of its scale
@@ -89,6 +91,11 @@ class Int4(NamedTuple):
         zero_OG = INT4_OFFSET * self.offsets_OG.to(torch.int16)
         whole_OGg = codes_OGg * self.steps_OG[..., None] + zero_OG[..., None]
         return whole_OGg.flatten(1)[:, : self.depth]
+
+
+def is_exact(dtype: str, weights: str) -> bool:
+    """Whether a target has the same tokens in every layout, and in transformers."""
+    return dtype in EXACT or weights != FULL
 
 
 def codes_of(name: str, weight_OI: Tensor, kind: str) -> Int8 | Int4:

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
+from ...models.integer import is_exact
 from ...states.request import Branch, Finish
 from ..limits import cpu_share
 from ..models import load_models, with_drafter
@@ -235,7 +236,6 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
 # -- equal tokens ------------------------------------------------------------------------------
 
 TIE = 1e-4  # logits nearer than this may come out in either order in float32
-EXACT = ("float32", "float64")  # what the promise holds for
 END = -1  # instead of a token: the answer stopped here
 CUT = -2  # the answer is not longer
 SHOWN = 24  # tokens before a difference that are shown with it
@@ -251,7 +251,8 @@ class GraphPair:
 
     @property
     def promised(self) -> bool:
-        return not self.why_not and self.other.job.options.dtype in EXACT
+        options = self.other.job.options
+        return not self.why_not and is_exact(options.dtype, options.weights)
 
 
 def pairs_of(sides: Sequence[Side]) -> list[GraphPair]:
@@ -293,7 +294,7 @@ def _facts(side: Side) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "model": side.target,
         "dtype": side.job.options.dtype,
-        "weights": codes or side.job.options.weights.partition("@")[0],
+        "weights": codes or side.job.options.weights,
         "budget": side.session.budget,
         "beam": graph.beam,
         "blend": graph.blend,

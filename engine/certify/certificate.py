@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...models.files import ModelError
+from ...models.integer import EXACT, is_exact
 from ...states.graph.graph import Graph
 from ..bench.command import TEN_PROMPTS
 from ..errors import Code, UsageError
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from .reference import Bench, Check
 
 SCHEMA = 1
-PROMISED = ("float32", "float64")
 MARKS = {True: "passed", False: "**FAILED**"}
 
 Checks = Callable[["Bench"], Iterator["Check"]]
@@ -255,9 +255,10 @@ def certify_command(
 def prepared_job(graph: str, options: RunOptions) -> Job:
     prompts = read_file(options.prompts or TEN_PROMPTS)
     job = prepare(replace(options, graph=graph), prompts=prompts)
-    if job.options.dtype not in PROMISED:
-        which = " and ".join(PROMISED)
-        raise UsageError(f"--dtype {job.options.dtype}: tokens are promised in {which} only")
+    if not is_exact(job.options.dtype, job.options.weights):
+        which = " and ".join(EXACT)
+        reason = f"tokens of full weights are promised in {which} only"
+        raise UsageError(f"--dtype {job.options.dtype}: {reason}")
     resolved = job.program.graph
     searched = resolved.skeleton is not None and resolved.skeleton.documents == "branches"
     if any(prompt.documents for prompt in job.prompts) and (resolved.blend is not None or searched):

@@ -95,7 +95,8 @@ class ProbedRun:
         return tally.wrong
 
 
-ROWS_OFF = {"float32": 1e-3, "float64": 1e-9}  # of a drafter's row from the same row computed again
+# Of a drafter's row from the same row computed again.
+ROWS_OFF = {"float32": 1e-3, "float64": 1e-9, "bfloat16": 0.05, "float16": 0.01}
 
 
 @dataclass

@@ -191,7 +191,7 @@ def beam_checks(bench: Bench) -> Iterator[Check]:
 def _beam_check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Check:
     tally = bench.tally()
     worst = 0.0
-    near = NEAR[bench.dtype]
+    near = NEAR.get(bench.dtype, NEAR["float32"])
     for run in (Rig(bench).probe(trial) for trial in trials):
         tally.prompts += len(run.requests)
         for branch, context in run.answers():

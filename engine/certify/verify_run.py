@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...models.integer import FULL, is_exact
 from ...states.graph.graph import Sampling
-from ..bench.sides import EXACT, TIE
+from ..bench.sides import TIE
 from ..errors import Code, UsageError, first_line
 from ..prepare.job import model_folder, set_up_torch
 from ..record.run_folder import find_run
@@ -67,6 +68,7 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     try:
         target = manifest["models"]["target"]
         dtype = manifest["dtype"]
+        weights = manifest.get("weights") or FULL
         texts = [text for line in outputs.values() for text in decoded_texts(line)]
         stops = set(target["stop_ids"])
         graph = manifest["graph"]["resolved"]
@@ -84,13 +86,14 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     if refusals := [reason for reason, holds in reasons.items() if holds]:
         raise UsageError(f"{run.path}: its graph {' and '.join(refusals)}: see `specsot certify`")
     with working(f"loading {target['name']} in transformers ...") as show:
-        model = _reference(target, dtype, manifest.get("weights") or "full", threads)
+        model = _reference(target, dtype, weights, threads)
         findings = []
         for number, text in enumerate(texts, 1):
             show(f"{text.name}, {number} of {len(texts)} ...")
             findings.append(_compared(model, dtype, stops, text))
+    exact = is_exact(dtype, weights)
     wrong = sum(finding.wrong for finding in findings)
-    code = Code.UNEQUAL if wrong and dtype in EXACT else Code.OK if findings else Code.FAILED
+    code = Code.UNEQUAL if wrong and exact else Code.OK if findings else Code.FAILED
     if as_json:
         rows = [asdict(finding) for finding in findings]
         document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
@@ -99,7 +102,7 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
     total = Finding("all", **{name: sum(getattr(f, name) for f in findings) for name in COUNTS})
     total.first = next((f"{one.name}: {one.first}" for one in findings if one.wrong), "")
     lines = [finding.words for finding in (*findings, total)]
-    if dtype not in EXACT:
+    if not exact:
         lines += [f"in {dtype} nothing is promised; the share tells how far forwards agree"]
     put("".join(f"{line}\n" for line in lines))
     return code
