@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import BlendSettings
 from .drafter import committed_features
 from .request import Branch, Request
-from .round import BlendSummary, CommittedRows, PlacedRows, Span
+from .round import Batch, BlendSummary, CommittedRows, Ids, PlacedRows, Span
 from .text.prompts import PromptBook
 from .text.tokens import Chunk, PromptTokens
 
@@ -89,20 +88,14 @@ class BlendState:
         rows = sum(len(chunk.ids) for chunk in chunks)
         return self.settings.kind_for(rows) == "plain"
 
-    def mark_(
-        self,
-        report: BlendReport,
-        spans: Sequence[Span],
-        placed: PlacedRows,
-        *,
-        blend: Blend,
-        picked_P: npt.NDArray[np.int64] | None,
-    ) -> BlendSummary:
+    def mark_(self, report: BlendReport, batch: Batch, picked_P: Ids | None) -> BlendSummary:
         """Note for every owner which of its rows were cached and which of these recomputed."""
+        blend = batch.rows.blend
+        assert blend is not None, "the report is of a blended forward"
         is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
         is_picked_M = np.zeros_like(is_cached_M)
         is_picked_M[[] if picked_P is None else picked_P] = True
-        for span, slots in zip(spans, placed.spans, strict=True):
+        for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
             first = span.position
             cached, picked = (
                 np.flatnonzero(mask_M[slots.rows]) + first for mask_M in (is_cached_M, is_picked_M)

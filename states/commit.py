@@ -36,14 +36,10 @@ class Committer:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
-        kv_cache = lifecycle.kv_cache
-        self.pools = kv_cache.pools
-        self.segments = kv_cache.table.segments
-        self.drafter = kv_cache.drafter
-        self.drafters = kv_cache.drafter.parts
-        self.layout = kv_cache.layout
-        self.fold = kv_cache.fold
-        self.blend = kv_cache.blend
+        self.kv_cache = lifecycle.kv_cache
+        self.pools = self.kv_cache.pools
+        self.drafter = self.kv_cache.drafter
+        self.fold = self.kv_cache.fold
 
     def commit_(
         self,
@@ -85,14 +81,9 @@ class Committer:
             self._commit_prompts_(batch, result, roots, features_QF, host=host)
         gamma = self.drafter.learn(batch.ran, result, [tree.path for tree in trees])
         blend = None
-        if report is not None and self.blend is not None and batch.rows.blend is not None:
-            blend = self.blend.mark_(
-                report,
-                batch.spans,
-                batch.placed,
-                blend=batch.rows.blend,
-                picked_P=result.picked_P,
-            )
+        blending = self.kv_cache.blend
+        if report is not None and blending is not None:
+            blend = blending.mark_(report, batch, result.picked_P)
         explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
             bound = batch.rows.bound_trees
@@ -112,12 +103,12 @@ class Committer:
             blend=blend,
             trees=tuple(trees),
             work=batch.work,
-            choices=tuple([d.chooser.choice for d in self.drafters if d.chooser is not None]),
+            choices=tuple([d.chooser.choice for d in self.drafter.parts if d.chooser is not None]),
         )
         ended = [branch for branch in branches if branch.finish is not None]
         if self.fold is not None:
             for branch in ended:
-                slots = kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
+                slots = kv.slots_of(branch.owner, self.kv_cache.layout.rows_of(branch.owner)[0])
                 self.fold.keep_(branch, kv, slots)
         if batch.spans or ended or self.lifecycle.table.cancelled:
             self.lifecycle.release_and_prepare_(branches)
@@ -131,14 +122,11 @@ class Committer:
         branch.num_cached_tokens += len(slots)
         branch.length += len(slots)
         positions = range(position, branch.length)
-        self.pools[0].commit_(slots, positions, branch.owner, self.segments.home[branch.owner])
+        home = self.kv_cache.table.segments.home[branch.owner]
+        self.pools[0].commit_(slots, positions, branch.owner, home)
+        tokens = branch.tokens[first : branch.num_cached_tokens]
         committed = committed_rows(
-            branch,
-            position,
-            branch.tokens[first : branch.num_cached_tokens],
-            rows,
-            features_QF=features_QF,
-            is_path=True,
+            branch, position, tokens, rows, features_QF=features_QF, is_path=True
         )
         self._observe_(branch, committed)
 

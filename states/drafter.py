@@ -305,5 +305,9 @@ class TwoDrafters(Drafter):
         for part in self.parts:
             trees = [tree for tree, branch in enumerate(branches) if part.serves(branch)]
             served = [branches[tree] for tree in trees]
-            records += part.learn(served, result.some(trees), [paths[tree] for tree in trees])
+            tokens_ST = result.tokens_ST[trees]
+            own = replace(
+                result, tokens_ST=tokens_ST, side_outputs_SC=result.side_outputs_SC[trees]
+            )
+            records += part.learn(served, own, [paths[tree] for tree in trees])
         return tuple(records)

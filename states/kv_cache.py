@@ -29,8 +29,7 @@ class PrefixCacheManager:
     _counted: set[int] = field(default_factory=set)
 
     def select_(self, requests: Sequence[Request]) -> list[Request]:
-        """Defer requests whose prefix another request computes in this step; attach the others to
-        the cached rows of their prompt."""
+        """Defer requests whose prefix another one computes; attach the others to cached rows."""
         selected: list[Request] = []
         unread = []
         if self.table.active:  # so the drafter has a forward in this step
@@ -69,17 +68,17 @@ class PrefixCacheManager:
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
         salt = request.cache_salt
-        if request.prefix_owner not in self._counted:
-            self._counted.add(request.prefix_owner)
+        owner = request.prefix_owner
+        if owner not in self._counted:
+            self._counted.add(owner)
             self.cache.figures.asked += len(ids)
         self._publish_prefix_of_(ids, salt)
         limit = self._max_shared(request)
-        drafts = _drafts(request)
-        length = self.cache.attach_(request.prefix_owner, ids, limit, salt, drafts=drafts)
+        length = self.cache.attach_(owner, ids, limit, salt, drafts=_drafts(request))
         if request.stage is Stage.WAITING:
             request.reused = length
         if length:
-            self.borrowers[request.prefix_owner] = request
+            self.borrowers[owner] = request
             request.shared = length
             request.extend_prefix(ids[:length].tolist())
         if (more := length - request.body_size) > 0:
@@ -145,7 +144,7 @@ class PrefixCacheManager:
 
     def _row_ids(self, request: Request) -> list[int]:
         first = self._prompt_branch(request)
-        return [*request.context, *(first.prompt if first is not None else ())]
+        return request.context if first is None else [*request.context, *first.prompt]
 
     def _prompt_branch(self, request: Request) -> Branch | None:
         """The branch whose rows hold the end of the prompt, if the prefix does not."""
@@ -169,12 +168,10 @@ class PrefixCacheManager:
     def resume_(self, branch: Branch) -> None:
         """Let a preempted branch continue after its cached rows, if they reach past its prefix."""
         request = branch.request
-        salt = request.cache_salt
-        if len(request.common_prompt):
-            return
         ids = np.array([*request.body, *branch.rows], np.int32)
-        if self.cache.reusable(ids, len(ids), salt) > request.body_size:
-            branch.first_own_row = self.cache.attach_(branch.owner, ids, len(ids), salt)
+        place = ids, len(ids), request.cache_salt
+        if not len(request.common_prompt) and self.cache.reusable(*place) > request.body_size:
+            branch.first_own_row = self.cache.attach_(branch.owner, *place)
 
     def detach_branch_(self, branch: Branch) -> None:
         if branch.first_own_row:
@@ -200,11 +197,14 @@ class PrefixCacheManager:
         """Detach waiting requests from cached rows; returns whether there were any."""
         waiting = [request for request in self.borrowers.values() if request.waits]
         for request in waiting:
-            self.close_(request)
-            request.shared = 0
+            self._detach_(request)
             request.prefix_length = 0
-            self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         return bool(waiting)
+
+    def _detach_(self, request: Request) -> None:
+        self.close_(request)
+        self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
+        request.shared = 0
 
     def publish_prompt_(self, request: Request) -> None:
         """Cache the prompt of an outline that ended, if other requests gain by it."""
@@ -307,13 +307,6 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
     def resume_(self, branch: Branch) -> None:
         """A resumed branch prefills its rows in its own pool row."""
 
-    def return_borrowed_(self) -> bool:
-        waiting = [request for request in self.borrowers.values() if request.waits]
-        for request in waiting:
-            self._detach_(request)
-            request.prefix_length = 0
-        return bool(waiting)
-
     def _insert_as_(self, branch: Branch, segment: int) -> bool:
         """Cache a copy of the rows; they are freed by the caller."""
         request = branch.request
@@ -394,9 +387,8 @@ class KVCacheManager:
         freed = list[int]()
         for branch in branches:
             if branch.owner in self.table.segments and not branch.rows_released:
-                inserted = self.prefixes is not None and self.prefixes.insert_(branch)
-                branch.rows_released = inserted
-                (cached if inserted else freed).append(branch.owner)
+                branch.rows_released = self.prefixes is not None and self.prefixes.insert_(branch)
+                (cached if branch.rows_released else freed).append(branch.owner)
         if cached:
             self.forget_(cached)
         self.free_(freed)
@@ -409,8 +401,9 @@ class KVCacheManager:
             self.fold.forget_(request)
         branches = list(request.all_branches())
         if wipe:
-            for branch in branches:
-                self._detach_(branch)
+            if self.prefixes is not None:
+                for branch in branches:
+                    self.prefixes.detach_branch_(branch)
             unreleased = [branch.owner for branch in branches if not branch.rows_released]
             for pool in self.pools:
                 pool.wipe_([request.prefix_owner, *unreleased])
@@ -419,10 +412,6 @@ class KVCacheManager:
         if self.prefixes is not None:
             self.prefixes.close_(request, failed=wipe)
         self.free_([request.prefix_owner])
-
-    def _detach_(self, branch: Branch) -> None:
-        if self.prefixes is not None:
-            self.prefixes.detach_branch_(branch)
 
     def drop_root_(self, request: Request) -> None:
         """Free an outline that the parts do not follow, and the rows of the prefix that only it has
@@ -441,7 +430,8 @@ class KVCacheManager:
             for drafter in self.drafter.parts:
                 drafter.truncate(request.prefix_owner, length)
             request.shrink_prefix(length)
-        self._detach_(root)
+        if self.prefixes is not None:
+            self.prefixes.detach_branch_(root)
         self.free_([root.owner])
 
     def promote_root_(self, request: Request) -> None:
@@ -459,10 +449,6 @@ class KVCacheManager:
         self.table.segments.merge_into_parent(root.owner, request.prefix_owner)
         request.prefix_parts.append(root.rows)
         request.extend_prefix(root.rows.ids)
-
-    def discard_uncommitted_(self) -> None:
-        for pool in self.pools:
-            pool.release_(np.flatnonzero(~pool.committed))
 
     def preempt_branch_(self, branch: Branch) -> None:
         if self.prefixes is not None:

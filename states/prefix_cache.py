@@ -23,8 +23,7 @@ MOVED = "regroup"  # in the ledger: rows of another engine
 
 @dataclass(slots=True)
 class PrefixFigures:
-    """Counters: prompt tokens looked up (`asked`) and reused, segments split, segments and rows
-    evicted."""
+    """Counters: prompt tokens looked up and reused, segments split, segments and rows evicted."""
 
     asked: int = 0
     reused: int = 0
@@ -373,22 +372,17 @@ class PrefixCache:
             heapify(self._evictable)
 
     def evict_slots_(self, first: int, last: int) -> None:
-        """Evict the idle segments with slots in [first, last) of the target's pool, and their
-        descendants."""
+        """Evict idle segments with slots in [first, last) of the target's pool, and descendants."""
         owners = np.unique(self.pools[0].owner[first:last])
         for segment in owners.tolist():
             if segment in self.nodes and not self.nodes[segment].pins:
                 self._evict_subtree_(segment)
 
     def _evict_subtree_(self, segment: int) -> None:
-        for descendant in reversed(list(self._subtree(segment))):
-            self._evict_(self.nodes[descendant])
-
-    def _subtree(self, segment: int) -> Iterator[int]:
-        yield segment
-        for children in self.nodes[segment].children.values():
-            for child in children:
-                yield from self._subtree(child)
+        node = self.nodes[segment]
+        for child in [child for children in node.children.values() for child in children]:
+            self._evict_subtree_(child)
+        self._evict_(node)
 
     def _evict_(self, node: CachedSegment) -> None:
         self.figures.evicted += 1

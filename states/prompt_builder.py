@@ -70,18 +70,8 @@ class PromptBuilder:
         for document in documents:
             self.prompts.document(document.title, document.text)
 
-    def plain(self, question: str, documents: Iterable[Document]) -> PromptTokens:
-        return self.prompts.plain(question, in_front(documents, self.prompts, self.most))
-
-    def skeleton(
-        self, question: str, documents: Iterable[Document]
-    ) -> tuple[PromptTokens, PromptTokens]:
-        """The two halves of the prompt that asks for an outline, documents before the question."""
-        return self.prompts.skeleton(question, in_front(documents, self.prompts, self.most))
-
-    def opening(self, question: str, documents: Iterable[Document]) -> PromptTokens:
-        """What parts' prompts begin with behind the prefix, if they ask the question again."""
-        return self.prompts.opening(question, in_front(documents, self.prompts, self.most))
+    def in_front(self, documents: Iterable[Document]) -> PromptTokens:
+        return in_front(documents, self.prompts, self.most)
 
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
         """What all branches' prompts begin with, and the documents that each has for itself."""

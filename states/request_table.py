@@ -155,7 +155,6 @@ class RequestTable:
         self.ended = 0
         self._arrivals = count()
         self._requests: dict[int, Request] = {}
-        self._branches: dict[int, Branch] = {}
         self.arrived: list[Request] = []
         self.cancelled: list[Request] = []
         self.deadlines: list[tuple[float, int, Request]] = []
@@ -179,7 +178,6 @@ class RequestTable:
         request.prefix_owner = self.segments.add()
         for branch in request.all_branches():
             branch.owner = self.segments.add(request.prefix_owner)
-            self._branches[branch.owner] = branch
         if request.arrival < 0:
             request.arrival = next(self._arrivals)
         if request.deadline is not None:
@@ -242,9 +240,7 @@ class RequestTable:
         """A new branch, with the tokens that were decoded elsewhere, if any."""
         owner = self.segments.add(request.prefix_owner)
         branch = Branch(request, index, owner, min(budget, self.limits.max_positions))
-        branch.tokens = [*request.resumed_tokens.pop(index, ())[: max(branch.budget - 1, 0)]]
-        branch.num_cached_tokens = max(len(branch.tokens) - 1, 0)  # the last token has no row yet
-        self._branches[owner] = branch
+        branch.continue_(request.resumed_tokens.pop(index, ())[: max(branch.budget - 1, 0)])
         return branch
 
     def end_unstarted(self, request: Request, finish: Finish, why: str = "") -> None:
@@ -263,10 +259,8 @@ class RequestTable:
     def _remove(self, request: Request) -> None:
         self.open.pop(request.prefix_owner, None)
         self.waiting.pop(request.prefix_owner, None)
-        for branch in request.all_branches():
-            self._branches.pop(branch.owner, None)
 
     def bim(self, owner: int) -> int:
         """The branch index map value of a row of this owner: -1 for a prefix."""
-        branch = self._branches.get(owner)
-        return -1 if branch is None else branch.index
+        branches = (branch for request in self.open.values() for branch in request.all_branches())
+        return next((branch.index for branch in branches if branch.owner == owner), -1)

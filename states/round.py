@@ -85,8 +85,7 @@ class SpanSlots:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """The rows of a forward and their places. fresh: slots of the trees' nodes. paddings: at the
-    start of each tensor row."""
+    """The rows of a forward; fresh: slots of tree nodes; paddings: at the start of tensor rows."""
 
     rows: Rows
     fresh: Ints
@@ -153,12 +152,6 @@ class RoundResult:
     best_GC: Ids = field(default_factory=_no_trees)
     figures_SNC: Ids | None = None
     picked_P: Ids | None = None
-
-    def some(self, trees: list[int]) -> "RoundResult":
-        """The same with those fields that a drafter learns from of some trees only."""
-        tokens_ST = self.tokens_ST[trees]
-        side_outputs_SC = self.side_outputs_SC[trees]
-        return replace(self, tokens_ST=tokens_ST, side_outputs_SC=side_outputs_SC)
 
 
 MATCH = "match"  # how drafts are accepted, besides the rules of rejection sampling

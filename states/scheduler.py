@@ -263,13 +263,11 @@ class Scheduler:
             return
         kv = self.kv_cache.pools[0]
         capacity = self.admission.capacity
-        while True:
-            tree_slots = capacity.tree_slots(len(self.table.active))
-            if kv.needed_length + tree_slots <= capacity.capacity:
-                self.kv_cache.evict_idle_(tree_slots)
-                return
+        active = self.table.active
+        while kv.needed_length + capacity.tree_slots(len(active)) > capacity.capacity:
             if not self._free_rows_():
                 return
+        self.kv_cache.evict_idle_(capacity.tree_slots(len(active)))
 
     def _free_rows_(self) -> bool:
         """Preempt the youngest branch, or the youngest request if it has only one and is not alone,

@@ -147,20 +147,21 @@ class Session:
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
+        front = reading.in_front(documents)
         opening = PromptTokens()
         prefix = PromptTokens()
         if settings.token_ids:
             tail = PromptTokens(settings.token_ids)
         elif skeleton is None:
-            tail = reading.plain(prompt.text, documents)
+            tail = reading.prompts.plain(prompt.text, front)
             if settings.prefill:
                 tail += self.prompts.encode(settings.prefill)
             if self.program.graph.limits.n > 1:  # the last row's logits draw first tokens
                 prefix = PromptTokens(tail[:-1], tail.chunks)
                 tail = PromptTokens(tail[-1:])
         else:
-            prefix, tail = reading.skeleton(prompt.text, documents)
-            opening = reading.opening(prompt.text, documents)
+            prefix, tail = reading.prompts.skeleton(prompt.text, front)
+            opening = reading.prompts.opening(prompt.text, front)
         outline = self.outline if skeleton is not None else None
         matcher: Callable[[], Any] | None = None  # of the first branch's text
         if settings.grammar is not None:

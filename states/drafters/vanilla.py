@@ -121,16 +121,8 @@ class VanillaDrafter(Drafter):
 
         steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
         attention = AttentionPlan.causal(rows, tokens_1Q.device)
-        last_R = steps_1Q[0, -1:]
-        logits_of(
-            self.model,
-            tokens_1Q[:, :rows],
-            steps_1Q,
-            steps_1Q,
-            attention=attention,
-            kv=kv,
-            logit_rows_R=last_R,
-        )
+        inputs = tokens_1Q[:, :rows], steps_1Q, steps_1Q, attention
+        logits_of(self.model, *inputs, kv, steps_1Q[0, -1:])
 
     def observe(self, rows: CommittedRows) -> None:
         first = 1 if rows.is_path else 0  # the root was read when it was drawn

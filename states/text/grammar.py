@@ -95,10 +95,10 @@ class _TokenGrammar:
             raise GrammarError(f"the tokenizer cannot be used with a grammar: {error}") from error
 
     def first(self, grammar: str) -> LLMatcher:
-        """The state at the beginning of a grammar."""
+        """The state at the beginning of a grammar; raises ValueError: it is not one."""
         from llguidance import LLMatcher
 
-        first = LLMatcher(self.table, grammar, log_level=0)
+        first = LLMatcher(self.table, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if first.is_error():
             raise GrammarError(first.get_error())
         return first
@@ -117,8 +117,6 @@ class OutlineGrammar(_TokenGrammar):
         tools: Sequence[str] = (),
         form: OutlineFormat = "fields",
     ) -> None:
-        from llguidance import LLMatcher
-
         if max_branches < 1:
             raise GrammarError("max_branches must be at least 1")
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
@@ -130,7 +128,7 @@ class OutlineGrammar(_TokenGrammar):
             ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
             others = np.setdiff1d(np.flatnonzero(ends), self.eos_ids)
             self.closing_C = np.concatenate([others, self.eos_ids])
-        self._first = self.first(LLMatcher.grammar_from_lark(text))
+        self._first = self.first(text)
         if set(self.eos_ids) == set(np.flatnonzero(self.matcher().legal_mask()).tolist()):
             raise GrammarError("the tokenizer has no token that can begin an outline")
 
@@ -244,10 +242,8 @@ class AnswerGrammar(_TokenGrammar):
 
     def matchers(self, grammar: str) -> Callable[[], OutlineMatcher]:
         """Makes matchers of an answer under this grammar; raises GrammarError: not supported."""
-        from llguidance import LLMatcher
-
         try:
-            first = self.first(LLMatcher.grammar_from_lark(grammar))
+            first = self.first(grammar)
         except ValueError as error:
             message = str(error).strip().split("\n", 1)[0]
             raise GrammarError(PLACE.sub("", message)) from None

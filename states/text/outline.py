@@ -77,14 +77,12 @@ class Unusable(Exception):
 
 @dataclass(slots=True)
 class _Reader:
-    """The points and notes of the lines read so far."""
+    """The points and notes of the lines read so far; numbers: id in the text -> id of the point."""
 
     max_branches: int
     tools: Sequence[str] | None = ()
     points: list[Point] = field(default_factory=list)
-    numbers: dict[int | None, int] = field(
-        default_factory=dict
-    )  # id in the text -> id of the point
+    numbers: dict[int | None, int] = field(default_factory=dict)
     skipped: list[LineNote] = field(default_factory=list)
     mended: list[LineNote] = field(default_factory=list)
 
