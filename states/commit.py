@@ -78,7 +78,8 @@ class Committer:
             self._commit_path_(branch, slots, rows, features_QF)
         kv.release_(fresh[~kv.committed[fresh]])
         if batch.spans:
-            self._commit_prompts_(batch, result, roots, features_QF, host=host)
+            legal = LegalTokens(result.best_RC, roots.bound, host)
+            self._commit_prompts_(batch, result, legal, features_QF)
         gamma = self.drafter.learn(batch.ran, result, [tree.path for tree in trees])
         blend = None
         blending = self.kv_cache.blend
@@ -86,8 +87,7 @@ class Committer:
             blend = blending.mark_(report, batch, result.picked_P)
         explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
-            bound = batch.rows.bound_trees
-            explained = explain(batch.ran, trees, result, accepted.figures, bound_trees=bound)
+            explained = explain(batch, trees, result, accepted.figures)
         summary = RoundSummary(
             branches=tuple([branch.name for branch in branches]),
             committed=tuple([len(b.tokens) - n for b, n in zip(branches, before, strict=True)]),
@@ -131,16 +131,9 @@ class Committer:
         self._observe_(branch, committed)
 
     def _commit_prompts_(
-        self,
-        batch: Batch,
-        result: RoundResult,
-        roots: FirstTokens,
-        features_QF: Tensor | None,
-        *,
-        host: HostReader,
+        self, batch: Batch, result: RoundResult, legal: "LegalTokens", features_QF: Tensor | None
     ) -> None:
         """Commit the rows of prompts; each branch that starts gets its root token."""
-        legal = LegalTokens(result.best_RC, roots.bound, host)
         tip = 0
         bound = 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):

@@ -75,6 +75,7 @@ class PrefixCacheManager:
         self._publish_prefix_of_(ids, salt)
         limit = self._max_shared(request)
         length = self.cache.attach_(owner, ids, limit, salt, drafts=_drafts(request))
+        self.cache.figures.reused += length
         if request.stage is Stage.WAITING:
             request.reused = length
         if length:
@@ -172,6 +173,7 @@ class PrefixCacheManager:
         place = ids, len(ids), request.cache_salt
         if not len(request.common_prompt) and self.cache.reusable(*place) > request.body_size:
             branch.first_own_row = self.cache.attach_(branch.owner, *place)
+            self.cache.figures.reused += branch.first_own_row
 
     def detach_branch_(self, branch: Branch) -> None:
         if branch.first_own_row:
@@ -337,7 +339,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         if failed and request.prefix_length:
             segment = self.cache.segments.add()
             ids = self._prompt(request)
-            self.cache.attach_(segment, ids, len(ids), request.cache_salt, counted=False)
+            self.cache.attach_(segment, ids, len(ids), request.cache_salt)
             self.cache.detach_(segment, drop=True)
             self.cache.segments.remove([segment])
         PrefixCacheManager.close_(self, request, failed=failed)

@@ -173,7 +173,10 @@ class Layout:
             histories=None if trees is None or is_bare else trees.segments,
         )
         if trees is not None:
-            rows = self._with_trees(rows, trees, packed, fresh, shared=shared, is_bare=is_bare)
+            if is_bare:
+                rows = self._with_roots(rows, trees, packed.index[: len(fresh)], fresh)
+            else:
+                rows = self._with_trees(rows, trees, packed, fresh, shared=shared)
             if not self.packed:
                 rows = replace(rows, alignment=self.alignment(packed, trees, spans))
         if bound:
@@ -268,40 +271,29 @@ class Layout:
             for homes, flats in rows_by_homes.items()
         )
 
+    def _with_roots(self, rows: Rows, trees: Trees, index: Ints, fresh: Ints) -> Rows:
+        """The rows with trees of one node each; index, fresh: places and slots of these rows."""
+        nodes_ST = tensor(index[:, None], self.device)
+        return replace(
+            rows,
+            nodes_ST=nodes_ST,
+            ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
+            node_rows_ST=index[:, None],
+            node_slots_ST=fresh[:, None],
+            bound_trees=trees.bound,
+        )
+
     def _with_trees(
-        self,
-        rows: Rows,
-        trees: Trees,
-        packed: PackedQueries,
-        fresh: Ints,
-        *,
-        shared: int | None,
-        is_bare: bool,
+        self, rows: Rows, trees: Trees, packed: PackedQueries, fresh: Ints, *, shared: int | None
     ) -> Rows:
         """The rows with the trees' nodes, tokens and positions; fresh: slots of these rows."""
-        index = packed.index[: len(fresh)]
-        if is_bare:
-            nodes_ST = tensor(index[:, None], self.device)
-            return replace(
-                rows,
-                nodes_ST=nodes_ST,
-                ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
-                node_rows_ST=index[:, None],
-                node_slots_ST=fresh[:, None],
-                bound_trees=trees.bound,
-            )
         proposal = trees.proposal
         host_2S1 = np.array([trees.roots, trees.positions], np.int64)[..., None]
         root_S1, start_S1 = tensor(host_2S1, self.device).unbind()
         tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
         positions_ST = torch.cat([start_S1, start_S1 + proposal.depths_SN], dim=1)
-        rows = replace(
-            rows,
-            ancestors_STT=ancestors(proposal.parents_SN, proposal.levels),
-            node_rows_ST=index,
-            node_slots_ST=fresh,
-            bound_trees=trees.bound,
-        )
+        above_STT = ancestors(proposal.parents_SN, proposal.levels)
+        rows = replace(rows, ancestors_STT=above_STT, bound_trees=trees.bound)
         if shared:  # the device assigns each row to a node
             packed_trees = PackedTrees.of(proposal.valid_SN, shared)
             part = slice(len(packed_trees.tree_R))
@@ -313,6 +305,8 @@ class Layout:
             return replace(
                 rows,
                 nodes_ST=packed_trees.nodes_ST,
+                node_rows_ST=packed.index[: len(fresh)],
+                node_slots_ST=fresh,
                 packed_trees=packed_trees,
                 tree_segment_R=segment_R,
             )

@@ -163,23 +163,13 @@ class PrefixCache:
         return covered
 
     def attach_(
-        self,
-        segment: int,
-        ids: Ints,
-        limit: int,
-        salt: str = "",
-        *,
-        drafts: bool = True,
-        counted: bool = True,
+        self, segment: int, ids: Ints, limit: int, salt: str = "", *, drafts: bool = True
     ) -> int:
         """Let a segment without rows continue after the cached rows of these ids, and pin them;
-        drafts: as for `reusable`; counted: they count as reused. Returns the position of the
-        segment's first own row."""
+        drafts: as for `reusable`. Returns the position of the segment's first own row."""
         if length := self.reusable(ids, limit, salt, drafts=drafts):
             path, _ = self.match(ids, salt, drafts=drafts)
             self.segments.set_parent(segment, self._pin_end_at_(path, length))
-        if counted:
-            self.figures.reused += length
         return length
 
     def _pin_end_at_(self, path: Iterable[int], length: int) -> int:
@@ -254,7 +244,7 @@ class PrefixCache:
         are held or reserved besides the pinned rows. False too if the target's rows are all cached,
         and only rows of a drafter are missing."""
         segment = self.segments.add()
-        start = self.attach_(segment, ids, len(ids), salt, counted=False)
+        start = self.attach_(segment, ids, len(ids), salt)
         free = self.pools[0].slots - claimed - self.pinned - (len(ids) - start)
         if free >= 0:
             self.evict_to_(free)

@@ -266,18 +266,13 @@ class RoundSummary:
 
 
 def explain(
-    ran: Sequence[Branch],
-    trees: Sequence[VerifiedTree],
-    result: RoundResult,
-    figures: TreeFigures,
-    *,
-    bound_trees: Sequence[int],
+    batch: Batch, trees: Sequence[VerifiedTree], result: RoundResult, figures: TreeFigures
 ) -> tuple[ExplainedRound, ...]:
-    """A record per tree of the figures of its drafts; ran: their branches, after the round."""
+    """A record per tree of the figures of its drafts, after the round."""
     assert result.figures_SNC is not None
     rounds = []
-    for number, (branch, tree) in enumerate(zip(ran, trees, strict=True)):
-        rule = GRAMMAR if number in bound_trees else str(figures.rule or MATCH)
+    for number, (branch, tree) in enumerate(zip(batch.ran, trees, strict=True)):
+        rule = GRAMMAR if number in batch.rows.bound_trees else str(figures.rule or MATCH)
         drafts = _drafts(tree, unpacked(result.figures_SNC[number]), rule)
         adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
         came = FinalToken.BONUS if drafts else FinalToken.TARGET

@@ -312,6 +312,7 @@ class ChatWriter:
 
 
 Share = Literal["outline", "prompt"]
+Turn = list[Ids | str]  # ids of literal text, and names of slots
 
 NOTHING = PromptTokens()
 
@@ -436,12 +437,12 @@ class PromptBook:
 
     def _part(
         self,
-        turn: list[Ids | str],
+        turn: Turn,
         point: Point,
         outline: Outline,
         *,
-        shared: PromptTokens = NOTHING,
-        deps: PromptTokens = NOTHING,
+        shared: PromptTokens,
+        deps: PromptTokens,
     ) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
@@ -456,7 +457,8 @@ class PromptBook:
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part after another part, as by `branch`, without documents and results."""
-        return self._part(self._turns["outline.branch"], point, outline)
+        turn = self._turns["outline.branch"]
+        return self._part(turn, point, outline, shared=NOTHING, deps=NOTHING)
 
     def combine(self) -> PromptTokens:
         """The turn for one combined answer after the finished parts."""
@@ -530,7 +532,7 @@ class PromptBook:
         length = len(self._turns["prompt.branch"][0])
         return next((i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b), length)
 
-    def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
+    def _split(self, name: str) -> tuple[Turn, Turn]:
         """A turn cut after its question."""
         turn = self._turns[name]
         cut = turn.index("question") + 1
