@@ -51,9 +51,8 @@ class Committer:
         roots: FirstTokens,
         report: BlendReport | None = None,
     ) -> RoundSummary:
-        """Read the round, commit accepted rows in place, advance the branches, release and prepare.
-        features_QF: the target's tapped hidden states. roots: tokens drawn at the ends of prompts.
-        """
+        """Read the round, commit accepted rows, advance the branches, release and prepare.
+        features_QF: the target's tapped hidden states; roots: tokens drawn at ends of prompts."""
         kv = self.pools[0]
         picked_P = None if report is None else next(iter(report.picked.values()), None)
         result = read_round(host, accepted, roots, picked_P)

@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
-    """What a drafter uses of its run: its network and KV pool, if it has them; the acceptance
-    rule; costs of forwards, to choose sizes by. outlines: drafts for outlines only, for all
-    others, for all (None)."""
+    """What a drafter uses of its run: its network and KV pool, if it has them; the acceptance rule;
+    costs to choose sizes by. outlines: drafts for outlines only, for all others, for all (None)."""
 
     table: RequestTable
     layout: Layout
@@ -260,8 +259,7 @@ class NoDrafter(Drafter):
 
 
 class TwoDrafters(Drafter):
-    """Splits the branches between its parts, whose rows are theirs alone; between ops a value is a
-    pair, or None in it."""
+    """Splits the branches between its parts; between ops a value is a pair, each of it or None."""
 
     def __init__(self, main: Drafter, outlines: Drafter) -> None:
         super().__init__(main.settings, replace(main.context, costs=None))

@@ -9,14 +9,14 @@ from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from .beam import BeamState
 from .blend import BlendState, FoldState
 from .drafter import Drafter
-from .layout import BatchingLayout, Layout
+from .layout import Layout
 from .prefix_cache import PrefixCache, shared_length
 from .request import Branch, Request, Stage
 from .request_table import RequestTable
 from .sampling import Samplers
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True)
 class PrefixCacheManager:
     """Gives rows of requests to the prefix cache: the prompt while a request runs, the rest when it
     ends; and cached rows to requests (`borrowers`, by prefix owner)."""
@@ -24,6 +24,7 @@ class PrefixCacheManager:
     table: RequestTable
     cache: PrefixCache
     drafter: Drafter
+    layout: Layout
     borrowers: dict[int, Request] = field(default_factory=dict)
     _prompts: dict[int, Ints] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)
@@ -264,14 +265,11 @@ def _drafts(request: Request) -> bool:
     return bool(request.branches) or request.remaining_tokens > 1
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
 class CopyingPrefixCacheManager(PrefixCacheManager):
-    """The prefix cache of the layout ``batching``, in pools of its own (`cached_pools`): rows are
-    copied into the pool row of a request that starts, and out of it."""
+    """The prefix cache of the layout ``batching``, in pools of its own: rows are copied into the
+    pool row of a request that starts, and out of it."""
 
-    layout: BatchingLayout
-    rows: Sequence[KVCache]
-    cached_pools: Sequence[KVCache]
+    __slots__ = ()
 
     def make_room_(self, claimed: int, starting: Sequence[Request]) -> None:
         """Copy the cached rows of each request that starts into its pool row."""
@@ -280,7 +278,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
                 continue
             owner = request.prefix_owner
             path = self.cache.segments.path(owner)[:0:-1]
-            for cached, pool in zip(self.cached_pools, self.rows, strict=True):
+            for cached, pool in zip(self.cache.pools, self.layout.pools, strict=True):
                 slots = np.concatenate([cached.slots_of(segment) for segment in path])
                 slots = slots[cached.position[slots] < request.shared]
                 pool.copy_from_(cached, slots, owner, self.layout.rows_of(owner)[0])
@@ -303,7 +301,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
     def preempt_(self, branch: Branch) -> None:
         """Cache a copy of the rows of a preempted branch and free them."""
         self._insert_as_(branch, branch.owner)
-        for pool in self.rows:
+        for pool in self.layout.pools:
             pool.retire_([branch.owner])
 
     def resume_(self, branch: Branch) -> None:
@@ -325,7 +323,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
             return
 
         def copy_(segment: int, start: int) -> None:
-            for cached, pool in zip(self.cached_pools, self.rows, strict=True):
+            for cached, pool in zip(self.cache.pools, self.layout.pools, strict=True):
                 slots = np.concatenate([pool.slots_of(owner, row) for owner in owners])
                 positions = pool.position[slots]
                 new = slots[(positions >= start) & (positions < len(ids_T))]

@@ -79,7 +79,7 @@ class BranchStateManager:
             blend=blend,
             beams=None if beam is None else BeamState(beam.num_beams, self.table, kv),
             fold=fold,
-            prefixes=self._prefix_manager(cache_pools),
+            prefixes=self._prefix_manager(),
         )
         self.beams = self.kv_cache.beams
         self.lifecycle = Lifecycle(self.kv_cache, self.admission, build_prompt)
@@ -109,19 +109,12 @@ class BranchStateManager:
         )
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
-    def _prefix_manager(self, cache_pools: Sequence[KVCache]) -> PrefixCacheManager | None:
+    def _prefix_manager(self) -> PrefixCacheManager | None:
         if self.prefixes is None:
             return None
-        if isinstance(self.layout, BatchingLayout):
-            return CopyingPrefixCacheManager(
-                table=self.table,
-                cache=self.prefixes,
-                drafter=self.drafter,
-                layout=self.layout,
-                rows=self.pools,
-                cached_pools=cache_pools,
-            )
-        return PrefixCacheManager(table=self.table, cache=self.prefixes, drafter=self.drafter)
+        copies = isinstance(self.layout, BatchingLayout)
+        kind = CopyingPrefixCacheManager if copies else PrefixCacheManager
+        return kind(self.table, self.prefixes, self.drafter, self.layout)
 
     @property
     def requests(self) -> list[Request]:

@@ -112,9 +112,8 @@ class PrefixCache:
 
     def match(self, ids: Ints, salt: str = "", *, drafts: bool = True) -> tuple[list[int], int]:
         """The cached segments on the path of these ids, and the number of ids that they cover; the
-        last segment may match in part. drafts: of several segments, prefer one whose rows the
-        drafters' pools have too; the rows of an answer of one token are in the target's pool alone.
-        """
+        last segment may match in part. drafts: prefer segments whose rows the drafters' pools have
+        too; the rows of an answer of one token are in the target's pool alone."""
         path = list[int]()
         covered = 0
         children = self._roots.get(salt, {})

@@ -58,8 +58,7 @@ def search_question(
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Builds prompts from the template, with at most `found` documents of a search, in chunks of at
-    most `most` tokens."""
+    """Builds prompts, with at most `found` documents of a search, in chunks of `most` tokens."""
 
     prompts: PromptBook
     found: int = 2

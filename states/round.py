@@ -62,9 +62,8 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The active branches as roots of token trees, in the proposal's order. bound: numbers of the
-    trees under a grammar. segments: for each tree the segments whose history its nodes see; None if
-    every tree sees its owner's."""
+    """The active branches as roots of token trees, in the proposal's order. bound: trees under a
+    grammar. segments: for each tree the segments that its nodes see; None for its owner's."""
 
     roots: Sequence[int]
     positions: Sequence[int]
@@ -138,9 +137,8 @@ class CommittedRows:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`). best_RC, best_GC: the
-    best ids of prompts' and of trees' rows under a grammar. picked_P: flat indices of the cached
-    rows that were recomputed."""
+    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`). best_RC, best_GC: best
+    ids of prompts' and trees' rows under a grammar. picked_P: flat indices of recomputed rows."""
 
     drawn_R: Ids
     best_RC: Ids
@@ -188,9 +186,8 @@ class ExplainedRound:
     """One branch in one round.
 
     rule: MATCH, GRAMMAR (the host takes the best legal token at each node) or the `Rule` of
-        rejection sampling. position, root: of the round's root token.
-    committed: tokens appended. finish: why the branch ended with this round; a path may then hold
-        more tokens than were appended."""
+        rejection sampling. position, root: of the round's root token. committed: tokens appended.
+    finish: why the branch ended; a path may then hold more tokens than were appended."""
 
     branch: str
     rule: str

@@ -29,8 +29,7 @@ class StepPlan:
     many are due. folds: branches that combine finished parts; parallel: branches that start in a
     forward of their own; branches: others that start. requests: those that start; chunks: those
     whose prompts are read on, and by how many tokens. running, waiting: numbers of branches and of
-    requests; blocked: why the first of these does not fit. preempted: names of branches and
-    requests."""
+    requests; blocked: why the first of these does not fit. preempted: names."""
 
     number: int
     why: str

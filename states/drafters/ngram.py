@@ -41,8 +41,7 @@ class NgramSettings(TreeSettings):
 
 
 class NgramDrafter(Drafter):
-    """Drafts from committed tokens: those that a branch has read or written (`indices`, by branch),
-    or their counts (`tables`)."""
+    """Drafts from committed tokens: those of a branch (`indices`), or their counts (`tables`)."""
 
     Settings = NgramSettings
     settings: NgramSettings

@@ -67,8 +67,7 @@ def checked_program(
 def with_drafters(
     program: Program, drafter: DrafterSettings, outline_drafter: DrafterSettings | None
 ) -> Program:
-    """The program with these drafter settings; raises GraphError if the pool is too small for their
-    trees."""
+    """The program with these drafter settings; GraphError: too small a pool for their trees."""
     graph = program.graph
     if (drafter, outline_drafter) == (graph.drafter, graph.outline_drafter):
         return program

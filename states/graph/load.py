@@ -127,8 +127,7 @@ def _check_version(source: Source) -> None:
 
 
 def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
-    """The data with an edge for each state under `from`, sorted by it, and the edges' paths in the
-    file."""
+    """The data with an edge for each state under `from`, sorted by it, and the edges' places."""
     edges = data.get("transitions")
     if not isinstance(edges, list):
         return dict(data), {}

@@ -86,16 +86,14 @@ def fan_out_(
 
 
 def tokens_of_parts(table: RequestTable, request: Request) -> int:
-    """Tokens of all parts together, after the outline. Half of them, if one more branch combines
-    the parts: it has the rest."""
+    """Tokens of all parts together; half of what is left, if one more branch combines them."""
     skeleton = table.limits.graph.skeleton
     combines = skeleton is not None and skeleton.merge != "concat"
     return max(request.spare_tokens // 2, 1) if combines else request.spare_tokens
 
 
 def divided(total: int, weights: Sequence[int]) -> list[int]:
-    """A total as one share for each weight, in proportion and at least 1; the first shares have the
-    remainder."""
+    """A total as shares in proportion to weights, at least 1; the first have the remainder."""
     spare = max(total - len(weights), 0)
     shares = [spare * weight // sum(weights) for weight in weights]
     rest = spare - sum(shares)

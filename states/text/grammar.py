@@ -261,8 +261,7 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Of the texts that match a regular expression as a whole; raises GrammarError if it is too
-    long."""
+    """Of the texts that match a regular expression as a whole; GrammarError: it is too long."""
     _check_size(pattern)
     # Lark delimits a regular expression with slashes, on one line.
     text = re.sub(r"(?s)\\.|/|\n", lambda match: DELIMITERS.get(match[0], match[0]), pattern)

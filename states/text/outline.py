@@ -61,8 +61,7 @@ class LineNote:
 @dataclass(frozen=True, slots=True)
 class Outline:
     """An outline as it was read. status: `ok`: every line became a point (of `fields` up to END);
-    `partial`: END is missing, or a line was skipped; `direct`: DIRECT; `unparsable`: no usable
-    point."""
+    `partial`: END is missing, or a line was skipped; `direct`; `unparsable`: no usable point."""
 
     mode: Mode
     points: tuple[Point, ...]

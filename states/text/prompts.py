@@ -227,8 +227,7 @@ def _message(number: int, text: str) -> Message:
 
 class ChatWriter:
     """Renders conversations in the model's chat format and cuts them at their slots. examples:
-    turns before the question. slots: those of every first turn: `RULES`, if there are any, and
-    earlier turns."""
+    turns before the question; slots: of every first turn: `RULES`, if any, and earlier turns."""
 
     def __init__(
         self,
@@ -465,8 +464,7 @@ class PromptBook:
         return self._fill(self._turns["outline.combine"])
 
     def direct(self, documents: PromptTokens = NOTHING) -> PromptTokens:
-        """The turn for an answer without an outline, then documents; continues where `branch`
-        does."""
+        """The turn for an answer without outline, then documents; continues as `branch` does."""
         name = "documents" if documents.ids else "direct"
         whole = self.share == "outline"
         turn = self._turns[f"outline.{name}"] if whole else self._split(f"prompt.{name}")[1]
