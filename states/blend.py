@@ -206,14 +206,13 @@ class FoldState:
         source = [*range(head), *[NEW] * (len(prompt) - head - tail)]
         source += [*range(part.prompt - tail, len(part.ids))]
         name = f"part {branch.index + 1}"
+        kept = part.rows
         chunks = []
         for at, first, count in runs(source, part.lead):
             is_exact = is_first and at == first == 0 < part.lead
             here = slice(first, first + count)
-            features_RF = None if part.rows.features_RF is None else part.rows.features_RF[here]
-            rows = ChunkKV(
-                part.rows.keys_LRgd[:, here], part.rows.values_LRgd[:, here], features_RF
-            )
+            features_RF = None if kept.features_RF is None else kept.features_RF[here]
+            rows = ChunkKV(kept.keys_LRgd[:, here], kept.values_LRgd[:, here], features_RF)
             chunks.append(Chunk(at, ids[at : at + count], name, kept=rows, is_exact=is_exact))
         return PromptTokens(ids, tuple(chunks))
 

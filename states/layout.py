@@ -234,10 +234,8 @@ class Layout:
                 numbers += [number[segment] for segment in histories[at]]
             else:
                 numbers += [number.get(run.owner, len(ids))] * size
-        host_CN = packed.spread(
-            (0, 0, kv.scratch, len(ids)),
-            (packed.tokens, packed.positions, packed.all_slots, numbers),
-        )
+        values = (packed.tokens, packed.positions, packed.all_slots, numbers)
+        host_CN = packed.spread((0, 0, kv.scratch, len(ids)), values)
         place_3BQ = torch.from_numpy(host_CN[:3].reshape(3, packed.height, packed.queries))
         tokens_BQ, positions_BQ, slots_BQ = place_3BQ.to(self.device).unbind()
         nodes_ST, ancestors_STT = no_trees(self.device)

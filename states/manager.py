@@ -67,9 +67,8 @@ class BranchStateManager:
         # Blended rows are not the rows of a plain prompt, and beams are not a text.
         if pools and blend is None and beam is None and scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
-        self.admission = Admission(
-            capacity=self.capacity, limits=limits, cache=None if row_per_branch else self.prefixes
-        )
+        cache = None if row_per_branch else self.prefixes
+        self.admission = Admission(capacity=self.capacity, limits=limits, cache=cache)
         self.kv_cache = KVCacheManager(
             table=self.table,
             layout=self.layout,

@@ -119,10 +119,8 @@ class PrefixCache:
         children = self._roots.get(salt, {})
         while covered < len(ids):
             rest = ids[covered:]
-            matches = [
-                (shared_length(self.nodes[segment].tokens, rest), segment)
-                for segment in self._candidates(children, rest)
-            ]
+            candidates = self._candidates(children, rest)
+            matches = [(shared_length(self.nodes[s].tokens, rest), s) for s in candidates]
             if drafts and len(matches) > 1:
                 _, length, best = max((self._drafted(s, size), size, s) for size, s in matches)
             else:

@@ -351,12 +351,11 @@ class _Checks:
             if getattr(graph.sampling, name) != default:
                 message = f"beam search draws no tokens: {name} must be {default}"
                 self.report(("sampling", name), message, ProblemCode.BEAM_ALONE)
+        beams = beam.num_beams
         tokens = graph.limits.max_new_tokens
-        slots = 2 + beam.num_beams * tokens
+        slots = 2 + beams * tokens
         if slots > graph.layout.kv_slots:
-            need = (
-                f"1 prompt token + {beam.num_beams} beams with {tokens} tokens + 1 = {slots} slots"
-            )
+            need = f"1 prompt token + {beams} beams with {tokens} tokens + 1 = {slots} slots"
             message = f"{need}, but layout.kv_slots is {graph.layout.kv_slots}"
             self.report(("beam", "num_beams"), message, ProblemCode.BUDGET)
         for at, call, entry in self.calls:

@@ -27,10 +27,7 @@ from .plugins import DRAFTERS_GROUP, PLUG_INS, drafter_class, installed_names, w
 
 OPTION = "--set"
 OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
-RENAMED_BLOCKS: tuple[KeyPath, ...] = (
-    *dict.fromkeys((block,) for block, _ in RENAMED_KEYS),
-    OUTLINE_DRAFTER,
-)
+RENAMED_BLOCKS = [*dict.fromkeys((block,) for block, _ in RENAMED_KEYS), OUTLINE_DRAFTER]
 _KIND_PATHS = tuple((block, "kind") for block in KINDS)
 
 
