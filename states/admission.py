@@ -156,7 +156,9 @@ class Admission:
         self.capacity = capacity
         self.limits = limits
         self.cache = cache
-        exact = capacity.beams > 1 or capacity.rows > 0 or limits.holds_parts
+        skeleton = limits.graph.skeleton
+        keeps_parts = skeleton is not None and skeleton.merge == "attend"
+        exact = capacity.beams > 1 or capacity.rows > 0 or keeps_parts
         self.optimistic = limits.graph.scheduler.admission == "optimistic" and not exact
         self.lengths = LengthEstimator(optimistic=self.optimistic)
 

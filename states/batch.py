@@ -1,6 +1,5 @@
 """The batch of the next target forward: token trees of running branches, and prompts that start."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ops.types import NO_WORK, Proposal
@@ -91,8 +90,11 @@ class BatchBuilder:
         """Start a request: its first branch, if one starts, and the rows of its prompt."""
         self.table.begin(request)
         spans = []
-        for part in _unread_parts(request):
-            spans += self._extend_prefix_(request, part)
+        start = 0
+        for part in (request.prefix, *request.prefix_parts):  # divided as they were first read
+            if start + len(part) > request.prefix_length:
+                spans += self._extend_prefix_(request, part.behind(request.prefix_length - start))
+            start += len(part)
         if (first := request.first_branch) is not None:
             request.first_branch = None
             move(request, "outline" if first.is_root else "merge" if first.combines else "run")
@@ -175,12 +177,3 @@ class BatchBuilder:
             bound=branch.matcher is not None,
             chunks=rows.chunks,
         )
-
-
-def _unread_parts(request: Request) -> Iterator[PromptTokens]:
-    """The texts of the prefix without rows, divided as they were first read."""
-    start = 0
-    for part in (request.prefix, *request.prefix_parts):
-        if start + len(part) > request.prefix_length:
-            yield part.behind(request.prefix_length - start)
-        start += len(part)

@@ -133,11 +133,6 @@ class RunLimits:
     def share_outline(self) -> bool:
         return self.graph.skeleton is None or self.graph.skeleton.share == "outline"
 
-    @property
-    def holds_parts(self) -> bool:
-        """Whether finished parts stay until one more branch has read them."""
-        return self.graph.skeleton is not None and self.graph.skeleton.merge == "attend"
-
 
 class RequestTable:
     """Requests in the order of their submission, and the branches that run.
