@@ -66,28 +66,22 @@ def shared_length(first: Ints, second: Ints) -> int:
     return int((first[:length] != second[:length]).argmax()) or length  # 0: nothing differs
 
 
+@dataclass(eq=False)
 class PrefixCache:
     """The cached segments of all pools of a run; pools[0] is the target's. idle: rows of the
     target's pool that no request continues after; pinned: the other ones."""
 
-    def __init__(
-        self,
-        pools: Sequence[KVCache],
-        segments: SegmentTree,
-        lookback: int,
-        min_match: int = MIN_MATCH,
-    ) -> None:
-        self.pools = pools
-        self.segments = segments
-        self.lookback = lookback
-        self.min_match = min_match
-        self.nodes: dict[int, CachedSegment] = {}
-        self.figures = PrefixFigures()
-        self.idle = 0
-        self.pinned = 0
-        self._roots: dict[str, Children] = {}  # a tree per salt
-        self._clock = 0
-        self._evictable: list[tuple[int, int]] = []  # a heap of (last use, segment), some outdated
+    pools: Sequence[KVCache]
+    segments: SegmentTree
+    lookback: int
+    min_match: int = MIN_MATCH
+    nodes: dict[int, CachedSegment] = field(default_factory=dict)
+    figures: PrefixFigures = field(default_factory=PrefixFigures)
+    idle: int = 0
+    pinned: int = 0
+    _roots: dict[str, Children] = field(default_factory=dict)  # a tree per salt
+    _clock: int = 0
+    _evictable: list[tuple[int, int]] = field(default_factory=list)  # a heap of last use, segment
 
     def _key(self, tokens: Ints) -> tuple[int, ...]:
         return tuple(tokens[: self.lookback + 1].tolist())
