@@ -348,8 +348,7 @@ class Intake:
             running = running_branches(request)
             for branch in running:
                 cached = max(branch.first_own_row - branch.start, 0)
-                answer = self.capacity.beams * self.lengths.of(branch)
-                slots += len(branch.prompt) + answer - cached
+                slots += len(branch.prompt) + self.capacity.beams * self.lengths.of(branch) - cached
             outlines = request.root is not None and request.stage is Stage.OUTLINE
             waits = any(branch.waits for branch in request.all_branches())
             if outlines or (waits and not running):

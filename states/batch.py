@@ -27,8 +27,7 @@ class BatchBuilder:
         drawing = [*ran, *[span.branch for span in spans if span.branch and span.draws]]
         sampled = [branch for branch in drawing if not branch.request.sampling.plain]
         sampler = self.kv_cache.samplers.of(drawing) if sampled else None
-        blending = self.kv_cache.blend
-        blend = None if blending is None else blending.rows(spans, placed)
+        blend = None if self.kv_cache.blend is None else self.kv_cache.blend.rows(spans, placed)
         rows = placed.rows
         if sampler is not None or blend is not None:
             rows = replace(rows, sampler=sampler, blend=blend)

@@ -85,8 +85,7 @@ class BlendState:
         return [] if self._too_few([chunk for chunk, _ in cached]) else cached
 
     def _too_few(self, chunks: Sequence[Chunk]) -> bool:
-        rows = sum(len(chunk.ids) for chunk in chunks)
-        return self.settings.kind_for(rows) == "plain"
+        return self.settings.kind_for(sum(len(chunk.ids) for chunk in chunks)) == "plain"
 
     def mark_(self, report: BlendReport, batch: Batch, picked_P: Ids | None) -> BlendSummary:
         """Note for every owner which of its rows were cached and which of these recomputed."""

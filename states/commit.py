@@ -81,9 +81,8 @@ class Committer:
             self._commit_prompts_(batch, result, legal, features_QF)
         gamma = self.drafter.learn(batch.ran, result, [tree.path for tree in trees])
         blend = None
-        blending = self.kv_cache.blend
-        if report is not None and blending is not None:
-            blend = blending.mark_(report, batch, result.picked_P)
+        if report is not None and self.kv_cache.blend is not None:
+            blend = self.kv_cache.blend.mark_(report, batch, result.picked_P)
         explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
             explained = explain(batch, trees, result, accepted.figures)

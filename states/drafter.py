@@ -124,16 +124,15 @@ class Drafter:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
             unread = sum(len(rows.tokens) for rows in self.inbox)
             self.chooser.choose_([branch.owner for branch in active], remaining, unread)
-        context = self.context
         choice = None if self.chooser is None else self.chooser.choice
         if self.kv is None or (choice is not None and self._can_wait(active, choice)):
             return tuple(active)
         pending = self.inbox
         self.inbox = []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
-        rows = context.layout.place_draft_(self.kv, pending, tips)
+        rows = self.context.layout.place_draft_(self.kv, pending, tips)
         sampled = [branch for branch in active if not branch.request.sampling.plain]
-        sampler = context.samplers.of(active) if sampled else None
+        sampler = self.context.samplers.of(active) if sampled else None
         return replace(rows, sampler=sampler, attention=attention)
 
     def _can_wait(self, active: Sequence[Branch], choice: DraftSize) -> bool:

@@ -68,14 +68,13 @@ class PrefixCacheManager:
 
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
-        salt = request.cache_salt
         owner = request.prefix_owner
         if owner not in self._counted:
             self._counted.add(owner)
             self.cache.figures.asked += len(ids)
-        self._publish_prefix_of_(ids, salt)
+        self._publish_prefix_of_(ids, request.cache_salt)
         limit = self._max_shared(request)
-        length = self.cache.attach_(owner, ids, limit, salt, drafts=_drafts(request))
+        length = self.cache.attach_(owner, ids, limit, request.cache_salt, drafts=_drafts(request))
         self.cache.figures.reused += length
         if request.stage is Stage.WAITING:
             request.reused = length
@@ -140,8 +139,7 @@ class PrefixCacheManager:
         start = request.shared
         tokens = np.array(self._row_ids(request)[start:end], np.int32)
         if len(tokens):
-            salt = request.cache_salt
-            self.cache.publish_(request.prefix_owner, more, tokens, start, salt=salt)
+            self.cache.publish_(request.prefix_owner, more, tokens, start, salt=request.cache_salt)
             request.shared = end
 
     def _row_ids(self, request: Request) -> list[int]:
@@ -184,14 +182,13 @@ class PrefixCacheManager:
     def move_to_prefix_(self, root: Branch) -> None:
         """Let a prefix continue after the cached rows of its resumed outline, which joins it."""
         request = root.request
-        segments = self.cache.segments
         owner = request.prefix_owner
         for drafter in self.drafter.parts:
             drafter.forget([owner])
         for pool in self.cache.pools:
             pool.truncate_(owner, 0)
         self.cache.detach_(owner)
-        segments.set_parent(owner, segments.parent[root.owner])
+        self.cache.segments.set_parent(owner, self.cache.segments.parent[root.owner])
         self.borrowers[owner] = request
         request.shared = root.first_own_row
         root.first_own_row = 0
@@ -313,8 +310,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         if not branch.reads and branch.length > branch.start and not len(request.common_prompt):
             ids = [*request.context, *branch.prompt, *branch.tokens][: branch.length]
             owners = (request.prefix_owner, segment)
-            row = self.layout.rows_of(branch.owner)[0]
-            self._copy_out_(ids, owners, row, request.cache_salt)
+            self._copy_out_(ids, owners, self.layout.rows_of(branch.owner)[0], request.cache_salt)
         return False
 
     def _copy_out_(self, ids: Sequence[int], owners: Sequence[int], row: int, salt: str) -> None:
@@ -475,6 +471,5 @@ class KVCacheManager:
     def evict_idle_(self, slots: int) -> None:
         """Evict idle cached rows until `slots` slots are free, or none is idle."""
         if self.prefixes is not None:
-            cache = self.prefixes.cache
             free = self.pools[0].slots - self.pools[0].current_length
-            cache.evict_to_(cache.idle - max(slots - free, 0))
+            self.prefixes.cache.evict_to_(self.prefixes.cache.idle - max(slots - free, 0))

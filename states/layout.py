@@ -198,8 +198,7 @@ class Layout:
             runs.append(QueryRun(row, owner, homes, tokens=tokens, positions=positions))
         if shared:
             padding = [0] * shared
-            first = runs[0]
-            runs.append(replace(first, owner=UNKNOWN, tokens=padding, positions=padding))
+            runs.append(replace(runs[0], owner=UNKNOWN, tokens=padding, positions=padding))
         return runs
 
     def _runs(self, part: Span | PendingRows) -> list[QueryRun]:
@@ -349,8 +348,7 @@ class Layout:
             starts.append(int(flat[0]))
         order = np.argsort(starts, kind="stable").tolist()
         present = [features[i] for i in order if features[i] is not None]
-        tips = [last[owner] for owner, _, _ in active]
-        rows = self._plain_rows(kv, packed, tips=tips)
+        rows = self._plain_rows(kv, packed, tips=[last[owner] for owner, _, _ in active])
         ids = rows.visibility.ids_S.tolist()
         active_S3 = self._ids(active).view(-1, 3)
         tensor_rows = [self.tensor_rows_of(owner)[0] for owner, _, _ in active]

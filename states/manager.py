@@ -61,11 +61,10 @@ class BranchStateManager:
         self.drafter = self._drafter(kv_outline, draft_models)
         row_per_branch = kind == "batching"
         beam = limits.graph.beam
-        scheduler = limits.graph.scheduler
         self.prefixes: PrefixCache | None = None
         pools = cache_pools or (() if row_per_branch else self.pools)
         # Blended rows are not the rows of a plain prompt, and beams are not a text.
-        if pools and blend is None and beam is None and scheduler.prefix_cache:
+        if pools and blend is None and beam is None and limits.graph.scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
         cache = None if row_per_branch else self.prefixes
         self.admission = Admission(capacity=self.capacity, limits=limits, cache=cache)
@@ -82,7 +81,7 @@ class BranchStateManager:
         )
         self.beams = self.kv_cache.beams
         self.lifecycle = Lifecycle(self.kv_cache, self.admission, build_prompt)
-        self.scheduler = Scheduler(self.lifecycle, scheduler)
+        self.scheduler = Scheduler(self.lifecycle, limits.graph.scheduler)
         self.batch_builder = BatchBuilder(self.kv_cache, self.admission)
         self.committer = Committer(self.lifecycle)
 

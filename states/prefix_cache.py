@@ -354,8 +354,7 @@ class PrefixCache:
 
     def evict_slots_(self, first: int, last: int) -> None:
         """Evict idle segments with slots in [first, last) of the target's pool, and descendants."""
-        owners = np.unique(self.pools[0].owner[first:last])
-        for segment in owners.tolist():
+        for segment in np.unique(self.pools[0].owner[first:last]).tolist():
             if segment in self.nodes and not self.nodes[segment].pins:
                 self._evict_subtree_(segment)
 

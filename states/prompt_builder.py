@@ -75,11 +75,10 @@ class PromptBuilder:
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
         """What all branches' prompts begin with, and the documents that each has for itself."""
         assert request.outline is not None
-        points = request.outline.points
-        together, own = search_all(points, request.documents, self.found)
+        together, own = search_all(request.outline.points, request.documents, self.found)
         place = in_front if self.prompts.share == "outline" else behind
         front = place(together, self.prompts, self.most)
-        return self.prompts.branch(points[0], request.outline, (), front)[0], own
+        return self.prompts.branch(request.outline.points[0], request.outline, (), front)[0], own
 
     def branch(self, branch: Branch) -> PromptTokens:
         point = branch.point

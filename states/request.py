@@ -343,8 +343,7 @@ class Request:
     @property
     def outline_ended(self) -> bool:
         """Whether its outline is complete and not parsed yet."""
-        root = self.root
-        return self.stage is Stage.OUTLINE and root is not None and root.ended
+        return self.stage is Stage.OUTLINE and self.root is not None and self.root.ended
 
     @property
     def prompt_size(self) -> int:

@@ -106,8 +106,7 @@ class SegmentTree:
         path_SA = np.full((len(paths), max(map(len, paths), default=1)), NO_SEGMENT, np.int32)
         for row_A, path in zip(path_SA, paths, strict=True):
             row_A[: len(path)] = path
-        homes = tuple(map(self.homes, segments))
-        return Visibility(np.array(segments, np.int32), path_SA, homes)
+        return Visibility(np.array(segments, np.int32), path_SA, tuple(map(self.homes, segments)))
 
     def _invalidate_(self) -> None:
         self.lineage.cache_clear()
@@ -180,9 +179,8 @@ class RequestTable:
         self._requests[request.prefix_owner] = request
         self.waiting[request.prefix_owner] = request
         self.arrived.append(request)
-        limit = self.limits.max_positions
-        request.budget = min(request.budget, limit)
-        request.outline_budget = min(request.outline_budget, limit)
+        request.budget = min(request.budget, self.limits.max_positions)
+        request.outline_budget = min(request.outline_budget, self.limits.max_positions)
 
     def cancel(self, key: str) -> None:
         """End requests with this key at the next step boundary; their tokens until then stay."""
@@ -201,8 +199,7 @@ class RequestTable:
         """End requests past their deadline at this step boundary."""
         deadlines = self.deadlines
         while deadlines and (deadlines[0][2].finished or deadlines[0][0] <= monotonic()):
-            request = heappop(deadlines)[2]
-            self.end(request, Finish.TIMEOUT, "its time was up")
+            self.end(heappop(deadlines)[2], Finish.TIMEOUT, "its time was up")
 
     def begin(self, request: Request) -> None:
         if request.prefix_owner in self.waiting:

@@ -38,8 +38,7 @@ class DynamicTreeSettings(TreeSettings):
 
     @property
     def offered(self) -> int | Mapping[int, int]:
-        nodes = super().offered
-        return min(self.most_nodes, self.largest_tree[0]) if self.chooses else nodes
+        return min(self.most_nodes, self.largest_tree[0]) if self.chooses else super().offered
 
     @property
     def scratch(self) -> int:

@@ -341,8 +341,7 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
             is_list = isinstance(node, list)
             what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
             where, here = (".".join(map(str, p)) for p in (path, done))
-            message = f"{here} is {what}"
-            raise GraphError([Problem(option, where, message, ProblemCode.OPTION)])
+            raise GraphError([Problem(option, where, f"{here} is {what}", ProblemCode.OPTION)])
         done = (*done, key)
         is_last = len(done) == len(path)
         if is_last or (isinstance(node, dict) and key not in node):

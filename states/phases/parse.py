@@ -69,8 +69,7 @@ def fan_out_(
     points = request.outline.points
     if not points:
         most = min(direct_tokens, request.spare_tokens)
-        budget = min(most, request.requested_tokens or most)
-        direct = table.new_branch(request, 0, budget)
+        direct = table.new_branch(request, 0, min(most, request.requested_tokens or most))
         direct.prompt = before + builder.direct(request)
         request.branches = [direct]
         return

@@ -181,12 +181,11 @@ class OutlineMatcher:
         # Forbid ends that would make a list's title equal to an earlier one or to the question.
         closing_C = self._grammar.closing_C
         if closing_C is not None and legal_V[closing_C].any():
-            table = self._grammar.table
-            *earlier, line = table.decode_bytes(self._tokens).split(b"\n")
+            *earlier, line = self._grammar.table.decode_bytes(self._tokens).split(b"\n")
             titles = [_title_of(text) for text in earlier]
             for token in closing_C[legal_V[closing_C]]:
                 is_eos = token in self._grammar.eos_ids
-                rest = b"" if is_eos else table.decode_bytes([token]).split(b"\n")[0]
+                rest = b"" if is_eos else self._grammar.table.decode_bytes([token]).split(b"\n")[0]
                 legal_V[token] = not repeats(_title_of(line + rest), titles, self._question)
         if not legal_V.any():
             legal_V[list(self._grammar.eos_ids)] = True
