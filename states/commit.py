@@ -73,8 +73,7 @@ class Committer:
             trees.append(tree)
             nodes = np.array(tree.path[: tree.num_committed + 1])
             slots = slots_ST[number, nodes]
-            rows = rows_ST[number, nodes]
-            self._commit_path_(branch, slots, rows, features_QF)
+            self._commit_path_(branch, slots, rows_ST[number, nodes], features_QF)
         kv.release_(fresh[~kv.committed[fresh]])
         if batch.spans:
             legal = LegalTokens(result.best_RC, roots.bound, host)
@@ -119,9 +118,8 @@ class Committer:
         first = branch.num_cached_tokens
         branch.num_cached_tokens += len(slots)
         branch.length += len(slots)
-        positions = range(position, branch.length)
         home = self.kv_cache.table.segments.home[branch.owner]
-        self.pools[0].commit_(slots, positions, branch.owner, home)
+        self.pools[0].commit_(slots, range(position, branch.length), branch.owner, home)
         tokens = branch.tokens[first : branch.num_cached_tokens]
         committed = committed_rows(
             branch, position, tokens, rows, features_QF=features_QF, is_path=True

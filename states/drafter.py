@@ -283,12 +283,11 @@ class TwoDrafters(Drafter):
         from ..ops.draft.proposals import join
 
         pairs = zip(self.parts, frontier, strict=True)
-        proposals = [None if value is None else part.grow(value) for part, value in pairs]
         active = self.context.table.active
         places = [
             [at for at, branch in enumerate(active) if part.serves(branch)] for part in self.parts
         ]
-        return join(proposals, places)
+        return join([None if value is None else part.grow(value) for part, value in pairs], places)
 
     def observe(self, rows: CommittedRows) -> None:
         self.main.observe(rows)

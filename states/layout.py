@@ -64,8 +64,7 @@ class PackedQueries:
         self.index = self._index()
         owners = [(run.owner, run.homes[0], run.row) for run in runs]
         owner_R, home_R, row_R = np.array(owners, np.int32).reshape(-1, 3).repeat(self.sizes, 0).T
-        row_or_0 = row_R if kv.rows > 1 else 0
-        self.all_slots = kv.append_(owner_R, self.positions, row_or_0, home_R)
+        self.all_slots = kv.append_(owner_R, self.positions, row_R if kv.rows > 1 else 0, home_R)
         self.flat: list[Ints] = []
         self.slots: list[Ints] = []
         for start, end in pairwise([0, *accumulate(self.sizes)]):

@@ -67,15 +67,14 @@ REQUEST_TRANSITIONS = (
     Transition("finish", (Stage.RUNNING, Stage.MERGING), Stage.DONE, "all its branches ended"),
     *_endings(LIVE_STAGES),
 )
+_LIVE_BRANCH = (*WAITING_STAGES, Stage.RUNNING)
 BRANCH_TRANSITIONS = (
     Transition(
         "run", WAITING_STAGES, Stage.RUNNING, "its prompt, or its freed rows, are prefilled"
     ),
     Transition("preempt", (Stage.RUNNING,), Stage.PREEMPTED, "rows ran out, it is the youngest"),
-    Transition(
-        "finish", (*WAITING_STAGES, Stage.RUNNING), Stage.DONE, "a stop token or its budget"
-    ),
-    *_endings((*WAITING_STAGES, Stage.RUNNING)),
+    Transition("finish", _LIVE_BRANCH, Stage.DONE, "a stop token or its budget"),
+    *_endings(_LIVE_BRANCH),
 )
 LIFECYCLES = {"request": REQUEST_TRANSITIONS, "branch": BRANCH_TRANSITIONS}
 

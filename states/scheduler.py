@@ -309,10 +309,9 @@ class Scheduler:
                 continue
             if not intake.count:
                 continue
-            waited = self.steps - request.step
             crowded = intake.count >= intake.capacity.max_active
             strict = not self.policy.overtakes or request is turn
-            intake.full |= crowded or strict or waited > self.block.max_wait
+            intake.full |= crowded or strict or self.steps - request.step > self.block.max_wait
         for item in popped:  # requests that do start are skipped when they are popped again
             heappush(self._queue, item)
         if prefixes is not None and intake.requests:

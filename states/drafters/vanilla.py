@@ -184,10 +184,9 @@ class VanillaDrafter(Drafter):
         trees = zip(branches, self.planned, figures, paths, strict=True)
         for branch, length, distributions, path in trees:
             accepted = len(path) - 1
-            state = next_state(
+            self.lengths[branch.owner] = next_state(
                 self.settings, self._state(branch), length, accepted, figures=distributions
             )
-            self.lengths[branch.owner] = state
             records.append(replace(length, accepted=accepted))
         return tuple(records)
 
