@@ -30,13 +30,15 @@ from .round import PendingRows, PlacedRows, Span, SpanSlots, Trees
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """Rows of one segment; homes: of all segments that they see, its own first."""
+    """Rows of one segment; homes: of all segments that they see, its own first. history: for each
+    row the segment whose history it sees; None for `owner`."""
 
     row: int
     owner: int
     homes: tuple[int, ...]
     tokens: Sequence[int]
     positions: Sequence[int]
+    history: Sequence[int] | None = None
 
 
 class PackedQueries:
@@ -164,13 +166,7 @@ class Layout:
                 tips.append(int(flat[-1]))
             first = copies.stop
         fresh = packed.all_slots[: sum(packed.sizes[:num_trees])]
-        rows = self._plain_rows(
-            kv,
-            packed,
-            tips=tips,
-            num_trees=0 if is_bare else num_trees,
-            histories=None if trees is None or is_bare else trees.segments,
-        )
+        rows = self._plain_rows(kv, packed, tips=tips, num_trees=0 if is_bare else num_trees)
         if trees is not None:
             if is_bare:
                 rows = self._with_roots(rows, trees, packed.index[: len(fresh)], fresh)
@@ -191,10 +187,12 @@ class Layout:
             homes = self.segments.homes(owner)
             tokens = [0] * (1 + (0 if shared else sizes[tree]))
             positions: Sequence[int] = tokens
+            history = None if trees.segments is None else trees.segments[tree]
             if is_bare:
                 tokens = [trees.roots[tree]]
                 positions = [trees.positions[tree]]
-            runs.append(QueryRun(row, owner, homes, tokens=tokens, positions=positions))
+            run = QueryRun(row, owner, homes, tokens=tokens, positions=positions, history=history)
+            runs.append(run)
         if shared:
             padding = [0] * shared
             runs.append(replace(runs[0], owner=UNKNOWN, tokens=padding, positions=padding))
@@ -210,28 +208,20 @@ class Layout:
         ]
 
     def _plain_rows(
-        self,
-        kv: KVCache,
-        packed: PackedQueries,
-        *,
-        tips: Sequence[int],
-        num_trees: int = 0,
-        histories: Sequence[Sequence[int]] | None = None,
+        self, kv: KVCache, packed: PackedQueries, *, tips: Sequence[int], num_trees: int = 0
     ) -> Rows:
-        """All rows of a forward without tree fields; the first `num_trees` runs have drafted nodes.
-        histories: for each tree the segments whose history its nodes see; None for its own."""
-        segments = {run.owner for run in packed.runs if run.owner >= 0}
-        if histories is not None:
-            segments = {run.owner for run in packed.runs[num_trees:] if run.owner >= 0}
-            segments.update(*histories)
-        ids = sorted(segments)
+        """All rows of a forward without tree fields; num_trees: first runs with drafted nodes."""
+        segments = {UNKNOWN}
+        for run in packed.runs:
+            segments.update(run.history or (run.owner,))
+        ids = sorted(segments - {UNKNOWN})
         number = dict(zip(ids, range(len(ids)), strict=True))
         numbers: list[int] = []
-        for at, (run, size) in enumerate(zip(packed.runs, packed.sizes, strict=True)):
-            if histories is not None and at < num_trees:
-                numbers += [number[segment] for segment in histories[at]]
-            else:
+        for run, size in zip(packed.runs, packed.sizes, strict=True):
+            if run.history is None:
                 numbers += [number.get(run.owner, len(ids))] * size
+            else:
+                numbers += [number[segment] for segment in run.history]
         values = (packed.tokens, packed.positions, packed.all_slots, numbers)
         host_CN = packed.spread((0, 0, kv.scratch, len(ids)), values)
         place_3BQ = torch.from_numpy(host_CN[:3].reshape(3, packed.height, packed.queries))
