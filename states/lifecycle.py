@@ -68,9 +68,9 @@ class Lifecycle:
                 branch.end(request.finish, request.why)
         if not request.branches:
             self.table.end_unstarted(request, request.finish, request.why)
-        self._close_(request)
+        self.close_(request)
 
-    def _close_(self, request: Request) -> None:
+    def close_(self, request: Request) -> None:
         self.table.close(request)
         self.kv_cache.end_request_(request, wipe=request.finish is Finish.FAILED)
 
@@ -85,10 +85,6 @@ class Lifecycle:
             pool.release_(np.flatnonzero(~pool.committed))
         self.release_and_prepare_()
 
-    def finish_(self, request: Request) -> None:
-        move(request, "run")
-        self._close_(request)
-
     def _advance_(self, request: Request) -> None:
         """Prepare waiting branches, release ended ones, and end the request after its last."""
         for branch in request.branches:
@@ -99,7 +95,7 @@ class Lifecycle:
         if _all_ended(request):
             self._fold_(request)
         if _all_ended(request):
-            self._close_(request)
+            self.close_(request)
         elif request.branches and not any(b.waits for b in request.branches):
             self.kv_cache.layout.prune_(request.prefix_owner)
 

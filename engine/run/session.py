@@ -27,7 +27,7 @@ from ...states.request import Request, limit_to_part_, resume_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
-from ...states.text.grammar import AnswerGrammar, GrammarError, OutlineGrammar
+from ...states.text.grammar import GrammarError, OutlineGrammar, TokenGrammar
 from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook, load_template
 from ...states.text.tokens import PromptTokens
@@ -133,9 +133,9 @@ class Session:
             raise ModelError(target.config.path.parent, str(error)) from None
 
     @cached_property
-    def _answers(self) -> AnswerGrammar:
+    def _answers(self) -> TokenGrammar:
         size = self.models.target.vocab_size
-        return AnswerGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
+        return TokenGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
 
     def request(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Request:
         """A request of this graph for one prompt; raises PromptError, GrammarError if no answer can

@@ -42,7 +42,8 @@ def parse_(
                 branches.kv_cache.drop_root_(request)
                 pending = []
             if not request.budget:
-                branches.lifecycle.finish_(request)
+                move(request, "run")
+                branches.lifecycle.close_(request)
                 continue
             fan_out_(branches.table, builder, request, pending=pending, direct_tokens=direct_tokens)
             if not request.outline.points:

@@ -70,7 +70,7 @@ def list_grammar(max_branches: int) -> str:
     return "\n".join([*rules, f"TITLE: {_TITLE}"])
 
 
-class _TokenGrammar:
+class TokenGrammar:
     """The bytes of a tokenizer's tokens as a trie, for grammars over whole tokens.
 
     tokenizer: of transformers (fast), or a tokenizers.Tokenizer.
@@ -103,8 +103,17 @@ class _TokenGrammar:
             raise GrammarError(first.get_error())
         return first
 
+    def matchers(self, grammar: str) -> Callable[[], OutlineMatcher]:
+        """Makes matchers of an answer under this grammar; raises GrammarError: not supported."""
+        try:
+            first = self.first(grammar)
+        except ValueError as error:
+            message = str(error).strip().split("\n", 1)[0]
+            raise GrammarError(PLACE.sub("", message)) from None
+        return partial(OutlineMatcher, first, self, "")
 
-class OutlineGrammar(_TokenGrammar):
+
+class OutlineGrammar(TokenGrammar):
     """The grammar of outlines in a format. tools: names that a line may give instead of `-`; unused
     for lists. Raises GrammarError: bad settings, or no token that begins an outline."""
 
@@ -141,7 +150,7 @@ class OutlineMatcher:
     """The state of one outline in the grammar; `advance` and `rollback` change it in place.
     llguidance does not count an end-of-turn token after a complete outline: `finished` does."""
 
-    def __init__(self, first: LLMatcher, grammar: _TokenGrammar, question: str) -> None:
+    def __init__(self, first: LLMatcher, grammar: TokenGrammar, question: str) -> None:
         self._first = first
         self._inner = first.deep_copy()
         self._grammar = grammar
@@ -234,19 +243,6 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions")
 COMBINED = ("anyOf", "oneOf", "allOf", "$ref")
 # Text that cannot be the beginning of calls, which is `[{`.
 NO_CALL = r"/\s*([^\s\[]|\[[^{])(?s:.)*/"
-
-
-class AnswerGrammar(_TokenGrammar):
-    """Makes matchers of grammars for one tokenizer, whose tokens are read once."""
-
-    def matchers(self, grammar: str) -> Callable[[], OutlineMatcher]:
-        """Makes matchers of an answer under this grammar; raises GrammarError: not supported."""
-        try:
-            first = self.first(grammar)
-        except ValueError as error:
-            message = str(error).strip().split("\n", 1)[0]
-            raise GrammarError(PLACE.sub("", message)) from None
-        return partial(OutlineMatcher, first, self, "")
 
 
 DELIMITERS = {"/": r"\/", "\n": r"\n"}
