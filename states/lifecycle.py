@@ -45,7 +45,8 @@ class Lifecycle:
         """Release what ended, prepare prompts that became known, refuse what can never run."""
         ran = list(ran)
         for branch in ran:
-            self.admission.lengths.learn(branch)
+            if branch.finish is not None:
+                self.admission.lengths.learn(branch)
             if branch.finish is Finish.FAILED:
                 self.table.end(branch.request, Finish.FAILED, branch.note)
         cancelled = self.table.cancelled
