@@ -15,9 +15,6 @@ FIRST_ESTIMATE = 2  # 1/2 of the budget is expected before any text has ended
 MEAN_WINDOW = 8  # texts in the moving mean
 REGION_STEP = 64  # larger regions are rounded up to a multiple of it
 
-# Cached rows that a waiting request would start after, and that other requests hold anyway.
-RowsHeldByOthers = Callable[[Request], int]
-
 
 class LengthEstimator:
     """The number of tokens that admission reserves for a text: an estimate if optimistic."""
@@ -159,7 +156,9 @@ class Admission:
         self.capacity = capacity
         self.limits = limits
         self.cache = cache
-        exact = capacity.beams > 1 or capacity.rows > 0 or limits.holds_parts
+        skeleton = limits.graph.skeleton
+        keeps_parts = skeleton is not None and skeleton.merge == "attend"
+        exact = capacity.beams > 1 or capacity.rows > 0 or keeps_parts
         self.optimistic = limits.graph.scheduler.admission == "optimistic" and not exact
         self.lengths = LengthEstimator(optimistic=self.optimistic)
 
@@ -238,7 +237,7 @@ class Intake:
         admission: Admission,
         requests: Iterable[Request],
         active: int,
-        rows_held_by_others: RowsHeldByOthers | None = None,
+        rows_held_by_others: Callable[[Request], int] | None = None,
     ) -> None:
         self.capacity = admission.capacity
         self.lengths = admission.lengths
@@ -248,8 +247,7 @@ class Intake:
         self._pinned = admission.pinned
         self._used = -1  # computed on demand
         self.live = {r.prefix_owner for r in self.open if running_branches(r)}
-        retaining = self.open if self.capacity.rows else []
-        self.retaining = {r.prefix_owner for r in retaining if _row_waits(r)}
+        self.retaining = {r.prefix_owner for r in self.open if self.capacity.rows and _row_waits(r)}
         self.branches: list[Branch] = []
         self.requests: list[Request] = []
         self.chunks: list[tuple[Request, int]] = []
@@ -350,8 +348,7 @@ class Intake:
             running = running_branches(request)
             for branch in running:
                 cached = max(branch.first_own_row - branch.start, 0)
-                answer = self.capacity.beams * self.lengths.of(branch)
-                slots += len(branch.prompt) + answer - cached
+                slots += len(branch.prompt) + self.capacity.beams * self.lengths.of(branch) - cached
             outlines = request.root is not None and request.stage is Stage.OUTLINE
             waits = any(branch.waits for branch in request.all_branches())
             if outlines or (waits and not running):

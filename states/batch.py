@@ -1,6 +1,5 @@
 """The batch of the next target forward: token trees of running branches, and prompts that start."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ..ops.types import NO_WORK, Proposal
@@ -15,24 +14,20 @@ from .text.tokens import PromptTokens
 class BatchBuilder:
     def __init__(self, kv_cache: KVCacheManager, admission: Admission) -> None:
         self.admission = admission
+        self.kv_cache = kv_cache
         self.table = kv_cache.table
         self.layout = kv_cache.layout
-        self.pools = kv_cache.pools
-        self.samplers = kv_cache.samplers
-        self.blend = kv_cache.blend
-        self.beams = kv_cache.beams
-        self.prefixes = kv_cache.prefixes
 
     def build_(self, step: StepPlan | None, proposal: Proposal | None = None) -> Batch:
         """The batch of the active branches' trees, if any, and of all that starts in the step."""
         newcomers, spans = ([], []) if step is None else self.start_(step)
         trees = None if proposal is None else self.trees(proposal)
-        placed = self.layout.place_(self.pools[0], trees, spans)
+        placed = self.layout.place_(self.kv_cache.pools[0], trees, spans)
         ran = [] if proposal is None else self.table.active
         drawing = [*ran, *[span.branch for span in spans if span.branch and span.draws]]
         sampled = [branch for branch in drawing if not branch.request.sampling.plain]
-        sampler = self.samplers.of(drawing) if sampled else None
-        blend = None if self.blend is None else self.blend.rows(spans, placed)
+        sampler = self.kv_cache.samplers.of(drawing) if sampled else None
+        blend = None if self.kv_cache.blend is None else self.kv_cache.blend.rows(spans, placed)
         rows = placed.rows
         if sampler is not None or blend is not None:
             rows = replace(rows, sampler=sampler, blend=blend)
@@ -50,10 +45,11 @@ class BatchBuilder:
     def start_(self, step: StepPlan) -> tuple[list[Branch], list[Span]]:
         """Allocate what starts: the branches, and the rows of prompts and of chunks of prompts."""
         branches = [*step.starting]
-        if self.prefixes is not None:  # preempted branches continue after cached rows of their own
+        prefixes = self.kv_cache.prefixes
+        if prefixes is not None:  # preempted branches continue after cached rows of their own
             for branch in (*branches, *[request.first_branch for request in step.requests]):
                 if branch is not None and branch.tokens:
-                    self.prefixes.resume_(branch)
+                    prefixes.resume_(branch)
         self._make_room_(step)
         spans = [span for branch in branches for span in self._start_branch_(branch)]
         for request in step.requests:
@@ -65,8 +61,8 @@ class BatchBuilder:
         return branches, spans
 
     def trees(self, proposal: Proposal) -> Trees:
-        if self.beams is not None:
-            return self.beams.trees(proposal)
+        if self.kv_cache.beams is not None:
+            return self.kv_cache.beams.trees(proposal)
         active = self.table.active
         return Trees(
             roots=[branch.tokens[-1] for branch in active],
@@ -84,17 +80,20 @@ class BatchBuilder:
             size, least = self.admission.region(request)
             self.layout.open_(request.prefix_owner, size, least)
         starting: list[Branch | Request] = [*step.starting, *requests]
-        if self.prefixes is not None and starting:
+        if self.kv_cache.prefixes is not None and starting:
             running = len(self.table.active)
             claimed = self.admission.claimed(self.table.open.values(), running, starting)
-            self.prefixes.make_room_(claimed, new)
+            self.kv_cache.prefixes.make_room_(claimed, new)
 
     def _start_request_(self, request: Request) -> tuple[list[Branch], list[Span]]:
         """Start a request: its first branch, if one starts, and the rows of its prompt."""
         self.table.begin(request)
         spans = []
-        for part in _unread_parts(request):
-            spans += self._extend_prefix_(request, part)
+        start = 0
+        for part in (request.prefix, *request.prefix_parts):  # divided as they were first read
+            if start + len(part) > request.prefix_length:
+                spans += self._extend_prefix_(request, part.behind(request.prefix_length - start))
+            start += len(part)
         if (first := request.first_branch) is not None:
             request.first_branch = None
             move(request, "outline" if first.is_root else "merge" if first.combines else "run")
@@ -177,12 +176,3 @@ class BatchBuilder:
             bound=branch.matcher is not None,
             chunks=rows.chunks,
         )
-
-
-def _unread_parts(request: Request) -> Iterator[PromptTokens]:
-    """The texts of the prefix without rows, divided as they were first read."""
-    start = 0
-    for part in (request.prefix, *request.prefix_parts):
-        if start + len(part) > request.prefix_length:
-            yield part.behind(request.prefix_length - start)
-        start += len(part)

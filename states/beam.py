@@ -57,8 +57,7 @@ class BeamSearch:
 
 def _agreed(table_Wn: npt.NDArray[Any]) -> int:
     """The number of leading columns that are equal in all rows."""
-    differs_n = np.append((table_Wn != table_Wn[0]).any(0), True)
-    return int(differs_n.argmax())
+    return int(np.append((table_Wn != table_Wn[0]).any(0), True).argmax())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from ..ops.kv.pool import KVCache
 from ..ops.layer_plan import BlendSettings
 from .drafter import committed_features
 from .request import Branch, Request
-from .round import BlendSummary, CommittedRows, PlacedRows, Span
+from .round import Batch, BlendSummary, CommittedRows, Ids, PlacedRows, Span
 from .text.prompts import PromptBook
 from .text.tokens import Chunk, PromptTokens
 
@@ -86,23 +85,16 @@ class BlendState:
         return [] if self._too_few([chunk for chunk, _ in cached]) else cached
 
     def _too_few(self, chunks: Sequence[Chunk]) -> bool:
-        rows = sum(len(chunk.ids) for chunk in chunks)
-        return self.settings.kind_for(rows) == "plain"
+        return self.settings.kind_for(sum(len(chunk.ids) for chunk in chunks)) == "plain"
 
-    def mark_(
-        self,
-        report: BlendReport,
-        spans: Sequence[Span],
-        placed: PlacedRows,
-        *,
-        blend: Blend,
-        picked_P: npt.NDArray[np.int64] | None,
-    ) -> BlendSummary:
+    def mark_(self, report: BlendReport, batch: Batch, picked_P: Ids | None) -> BlendSummary:
         """Note for every owner which of its rows were cached and which of these recomputed."""
+        blend = batch.rows.blend
+        assert blend is not None, "the report is of a blended forward"
         is_cached_M = (blend.rows.role_BQ == RowRole.REUSED).reshape(-1)
         is_picked_M = np.zeros_like(is_cached_M)
         is_picked_M[[] if picked_P is None else picked_P] = True
-        for span, slots in zip(spans, placed.spans, strict=True):
+        for span, slots in zip(batch.spans, batch.placed.spans, strict=True):
             first = span.position
             cached, picked = (
                 np.flatnonzero(mask_M[slots.rows]) + first for mask_M in (is_cached_M, is_picked_M)
@@ -213,14 +205,13 @@ class FoldState:
         source = [*range(head), *[NEW] * (len(prompt) - head - tail)]
         source += [*range(part.prompt - tail, len(part.ids))]
         name = f"part {branch.index + 1}"
+        kept = part.rows
         chunks = []
         for at, first, count in runs(source, part.lead):
             is_exact = is_first and at == first == 0 < part.lead
             here = slice(first, first + count)
-            features_RF = None if part.rows.features_RF is None else part.rows.features_RF[here]
-            rows = ChunkKV(
-                part.rows.keys_LRgd[:, here], part.rows.values_LRgd[:, here], features_RF
-            )
+            features_RF = None if kept.features_RF is None else kept.features_RF[here]
+            rows = ChunkKV(kept.keys_LRgd[:, here], kept.values_LRgd[:, here], features_RF)
             chunks.append(Chunk(at, ids[at : at + count], name, kept=rows, is_exact=is_exact))
         return PromptTokens(ids, tuple(chunks))
 

@@ -36,14 +36,10 @@ class Committer:
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self.lifecycle = lifecycle
-        kv_cache = lifecycle.kv_cache
-        self.pools = kv_cache.pools
-        self.segments = kv_cache.table.segments
-        self.drafter = kv_cache.drafter
-        self.drafters = kv_cache.drafter.parts
-        self.layout = kv_cache.layout
-        self.fold = kv_cache.fold
-        self.blend = kv_cache.blend
+        self.kv_cache = lifecycle.kv_cache
+        self.pools = self.kv_cache.pools
+        self.drafter = self.kv_cache.drafter
+        self.fold = self.kv_cache.fold
 
     def commit_(
         self,
@@ -55,9 +51,8 @@ class Committer:
         roots: FirstTokens,
         report: BlendReport | None = None,
     ) -> RoundSummary:
-        """Read the round, commit accepted rows in place, advance the branches, release and prepare.
-        features_QF: the target's tapped hidden states. roots: tokens drawn at the ends of prompts.
-        """
+        """Read the round, commit accepted rows, advance the branches, release and prepare.
+        features_QF: the target's tapped hidden states; roots: tokens drawn at ends of prompts."""
         kv = self.pools[0]
         picked_P = None if report is None else next(iter(report.picked.values()), None)
         result = read_round(host, accepted, roots, picked_P)
@@ -78,25 +73,18 @@ class Committer:
             trees.append(tree)
             nodes = np.array(tree.path[: tree.num_committed + 1])
             slots = slots_ST[number, nodes]
-            rows = rows_ST[number, nodes]
-            self._commit_path_(branch, slots, rows, features_QF)
+            self._commit_path_(branch, slots, rows_ST[number, nodes], features_QF)
         kv.release_(fresh[~kv.committed[fresh]])
         if batch.spans:
-            self._commit_prompts_(batch, result, roots, features_QF, host=host)
+            legal = LegalTokens(result.best_RC, roots.bound, host)
+            self._commit_prompts_(batch, result, legal, features_QF)
         gamma = self.drafter.learn(batch.ran, result, [tree.path for tree in trees])
         blend = None
-        if report is not None and self.blend is not None and batch.rows.blend is not None:
-            blend = self.blend.mark_(
-                report,
-                batch.spans,
-                batch.placed,
-                blend=batch.rows.blend,
-                picked_P=result.picked_P,
-            )
+        if report is not None and self.kv_cache.blend is not None:
+            blend = self.kv_cache.blend.mark_(report, batch, result.picked_P)
         explained: tuple[ExplainedRound, ...] = ()
         if accepted is not None and accepted.figures is not None:
-            bound = batch.rows.bound_trees
-            explained = explain(batch.ran, trees, result, accepted.figures, bound_trees=bound)
+            explained = explain(batch, trees, result, accepted.figures)
         summary = RoundSummary(
             branches=tuple([branch.name for branch in branches]),
             committed=tuple([len(b.tokens) - n for b, n in zip(branches, before, strict=True)]),
@@ -112,12 +100,12 @@ class Committer:
             blend=blend,
             trees=tuple(trees),
             work=batch.work,
-            choices=tuple([d.chooser.choice for d in self.drafters if d.chooser is not None]),
+            choices=tuple([d.chooser.choice for d in self.drafter.parts if d.chooser is not None]),
         )
         ended = [branch for branch in branches if branch.finish is not None]
         if self.fold is not None:
             for branch in ended:
-                slots = kv.slots_of(branch.owner, self.layout.rows_of(branch.owner)[0])
+                slots = kv.slots_of(branch.owner, self.kv_cache.layout.rows_of(branch.owner)[0])
                 self.fold.keep_(branch, kv, slots)
         if batch.spans or ended or self.lifecycle.table.cancelled:
             self.lifecycle.release_and_prepare_(branches)
@@ -130,29 +118,18 @@ class Committer:
         first = branch.num_cached_tokens
         branch.num_cached_tokens += len(slots)
         branch.length += len(slots)
-        positions = range(position, branch.length)
-        self.pools[0].commit_(slots, positions, branch.owner, self.segments.home[branch.owner])
+        home = self.kv_cache.table.segments.home[branch.owner]
+        self.pools[0].commit_(slots, range(position, branch.length), branch.owner, home)
+        tokens = branch.tokens[first : branch.num_cached_tokens]
         committed = committed_rows(
-            branch,
-            position,
-            branch.tokens[first : branch.num_cached_tokens],
-            rows,
-            features_QF=features_QF,
-            is_path=True,
+            branch, position, tokens, rows, features_QF=features_QF, is_path=True
         )
         self._observe_(branch, committed)
 
     def _commit_prompts_(
-        self,
-        batch: Batch,
-        result: RoundResult,
-        roots: FirstTokens,
-        features_QF: Tensor | None,
-        *,
-        host: HostReader,
+        self, batch: Batch, result: RoundResult, legal: "LegalTokens", features_QF: Tensor | None
     ) -> None:
         """Commit the rows of prompts; each branch that starts gets its root token."""
-        legal = LegalTokens(result.best_RC, roots.bound, host)
         tip = 0
         bound = 0
         for span, slots in zip(batch.spans, batch.placed.spans, strict=True):

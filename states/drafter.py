@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftContext:
-    """What a drafter uses of its run: its network and KV pool, if it has them; the acceptance
-    rule; costs of forwards, to choose sizes by. outlines: drafts for outlines only, for all
-    others, for all (None)."""
+    """What a drafter uses of its run: its network and KV pool, if it has them; the acceptance rule;
+    costs to choose sizes by. outlines: drafts for outlines only, for all others, for all (None)."""
 
     table: RequestTable
     layout: Layout
@@ -125,16 +124,15 @@ class Drafter:
             remaining = [branch.budget - len(branch.tokens) - 1 for branch in active]
             unread = sum(len(rows.tokens) for rows in self.inbox)
             self.chooser.choose_([branch.owner for branch in active], remaining, unread)
-        context = self.context
         choice = None if self.chooser is None else self.chooser.choice
         if self.kv is None or (choice is not None and self._can_wait(active, choice)):
             return tuple(active)
         pending = self.inbox
         self.inbox = []
         tips = [(branch.owner, branch.length, branch.tokens[-1]) for branch in active]
-        rows = context.layout.place_draft_(self.kv, pending, tips)
+        rows = self.context.layout.place_draft_(self.kv, pending, tips)
         sampled = [branch for branch in active if not branch.request.sampling.plain]
-        sampler = context.samplers.of(active) if sampled else None
+        sampler = self.context.samplers.of(active) if sampled else None
         return replace(rows, sampler=sampler, attention=attention)
 
     def _can_wait(self, active: Sequence[Branch], choice: DraftSize) -> bool:
@@ -260,8 +258,7 @@ class NoDrafter(Drafter):
 
 
 class TwoDrafters(Drafter):
-    """Splits the branches between its parts, whose rows are theirs alone; between ops a value is a
-    pair, or None in it."""
+    """Splits the branches between its parts; between ops a value is a pair, each of it or None."""
 
     def __init__(self, main: Drafter, outlines: Drafter) -> None:
         super().__init__(main.settings, replace(main.context, costs=None))
@@ -286,12 +283,11 @@ class TwoDrafters(Drafter):
         from ..ops.draft.proposals import join
 
         pairs = zip(self.parts, frontier, strict=True)
-        proposals = [None if value is None else part.grow(value) for part, value in pairs]
         active = self.context.table.active
         places = [
             [at for at, branch in enumerate(active) if part.serves(branch)] for part in self.parts
         ]
-        return join(proposals, places)
+        return join([None if value is None else part.grow(value) for part, value in pairs], places)
 
     def observe(self, rows: CommittedRows) -> None:
         self.main.observe(rows)
@@ -305,5 +301,9 @@ class TwoDrafters(Drafter):
         for part in self.parts:
             trees = [tree for tree, branch in enumerate(branches) if part.serves(branch)]
             served = [branches[tree] for tree in trees]
-            records += part.learn(served, result.some(trees), [paths[tree] for tree in trees])
+            tokens_ST = result.tokens_ST[trees]
+            own = replace(
+                result, tokens_ST=tokens_ST, side_outputs_SC=result.side_outputs_SC[trees]
+            )
+            records += part.learn(served, own, [paths[tree] for tree in trees])
         return tuple(records)

@@ -9,14 +9,14 @@ from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
 from .beam import BeamState
 from .blend import BlendState, FoldState
 from .drafter import Drafter
-from .layout import BatchingLayout, Layout
+from .layout import Layout
 from .prefix_cache import PrefixCache, shared_length
 from .request import Branch, Request, Stage
 from .request_table import RequestTable
 from .sampling import Samplers
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True)
 class PrefixCacheManager:
     """Gives rows of requests to the prefix cache: the prompt while a request runs, the rest when it
     ends; and cached rows to requests (`borrowers`, by prefix owner)."""
@@ -24,13 +24,13 @@ class PrefixCacheManager:
     table: RequestTable
     cache: PrefixCache
     drafter: Drafter
+    layout: Layout
     borrowers: dict[int, Request] = field(default_factory=dict)
     _prompts: dict[int, Ints] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)
 
     def select_(self, requests: Sequence[Request]) -> list[Request]:
-        """Defer requests whose prefix another request computes in this step; attach the others to
-        the cached rows of their prompt."""
+        """Defer requests whose prefix another one computes; attach the others to cached rows."""
         selected: list[Request] = []
         unread = []
         if self.table.active:  # so the drafter has a forward in this step
@@ -68,18 +68,18 @@ class PrefixCacheManager:
 
     def _attach_(self, request: Request) -> None:
         ids = self._prompt(request)
-        salt = request.cache_salt
-        if request.prefix_owner not in self._counted:
-            self._counted.add(request.prefix_owner)
+        owner = request.prefix_owner
+        if owner not in self._counted:
+            self._counted.add(owner)
             self.cache.figures.asked += len(ids)
-        self._publish_prefix_of_(ids, salt)
+        self._publish_prefix_of_(ids, request.cache_salt)
         limit = self._max_shared(request)
-        drafts = _drafts(request)
-        length = self.cache.attach_(request.prefix_owner, ids, limit, salt, drafts=drafts)
+        length = self.cache.attach_(owner, ids, limit, request.cache_salt, drafts=_drafts(request))
+        self.cache.figures.reused += length
         if request.stage is Stage.WAITING:
             request.reused = length
         if length:
-            self.borrowers[request.prefix_owner] = request
+            self.borrowers[owner] = request
             request.shared = length
             request.extend_prefix(ids[:length].tolist())
         if (more := length - request.body_size) > 0:
@@ -139,13 +139,12 @@ class PrefixCacheManager:
         start = request.shared
         tokens = np.array(self._row_ids(request)[start:end], np.int32)
         if len(tokens):
-            salt = request.cache_salt
-            self.cache.publish_(request.prefix_owner, more, tokens, start, salt=salt)
+            self.cache.publish_(request.prefix_owner, more, tokens, start, salt=request.cache_salt)
             request.shared = end
 
     def _row_ids(self, request: Request) -> list[int]:
         first = self._prompt_branch(request)
-        return [*request.context, *(first.prompt if first is not None else ())]
+        return request.context if first is None else [*request.context, *first.prompt]
 
     def _prompt_branch(self, request: Request) -> Branch | None:
         """The branch whose rows hold the end of the prompt, if the prefix does not."""
@@ -169,12 +168,11 @@ class PrefixCacheManager:
     def resume_(self, branch: Branch) -> None:
         """Let a preempted branch continue after its cached rows, if they reach past its prefix."""
         request = branch.request
-        salt = request.cache_salt
-        if len(request.common_prompt):
-            return
         ids = np.array([*request.body, *branch.rows], np.int32)
-        if self.cache.reusable(ids, len(ids), salt) > request.body_size:
-            branch.first_own_row = self.cache.attach_(branch.owner, ids, len(ids), salt)
+        place = ids, len(ids), request.cache_salt
+        if not len(request.common_prompt) and self.cache.reusable(*place) > request.body_size:
+            branch.first_own_row = self.cache.attach_(branch.owner, *place)
+            self.cache.figures.reused += branch.first_own_row
 
     def detach_branch_(self, branch: Branch) -> None:
         if branch.first_own_row:
@@ -184,14 +182,13 @@ class PrefixCacheManager:
     def move_to_prefix_(self, root: Branch) -> None:
         """Let a prefix continue after the cached rows of its resumed outline, which joins it."""
         request = root.request
-        segments = self.cache.segments
         owner = request.prefix_owner
         for drafter in self.drafter.parts:
             drafter.forget([owner])
         for pool in self.cache.pools:
             pool.truncate_(owner, 0)
         self.cache.detach_(owner)
-        segments.set_parent(owner, segments.parent[root.owner])
+        self.cache.segments.set_parent(owner, self.cache.segments.parent[root.owner])
         self.borrowers[owner] = request
         request.shared = root.first_own_row
         root.first_own_row = 0
@@ -200,11 +197,14 @@ class PrefixCacheManager:
         """Detach waiting requests from cached rows; returns whether there were any."""
         waiting = [request for request in self.borrowers.values() if request.waits]
         for request in waiting:
-            self.close_(request)
-            request.shared = 0
+            self._detach_(request)
             request.prefix_length = 0
-            self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         return bool(waiting)
+
+    def _detach_(self, request: Request) -> None:
+        self.close_(request)
+        self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
+        request.shared = 0
 
     def publish_prompt_(self, request: Request) -> None:
         """Cache the prompt of an outline that ended, if other requests gain by it."""
@@ -262,14 +262,11 @@ def _drafts(request: Request) -> bool:
     return bool(request.branches) or request.remaining_tokens > 1
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
 class CopyingPrefixCacheManager(PrefixCacheManager):
-    """The prefix cache of the layout ``batching``, in pools of its own (`cached_pools`): rows are
-    copied into the pool row of a request that starts, and out of it."""
+    """The prefix cache of the layout ``batching``, in pools of its own: rows are copied into the
+    pool row of a request that starts, and out of it."""
 
-    layout: BatchingLayout
-    rows: Sequence[KVCache]
-    cached_pools: Sequence[KVCache]
+    __slots__ = ()
 
     def make_room_(self, claimed: int, starting: Sequence[Request]) -> None:
         """Copy the cached rows of each request that starts into its pool row."""
@@ -278,7 +275,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
                 continue
             owner = request.prefix_owner
             path = self.cache.segments.path(owner)[:0:-1]
-            for cached, pool in zip(self.cached_pools, self.rows, strict=True):
+            for cached, pool in zip(self.cache.pools, self.layout.pools, strict=True):
                 slots = np.concatenate([cached.slots_of(segment) for segment in path])
                 slots = slots[cached.position[slots] < request.shared]
                 pool.copy_from_(cached, slots, owner, self.layout.rows_of(owner)[0])
@@ -301,18 +298,11 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
     def preempt_(self, branch: Branch) -> None:
         """Cache a copy of the rows of a preempted branch and free them."""
         self._insert_as_(branch, branch.owner)
-        for pool in self.rows:
+        for pool in self.layout.pools:
             pool.retire_([branch.owner])
 
     def resume_(self, branch: Branch) -> None:
         """A resumed branch prefills its rows in its own pool row."""
-
-    def return_borrowed_(self) -> bool:
-        waiting = [request for request in self.borrowers.values() if request.waits]
-        for request in waiting:
-            self._detach_(request)
-            request.prefix_length = 0
-        return bool(waiting)
 
     def _insert_as_(self, branch: Branch, segment: int) -> bool:
         """Cache a copy of the rows; they are freed by the caller."""
@@ -320,8 +310,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         if not branch.reads and branch.length > branch.start and not len(request.common_prompt):
             ids = [*request.context, *branch.prompt, *branch.tokens][: branch.length]
             owners = (request.prefix_owner, segment)
-            row = self.layout.rows_of(branch.owner)[0]
-            self._copy_out_(ids, owners, row, request.cache_salt)
+            self._copy_out_(ids, owners, self.layout.rows_of(branch.owner)[0], request.cache_salt)
         return False
 
     def _copy_out_(self, ids: Sequence[int], owners: Sequence[int], row: int, salt: str) -> None:
@@ -330,7 +319,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
             return
 
         def copy_(segment: int, start: int) -> None:
-            for cached, pool in zip(self.cached_pools, self.rows, strict=True):
+            for cached, pool in zip(self.cache.pools, self.layout.pools, strict=True):
                 slots = np.concatenate([pool.slots_of(owner, row) for owner in owners])
                 positions = pool.position[slots]
                 new = slots[(positions >= start) & (positions < len(ids_T))]
@@ -344,7 +333,7 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
         if failed and request.prefix_length:
             segment = self.cache.segments.add()
             ids = self._prompt(request)
-            self.cache.attach_(segment, ids, len(ids), request.cache_salt, counted=False)
+            self.cache.attach_(segment, ids, len(ids), request.cache_salt)
             self.cache.detach_(segment, drop=True)
             self.cache.segments.remove([segment])
         PrefixCacheManager.close_(self, request, failed=failed)
@@ -394,9 +383,8 @@ class KVCacheManager:
         freed = list[int]()
         for branch in branches:
             if branch.owner in self.table.segments and not branch.rows_released:
-                inserted = self.prefixes is not None and self.prefixes.insert_(branch)
-                branch.rows_released = inserted
-                (cached if inserted else freed).append(branch.owner)
+                branch.rows_released = self.prefixes is not None and self.prefixes.insert_(branch)
+                (cached if branch.rows_released else freed).append(branch.owner)
         if cached:
             self.forget_(cached)
         self.free_(freed)
@@ -409,8 +397,9 @@ class KVCacheManager:
             self.fold.forget_(request)
         branches = list(request.all_branches())
         if wipe:
-            for branch in branches:
-                self._detach_(branch)
+            if self.prefixes is not None:
+                for branch in branches:
+                    self.prefixes.detach_branch_(branch)
             unreleased = [branch.owner for branch in branches if not branch.rows_released]
             for pool in self.pools:
                 pool.wipe_([request.prefix_owner, *unreleased])
@@ -419,10 +408,6 @@ class KVCacheManager:
         if self.prefixes is not None:
             self.prefixes.close_(request, failed=wipe)
         self.free_([request.prefix_owner])
-
-    def _detach_(self, branch: Branch) -> None:
-        if self.prefixes is not None:
-            self.prefixes.detach_branch_(branch)
 
     def drop_root_(self, request: Request) -> None:
         """Free an outline that the parts do not follow, and the rows of the prefix that only it has
@@ -441,7 +426,8 @@ class KVCacheManager:
             for drafter in self.drafter.parts:
                 drafter.truncate(request.prefix_owner, length)
             request.shrink_prefix(length)
-        self._detach_(root)
+        if self.prefixes is not None:
+            self.prefixes.detach_branch_(root)
         self.free_([root.owner])
 
     def promote_root_(self, request: Request) -> None:
@@ -459,10 +445,6 @@ class KVCacheManager:
         self.table.segments.merge_into_parent(root.owner, request.prefix_owner)
         request.prefix_parts.append(root.rows)
         request.extend_prefix(root.rows.ids)
-
-    def discard_uncommitted_(self) -> None:
-        for pool in self.pools:
-            pool.release_(np.flatnonzero(~pool.committed))
 
     def preempt_branch_(self, branch: Branch) -> None:
         if self.prefixes is not None:
@@ -489,6 +471,5 @@ class KVCacheManager:
     def evict_idle_(self, slots: int) -> None:
         """Evict idle cached rows until `slots` slots are free, or none is idle."""
         if self.prefixes is not None:
-            cache = self.prefixes.cache
             free = self.pools[0].slots - self.pools[0].current_length
-            cache.evict_to_(cache.idle - max(slots - free, 0))
+            self.prefixes.cache.evict_to_(self.prefixes.cache.idle - max(slots - free, 0))

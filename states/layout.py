@@ -30,13 +30,15 @@ from .round import PendingRows, PlacedRows, Span, SpanSlots, Trees
 
 @dataclass(frozen=True, slots=True)
 class QueryRun:
-    """Rows of one segment; homes: of all segments that they see, its own first."""
+    """Rows of one segment; homes: of all segments that they see, its own first. history: for each
+    row the segment whose history it sees; None for `owner`."""
 
     row: int
     owner: int
     homes: tuple[int, ...]
     tokens: Sequence[int]
     positions: Sequence[int]
+    history: Sequence[int] | None = None
 
 
 class PackedQueries:
@@ -64,8 +66,7 @@ class PackedQueries:
         self.index = self._index()
         owners = [(run.owner, run.homes[0], run.row) for run in runs]
         owner_R, home_R, row_R = np.array(owners, np.int32).reshape(-1, 3).repeat(self.sizes, 0).T
-        row_or_0 = row_R if kv.rows > 1 else 0
-        self.all_slots = kv.append_(owner_R, self.positions, row_or_0, home_R)
+        self.all_slots = kv.append_(owner_R, self.positions, row_R if kv.rows > 1 else 0, home_R)
         self.flat: list[Ints] = []
         self.slots: list[Ints] = []
         for start, end in pairwise([0, *accumulate(self.sizes)]):
@@ -165,15 +166,12 @@ class Layout:
                 tips.append(int(flat[-1]))
             first = copies.stop
         fresh = packed.all_slots[: sum(packed.sizes[:num_trees])]
-        rows = self._plain_rows(
-            kv,
-            packed,
-            tips=tips,
-            num_trees=0 if is_bare else num_trees,
-            histories=None if trees is None or is_bare else trees.segments,
-        )
+        rows = self._plain_rows(kv, packed, tips=tips, num_trees=0 if is_bare else num_trees)
         if trees is not None:
-            rows = self._with_trees(rows, trees, packed, fresh, shared=shared, is_bare=is_bare)
+            if is_bare:
+                rows = self._with_roots(rows, trees, packed.index[: len(fresh)], fresh)
+            else:
+                rows = self._with_trees(rows, trees, packed, fresh, shared=shared)
             if not self.packed:
                 rows = replace(rows, alignment=self.alignment(packed, trees, spans))
         if bound:
@@ -189,14 +187,15 @@ class Layout:
             homes = self.segments.homes(owner)
             tokens = [0] * (1 + (0 if shared else sizes[tree]))
             positions: Sequence[int] = tokens
+            history = None if trees.segments is None else trees.segments[tree]
             if is_bare:
                 tokens = [trees.roots[tree]]
                 positions = [trees.positions[tree]]
-            runs.append(QueryRun(row, owner, homes, tokens=tokens, positions=positions))
+            run = QueryRun(row, owner, homes, tokens=tokens, positions=positions, history=history)
+            runs.append(run)
         if shared:
             padding = [0] * shared
-            first = runs[0]
-            runs.append(replace(first, owner=UNKNOWN, tokens=padding, positions=padding))
+            runs.append(replace(runs[0], owner=UNKNOWN, tokens=padding, positions=padding))
         return runs
 
     def _runs(self, part: Span | PendingRows) -> list[QueryRun]:
@@ -209,32 +208,22 @@ class Layout:
         ]
 
     def _plain_rows(
-        self,
-        kv: KVCache,
-        packed: PackedQueries,
-        *,
-        tips: Sequence[int],
-        num_trees: int = 0,
-        histories: Sequence[Sequence[int]] | None = None,
+        self, kv: KVCache, packed: PackedQueries, *, tips: Sequence[int], num_trees: int = 0
     ) -> Rows:
-        """All rows of a forward without tree fields; the first `num_trees` runs have drafted nodes.
-        histories: for each tree the segments whose history its nodes see; None for its own."""
-        segments = {run.owner for run in packed.runs if run.owner >= 0}
-        if histories is not None:
-            segments = {run.owner for run in packed.runs[num_trees:] if run.owner >= 0}
-            segments.update(*histories)
-        ids = sorted(segments)
+        """All rows of a forward without tree fields; num_trees: first runs with drafted nodes."""
+        segments = {UNKNOWN}
+        for run in packed.runs:
+            segments.update(run.history or (run.owner,))
+        ids = sorted(segments - {UNKNOWN})
         number = dict(zip(ids, range(len(ids)), strict=True))
         numbers: list[int] = []
-        for at, (run, size) in enumerate(zip(packed.runs, packed.sizes, strict=True)):
-            if histories is not None and at < num_trees:
-                numbers += [number[segment] for segment in histories[at]]
-            else:
+        for run, size in zip(packed.runs, packed.sizes, strict=True):
+            if run.history is None:
                 numbers += [number.get(run.owner, len(ids))] * size
-        host_CN = packed.spread(
-            (0, 0, kv.scratch, len(ids)),
-            (packed.tokens, packed.positions, packed.all_slots, numbers),
-        )
+            else:
+                numbers += [number[segment] for segment in run.history]
+        values = (packed.tokens, packed.positions, packed.all_slots, numbers)
+        host_CN = packed.spread((0, 0, kv.scratch, len(ids)), values)
         place_3BQ = torch.from_numpy(host_CN[:3].reshape(3, packed.height, packed.queries))
         tokens_BQ, positions_BQ, slots_BQ = place_3BQ.to(self.device).unbind()
         nodes_ST, ancestors_STT = no_trees(self.device)
@@ -268,40 +257,29 @@ class Layout:
             for homes, flats in rows_by_homes.items()
         )
 
+    def _with_roots(self, rows: Rows, trees: Trees, index: Ints, fresh: Ints) -> Rows:
+        """The rows with trees of one node each; index, fresh: places and slots of these rows."""
+        nodes_ST = tensor(index[:, None], self.device)
+        return replace(
+            rows,
+            nodes_ST=nodes_ST,
+            ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
+            node_rows_ST=index[:, None],
+            node_slots_ST=fresh[:, None],
+            bound_trees=trees.bound,
+        )
+
     def _with_trees(
-        self,
-        rows: Rows,
-        trees: Trees,
-        packed: PackedQueries,
-        fresh: Ints,
-        *,
-        shared: int | None,
-        is_bare: bool,
+        self, rows: Rows, trees: Trees, packed: PackedQueries, fresh: Ints, *, shared: int | None
     ) -> Rows:
         """The rows with the trees' nodes, tokens and positions; fresh: slots of these rows."""
-        index = packed.index[: len(fresh)]
-        if is_bare:
-            nodes_ST = tensor(index[:, None], self.device)
-            return replace(
-                rows,
-                nodes_ST=nodes_ST,
-                ancestors_STT=torch.ones_like(nodes_ST, dtype=torch.bool)[..., None],
-                node_rows_ST=index[:, None],
-                node_slots_ST=fresh[:, None],
-                bound_trees=trees.bound,
-            )
         proposal = trees.proposal
         host_2S1 = np.array([trees.roots, trees.positions], np.int64)[..., None]
         root_S1, start_S1 = tensor(host_2S1, self.device).unbind()
         tokens_ST = torch.cat([root_S1, proposal.tokens_SN], dim=1)
         positions_ST = torch.cat([start_S1, start_S1 + proposal.depths_SN], dim=1)
-        rows = replace(
-            rows,
-            ancestors_STT=ancestors(proposal.parents_SN, proposal.levels),
-            node_rows_ST=index,
-            node_slots_ST=fresh,
-            bound_trees=trees.bound,
-        )
+        above_STT = ancestors(proposal.parents_SN, proposal.levels)
+        rows = replace(rows, ancestors_STT=above_STT, bound_trees=trees.bound)
         if shared:  # the device assigns each row to a node
             packed_trees = PackedTrees.of(proposal.valid_SN, shared)
             part = slice(len(packed_trees.tree_R))
@@ -313,6 +291,8 @@ class Layout:
             return replace(
                 rows,
                 nodes_ST=packed_trees.nodes_ST,
+                node_rows_ST=packed.index[: len(fresh)],
+                node_slots_ST=fresh,
                 packed_trees=packed_trees,
                 tree_segment_R=segment_R,
             )
@@ -357,8 +337,7 @@ class Layout:
             starts.append(int(flat[0]))
         order = np.argsort(starts, kind="stable").tolist()
         present = [features[i] for i in order if features[i] is not None]
-        tips = [last[owner] for owner, _, _ in active]
-        rows = self._plain_rows(kv, packed, tips=tips)
+        rows = self._plain_rows(kv, packed, tips=[last[owner] for owner, _, _ in active])
         ids = rows.visibility.ids_S.tolist()
         active_S3 = self._ids(active).view(-1, 3)
         tensor_rows = [self.tensor_rows_of(owner)[0] for owner, _, _ in active]

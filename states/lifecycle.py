@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterable
 
-from .admission import Admission
+import numpy as np
+
+from .admission import Admission, running_branches
 from .kv_cache import KVCacheManager
 from .request import Branch, Finish, Request, Stage, failing, move
 from .text.tokens import PromptTokens
@@ -43,9 +45,8 @@ class Lifecycle:
         """Release what ended, prepare prompts that became known, refuse what can never run."""
         ran = list(ran)
         for branch in ran:
-            if branch.finish is None:
-                continue
-            self.admission.lengths.learn(branch)
+            if branch.finish is not None:
+                self.admission.lengths.learn(branch)
             if branch.finish is Finish.FAILED:
                 self.table.end(branch.request, Finish.FAILED, branch.note)
         cancelled = self.table.cancelled
@@ -68,9 +69,9 @@ class Lifecycle:
                 branch.end(request.finish, request.why)
         if not request.branches:
             self.table.end_unstarted(request, request.finish, request.why)
-        self._close_(request)
+        self.close_(request)
 
-    def _close_(self, request: Request) -> None:
+    def close_(self, request: Request) -> None:
         self.table.close(request)
         self.kv_cache.end_request_(request, wipe=request.finish is Finish.FAILED)
 
@@ -81,12 +82,9 @@ class Lifecycle:
 
     def abandon_(self) -> None:
         """Discard a step that was not finished, and end the requests that are to end."""
-        self.kv_cache.discard_uncommitted_()
+        for pool in self.kv_cache.pools:
+            pool.release_(np.flatnonzero(~pool.committed))
         self.release_and_prepare_()
-
-    def finish_(self, request: Request) -> None:
-        move(request, "run")
-        self._close_(request)
 
     def _advance_(self, request: Request) -> None:
         """Prepare waiting branches, release ended ones, and end the request after its last."""
@@ -98,7 +96,7 @@ class Lifecycle:
         if _all_ended(request):
             self._fold_(request)
         if _all_ended(request):
-            self._close_(request)
+            self.close_(request)
         elif request.branches and not any(b.waits for b in request.branches):
             self.kv_cache.layout.prune_(request.prefix_owner)
 
@@ -154,15 +152,14 @@ class Lifecycle:
     def refuse_stuck_(self) -> bool:
         """Refuse the first waiting item when nothing fits, so that others can run."""
         why = "no room with the other requests"
-        waiting = (b for r in self.table.open.values() for b in r.branches if b.waits)
-        branch = next(waiting, None)
-        request = next(iter(self.table.waiting.values()), None)
-        if branch is not None:
+        for branch in (b for r in self.table.open.values() for b in r.branches if b.waits):
             branch.end(Finish.REFUSED, why)
             self._advance_(branch.request)
-        elif request is not None:
+            return True
+        for request in self.table.waiting.values():
             self._refuse(request, why)
-        return branch is not None or request is not None
+            return True
+        return False
 
     def preempt_(self, item: Branch | Request) -> None:
         """Free the rows of a running branch, or of a request with its prefix and branches. When a
@@ -172,7 +169,7 @@ class Lifecycle:
         if isinstance(item, Branch):
             self._preempt_branch_(item)
             return
-        running = [b for b in item.all_branches() if b.stage is Stage.RUNNING]
+        running = running_branches(item)
         waiting = [b for b in item.branches if b.waits and b.prompt]
         for branch in running:
             self._preempt_branch_(branch)

@@ -61,15 +61,13 @@ class BranchStateManager:
         self.drafter = self._drafter(kv_outline, draft_models)
         row_per_branch = kind == "batching"
         beam = limits.graph.beam
-        scheduler = limits.graph.scheduler
         self.prefixes: PrefixCache | None = None
         pools = cache_pools or (() if row_per_branch else self.pools)
         # Blended rows are not the rows of a plain prompt, and beams are not a text.
-        if pools and blend is None and beam is None and scheduler.prefix_cache:
+        if pools and blend is None and beam is None and limits.graph.scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
-        self.admission = Admission(
-            capacity=self.capacity, limits=limits, cache=None if row_per_branch else self.prefixes
-        )
+        cache = None if row_per_branch else self.prefixes
+        self.admission = Admission(capacity=self.capacity, limits=limits, cache=cache)
         self.kv_cache = KVCacheManager(
             table=self.table,
             layout=self.layout,
@@ -79,11 +77,11 @@ class BranchStateManager:
             blend=blend,
             beams=None if beam is None else BeamState(beam.num_beams, self.table, kv),
             fold=fold,
-            prefixes=self._prefix_manager(cache_pools),
+            prefixes=self._prefix_manager(),
         )
         self.beams = self.kv_cache.beams
         self.lifecycle = Lifecycle(self.kv_cache, self.admission, build_prompt)
-        self.scheduler = Scheduler(self.lifecycle, scheduler)
+        self.scheduler = Scheduler(self.lifecycle, limits.graph.scheduler)
         self.batch_builder = BatchBuilder(self.kv_cache, self.admission)
         self.committer = Committer(self.lifecycle)
 
@@ -109,19 +107,12 @@ class BranchStateManager:
         )
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
-    def _prefix_manager(self, cache_pools: Sequence[KVCache]) -> PrefixCacheManager | None:
+    def _prefix_manager(self) -> PrefixCacheManager | None:
         if self.prefixes is None:
             return None
-        if isinstance(self.layout, BatchingLayout):
-            return CopyingPrefixCacheManager(
-                table=self.table,
-                cache=self.prefixes,
-                drafter=self.drafter,
-                layout=self.layout,
-                rows=self.pools,
-                cached_pools=cache_pools,
-            )
-        return PrefixCacheManager(table=self.table, cache=self.prefixes, drafter=self.drafter)
+        copies = isinstance(self.layout, BatchingLayout)
+        kind = CopyingPrefixCacheManager if copies else PrefixCacheManager
+        return kind(self.table, self.prefixes, self.drafter, self.layout)
 
     @property
     def requests(self) -> list[Request]:

@@ -23,8 +23,7 @@ MOVED = "regroup"  # in the ledger: rows of another engine
 
 @dataclass(slots=True)
 class PrefixFigures:
-    """Counters: prompt tokens looked up (`asked`) and reused, segments split, segments and rows
-    evicted."""
+    """Counters: prompt tokens looked up and reused, segments split, segments and rows evicted."""
 
     asked: int = 0
     reused: int = 0
@@ -67,28 +66,22 @@ def shared_length(first: Ints, second: Ints) -> int:
     return int((first[:length] != second[:length]).argmax()) or length  # 0: nothing differs
 
 
+@dataclass(eq=False)
 class PrefixCache:
     """The cached segments of all pools of a run; pools[0] is the target's. idle: rows of the
     target's pool that no request continues after; pinned: the other ones."""
 
-    def __init__(
-        self,
-        pools: Sequence[KVCache],
-        segments: SegmentTree,
-        lookback: int,
-        min_match: int = MIN_MATCH,
-    ) -> None:
-        self.pools = pools
-        self.segments = segments
-        self.lookback = lookback
-        self.min_match = min_match
-        self.nodes: dict[int, CachedSegment] = {}
-        self.figures = PrefixFigures()
-        self.idle = 0
-        self.pinned = 0
-        self._roots: dict[str, Children] = {}  # a tree per salt
-        self._clock = 0
-        self._evictable: list[tuple[int, int]] = []  # a heap of (last use, segment), some outdated
+    pools: Sequence[KVCache]
+    segments: SegmentTree
+    lookback: int
+    min_match: int = MIN_MATCH
+    nodes: dict[int, CachedSegment] = field(default_factory=dict)
+    figures: PrefixFigures = field(default_factory=PrefixFigures)
+    idle: int = 0
+    pinned: int = 0
+    _roots: dict[str, Children] = field(default_factory=dict)  # a tree per salt
+    _clock: int = 0
+    _evictable: list[tuple[int, int]] = field(default_factory=list)  # a heap of last use, segment
 
     def _key(self, tokens: Ints) -> tuple[int, ...]:
         return tuple(tokens[: self.lookback + 1].tolist())
@@ -113,18 +106,15 @@ class PrefixCache:
 
     def match(self, ids: Ints, salt: str = "", *, drafts: bool = True) -> tuple[list[int], int]:
         """The cached segments on the path of these ids, and the number of ids that they cover; the
-        last segment may match in part. drafts: of several segments, prefer one whose rows the
-        drafters' pools have too; the rows of an answer of one token are in the target's pool alone.
-        """
+        last segment may match in part. drafts: prefer segments whose rows the drafters' pools have
+        too; the rows of an answer of one token are in the target's pool alone."""
         path = list[int]()
         covered = 0
         children = self._roots.get(salt, {})
         while covered < len(ids):
             rest = ids[covered:]
-            matches = [
-                (shared_length(self.nodes[segment].tokens, rest), segment)
-                for segment in self._candidates(children, rest)
-            ]
+            candidates = self._candidates(children, rest)
+            matches = [(shared_length(self.nodes[s].tokens, rest), s) for s in candidates]
             if drafts and len(matches) > 1:
                 _, length, best = max((self._drafted(s, size), size, s) for size, s in matches)
             else:
@@ -164,23 +154,13 @@ class PrefixCache:
         return covered
 
     def attach_(
-        self,
-        segment: int,
-        ids: Ints,
-        limit: int,
-        salt: str = "",
-        *,
-        drafts: bool = True,
-        counted: bool = True,
+        self, segment: int, ids: Ints, limit: int, salt: str = "", *, drafts: bool = True
     ) -> int:
         """Let a segment without rows continue after the cached rows of these ids, and pin them;
-        drafts: as for `reusable`; counted: they count as reused. Returns the position of the
-        segment's first own row."""
+        drafts: as for `reusable`. Returns the position of the segment's first own row."""
         if length := self.reusable(ids, limit, salt, drafts=drafts):
             path, _ = self.match(ids, salt, drafts=drafts)
             self.segments.set_parent(segment, self._pin_end_at_(path, length))
-        if counted:
-            self.figures.reused += length
         return length
 
     def _pin_end_at_(self, path: Iterable[int], length: int) -> int:
@@ -255,7 +235,7 @@ class PrefixCache:
         are held or reserved besides the pinned rows. False too if the target's rows are all cached,
         and only rows of a drafter are missing."""
         segment = self.segments.add()
-        start = self.attach_(segment, ids, len(ids), salt, counted=False)
+        start = self.attach_(segment, ids, len(ids), salt)
         free = self.pools[0].slots - claimed - self.pinned - (len(ids) - start)
         if free >= 0:
             self.evict_to_(free)
@@ -373,22 +353,16 @@ class PrefixCache:
             heapify(self._evictable)
 
     def evict_slots_(self, first: int, last: int) -> None:
-        """Evict the idle segments with slots in [first, last) of the target's pool, and their
-        descendants."""
-        owners = np.unique(self.pools[0].owner[first:last])
-        for segment in owners.tolist():
+        """Evict idle segments with slots in [first, last) of the target's pool, and descendants."""
+        for segment in np.unique(self.pools[0].owner[first:last]).tolist():
             if segment in self.nodes and not self.nodes[segment].pins:
                 self._evict_subtree_(segment)
 
     def _evict_subtree_(self, segment: int) -> None:
-        for descendant in reversed(list(self._subtree(segment))):
-            self._evict_(self.nodes[descendant])
-
-    def _subtree(self, segment: int) -> Iterator[int]:
-        yield segment
-        for children in self.nodes[segment].children.values():
-            for child in children:
-                yield from self._subtree(child)
+        node = self.nodes[segment]
+        for child in [child for children in node.children.values() for child in children]:
+            self._evict_subtree_(child)
+        self._evict_(node)
 
     def _evict_(self, node: CachedSegment) -> None:
         self.figures.evicted += 1

@@ -58,8 +58,7 @@ def search_question(
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Builds prompts from the template, with at most `found` documents of a search, in chunks of at
-    most `most` tokens."""
+    """Builds prompts, with at most `found` documents of a search, in chunks of `most` tokens."""
 
     prompts: PromptBook
     found: int = 2
@@ -70,27 +69,16 @@ class PromptBuilder:
         for document in documents:
             self.prompts.document(document.title, document.text)
 
-    def plain(self, question: str, documents: Iterable[Document]) -> PromptTokens:
-        return self.prompts.plain(question, in_front(documents, self.prompts, self.most))
-
-    def skeleton(
-        self, question: str, documents: Iterable[Document]
-    ) -> tuple[PromptTokens, PromptTokens]:
-        """The two halves of the prompt that asks for an outline, documents before the question."""
-        return self.prompts.skeleton(question, in_front(documents, self.prompts, self.most))
-
-    def opening(self, question: str, documents: Iterable[Document]) -> PromptTokens:
-        """What parts' prompts begin with behind the prefix, if they ask the question again."""
-        return self.prompts.opening(question, in_front(documents, self.prompts, self.most))
+    def in_front(self, documents: Iterable[Document]) -> PromptTokens:
+        return in_front(documents, self.prompts, self.most)
 
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
         """What all branches' prompts begin with, and the documents that each has for itself."""
         assert request.outline is not None
-        points = request.outline.points
-        together, own = search_all(points, request.documents, self.found)
+        together, own = search_all(request.outline.points, request.documents, self.found)
         place = in_front if self.prompts.share == "outline" else behind
         front = place(together, self.prompts, self.most)
-        return self.prompts.branch(points[0], request.outline, (), front)[0], own
+        return self.prompts.branch(request.outline.points[0], request.outline, (), front)[0], own
 
     def branch(self, branch: Branch) -> PromptTokens:
         point = branch.point

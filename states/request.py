@@ -67,15 +67,14 @@ REQUEST_TRANSITIONS = (
     Transition("finish", (Stage.RUNNING, Stage.MERGING), Stage.DONE, "all its branches ended"),
     *_endings(LIVE_STAGES),
 )
+_LIVE_BRANCH = (*WAITING_STAGES, Stage.RUNNING)
 BRANCH_TRANSITIONS = (
     Transition(
         "run", WAITING_STAGES, Stage.RUNNING, "its prompt, or its freed rows, are prefilled"
     ),
     Transition("preempt", (Stage.RUNNING,), Stage.PREEMPTED, "rows ran out, it is the youngest"),
-    Transition(
-        "finish", (*WAITING_STAGES, Stage.RUNNING), Stage.DONE, "a stop token or its budget"
-    ),
-    *_endings((*WAITING_STAGES, Stage.RUNNING)),
+    Transition("finish", _LIVE_BRANCH, Stage.DONE, "a stop token or its budget"),
+    *_endings(_LIVE_BRANCH),
 )
 LIFECYCLES = {"request": REQUEST_TRANSITIONS, "branch": BRANCH_TRANSITIONS}
 
@@ -243,6 +242,11 @@ class Branch:
             return "sample"
         return "outline" if self.is_root else "combined" if self.combines else "answer"
 
+    def continue_(self, tokens: Sequence[int]) -> None:
+        """Begin with tokens that were decoded elsewhere; the last one has no row yet."""
+        self.tokens = list(tokens)
+        self.num_cached_tokens = max(len(tokens) - 1, 0)
+
     def end(self, finish: Finish, note: str = "") -> None:
         move(self, ENDING_OF[finish])
         self.finish = finish
@@ -338,8 +342,7 @@ class Request:
     @property
     def outline_ended(self) -> bool:
         """Whether its outline is complete and not parsed yet."""
-        root = self.root
-        return self.stage is Stage.OUTLINE and root is not None and root.ended
+        return self.stage is Stage.OUTLINE and self.root is not None and self.root.ended
 
     @property
     def prompt_size(self) -> int:
@@ -396,8 +399,7 @@ class Request:
 
 @contextmanager
 def failing(branch: Branch) -> Iterator[None]:
-    """End this branch alone when the block, which calls a grammar, a template or a tokenizer,
-    raises."""
+    """End this branch alone when the block raises: a grammar, a template or a tokenizer."""
     try:
         yield
     except Exception as error:
@@ -419,16 +421,9 @@ class MigratedBranch:
     budget: int
 
     def of(self, request: Request) -> Branch:
-        """The branch; its last token has no row yet, as in every running branch."""
-        return Branch(
-            request,
-            self.index,
-            owner=-1,
-            budget=self.budget,
-            prompt=PromptTokens(self.prompt),
-            tokens=list(self.tokens),
-            num_cached_tokens=max(len(self.tokens) - 1, 0),
-        )
+        branch = Branch(request, self.index, -1, self.budget, prompt=PromptTokens(self.prompt))
+        branch.continue_(self.tokens)
+        return branch
 
 
 @dataclass(frozen=True, slots=True)
@@ -460,8 +455,8 @@ def limit_to_part_(request: Request, part: MigratedRequest) -> None:
 
 
 def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
-    """Let a request that has not started continue tokens of another engine, by branch index (the
-    outline's at -1); they may end anywhere."""
+    """Let a new request continue tokens of another engine, which may end anywhere; tokens: by
+    branch index, the outline's at -1."""
     request.resumed_tokens = {index: tuple(ids) for index, ids in tokens.items()}
     outlined = request.outline_budget > 0
     index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)

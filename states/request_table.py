@@ -106,8 +106,7 @@ class SegmentTree:
         path_SA = np.full((len(paths), max(map(len, paths), default=1)), NO_SEGMENT, np.int32)
         for row_A, path in zip(path_SA, paths, strict=True):
             row_A[: len(path)] = path
-        homes = tuple(map(self.homes, segments))
-        return Visibility(np.array(segments, np.int32), path_SA, homes)
+        return Visibility(np.array(segments, np.int32), path_SA, tuple(map(self.homes, segments)))
 
     def _invalidate_(self) -> None:
         self.lineage.cache_clear()
@@ -133,11 +132,6 @@ class RunLimits:
     def share_outline(self) -> bool:
         return self.graph.skeleton is None or self.graph.skeleton.share == "outline"
 
-    @property
-    def holds_parts(self) -> bool:
-        """Whether finished parts stay until one more branch has read them."""
-        return self.graph.skeleton is not None and self.graph.skeleton.merge == "attend"
-
 
 class RequestTable:
     """Requests in the order of their submission, and the branches that run.
@@ -155,7 +149,6 @@ class RequestTable:
         self.ended = 0
         self._arrivals = count()
         self._requests: dict[int, Request] = {}
-        self._branches: dict[int, Branch] = {}
         self.arrived: list[Request] = []
         self.cancelled: list[Request] = []
         self.deadlines: list[tuple[float, int, Request]] = []
@@ -179,7 +172,6 @@ class RequestTable:
         request.prefix_owner = self.segments.add()
         for branch in request.all_branches():
             branch.owner = self.segments.add(request.prefix_owner)
-            self._branches[branch.owner] = branch
         if request.arrival < 0:
             request.arrival = next(self._arrivals)
         if request.deadline is not None:
@@ -187,9 +179,8 @@ class RequestTable:
         self._requests[request.prefix_owner] = request
         self.waiting[request.prefix_owner] = request
         self.arrived.append(request)
-        limit = self.limits.max_positions
-        request.budget = min(request.budget, limit)
-        request.outline_budget = min(request.outline_budget, limit)
+        request.budget = min(request.budget, self.limits.max_positions)
+        request.outline_budget = min(request.outline_budget, self.limits.max_positions)
 
     def cancel(self, key: str) -> None:
         """End requests with this key at the next step boundary; their tokens until then stay."""
@@ -208,8 +199,7 @@ class RequestTable:
         """End requests past their deadline at this step boundary."""
         deadlines = self.deadlines
         while deadlines and (deadlines[0][2].finished or deadlines[0][0] <= monotonic()):
-            request = heappop(deadlines)[2]
-            self.end(request, Finish.TIMEOUT, "its time was up")
+            self.end(heappop(deadlines)[2], Finish.TIMEOUT, "its time was up")
 
     def begin(self, request: Request) -> None:
         if request.prefix_owner in self.waiting:
@@ -242,9 +232,7 @@ class RequestTable:
         """A new branch, with the tokens that were decoded elsewhere, if any."""
         owner = self.segments.add(request.prefix_owner)
         branch = Branch(request, index, owner, min(budget, self.limits.max_positions))
-        branch.tokens = [*request.resumed_tokens.pop(index, ())[: max(branch.budget - 1, 0)]]
-        branch.num_cached_tokens = max(len(branch.tokens) - 1, 0)  # the last token has no row yet
-        self._branches[owner] = branch
+        branch.continue_(request.resumed_tokens.pop(index, ())[: max(branch.budget - 1, 0)])
         return branch
 
     def end_unstarted(self, request: Request, finish: Finish, why: str = "") -> None:
@@ -263,10 +251,8 @@ class RequestTable:
     def _remove(self, request: Request) -> None:
         self.open.pop(request.prefix_owner, None)
         self.waiting.pop(request.prefix_owner, None)
-        for branch in request.all_branches():
-            self._branches.pop(branch.owner, None)
 
     def bim(self, owner: int) -> int:
         """The branch index map value of a row of this owner: -1 for a prefix."""
-        branch = self._branches.get(owner)
-        return -1 if branch is None else branch.index
+        branches = (branch for request in self.open.values() for branch in request.all_branches())
+        return next((branch.index for branch in branches if branch.owner == owner), -1)

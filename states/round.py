@@ -62,9 +62,8 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The active branches as roots of token trees, in the proposal's order. bound: numbers of the
-    trees under a grammar. segments: for each tree the segments whose history its nodes see; None if
-    every tree sees its owner's."""
+    """The active branches as roots of token trees, in the proposal's order. bound: trees under a
+    grammar. segments: for each tree the segments that its nodes see; None for its owner's."""
 
     roots: Sequence[int]
     positions: Sequence[int]
@@ -85,8 +84,7 @@ class SpanSlots:
 
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """The rows of a forward and their places. fresh: slots of the trees' nodes. paddings: at the
-    start of each tensor row."""
+    """The rows of a forward; fresh: slots of tree nodes; paddings: at the start of tensor rows."""
 
     rows: Rows
     fresh: Ints
@@ -139,9 +137,8 @@ class CommittedRows:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`). best_RC, best_GC: the
-    best ids of prompts' and of trees' rows under a grammar. picked_P: flat indices of the cached
-    rows that were recomputed."""
+    """One round as host arrays (shapes as in `Accepted` and `FirstTokens`). best_RC, best_GC: best
+    ids of prompts' and trees' rows under a grammar. picked_P: flat indices of recomputed rows."""
 
     drawn_R: Ids
     best_RC: Ids
@@ -153,12 +150,6 @@ class RoundResult:
     best_GC: Ids = field(default_factory=_no_trees)
     figures_SNC: Ids | None = None
     picked_P: Ids | None = None
-
-    def some(self, trees: list[int]) -> "RoundResult":
-        """The same with those fields that a drafter learns from of some trees only."""
-        tokens_ST = self.tokens_ST[trees]
-        side_outputs_SC = self.side_outputs_SC[trees]
-        return replace(self, tokens_ST=tokens_ST, side_outputs_SC=side_outputs_SC)
 
 
 MATCH = "match"  # how drafts are accepted, besides the rules of rejection sampling
@@ -195,9 +186,8 @@ class ExplainedRound:
     """One branch in one round.
 
     rule: MATCH, GRAMMAR (the host takes the best legal token at each node) or the `Rule` of
-        rejection sampling. position, root: of the round's root token.
-    committed: tokens appended. finish: why the branch ended with this round; a path may then hold
-        more tokens than were appended."""
+        rejection sampling. position, root: of the round's root token. committed: tokens appended.
+    finish: why the branch ended; a path may then hold more tokens than were appended."""
 
     branch: str
     rule: str
@@ -273,18 +263,13 @@ class RoundSummary:
 
 
 def explain(
-    ran: Sequence[Branch],
-    trees: Sequence[VerifiedTree],
-    result: RoundResult,
-    figures: TreeFigures,
-    *,
-    bound_trees: Sequence[int],
+    batch: Batch, trees: Sequence[VerifiedTree], result: RoundResult, figures: TreeFigures
 ) -> tuple[ExplainedRound, ...]:
-    """A record per tree of the figures of its drafts; ran: their branches, after the round."""
+    """A record per tree of the figures of its drafts, after the round."""
     assert result.figures_SNC is not None
     rounds = []
-    for number, (branch, tree) in enumerate(zip(ran, trees, strict=True)):
-        rule = GRAMMAR if number in bound_trees else str(figures.rule or MATCH)
+    for number, (branch, tree) in enumerate(zip(batch.ran, trees, strict=True)):
+        rule = GRAMMAR if number in batch.rows.bound_trees else str(figures.rule or MATCH)
         drafts = _drafts(tree, unpacked(result.figures_SNC[number]), rule)
         adjusted = rule not in (MATCH, GRAMMAR) and figures.adjusted
         came = FinalToken.BONUS if drafts else FinalToken.TARGET

@@ -29,8 +29,7 @@ class StepPlan:
     many are due. folds: branches that combine finished parts; parallel: branches that start in a
     forward of their own; branches: others that start. requests: those that start; chunks: those
     whose prompts are read on, and by how many tokens. running, waiting: numbers of branches and of
-    requests; blocked: why the first of these does not fit. preempted: names of branches and
-    requests."""
+    requests; blocked: why the first of these does not fit. preempted: names."""
 
     number: int
     why: str
@@ -263,13 +262,11 @@ class Scheduler:
             return
         kv = self.kv_cache.pools[0]
         capacity = self.admission.capacity
-        while True:
-            tree_slots = capacity.tree_slots(len(self.table.active))
-            if kv.needed_length + tree_slots <= capacity.capacity:
-                self.kv_cache.evict_idle_(tree_slots)
-                return
+        active = self.table.active
+        while kv.needed_length + capacity.tree_slots(len(active)) > capacity.capacity:
             if not self._free_rows_():
                 return
+        self.kv_cache.evict_idle_(capacity.tree_slots(len(active)))
 
     def _free_rows_(self) -> bool:
         """Preempt the youngest branch, or the youngest request if it has only one and is not alone,
@@ -312,10 +309,9 @@ class Scheduler:
                 continue
             if not intake.count:
                 continue
-            waited = self.steps - request.step
             crowded = intake.count >= intake.capacity.max_active
             strict = not self.policy.overtakes or request is turn
-            intake.full |= crowded or strict or waited > self.block.max_wait
+            intake.full |= crowded or strict or self.steps - request.step > self.block.max_wait
         for item in popped:  # requests that do start are skipped when they are popped again
             heappush(self._queue, item)
         if prefixes is not None and intake.requests:

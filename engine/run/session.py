@@ -27,7 +27,7 @@ from ...states.request import Request, limit_to_part_, resume_
 from ...states.request_table import RunLimits
 from ...states.scheduler import Inbox
 from ...states.text.documents import CHUNK_TOKENS
-from ...states.text.grammar import AnswerGrammar, GrammarError, OutlineGrammar
+from ...states.text.grammar import GrammarError, OutlineGrammar, TokenGrammar
 from ...states.text.outline import Outline
 from ...states.text.prompts import PromptBook, load_template
 from ...states.text.tokens import PromptTokens
@@ -129,9 +129,9 @@ class Session:
             raise ModelError(target.config.path.parent, str(error)) from None
 
     @cached_property
-    def _answers(self) -> AnswerGrammar:
+    def _answers(self) -> TokenGrammar:
         size = self.models.target.vocab_size
-        return AnswerGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
+        return TokenGrammar(self.models.tokenizer, size, self.prompts.stop_ids)
 
     def request(self, prompt: Prompt, settings: RequestSettings = AS_THE_GRAPH) -> Request:
         """A request of this graph for one prompt; raises PromptError, GrammarError if no answer can
@@ -143,20 +143,21 @@ class Session:
         searched = skeleton is not None and skeleton.documents == "branches"
         documents = () if searched else prompt.documents
         reading.check(prompt.documents)
+        front = reading.in_front(documents)
         opening = PromptTokens()
         prefix = PromptTokens()
         if settings.token_ids:
             tail = PromptTokens(settings.token_ids)
         elif skeleton is None:
-            tail = reading.plain(prompt.text, documents)
+            tail = reading.prompts.plain(prompt.text, front)
             if settings.prefill:
                 tail += self.prompts.encode(settings.prefill)
             if self.program.graph.limits.n > 1:  # the last row's logits draw first tokens
                 prefix = PromptTokens(tail[:-1], tail.chunks)
                 tail = PromptTokens(tail[-1:])
         else:
-            prefix, tail = reading.skeleton(prompt.text, documents)
-            opening = reading.opening(prompt.text, documents)
+            prefix, tail = reading.prompts.skeleton(prompt.text, front)
+            opening = reading.prompts.opening(prompt.text, front)
         outline = self.outline if skeleton is not None else None
         matcher: Callable[[], Any] | None = None  # of the first branch's text
         if settings.grammar is not None:

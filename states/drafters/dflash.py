@@ -126,9 +126,6 @@ class DFlashDrafter(Drafter):
         if not nodes:
             return self.no_drafts(branches)
         if self.settings.is_chain:
-            draws = self.settings.draws
-            accept = self.context.accept
-            return draft_chain_(
-                self.model, frontier, self.kv, size=size, draws=draws, accept=accept
-            )
+            rule = {"draws": self.settings.draws, "accept": self.context.accept}
+            return draft_chain_(self.model, frontier, self.kv, size=size, **rule)
         return draft_tree_(self.model, frontier, self.kv, size=size, nodes=nodes)

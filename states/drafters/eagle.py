@@ -38,8 +38,7 @@ class DynamicTreeSettings(TreeSettings):
 
     @property
     def offered(self) -> int | Mapping[int, int]:
-        nodes = super().offered
-        return min(self.most_nodes, self.largest_tree[0]) if self.chooses else nodes
+        return min(self.most_nodes, self.largest_tree[0]) if self.chooses else super().offered
 
     @property
     def scratch(self) -> int:
@@ -88,9 +87,8 @@ class EagleDrafter(Drafter):
     ) -> Tensor:
         embedding = model.embed_tokens.weight
         hidden_1QH = embedding.new_zeros(*tokens_1Q.shape, embedding.shape[1]).to(kv.data.dtype)
-        out_1QH = model.forward(
-            tokens_1Q, hidden_1QH, slots_1Q, slots_1Q, attention=attention, kv=kv
-        )
+        inputs = tokens_1Q, hidden_1QH, slots_1Q, slots_1Q
+        out_1QH = model.forward(*inputs, attention=attention, kv=kv)
         logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
         return logits_QV
 

@@ -41,8 +41,7 @@ class NgramSettings(TreeSettings):
 
 
 class NgramDrafter(Drafter):
-    """Drafts from committed tokens: those that a branch has read or written (`indices`, by branch),
-    or their counts (`tables`)."""
+    """Drafts from committed tokens: those of a branch (`indices`), or their counts (`tables`)."""
 
     Settings = NgramSettings
     settings: NgramSettings
@@ -52,8 +51,7 @@ class NgramDrafter(Drafter):
         from ...ops.draft.ngram import CountTables, Scope
 
         self.indices: dict[int, SuffixIndex] = {}
-        order = settings.longest + 1
-        self.tables = CountTables(Scope(settings.scope), order, settings.width)
+        self.tables = CountTables(Scope(settings.scope), settings.longest + 1, settings.width)
         self._counted: dict[int, int] = {}  # tokens of its context that a branch has counted
         self._fillers: dict[int, list[Sequence[int]]] = {}
         self._open: set[int] = set()
@@ -85,7 +83,6 @@ class NgramDrafter(Drafter):
         """NASD: what mostly followed, by the counts of the settings' scope."""
         from ...ops.draft.ngram import count_tree
 
-        longest = self.settings.longest
         request = branch.request
         if request.prefix_owner not in self._open:
             self._open.add(request.prefix_owner)
@@ -94,13 +91,13 @@ class NgramDrafter(Drafter):
         start = self._counted.get(branch.owner, len(request.context))
         fillers = self._fillers.pop(branch.owner, [])
         missing = branch.size - start - len(fillers)  # a root token was drawn without any
-        first = max(start - longest, 0)  # contexts of what follows
+        first = max(start - self.settings.longest, 0)  # contexts of what follows
         padded = [*[()] * missing, *fillers] if fillers else ()
         tables[-1].learn_(branch.context(first), start - first, padded)
         self._counted[branch.owner] = branch.size
         return count_tree(
             tables,
-            branch.context(branch.size - longest),
+            branch.context(branch.size - self.settings.longest),
             nodes=nodes,
             levels=self.settings.draft_depth,
             width=self.settings.width,

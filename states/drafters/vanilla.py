@@ -121,16 +121,8 @@ class VanillaDrafter(Drafter):
 
         steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
         attention = AttentionPlan.causal(rows, tokens_1Q.device)
-        last_R = steps_1Q[0, -1:]
-        logits_of(
-            self.model,
-            tokens_1Q[:, :rows],
-            steps_1Q,
-            steps_1Q,
-            attention=attention,
-            kv=kv,
-            logit_rows_R=last_R,
-        )
+        inputs = tokens_1Q[:, :rows], steps_1Q, steps_1Q, attention
+        logits_of(self.model, *inputs, kv, steps_1Q[0, -1:])
 
     def observe(self, rows: CommittedRows) -> None:
         first = 1 if rows.is_path else 0  # the root was read when it was drawn
@@ -192,10 +184,9 @@ class VanillaDrafter(Drafter):
         trees = zip(branches, self.planned, figures, paths, strict=True)
         for branch, length, distributions, path in trees:
             accepted = len(path) - 1
-            state = next_state(
+            self.lengths[branch.owner] = next_state(
                 self.settings, self._state(branch), length, accepted, figures=distributions
             )
-            self.lengths[branch.owner] = state
             records.append(replace(length, accepted=accepted))
         return tuple(records)
 

@@ -67,8 +67,7 @@ def checked_program(
 def with_drafters(
     program: Program, drafter: DrafterSettings, outline_drafter: DrafterSettings | None
 ) -> Program:
-    """The program with these drafter settings; raises GraphError if the pool is too small for their
-    trees."""
+    """The program with these drafter settings; GraphError: too small a pool for their trees."""
     graph = program.graph
     if (drafter, outline_drafter) == (graph.drafter, graph.outline_drafter):
         return program
@@ -332,8 +331,7 @@ class _Checks:
             reason = "a graph has one of the blocks `beam`, `blend`"
             message = f"beam search cannot reuse documents: {reason}"
             self.report(("blend",), message, ProblemCode.BEAM_ALONE, key=True)
-        layout = self.graph.layout
-        one_sequence = layout.kind == "bim" and layout.max_num_branches == 1
+        one_sequence = self.graph.layout.kind == "bim" and self.graph.layout.max_num_branches == 1
         if blend.mask == "bottom_right" and not (one_sequence and self.graph.skeleton is None):
             needs = "layout bim with max_num_branches 1, and no skeleton"
             message = f"bottom_right is for one sequence: {needs}"
@@ -352,12 +350,11 @@ class _Checks:
             if getattr(graph.sampling, name) != default:
                 message = f"beam search draws no tokens: {name} must be {default}"
                 self.report(("sampling", name), message, ProblemCode.BEAM_ALONE)
+        beams = beam.num_beams
         tokens = graph.limits.max_new_tokens
-        slots = 2 + beam.num_beams * tokens
+        slots = 2 + beams * tokens
         if slots > graph.layout.kv_slots:
-            need = (
-                f"1 prompt token + {beam.num_beams} beams with {tokens} tokens + 1 = {slots} slots"
-            )
+            need = f"1 prompt token + {beams} beams with {tokens} tokens + 1 = {slots} slots"
             message = f"{need}, but layout.kv_slots is {graph.layout.kv_slots}"
             self.report(("beam", "num_beams"), message, ProblemCode.BUDGET)
         for at, call, entry in self.calls:
@@ -422,7 +419,6 @@ class _Checks:
         """Keys that an op or a guard reads are set on *every* path that leads to it. Where an op
         writes a linear key, no earlier value exists on *any* path, unless the op reads it. An op's
         drops happen before its writes. No op runs twice on unchanged input."""
-        graph = self.graph
         anywhere = given.union(*(s.entry.declared.writes for ops in steps.values() for s in ops))
 
         def check_reads(at: KeyPath, entry: OpEntry, keys: Keys) -> None:
@@ -447,7 +443,7 @@ class _Checks:
                     self.report(at, message, ProblemCode.REPEATED)
                 keys = _after(step, keys.union(entry.reads))  # one missing key, one problem
                 possible = _after(step, possible)
-            for i, edge in enumerate(graph.transitions):
+            for i, edge in enumerate(self.graph.transitions):
                 if edge.from_ == name and edge.when is not None:
                     check_reads(("transitions", i, "when"), self.table.guards[edge.when], keys)
 

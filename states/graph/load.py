@@ -27,10 +27,7 @@ from .plugins import DRAFTERS_GROUP, PLUG_INS, drafter_class, installed_names, w
 
 OPTION = "--set"
 OUTLINE_DRAFTER: KeyPath = ("skeleton", "drafter")
-RENAMED_BLOCKS: tuple[KeyPath, ...] = (
-    *dict.fromkeys((block,) for block, _ in RENAMED_KEYS),
-    OUTLINE_DRAFTER,
-)
+RENAMED_BLOCKS = [*dict.fromkeys((block,) for block, _ in RENAMED_KEYS), OUTLINE_DRAFTER]
 _KIND_PATHS = tuple((block, "kind") for block in KINDS)
 
 
@@ -127,8 +124,7 @@ def _check_version(source: Source) -> None:
 
 
 def _flat_edges(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[KeyPath, KeyPath]]:
-    """The data with an edge for each state under `from`, sorted by it, and the edges' paths in the
-    file."""
+    """The data with an edge for each state under `from`, sorted by it, and the edges' places."""
     edges = data.get("transitions")
     if not isinstance(edges, list):
         return dict(data), {}
@@ -345,8 +341,7 @@ def _put(source: Source, path: KeyPath, value: Any, option: str) -> None:
             is_list = isinstance(node, list)
             what = f"a list of {len(node)}" if is_list else f"{quoted(node)}, not a mapping"
             where, here = (".".join(map(str, p)) for p in (path, done))
-            message = f"{here} is {what}"
-            raise GraphError([Problem(option, where, message, ProblemCode.OPTION)])
+            raise GraphError([Problem(option, where, f"{here} is {what}", ProblemCode.OPTION)])
         done = (*done, key)
         is_last = len(done) == len(path)
         if is_last or (isinstance(node, dict) and key not in node):

@@ -51,8 +51,7 @@ DRAFTERS: Mapping[str, type[DrafterSettings]] = {
 
 
 def module_file(module: str) -> Path:
-    """The source file of a module (of a package: its `__init__.py`), found without importing;
-    raises RegistryError."""
+    """The source file of a module or package, found without importing; raises RegistryError."""
     top, *inner = parts = module.split(".")
     spec = None
     if all(map(str.isidentifier, parts)):

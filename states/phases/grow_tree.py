@@ -43,12 +43,11 @@ def _with_chains(proposal: Proposal, chains: dict[int, list[int]]) -> Proposal:
     depths = proposal.depths_SN.clone()
     scores = proposal.scores_SN.clone()
     sizes = list(proposal.laid_out)
-    device = tokens.device
     nodes = tokens.shape[1]
-    steps_N = torch.arange(nodes, device=device)
+    steps_N = torch.arange(nodes, device=tokens.device)
     for tree, chain in chains.items():
         padded = chain + [0] * (nodes - len(chain))
-        tokens[tree] = torch.tensor(padded, dtype=torch.int64, device=device)
+        tokens[tree] = torch.tensor(padded, dtype=torch.int64, device=tokens.device)
         valid[tree] = steps_N < len(chain)
         parents[tree] = torch.where(valid[tree], steps_N - 1, -1)
         depths[tree] = torch.where(valid[tree], steps_N + 1, 1)

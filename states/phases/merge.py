@@ -17,11 +17,11 @@ class Section:
     """One branch of an answer. tokens: the ids that it decoded, without the stop token."""
 
     index: int
-    title: str
-    text: str
-    tokens: tuple[int, ...]
-    finish: str
-    note: str
+    title: str = ""
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    finish: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,7 @@ def delivered(request: Request, prompts: PromptBook) -> Answer:
     try:
         return answer(request, prompts)
     except Exception as error:
-        finish = str(Finish.FAILED)
-        section = Section(0, title="", text="", tokens=(), finish=finish, note=reason_of(error))
+        section = Section(0, finish=str(Finish.FAILED), note=reason_of(error))
         return Answer(request.key, request.question, sections=(section,))
 
 

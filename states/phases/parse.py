@@ -42,7 +42,8 @@ def parse_(
                 branches.kv_cache.drop_root_(request)
                 pending = []
             if not request.budget:
-                branches.lifecycle.finish_(request)
+                move(request, "run")
+                branches.lifecycle.close_(request)
                 continue
             fan_out_(branches.table, builder, request, pending=pending, direct_tokens=direct_tokens)
             if not request.outline.points:
@@ -69,8 +70,7 @@ def fan_out_(
     points = request.outline.points
     if not points:
         most = min(direct_tokens, request.spare_tokens)
-        budget = min(most, request.requested_tokens or most)
-        direct = table.new_branch(request, 0, budget)
+        direct = table.new_branch(request, 0, min(most, request.requested_tokens or most))
         direct.prompt = before + builder.direct(request)
         request.branches = [direct]
         return
@@ -86,16 +86,14 @@ def fan_out_(
 
 
 def tokens_of_parts(table: RequestTable, request: Request) -> int:
-    """Tokens of all parts together, after the outline. Half of them, if one more branch combines
-    the parts: it has the rest."""
+    """Tokens of all parts together; half of what is left, if one more branch combines them."""
     skeleton = table.limits.graph.skeleton
     combines = skeleton is not None and skeleton.merge != "concat"
     return max(request.spare_tokens // 2, 1) if combines else request.spare_tokens
 
 
 def divided(total: int, weights: Sequence[int]) -> list[int]:
-    """A total as one share for each weight, in proportion and at least 1; the first shares have the
-    remainder."""
+    """A total as shares in proportion to weights, at least 1; the first have the remainder."""
     spare = max(total - len(weights), 0)
     shares = [spare * weight // sum(weights) for weight in weights]
     rest = spare - sum(shares)

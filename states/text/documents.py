@@ -56,8 +56,7 @@ class DocumentSearch:
             self._index.index(words, show_progress=False)
 
     def find(self, query: str, limit: int) -> dict[int, float]:
-        """By index the scores of documents that share a word with the query; equal ones keep their
-        order."""
+        """By index the scores of documents with words of the query; equal ones keep their order."""
         words = words_of(query)
         if self._index is None or not words:
             return {}

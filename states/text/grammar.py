@@ -70,7 +70,7 @@ def list_grammar(max_branches: int) -> str:
     return "\n".join([*rules, f"TITLE: {_TITLE}"])
 
 
-class _TokenGrammar:
+class TokenGrammar:
     """The bytes of a tokenizer's tokens as a trie, for grammars over whole tokens.
 
     tokenizer: of transformers (fast), or a tokenizers.Tokenizer.
@@ -95,16 +95,25 @@ class _TokenGrammar:
             raise GrammarError(f"the tokenizer cannot be used with a grammar: {error}") from error
 
     def first(self, grammar: str) -> LLMatcher:
-        """The state at the beginning of a grammar."""
+        """The state at the beginning of a grammar; raises ValueError: it is not one."""
         from llguidance import LLMatcher
 
-        first = LLMatcher(self.table, grammar, log_level=0)
+        first = LLMatcher(self.table, LLMatcher.grammar_from_lark(grammar), log_level=0)
         if first.is_error():
             raise GrammarError(first.get_error())
         return first
 
+    def matchers(self, grammar: str) -> Callable[[], OutlineMatcher]:
+        """Makes matchers of an answer under this grammar; raises GrammarError: not supported."""
+        try:
+            first = self.first(grammar)
+        except ValueError as error:
+            message = str(error).strip().split("\n", 1)[0]
+            raise GrammarError(PLACE.sub("", message)) from None
+        return partial(OutlineMatcher, first, self, "")
 
-class OutlineGrammar(_TokenGrammar):
+
+class OutlineGrammar(TokenGrammar):
     """The grammar of outlines in a format. tools: names that a line may give instead of `-`; unused
     for lists. Raises GrammarError: bad settings, or no token that begins an outline."""
 
@@ -117,8 +126,6 @@ class OutlineGrammar(_TokenGrammar):
         tools: Sequence[str] = (),
         form: OutlineFormat = "fields",
     ) -> None:
-        from llguidance import LLMatcher
-
         if max_branches < 1:
             raise GrammarError("max_branches must be at least 1")
         if not eos_ids or not all(0 <= e < vocab_size for e in eos_ids):
@@ -130,7 +137,7 @@ class OutlineGrammar(_TokenGrammar):
             ends = [b"\n" in self.table.decode_bytes([token]) for token in range(vocab_size)]
             others = np.setdiff1d(np.flatnonzero(ends), self.eos_ids)
             self.closing_C = np.concatenate([others, self.eos_ids])
-        self._first = self.first(LLMatcher.grammar_from_lark(text))
+        self._first = self.first(text)
         if set(self.eos_ids) == set(np.flatnonzero(self.matcher().legal_mask()).tolist()):
             raise GrammarError("the tokenizer has no token that can begin an outline")
 
@@ -143,7 +150,7 @@ class OutlineMatcher:
     """The state of one outline in the grammar; `advance` and `rollback` change it in place.
     llguidance does not count an end-of-turn token after a complete outline: `finished` does."""
 
-    def __init__(self, first: LLMatcher, grammar: _TokenGrammar, question: str) -> None:
+    def __init__(self, first: LLMatcher, grammar: TokenGrammar, question: str) -> None:
         self._first = first
         self._inner = first.deep_copy()
         self._grammar = grammar
@@ -183,12 +190,11 @@ class OutlineMatcher:
         # Forbid ends that would make a list's title equal to an earlier one or to the question.
         closing_C = self._grammar.closing_C
         if closing_C is not None and legal_V[closing_C].any():
-            table = self._grammar.table
-            *earlier, line = table.decode_bytes(self._tokens).split(b"\n")
+            *earlier, line = self._grammar.table.decode_bytes(self._tokens).split(b"\n")
             titles = [_title_of(text) for text in earlier]
             for token in closing_C[legal_V[closing_C]]:
                 is_eos = token in self._grammar.eos_ids
-                rest = b"" if is_eos else table.decode_bytes([token]).split(b"\n")[0]
+                rest = b"" if is_eos else self._grammar.table.decode_bytes([token]).split(b"\n")[0]
                 legal_V[token] = not repeats(_title_of(line + rest), titles, self._question)
         if not legal_V.any():
             legal_V[list(self._grammar.eos_ids)] = True
@@ -239,21 +245,6 @@ COMBINED = ("anyOf", "oneOf", "allOf", "$ref")
 NO_CALL = r"/\s*([^\s\[]|\[[^{])(?s:.)*/"
 
 
-class AnswerGrammar(_TokenGrammar):
-    """Makes matchers of grammars for one tokenizer, whose tokens are read once."""
-
-    def matchers(self, grammar: str) -> Callable[[], OutlineMatcher]:
-        """Makes matchers of an answer under this grammar; raises GrammarError: not supported."""
-        from llguidance import LLMatcher
-
-        try:
-            first = self.first(LLMatcher.grammar_from_lark(grammar))
-        except ValueError as error:
-            message = str(error).strip().split("\n", 1)[0]
-            raise GrammarError(PLACE.sub("", message)) from None
-        return partial(OutlineMatcher, first, self, "")
-
-
 DELIMITERS = {"/": r"\/", "\n": r"\n"}
 PLACE = re.compile(r"^at \d+\(\d+\): ")  # of an error in the text of a grammar
 
@@ -265,8 +256,7 @@ def schema_grammar(schema: Mapping[str, Any]) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Of the texts that match a regular expression as a whole; raises GrammarError if it is too
-    long."""
+    """Of the texts that match a regular expression as a whole; GrammarError: it is too long."""
     _check_size(pattern)
     # Lark delimits a regular expression with slashes, on one line.
     text = re.sub(r"(?s)\\.|/|\n", lambda match: DELIMITERS.get(match[0], match[0]), pattern)

@@ -61,8 +61,7 @@ class LineNote:
 @dataclass(frozen=True, slots=True)
 class Outline:
     """An outline as it was read. status: `ok`: every line became a point (of `fields` up to END);
-    `partial`: END is missing, or a line was skipped; `direct`: DIRECT; `unparsable`: no usable
-    point."""
+    `partial`: END is missing, or a line was skipped; `direct`; `unparsable`: no usable point."""
 
     mode: Mode
     points: tuple[Point, ...]
@@ -77,14 +76,12 @@ class Unusable(Exception):
 
 @dataclass(slots=True)
 class _Reader:
-    """The points and notes of the lines read so far."""
+    """The points and notes of the lines read so far; numbers: id in the text -> id of the point."""
 
     max_branches: int
     tools: Sequence[str] | None = ()
     points: list[Point] = field(default_factory=list)
-    numbers: dict[int | None, int] = field(
-        default_factory=dict
-    )  # id in the text -> id of the point
+    numbers: dict[int | None, int] = field(default_factory=dict)
     skipped: list[LineNote] = field(default_factory=list)
     mended: list[LineNote] = field(default_factory=list)
 

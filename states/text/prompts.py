@@ -8,7 +8,7 @@ token nor a part of the template."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -225,46 +225,41 @@ def _message(number: int, text: str) -> Message:
     return {"role": "assistant" if number % 2 else "user", "content": text}
 
 
+@dataclass
 class ChatWriter:
     """Renders conversations in the model's chat format and cuts them at their slots. examples:
-    turns before the question. slots: those of every first turn: `RULES`, if there are any, and
-    earlier turns."""
+    turns before the question; slots: of every first turn: `RULES`, if any, and earlier turns."""
 
-    def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerFast,
-        template: Template,
-        examples: Sequence[Message],
-        slots: Iterable[str],
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._template = template
-        self._examples = examples
-        self._slots = [*slots]
-        chat = template.chat and bool(tokenizer.chat_template)
-        self._turns: Turns | None = None if chat else template.turns
+    tokenizer: PreTrainedTokenizerFast
+    template: Template
+    examples: Sequence[Message]
+    slots: Collection[str]
+
+    def __post_init__(self) -> None:
+        chat = self.template.chat and bool(self.tokenizer.chat_template)
+        self._turns: Turns | None = None if chat else self.template.turns
         if self._turns is None and not chat:
             raise self._error("the model has no chat format, and the template no 'turns'")
         # Any text that occurs neither in the template nor in the chat format.
-        texts = f"{template.model_dump()}{tokenizer.chat_template}"
+        texts = f"{self.template.model_dump()}{self.tokenizer.chat_template}"
         self._mark = next(m for n in range(10**6) if (m := f"Slot{n}Mark") not in texts)
 
     def opening(self, text: str, *, system: bool = True, examples: bool = False) -> list[Piece]:
         """A conversation with this first user turn, up to the start of the answer."""
-        marks = {name: f"{self._mark}{name}Mark" for name in self._slots}
-        rules = [self._template.system.strip() if system else "", marks.pop(RULES, "")]
-        plain = self._template.plain  # earlier questions use the wording of `plain`
+        marks = {name: f"{self._mark}{name}Mark" for name in self.slots}
+        rules = [self.template.system.strip() if system else "", marks.pop(RULES, "")]
+        plain = self.template.plain  # earlier questions use the wording of `plain`
         turns = [
             _message(number, mark if number % 2 else plain.format(question=mark))
             for number, mark in enumerate(marks.values())
         ]
-        turns += [*(self._examples if examples else ()), _message(0, self._marked(text))]
+        turns += [*(self.examples if examples else ()), _message(0, self._marked(text))]
         return self._cut(self._under_rules(turns, rules))
 
     def following(self, text: str) -> list[Piece]:
         """The text from the end of an answer's turn, when this is the next user turn."""
         answer = f"{self._mark}Answer"
-        turns = self._under_rules([_message(0, "Question")], [self._template.system.strip()])
+        turns = self._under_rules([_message(0, "Question")], [self.template.system.strip()])
         turn = self._cut([*turns, _message(1, answer), _message(0, self._marked(text))], answer)
         if not turn or turn[0][1]:
             raise self._error("the model's chat format has no text after an answer")
@@ -301,17 +296,18 @@ class ChatWriter:
 
     def _render(self, turns: list[Message]) -> str:
         if self._turns is None:
-            return chat_format(self._tokenizer).text(turns)
+            return chat_format(self.tokenizer).text(turns)
         formats: Mapping[str, str] = self._turns.model_dump()
-        beginning = "" if leading_id(self._tokenizer) is None else str(self._tokenizer.bos_token)
+        beginning = "" if leading_id(self.tokenizer) is None else str(self.tokenizer.bos_token)
         texts = [formats[turn["role"]].format(text=turn["content"]) for turn in turns]
         return "".join([beginning, *texts, formats["generation"].format()])
 
     def _error(self, message: str) -> GraphError:
-        return GraphError([Problem(self._template.name, "template", message, ProblemCode.TEXTS)])
+        return GraphError([Problem(self.template.name, "template", message, ProblemCode.TEXTS)])
 
 
 Share = Literal["outline", "prompt"]
+Turn = list[Ids | str]  # ids of literal text, and names of slots
 
 NOTHING = PromptTokens()
 
@@ -352,31 +348,27 @@ class PromptBook:
         writer = ChatWriter(tokenizer, template, self._examples(facts), fixed)
         self._fixed = fixed | {name: self._encoder.text(text) for name, text in facts.items()}
         with chat_format(tokenizer).rendering():
-            texts = self._texts(writer)
+            texts = {
+                "plain": writer.opening(template.plain, system=False),
+                "skeleton": writer.opening(template.skeleton, examples=True),
+                "outline.branch": writer.following(template.outline.branch),
+                "outline.direct": writer.following(template.outline.direct),
+                "outline.combine": writer.following(template.combine),
+                "prompt.branch": writer.opening(template.prompt.branch),
+                "prompt.direct": writer.opening(template.prompt.direct),
+                "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
+                "outline.documents": writer.following(f"{template.outline.direct}{{documents}}"),
+                "prompt.documents": writer.opening(f"{template.prompt.direct}{{documents}}"),
+                "dependency": pieces(template.dependency),
+                "document": pieces(template.document),
+                "document_gap": pieces(template.document_gap),
+            }
         self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
         self.gap = self._fill(self._turns["document_gap"])
         # The end tokens of the tokenizer, the template's turns and the model's files.
         stops = {int(i) for i in (*stop_ids, tokenizer.eos_token_id) if i is not None}
         end = self._turns["outline.direct"][0][:1]
         self.stop_ids = tuple(sorted(stops | self._encoder.special.intersection(end)))
-
-    def _texts(self, writer: ChatWriter) -> dict[str, list[Piece]]:
-        template = self._template
-        return {
-            "plain": writer.opening(template.plain, system=False),
-            "skeleton": writer.opening(template.skeleton, examples=True),
-            "outline.branch": writer.following(template.outline.branch),
-            "outline.direct": writer.following(template.outline.direct),
-            "outline.combine": writer.following(template.combine),
-            "prompt.branch": writer.opening(template.prompt.branch),
-            "prompt.direct": writer.opening(template.prompt.direct),
-            "outline.shared": writer.following(f"{{documents}}{template.outline.branch}"),
-            "outline.documents": writer.following(f"{template.outline.direct}{{documents}}"),
-            "prompt.documents": writer.opening(f"{template.prompt.direct}{{documents}}"),
-            "dependency": pieces(template.dependency),
-            "document": pieces(template.document),
-            "document_gap": pieces(template.document_gap),
-        }
 
     def behind(self, past: Sequence[PastTurn], rules: str = "") -> PromptBook:
         """The prompts of a question that follows these turns, under these rules."""
@@ -436,12 +428,12 @@ class PromptBook:
 
     def _part(
         self,
-        turn: list[Ids | str],
+        turn: Turn,
         point: Point,
         outline: Outline,
         *,
-        shared: PromptTokens = NOTHING,
-        deps: PromptTokens = NOTHING,
+        shared: PromptTokens,
+        deps: PromptTokens,
     ) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part, cut before the first slot that differs between parts."""
         first = next(i for i, piece in enumerate(turn) if str(piece) in OF_A_BRANCH)
@@ -456,15 +448,15 @@ class PromptBook:
 
     def next_part(self, point: Point, outline: Outline) -> tuple[PromptTokens, PromptTokens]:
         """The turn of a part after another part, as by `branch`, without documents and results."""
-        return self._part(self._turns["outline.branch"], point, outline)
+        turn = self._turns["outline.branch"]
+        return self._part(turn, point, outline, shared=NOTHING, deps=NOTHING)
 
     def combine(self) -> PromptTokens:
         """The turn for one combined answer after the finished parts."""
         return self._fill(self._turns["outline.combine"])
 
     def direct(self, documents: PromptTokens = NOTHING) -> PromptTokens:
-        """The turn for an answer without an outline, then documents; continues where `branch`
-        does."""
+        """The turn for an answer without outline, then documents; continues as `branch` does."""
         name = "documents" if documents.ids else "direct"
         whole = self.share == "outline"
         turn = self._turns[f"outline.{name}"] if whole else self._split(f"prompt.{name}")[1]
@@ -530,7 +522,7 @@ class PromptBook:
         length = len(self._turns["prompt.branch"][0])
         return next((i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b), length)
 
-    def _split(self, name: str) -> tuple[list[Ids | str], list[Ids | str]]:
+    def _split(self, name: str) -> tuple[Turn, Turn]:
         """A turn cut after its question."""
         turn = self._turns[name]
         cut = turn.index("question") + 1

@@ -19,8 +19,7 @@ Piece = tuple[str, bool]  # of a template: a literal text, or (True) the name of
 
 
 def leading_id(tokenizer: PreTrainedTokenizerFast) -> int | None:
-    """The beginning-of-text token, if this tokenizer puts it before texts: a chunk's attention
-    sink."""
+    """The beginning-of-text token (a chunk's attention sink), if the tokenizer puts it first."""
     first = tokenizer.encode("a")[:1]
     bos = tokenizer.bos_token
     return first[0] if bos and first == tokenizer.encode(str(bos))[:1] else None

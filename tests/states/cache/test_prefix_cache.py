@@ -238,7 +238,6 @@ def test_a_request_continues_after_what_it_has_in_common(
 ) -> None:
     cache, _ = kept(ids(range(100)), back)
     assert cache.attach_(cache.segments.add(), text, len(text)) == shared
-    assert cache.figures.reused == shared
     assert cache.figures.splits == (shared > 0)
 
 

@@ -215,8 +215,13 @@ def first_rows(good: Any, self: PrefixCache, ids: Any, rows: Any, parts: Any, **
     return bool(good(self, ids, rows, rolled if covered else parts, **more))
 
 
-def nothing_is_shared(good: Any, self: PrefixCache, segment: int, *given: Any, **more: Any) -> int:
-    return 0 if not more.get("counted", True) else int(good(self, segment, *given, **more))
+def nothing_is_shared(good: Any, self: Any, *given: Any) -> Any:
+    """What is stored does not continue after cached rows."""
+    self.attach_ = lambda *place: 0
+    try:
+        return good(self, *given)
+    finally:
+        del self.attach_
 
 
 def starts_one_on(
@@ -248,7 +253,7 @@ FAULTS = {
         position=lambda rows, position: np.arange(len(position), dtype=np.int32)
     ),
     "other rows of what is sent": Fault(PrefixCache, "put_in_", first_rows),
-    "what is cached is written again": Fault(PrefixCache, "attach_", nothing_is_shared),
+    "what is cached is written again": Fault(PrefixCache, "store_", nothing_is_shared),
     "a row after the cached ones is left out": Fault(PrefixCache, "store_", starts_one_on),
     "rows are written to the wrong slots": Fault(KVCache, "_write_rows_", wrong_slots),
     "rows are written over others": Fault(KVCache, "_write_rows_", occupied_slots),

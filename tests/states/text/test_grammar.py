@@ -22,10 +22,10 @@ from tokenizers import (
 )
 
 from specsot.states.text.grammar import (
-    AnswerGrammar,
     GrammarError,
     OutlineGrammar,
     OutlineMatcher,
+    TokenGrammar,
     calls_grammar,
     choice_grammar,
     outline_grammar,
@@ -544,7 +544,7 @@ def test_an_answer_has_the_form_of_its_grammar(name: str) -> None:
     grammar, good, bad = HELD[name]
     tokenizer = tokenizer_of("embedded")
     end = tokenizer.token_to_id("<|im_end|>")
-    new = AnswerGrammar(tokenizer, tokenizer.get_vocab_size(), [end]).matchers(grammar)
+    new = TokenGrammar(tokenizer, tokenizer.get_vocab_size(), [end]).matchers(grammar)
 
     def is_whole(text: str) -> bool:
         matcher = new()
@@ -573,7 +573,7 @@ def test_forms_that_are_too_large_or_wrong() -> None:
         with pytest.raises(GrammarError):
             make()
     tokenizer = tokenizer_of("embedded")
-    grammars = AnswerGrammar(tokenizer, tokenizer.get_vocab_size(), [1])
+    grammars = TokenGrammar(tokenizer, tokenizer.get_vocab_size(), [1])
     for wrong in (regex_grammar("("), schema_grammar({"allOf": 5}), "start: /(?=a)/"):
         with pytest.raises(GrammarError) as told:
             grammars.matchers(wrong)
