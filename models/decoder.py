@@ -46,8 +46,8 @@ def part(size: int, index: int, count: int) -> range:
 
 
 class Share(NamedTuple):
-    """The part of a decoder that a rank computes: KV heads (with the query heads that read them),
-    columns of the MLP and rows of the head."""
+    """The part of a decoder that a rank computes: KV heads (with their query heads), columns of the
+    MLP and rows of the head."""
 
     kv_heads: range
     columns: range
@@ -74,13 +74,12 @@ class Decoder(PoolModel):
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
-    the head without a token. weights: how they are stored, see `linear.Weights`."""
+    the head without a token. weights: how they are stored, see `linear.Weights`. compiled: of a
+    quantised model, where it can be used."""
 
     weights = "full"
     integer = False
-    compiled: "CompiledLayers | None" = (
-        None  # `compiled.CompiledLayers`, of a quantised model where it can be used
-    )
+    compiled: "CompiledLayers | None" = None
     normalise = staticmethod(rms_norm)
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
@@ -246,13 +245,11 @@ class Decoder(PoolModel):
     def collect(
         self, token_ids: Sequence[int], bos: int | None = None, taps: tuple[int, ...] = ()
     ) -> ChunkKV:
-        """K before RoPE, V and features of one chunk on its own: what a chunk store keeps for
-        CacheBlend. Touches no pool but one of its own.
+        """K before RoPE, V and features of one chunk on its own, for a chunk store of CacheBlend.
 
         bos: the token in front, an attention sink whose row is not kept; None for models without
             one, and for a prompt's prefix, whose ids begin with it. taps: see `Target.forward`.
-        Raises ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
-        """
+        Raises ValueError for an empty chunk, ModelError for one longer than sequences may be."""
         if not token_ids:
             raise ValueError("a chunk needs at least one token, not 0")
         ids = [*token_ids] if bos is None else [bos, *token_ids]

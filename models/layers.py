@@ -196,8 +196,7 @@ class DecoderLayer(nn.Module):
         return self.down.forward(self.activation(gate_NI).mul_(up_NI), x_NH)
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, W] -> rotated queries [N, heads, d] and keys, and values, [N, kv_heads, d]: the first
-        part of `forward`, which saves the calls."""
+        """The first part of `forward`: [N, W] -> rotated queries [N, heads, d], keys and values."""
         all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
         sizes = (self.heads, self.kv_heads, self.kv_heads)
         q_Nhd, k_Ngd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
@@ -239,9 +238,11 @@ class DecoderLayer(nn.Module):
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
     groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
-    leave of the masks; None: everything. notes: what the loader assumed or ignored."""
+    leave of the masks; None: everything. notes: what the loader assumed or ignored. fc: of a
+    drafter, reads the target's hidden states."""
 
     frequencies: Tensor
+    fc: Linear
 
     def __init__(
         self, shape: DecoderShape, kinds: tuple[Any, ...], narrows: Mapping[Any, Narrow | None]
@@ -254,7 +255,7 @@ class PoolModel(nn.Module):
         self.head_dim = shape.head_dim
         self.kinds = kinds
         self.narrows = narrows
-        self.notes: tuple[str, ...] = ()
+        self.notes = shape.notes
         # On the CPU even inside a meta-device build: the angles are computed, not loaded.
         with torch.device("cpu"):
             frequencies, self.rope_scaling = inverse_frequencies(shape.rope, shape.head_dim)
@@ -263,7 +264,7 @@ class PoolModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the model's own weights."""
-        raise NotImplementedError
+        return self.fc.weight.dtype
 
     @property
     def compute_dtype(self) -> torch.dtype:

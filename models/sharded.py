@@ -52,8 +52,7 @@ class Ranks:
     has failed. The group's own timeout is the deadline: a rank that is dead or hangs is an error on
     all others after it, on GPUs (NCCL) by torch's watchdog, which ends the process.
 
-    group: of torch.distributed, or a bare process group; None for all ranks of the default one.
-    lost: why the group has failed, if it has."""
+    group: a process group; None for the default one. lost: why the group has failed, if it has."""
 
     group: Any
     index: int

@@ -20,8 +20,7 @@ from .types import Rows
 
 @dataclass(slots=True)
 class HostReader:
-    """Device values reach the host through it alone: `reads`, one per round, and `full_reads` of
-    whole score rows."""
+    """The only way to the host for device values: `reads`, one per round; `full_reads` of rows."""
 
     reads: int = 0
     full_reads: int = 0
@@ -52,8 +51,7 @@ class HostReader:
 
 
 class TargetOutput(NamedTuple):
-    """logits_RV in float32 (float64 models: float64) for the requested rows, taps_QF for every row,
-    and the report of a forward on a blended cache."""
+    """Logits of the requested rows in float32 (of float64 models float64), taps of every row."""
 
     logits_RV: Tensor
     taps_QF: Tensor | None
@@ -92,8 +90,8 @@ class Target(Pooled, Protocol):
 
         logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
             indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
-        blend: cached rows; those that a layer does not compute get their cached K, turned to their
-            position, and V; NaN logits, and the cached taps."""
+        blend: cached rows; where a layer does not compute them they keep their cached K, turned to
+            their position, V and taps, and get NaN logits."""
         ...
 
 
@@ -166,12 +164,11 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
     tree = None
     packed = rows.packed_trees
     if packed is not None:
-        count = rows.node_rows_ST.size
         tree = TreeMask(
             rows_ST=rows.node_rows_ST.reshape(1, -1),
             slots_ST=rows.node_slots_ST.reshape(1, -1),
             visible_STT=packed.visible(rows.ancestors_STT)[None],
-            positions_ST=positions_BQ[:1, :count],
+            positions_ST=positions_BQ[:1, : rows.node_rows_ST.size],
             segment_R=rows.tree_segment_R,
         )
     elif not readable[rows.node_slots_ST].all():

@@ -38,7 +38,6 @@ class DFlashDraftModel(PoolModel):
         self.tap_ids = config.tap_ids
         self.config = config
         self.ends = ends
-        self.notes = config.notes
         self.block_size = config.block_size
         self.mask_token_id = config.mask_token_id
         hidden = config.hidden_size
@@ -46,10 +45,6 @@ class DFlashDraftModel(PoolModel):
         self.hidden_norm = RMSNorm(hidden, config.eps)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in config.reaches)
         self.norm = RMSNorm(hidden, config.eps)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
 
     @property
     def stack(self) -> tuple[DecoderLayer, ...]:

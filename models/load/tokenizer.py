@@ -29,8 +29,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
-    """The tokenizer of a target's folder, its chat template tried; ModelError if there is none, it
-    cannot be used, or it does not fit the target."""
+    """The tokenizer of a target's folder, tried; ModelError for none, or one that does not fit."""
     if not has_tokenizer(folder):
         raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
     for path in [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]:

@@ -106,8 +106,8 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def entries(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint, by the headers; ModelError if a file is missing, truncated or
-    no safetensors, or contradicts the index."""
+    """Every tensor of the checkpoint, by the headers; ModelError for a file that is missing or
+    invalid, or contradicts the index."""
     stored: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
@@ -309,8 +309,8 @@ def load_target(
 def load_eagle3(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle3:
-    """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target, whose embedding it uses
-    unless the file has its own; raises ModelError."""
+    """An EAGLE-3 drafter for one target, whose embedding it uses unless the file has its own; in
+    EAGLE's or speculators' layout. Raises ModelError."""
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
     _check_width(stored, config.taps, config.target_hidden_size)
@@ -345,8 +345,7 @@ def load_eagle(
 def load_vanilla(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Decoder:
-    """A small language model that drafts for a target: any decoder with the same tokens; raises
-    ModelError."""
+    """A small language model with the target's tokens; raises ModelError."""
     check_same_tokens(decoder_config(folder), target.config)
     return load_target(folder, dtype, device)
 

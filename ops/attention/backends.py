@@ -87,8 +87,7 @@ class AttentionPlan:
         dtype: torch.dtype,
         narrow: Narrow | None = None,
     ) -> LayerAttention:
-        """The plan for layers with this many query heads for each key head; `narrow` is what layers
-        with a window leave of the masks."""
+        """The plan for layers with this many query heads for each key head."""
         groups = []
         for group in self.groups:
             mask_GqK = group.mask_GqK
@@ -166,8 +165,7 @@ def with_sums(
 
 
 def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer, each [G, kv_heads, K, d]: views of runs of slots, or copies of
-    the slots in int64 [G, K]."""
+    """Keys and values of a layer, [G, kv_heads, K, d]: views of runs, or copies by int64 [G, K]."""
     heads, _, dim = keys_hKd.shape
     if isinstance(keys, Tensor):
         index_X = keys.reshape(-1)
@@ -269,8 +267,8 @@ class GroupedBackend(AttentionBackend, name="grouped"):
 
 
 class DenseBackend(AttentionBackend, name="dense"):
-    """The reference: all rows attend to the whole pool, or, of a pool with several rows, to as much
-    of each as the fullest one holds."""
+    """The reference: all rows attend to the whole pool; of several rows, to as much of each as the
+    fullest holds."""
 
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
@@ -462,8 +460,8 @@ def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
 def shared_parts(
     metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
 ) -> list[list[QuerySequence]]:
-    """The rows that see each part of the pool, in levels with every row at most once; the last one
-    has what each segment sees alone."""
+    """The rows that see each part of the pool, in levels with every row at most once; the last has
+    what each segment sees alone."""
     rows_M = np.sort(np.concatenate([np.zeros(0, np.int64), *[one.rows for one in sequences]]))
     segment_M = metadata.segment_N[rows_M]
     visibility = metadata.visibility

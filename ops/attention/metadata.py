@@ -13,11 +13,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kv.pool import Ints, SlotTable
+from ..kv.pool import Bools, Ints, SlotTable
 
 Keys = tuple[int, int] | Ints
 """A run of slots (the first one, their number), or a list of slots."""
-Bools = npt.NDArray[np.bool_]
 PADDED = -9  # never the owner of a slot
 
 
@@ -64,17 +63,15 @@ class QuerySequence(NamedTuple):
 
 
 class Visibility(NamedTuple):
-    """The segments of a forward's rows (int32), and what each of them sees: path_SA, int32, the
-    ids from itself to its root, then those that it reads outside its path, then NO_SEGMENT;
-    homes_S, the homes of these, its own first."""
+    """The segments of a forward's rows (int32), and what each sees: path_SA, int32, the ids from
+    itself to its root, then those outside its path, then NO_SEGMENT; homes_S, their homes."""
 
     ids_S: Ints
     path_SA: Ints
     homes_S: tuple[tuple[int, ...], ...]
 
     def sees(self, segment_P: Ints, owner_PK: Ints) -> Bools:
-        """bool [P, K]: whether a segment, by its number, sees the slots of an owner; the number
-        after the last one is that of padding."""
+        """bool [P, K]: whether segments, by number (padding: the one after the last) see owners."""
         nothing_1A = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
         path_PA = np.concatenate([self.path_SA, nothing_1A])[segment_P]
         visible_PK: Bools = owner_PK == path_PA[:, :1]
@@ -154,9 +151,8 @@ class AttentionGroup:
     def widened(
         self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
     ) -> "AttentionGroup":
-        """The group of W fresh rows of each of its rows, which are branches: bool, what each
-        sees of the fresh slots; int64, their positions; each branch's first row in a forward of
-        `rows` rows."""
+        """The group of W fresh rows of each of its rows, which are branches: bool, what each sees
+        of fresh slots; int64, their positions, and each branch's first of the forward's `rows`."""
         width, fresh = seen_SWM.shape[1:]
         mask_GqWK = self.mask_GqK[:, :, None].expand(-1, -1, width, -1)
         mask_GqWK = mask_GqWK.clone(memory_format=torch.contiguous_format)  # faster than `repeat`
@@ -189,8 +185,7 @@ class TreeMask(NamedTuple):
     def mark_(
         self, batch: AttentionBatch, mask_GqK: Tensor, positions_GK: Tensor, rows: int
     ) -> None:
-        """Write what the nodes see of each other into the mask of a batch of a forward of `rows`
-        rows, and the positions of their slots."""
+        """Write what the nodes see of each other into a batch's mask, and the slots' positions."""
         device = mask_GqK.device
         if self.segment_R is not None:
             count = self.slots_ST.size
@@ -265,8 +260,8 @@ class AttentionMetadata:
         return indptr, np.concatenate([np.zeros(0, np.int64), *lists]).astype(np.int32)
 
     def history(self, batch: AttentionBatch, segment_Gq: Ints) -> tuple[Bools, Ints]:
-        """What rows of these segments (by number) see of the readable slots: bool [P, K], for every
-        kind of row, and int32 [G, q], the kind of each."""
+        """bool [P, K]: what each kind of row of these segments (by number) sees of the readable
+        slots; int32 [G, q], the kind of each row."""
         count = len(self.visibility.ids_S) + 1
         pairs_Gq = np.arange(len(segment_Gq))[:, None] * count + segment_Gq
         if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual case

@@ -81,8 +81,7 @@ def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
 
 def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     """The `nodes` most probable prefixes of each branch (or all), the most probable first, of
-    equals the shorter one, then by parent, then by id; so a smaller budget gives the first nodes
-    of a larger one."""
+    equals by length, parent, id; a smaller budget gives the first nodes of a larger one."""
     trees, levels, _ = log_probs_SDV.shape
     if nodes < 1 or levels < 1:
         return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())

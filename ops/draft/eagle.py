@@ -17,8 +17,7 @@ from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 class Workspace:
     """Temporary slots of each branch after its committed rows, and the attention of rows in them.
-    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` has prepared.
-    """
+    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` prepared."""
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
         self.kv = kv
@@ -127,9 +126,8 @@ def grow_tree_(
     levels: int,
     ranked: bool = False,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best `nodes` (at least one) of each,
-    `ranked` or in creation order. The best children of a level become the next frontier, of all
-    branches at once."""
+    """Deepen all trees level by level, each from the best children of the last one, then keep the
+    best `nodes` (at least one) of each, `ranked` or in creation order."""
     levels = min(levels, nodes)
     tokens_SK = frontier.tokens_SK[:, :nodes]
     scores_SK = frontier.scores_SK[:, :nodes]

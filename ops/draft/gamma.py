@@ -52,8 +52,7 @@ def limit(settings: GammaSettings) -> float:
 @dataclass(frozen=True, slots=True)
 class GammaState:
     """A policy's state for one branch between rounds, NaN before the first: the next length, not
-    rounded; EGAG's entropy where the last round ended, and moving average; AdaEDL's moving
-    acceptance, threshold."""
+    rounded; EGAG's last entropy and moving average; AdaEDL's moving acceptance, threshold."""
 
     gamma: float
     h: float = nan

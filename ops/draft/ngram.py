@@ -34,8 +34,7 @@ class SuffixIndex:
                 self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
 
     def matches(self, most: int) -> list[int]:
-        """Up to `most` places that follow an earlier occurrence of the last tokens: of longer
-        matches first, then the leftmost."""
+        """Up to `most` places after earlier occurrences of the last tokens, long matches first."""
         sizes = range(min(self.longest, len(self) - 1), 0, -1)
         ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
         different: dict[int, None] = {}
@@ -85,8 +84,7 @@ Gram = tuple[int, ...]
 
 @dataclass(slots=True)
 class Followers:
-    """What followed one context: counts, and the `width` most frequent tokens in order; of equals,
-    the first to get there stays in front."""
+    """What followed a context: counts, and the most frequent tokens ranked, of equals the first."""
 
     counts: dict[int, int] = field(default_factory=dict)
     ranked: list[int] = field(default_factory=list)
@@ -109,8 +107,7 @@ class Followers:
 
 
 class CountTable:
-    """Counts of n-grams: contexts of `min_context` to `order` - 1 tokens and what followed them, of
-    which `width` tokens can be drafted side by side."""
+    """What followed contexts of `min_context` to `order` - 1 tokens; `width` tokens are ranked."""
 
     def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
         self.order = order
@@ -164,8 +161,7 @@ def count_tree(
     stop_ids: Collection[int] = (),
 ) -> HostTree:
     """The `nodes` most probable continuations of the branch's last tokens under the counts, of
-    equals the first; a chain for width 1. Neither a stop token nor anything after one is
-    drafted."""
+    equals the first; a chain for width 1. No stop token, nor anything after one, is drafted."""
     if nodes < 1 or levels < 1:
         return HostTree()
     heap: list[tuple[float, int, int, int, Gram]] = []  # best first, then by when it was found
@@ -197,8 +193,7 @@ class Scope(StrEnum):
 
 
 class CountTables:
-    """The count tables of all requests and branches under one scope, by request and branch; of the
-    session under ()."""
+    """The count tables under one scope, by request and branch; of the session under ()."""
 
     def __init__(self, scope: Scope, order: int, width: int = 8) -> None:
         self.scope = scope

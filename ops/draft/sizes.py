@@ -50,8 +50,7 @@ class Curve:
         if len(self.rows) > 1:
             slope = max((self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2]), 0.0)
         beyond_X = np.maximum(counts_X - self.rows[-1], 0)
-        ms_X: Floats = np.interp(counts_X, self.rows, self.ms) + beyond_X * slope
-        return ms_X
+        return np.interp(counts_X, self.rows, self.ms) + beyond_X * slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +71,7 @@ class RoundCosts:
 class Chooser:
     """The size (`choice`) of each round's drafts: `choose_` starts a round, by the most drafts
     that each branch can use and the rows not read yet; `learn_` gets each branch's accepted
-    nodes. plain, drafted: milliseconds outside the forwards of the last rounds, without and with
-    drafts (for trees by level)."""
+    nodes. plain, drafted: milliseconds outside the forwards of the last rounds."""
 
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
@@ -175,8 +173,7 @@ class ChainChooser(Chooser):
         return self.choice
 
     def _forwards(self, branches: int) -> Floats:
-        """Milliseconds by length: a forward of the target, one of the drafter that drafts the first
-        token, and one for each further draft."""
+        """[G], milliseconds: a forward of the target, and of the drafter the first and more."""
         if branches not in self._forward_ms:
             length_G = np.arange(self.longest + 1)
             first, step = self.costs.drafter.at([USUAL_ROWS * branches, branches])
@@ -230,23 +227,23 @@ TRIAL_ROUNDS = 16  # rounds between trials of a tree that is one size larger
 
 class TreeChooser(Chooser):
     """Nodes and levels of trees, the same for all branches, up to the given ones; no drafts where
-    that is faster. Nodes are ranked, so that a smaller tree is the first part of a larger one, and
-    acceptance is counted by rank and by depth."""
+    that is faster. Nodes are ranked; acceptance is counted by rank and by depth."""
 
     def __init__(
         self, costs: RoundCosts, nodes: int, levels: int, forward_rows: ForwardRows
     ) -> None:
         super().__init__(costs)
-        self.forward_rows = forward_rows
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
         self._hits_C = np.zeros(len(self.sizes_C))
         self._tries_C = np.zeros(len(self.sizes_C))
         self._hits_D = np.zeros(levels)
         self._tries_D = np.zeros(levels)
-        counts = [
-            [1 + len(forward_rows(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C
+        self._rows_CD = [
+            [np.asarray(forward_rows(size, depth), np.int64) for depth in self.depths_D.tolist()]
+            for size in self.sizes_C.tolist()
         ]
+        counts = [[1 + len(rows) for rows in rows_D] for rows_D in self._rows_CD]
         self._shares_CD = np.asarray(counts) / np.min(counts)  # of forwards, to the smallest tree
         self._rounds = 0
 
@@ -278,16 +275,12 @@ class TreeChooser(Chooser):
 
     def _forwards(self, branches: int) -> Floats:
         """[C, D]: milliseconds of all forwards of a round."""
-        if branches in self._forward_ms:
-            return self._forward_ms[branches]
-        ms_CD = np.empty((len(self.sizes_C), len(self.depths_D)))
-        for size, nodes in enumerate(self.sizes_C.tolist()):
-            for depth, levels in enumerate(self.depths_D.tolist()):
-                rows = np.asarray(self.forward_rows(nodes, levels), np.int64)
-                ms_CD[size, depth] = self.costs.drafter.at(branches * rows).sum()
-        ms_CD += self.costs.target.at(branches * (1 + self.sizes_C))[:, None]
-        self._forward_ms[branches] = ms_CD
-        return ms_CD
+        if branches not in self._forward_ms:
+            at = self.costs.drafter.at
+            drafting = [[at(branches * rows).sum() for rows in rows_D] for rows_D in self._rows_CD]
+            target_C = self.costs.target.at(branches * (1 + self.sizes_C))
+            self._forward_ms[branches] = np.asarray(drafting) + target_C[:, None]
+        return self._forward_ms[branches]
 
     def _gains(self) -> Floats:
         """[C, D]: expected accepted drafts of a tree in a round."""

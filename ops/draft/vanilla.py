@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention.backends import AttentionPlan
 from ..forward import Target
 from ..kv.pool import KVCache
-from ..layer_plan import LayerStatus
+from ..layer_plan import decode_plan
 from ..types import DraftRows, DraftWork, Proposal, single_path
 from .eagle import Workspace
 from .gamma import DraftDistributions
@@ -20,8 +20,7 @@ from .proposals import Drawing
 
 @dataclass(frozen=True, slots=True)
 class ChainStart:
-    """logits_SV after each root, the number of drafts of each branch, and whether the length policy
-    reads the distributions of the drafts."""
+    """logits_SV after each root, each branch's number of drafts, whether figures are needed."""
 
     logits_SV: Tensor
     lengths: tuple[int, ...]
@@ -39,14 +38,13 @@ def logits_of(
     logit_rows_R: Tensor,
 ) -> Tensor:
     """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
-    plan = (LayerStatus.DECODE,) * drafter.num_layers
     return drafter.forward(
         tokens_BQ,
         positions_BQ,
         slots_BQ,
         attention,
         kv=kv,
-        plan=plan,
+        plan=decode_plan(drafter.num_layers),
         logit_rows_R=logit_rows_R,
         taps=(),
     ).logits_RV
@@ -56,8 +54,7 @@ def write_chain_(
     drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None = None
 ) -> Proposal:
     """One draft after another for all branches at once, up to the longest chain: the best token of
-    every step, or a draw. With `start.looks` the side outputs are `packed` figures of each draft,
-    at least one."""
+    every step, or a draw. With `start.looks` the side outputs are figures of each draft, or one."""
     logits_SV = start.logits_SV
     lengths = start.lengths
     most = max(lengths, default=0)

@@ -3,8 +3,7 @@
 A pool is one sequence (``bim``, ``paged``) or several rows of equal capacity (``batching``); a slot
 is a flat index over all rows. A segment's slots may be anywhere in a row; committed rows are never
 moved. Each segment has a table of the blocks with slots of it, whose free slots it takes first; a
-block whose rows became another segment's is sealed. The blocks of one home are near each other, so
-that a forward reads one run."""
+block whose rows became another segment's is sealed. A home's blocks are near each other."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -175,9 +174,8 @@ class SlotTable:
 
     owner, home, position: int32 [slots], FREE or the slot's segment, the home of that, RoPE
     positions. committed: bool [slots]; False for fresh slots (a tree under verification, draft
-    levels), which only their own tree sees. regions: for each home, where its slots are.
-    current_length: slots in use; idle_length: those that no request needs; peak_length: most
-    needed."""
+    levels), which only their own tree sees. regions: for each home, where its slots are. Numbers
+    of slots: current_length in use; idle_length not needed by requests; peak_length most needed."""
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
         self.capacity = capacity
@@ -214,16 +212,11 @@ class SlotTable:
         self.regions[home] = Region(self.regions[other].first)
 
     def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:
-        """The slots of some homes: first slot and length of the run that holds them all, or a list
-        of the slots if the run would be too sparse."""
-        low = self.slots
-        high = 0
-        for home in homes:
-            region = self.regions.get(home)
-            if region is not None and region.high:
-                low = min(low, region.low)
-                high = max(high, region.high)
-        low = min(low, high)
+        """The slots of some homes: first slot and length of a run, or a list if it is sparse."""
+        regions = [self.regions.get(home) for home in homes]
+        used = [region for region in regions if region is not None and region.high]
+        low = min([region.low for region in used], default=0)
+        high = max([region.high for region in used], default=0)
         is_own = is_among(self.home[low:high], homes)
         if high - low <= 2 * np.count_nonzero(is_own) + SPREAD:
             return low, high - low
@@ -309,8 +302,7 @@ class SlotTable:
         return slots
 
     def _lowest(self, owner: int, region: Region, count: int) -> Ints:
-        """The lowest free slots from a region's first on, or of the pool: in blocks that the owner
-        may write to, or in any if these have fewer."""
+        """The lowest free slots near a region: in blocks that the owner may write to, or in any."""
         end = max(region.high, region.first) + count
         near = ((region.first, end), (region.first, self.slots), (0, self.slots))
         for only_writable in (True, False) if self.blocks.size > 1 else (False,):
@@ -342,8 +334,7 @@ class SlotTable:
         owner: npt.ArrayLike | None = None,
         home: int | None = None,
     ) -> None:
-        """Make fresh slots history in place, at positions that the host knows only now; `owner` and
-        `home` are new labels, None keeps the old ones."""
+        """Make fresh slots history in place, at positions known only now; None: labels stay."""
         index = np.asarray(slots, np.int64)
         if owner is not None and (self.owner[index] != owner).any():
             self._label_(index, owner)
@@ -386,8 +377,8 @@ class SlotTable:
         self._include_(home, slots)
 
     def split_(self, owner: int, first: int, position: int) -> None:
-        """Give an owner's committed rows before a position to `first`, its own home; their blocks
-        get no writer any more. Moves 0 bytes."""
+        """Give an owner's committed rows before a position to `first`, its own home, and seal their
+        blocks; moves 0 bytes."""
         slots_R = self.slots_owned(owner)
         slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:

@@ -2,8 +2,7 @@
 
 A key is one int64 for a request's seed and a branch, folded with a position or a place in a tree. A
 coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform number). Hashing is
-SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products that IEEE 754 rounds
-exactly."""
+SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products of IEEE 754."""
 
 from enum import IntEnum
 

@@ -11,8 +11,7 @@ FilterOrder = Literal["temperature_first", "filters_first"]
 
 
 class Draws(StrEnum):
-    """How a drafter chooses the children of a node: the most probable tokens, independent draws, or
-    draws each without its earlier siblings."""
+    """The children of a node: the most probable tokens, independent draws, or distinct ones."""
 
     BEST = "best"
     SAMPLED = "sampled"
@@ -20,8 +19,7 @@ class Draws(StrEnum):
 
 
 class Accept(StrEnum):
-    """How drafts are accepted: if the target draws the same token with the position's coin, or by
-    p / q and the residual under a `Rule`."""
+    """How drafts are accepted: if the target draws the same token, or by p / q under a `Rule`."""
 
     MATCH = "match"
     REJECTION = "rejection"

@@ -3,8 +3,7 @@
 p is the target's distribution after a node, q the distribution that a draft was drawn from, both
 after the same processors; q None means a draft that was not drawn: its q is one-hot. Products that
 are compared are float64. A rule is lossless only for drafts of its kind (`settings.FITS`). Every
-coin is used once: its key is (branch, position of the round's root, depth, rank among the siblings,
-role)."""
+coin is used once: its key is (branch, position of the round's root, depth, rank, role)."""
 
 from dataclasses import dataclass, replace
 
@@ -32,8 +31,7 @@ class Acceptance:
 
 
 def inverse_cdf(weights_RV: Tensor, u_R: Tensor) -> Tensor:
-    """int64 [R]: smallest id whose cumulative weight is above u times the total; never an id of
-    weight 0, even where u rounds to 1."""
+    """int64 [R]: smallest id whose cumulative weight is above u * total; never one of weight 0."""
     cumulative_RV = weights_RV.cumsum(-1, dtype=torch.float64)
     aim_R1 = u_R.double()[:, None] * cumulative_RV[:, -1:]
     found_R = torch.searchsorted(cumulative_RV, aim_R1, right=True).squeeze(1)
@@ -105,8 +103,7 @@ def accept_tree(
     """From the root on: try a node's children in order, step to the first accepted one.
 
     p_STV, q_STV: after each node, node 0 being the root; q None for TOPK. u_ST: uniform numbers of
-    the nodes where a path can end. Raises ValueError: the rule needs q and there is none, or the
-    reverse."""
+    the nodes where a path can end. Raises ValueError: the rule and q do not fit."""
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
     p_STV = _wide(p_STV)
@@ -225,8 +222,7 @@ def sibling_ranks(parents_SN: Tensor) -> Tensor:
 
 
 def rule_for(proposal: Proposal, rule: str | None, draws: str) -> Rule:
-    """The rule by its name, or the usual one for these draws; a tree without drawn drafts consists
-    of the best tokens."""
+    """The rule by its name, or the usual one; a tree without drawn drafts has the best tokens."""
     usual = Rule(rule) if rule else fitting_rules(Draws(draws), proposal.is_chain)[0]
     return Rule.TOPK if proposal.draft_probs_STV is None and usual not in CHAIN_RULES else usual
 
@@ -240,8 +236,7 @@ def accept_rejection(
     skip_sample_adjustment: bool = False,
 ) -> Acceptance:
     """Accept drafts of all trees against the target's distributions after each node.
-    skip_sample_adjustment: draw the last token from the target's own distribution even after a
-    rejected draft; not lossless, for comparisons."""
+    skip_sample_adjustment: draw the last token from p even after a rejected draft; not lossless."""
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN
     valid_SN = proposal.valid_SN

@@ -115,9 +115,8 @@ def best(scores_RV: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
-    """The figures of every drafted node, with `explain`: int64 [S, N, C], those of
-    `DraftFigures`, floats as bits. adjusted: a rejected draft's probability is removed from the
-    final distribution."""
+    """The figures of every drafted node: int64 [S, N, C], those of `DraftFigures`, floats as bits.
+    adjusted: a rejected draft's probability is removed from the final distribution."""
 
     bits_SNC: Tensor
     rule: Rule | None = None
@@ -126,9 +125,8 @@ class TreeFigures:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """One drafted node; None for missing values: the target's own token after its parent, the
-    drafter's score, its Gumbel noise; of a tried node under rejection p, q, the uniform number,
-    the chance."""
+    """One drafted node, None for missing values: the target's own token after its parent, the
+    drafter's score, Gumbel noise; of a tried node under rejection p, q, uniform number, chance."""
 
     draw: int | None
     score: float | None
