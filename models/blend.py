@@ -66,8 +66,7 @@ class Blender(LayerHook):
         """The rows that the first layer computes: of a plan that only reuses, the suffix."""
         if self.plan[0] != LayerStatus.REUSE:
             return x_NH
-        count = self.blend.count(RowRole.SUFFIX)
-        return x_NH[self._narrow_(self.blend.suffix_M, None, count)]
+        return x_NH[self._narrow_(self.blend.suffix_M, None, self.blend.count(RowRole.SUFFIX))]
 
     def before_attention(
         self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs
@@ -122,8 +121,7 @@ class Blender(LayerHook):
         return at_R.clamp(max=rows - 1), (at_R == rows)[:, None]
 
     def report(self) -> BlendReport:
-        roles = (RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX)
-        counts = map(self.blend.count, roles)
+        counts = map(self.blend.count, (RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX))
         return BlendReport(self.plan, tuple(self.live_L), self.picked, *counts)
 
     def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:

@@ -40,8 +40,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of the layers of a target or a drafter, their biases and norms. notes: what was assumed
-    where the file is silent or ambiguous."""
+    """Sizes of layers, their biases and norms. notes: assumed where the file is not clear."""
 
     path: Path
     vocab_size: int
@@ -101,12 +100,12 @@ class DecoderConfig(DecoderShape):
 
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
-        kind = self.rope.kind
-        limit = self.rope.limit
-        if positions > limit:
-            why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
-            why = why if kind in ("dynamic", "longrope") else ""
-            raise ModelError(self.path, f"{positions} positions requested, {limit} possible{why}")
+        rope = self.rope
+        if positions > rope.limit:
+            why = f"{positions} positions requested, {rope.limit} possible"
+            if rope.kind in ("dynamic", "longrope"):
+                why += f"; `rope_type: {rope.kind}` changes the angles of earlier rows beyond that"
+            raise ModelError(self.path, why)
 
 
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:

@@ -46,8 +46,7 @@ def part(size: int, index: int, count: int) -> range:
 
 
 class Share(NamedTuple):
-    """The part of a decoder that a rank computes: KV heads (with their query heads), columns of the
-    MLP and rows of the head."""
+    """A rank's part of a decoder: KV heads with their query heads, MLP columns and head rows."""
 
     kv_heads: range
     columns: range
@@ -74,8 +73,7 @@ class Decoder(PoolModel):
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
-    the head without a token. weights: how they are stored, see `linear.Weights`. compiled: of a
-    quantised model, where it can be used."""
+    the head without a token. weights: see `linear.Weights`. compiled: layers in int8."""
 
     weights = "full"
     integer = False
@@ -147,13 +145,7 @@ class Decoder(PoolModel):
         rows = tokens_N.shape[0]
         if blend is not None:
             blender = Blender(
-                self,
-                plan=plan,
-                positions_BQ=positions_BQ,
-                slots_BQ=slots_BQ,
-                attention=attention,
-                kv=kv,
-                blend=blend,
+                self, plan, positions_BQ, slots_BQ, attention=attention, kv=kv, blend=blend
             )
             x_NH = blender.first_rows(self.embedded(tokens_N))
             *tapped, x_NH = self.run_layers(x_NH, blender.inputs, kv, taps, hook=blender)
@@ -174,17 +166,15 @@ class Decoder(PoolModel):
                     kv=kv,
                     taps=taps,
                 )
-                break
-            if rows_M is None:
+            elif rows_M is None:
                 inputs = self.attention_inputs(positions_N, slots_N, group)
                 states = self.run_layers(self.embedded(tokens_N), inputs, kv, taps)
-                break
-            inputs = self.attention_inputs(positions_N[rows_M], slots_N[rows_M], group)
-            x_MH = self.embedded(tokens_N[rows_M])
-            part_states = self.run_layers(x_MH, inputs, kv, taps)
-            states = states or [x.new_zeros(rows, x.shape[1]) for x in part_states]
-            for state_NH, part_MH in zip(states, part_states, strict=True):
-                state_NH.index_copy_(0, rows_M, part_MH)
+            else:
+                inputs = self.attention_inputs(positions_N[rows_M], slots_N[rows_M], group)
+                part_states = self.run_layers(self.embedded(tokens_N[rows_M]), inputs, kv, taps)
+                states = states or [x.new_zeros(rows, x.shape[1]) for x in part_states]
+                for state_NH, part_MH in zip(states, part_states, strict=True):
+                    state_NH.index_copy_(0, rows_M, part_MH)
         *tapped, x_NH = states
         logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
         return TargetOutput(logits_RV, torch.cat(tapped, -1).to(self.dtype) if tapped else None)
@@ -197,8 +187,7 @@ class Decoder(PoolModel):
         taps: tuple[int, ...],
         hook: LayerHook | None = None,
     ) -> list[Tensor]:
-        """Embeddings through all layers -> the rows at each tap, in order, and behind the last
-        layer, before the norm. A hook may drop rows between the layers."""
+        """Embeddings through all layers -> the rows at each tap, in order, and before the norm."""
         states: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -271,8 +260,7 @@ class Decoder(PoolModel):
         return ChunkKV(torch.stack(hook.keys).to(self.dtype), values_LRgd, features_RF)
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
-        """Keys of a pool's rows at int64 positions, [layers, R, kv_heads, head_dim], as they were
-        before RoPE; narrow dtypes are computed in float32."""
+        """Keys of a pool [layers, R, kv_heads, head_dim] as before RoPE; in float32 at least."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)

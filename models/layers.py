@@ -238,8 +238,7 @@ class DecoderLayer(nn.Module):
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
     groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
-    leave of the masks; None: everything. notes: what the loader assumed or ignored. fc: of a
-    drafter, reads the target's hidden states."""
+    leave of the masks; None: everything. notes: assumed or ignored. fc: reads a drafter's taps."""
 
     frequencies: Tensor
     fc: Linear
@@ -272,8 +271,7 @@ class PoolModel(nn.Module):
         return self.dtype
 
     def angles(self, positions_N: Tensor) -> Angles:
-        """cos and signed sin of these positions, computed in float32 for every dtype, as in
-        transformers: float64 angles would be another model."""
+        """cos and signed sin of these positions, computed in float32 as in transformers."""
         angles = positions_N[:, None].float() * self.frequencies
         cos = angles.cos()
         sin = angles.sin()

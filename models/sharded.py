@@ -227,7 +227,6 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
     """A part of a matrix, as a view; ValueError for a matrix in a layout without parts."""
     view = Linear(len(columns), len(rows), False, "meta")
     weight = whole.weight.detach()
-    has_bias = bias and whole.bias is not None
     if (len(rows), len(columns)) == (whole.out_features, whole.in_features):
         view.few = whole.few
         view.few_rows = whole.few_rows
@@ -236,6 +235,6 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
     else:
         weight = weight[rows.start : rows.stop, columns.start : columns.stop]
     replace_(view, "weight", weight)
-    if has_bias:
+    if bias and whole.bias is not None:
         replace_(view, "bias", whole.bias.detach()[rows.start : rows.stop])
     return view

@@ -110,7 +110,6 @@ class Blend:
         counts_CG = tuple(
             (*(int(ratio * int(size)) for size in sizes_G[:-1]), 0) for ratio in settings.ratios
         )
-        suffix_BQ = rows.role_BQ == RowRole.SUFFIX
         device = cached.keys_LRgd.device
         return cls(
             settings,
@@ -121,7 +120,7 @@ class Blend:
             counts_CG=counts_CG,
             quota_CG=torch.tensor(counts_CG, dtype=torch.int64, device=device),
             start_G=torch.tensor(np.cumsum(sizes_G) - sizes_G, device=device),
-            suffix_M=torch.tensor(suffix_BQ.reshape(-1), device=device),
+            suffix_M=torch.tensor((rows.role_BQ == RowRole.SUFFIX).reshape(-1), device=device),
             budget_M=budget_BQ.reshape(-1),
         )
 

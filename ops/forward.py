@@ -92,7 +92,6 @@ class Target(Pooled, Protocol):
             indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
         blend: cached rows; where a layer does not compute them they keep their cached K, turned to
             their position, V and taps, and get NaN logits."""
-        ...
 
 
 class FeatureDrafter(Pooled, Protocol):
@@ -102,11 +101,9 @@ class FeatureDrafter(Pooled, Protocol):
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
-        ...
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
-        ...
 
 
 class HiddenDrafter(FeatureDrafter, Protocol):
@@ -122,11 +119,9 @@ class HiddenDrafter(FeatureDrafter, Protocol):
         kv: KVCache,
     ) -> Tensor:
         """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
-        ...
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, same shape."""
-        ...
 
 
 class BlockDrafter(FeatureDrafter, Protocol):
@@ -140,7 +135,6 @@ class BlockDrafter(FeatureDrafter, Protocol):
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
     ) -> None:
         """K and V of committed tokens, all before a block's root, into every layer of `kv`."""
-        ...
 
     def forward(
         self,
@@ -152,7 +146,6 @@ class BlockDrafter(FeatureDrafter, Protocol):
     ) -> Tensor:
         """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
         A row sees its branch's context and its whole block; causal and windowed layers less."""
-        ...
 
 
 @op("mask.build", writes="attention")
@@ -197,8 +190,7 @@ def compile_plan(target: Target, rows: Rows) -> LayerPlan:
     """One status per layer: DECODE with trees, else FULL; with cached rows, by their settings."""
     if rows.blend is not None:
         return compile_layer_plan(rows.blend.settings, target.num_layers)
-    status = LayerStatus.DECODE if rows.trees else LayerStatus.FULL
-    return (status,) * target.num_layers
+    return (LayerStatus.DECODE if rows.trees else LayerStatus.FULL,) * target.num_layers
 
 
 @op("target.forward_", writes="logits features blended", drops="attention plan")
@@ -212,22 +204,16 @@ def forward_(
 ) -> tuple[Tensor, Tensor | None, BlendReport | None]:
     """All rows through the target once; K and V go into the pool.
 
-    Returns logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None unless
-        a drafter reads features); the report on cached rows."""
+    Returns logits_RV of the tree rows, then the prefill tips; taps_QF of all rows, if a drafter
+        reads them; the report on cached rows."""
     if not rows.tokens_BQ.numel():  # every request was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
     some = rows.packed_trees or rows.live
     node_rows = rows.nodes_ST.view(-1) if some is None else some.rows
+    inputs = rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention
+    rows_R = torch.cat([node_rows, rows.tips_R])
     output = target.forward(
-        rows.tokens_BQ,
-        rows.positions_BQ,
-        rows.slots_BQ,
-        attention,
-        kv=kv,
-        plan=plan,
-        logit_rows_R=torch.cat([node_rows, rows.tips_R]),
-        taps=taps,
-        blend=rows.blend,
+        *inputs, kv=kv, plan=plan, logit_rows_R=rows_R, taps=taps, blend=rows.blend
     )
     logits_RV = output.logits_RV if some is None else some.spread(output.logits_RV)
     return logits_RV, output.taps_QF, output.blend

@@ -353,8 +353,7 @@ class Candidates(NamedTuple):
 def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
     """The `nodes` best candidates over all levels, in creation order or `ranked`. The stable sort
     keeps the set connected (EAGLE-2's top-k can keep a child without its parent)."""
-    order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
-    best_SN = order_SC[:, :nodes]
+    best_SN = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     return candidates.pick(best_SN if ranked else best_SN.sort(dim=1).values)
 
 

@@ -192,8 +192,7 @@ def _check_target(
 
 
 class Reach(NamedTuple):
-    """What a layer's block rows see: keys less than `window` positions away; if causal, none behind
-    the query, so that a block is read from left to right."""
+    """What block rows see: keys less than `window` positions away; if causal, none after them."""
 
     window: int | None = None
     causal: bool = False
@@ -222,9 +221,8 @@ class DFlashConfig(DrafterConfig):
 
     def to_json(self) -> dict[str, Any]:
         windows = {reach.window for reach in self.reaches} - {None}
-        causal = {reach.causal for reach in self.reaches}
         ruled = all(reach.causal == (reach.window is not None) for reach in self.reaches)
-        return ({} if ruled else {"is_causal": causal == {True}}) | {
+        return ({} if ruled else {"is_causal": all(reach.causal for reach in self.reaches)}) | {
             "architectures": [DFLASH_ARCHITECTURE],
             "model_type": "qwen3",
             "num_hidden_layers": len(self.reaches),

@@ -55,8 +55,7 @@ class ChatFormat:
                     self._end_child()
 
     def text(self, turns: Turns, *, generation: bool = True) -> str:
-        """A conversation as text, with `generation` up to the beginning of an answer; raises
-        ModelError: the template fails, or exceeds a limit."""
+        """A conversation as text, with `generation` up to an answer's start; raises ModelError."""
         request = json.dumps([[dict(turn) for turn in turns], generation])
         key = f"{self._tokenizer.chat_template}{request}"
         with self.rendering():

@@ -202,8 +202,7 @@ def convert_gguf(
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer.save_pretrained(out)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(out)
     except Exception as error:  # the file may contain anything
         raise ModelError(file, f"no usable tokenizer ({cause_of(error)})") from None
     shards: list[list[ReaderTensor]] = [[]]

@@ -113,8 +113,7 @@ def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool =
         problems.append(f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}")
     file = inside(drafter.path.parent, TOKENIZER)
     target_file = inside(target.path.parent, TOKENIZER)
-    both = file.is_file() and target_file.is_file()
-    if both and file.read_bytes() != target_file.read_bytes():
+    if file.is_file() and target_file.is_file() and file.read_bytes() != target_file.read_bytes():
         ids = _ids(file)
         target_ids = _ids(target_file)
         compared = ids.keys() | target_ids.keys()

@@ -67,8 +67,7 @@ Stored = Mapping[str, StoredTensor]
 
 
 def resolve(model: str | Path, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """A local folder as it is; `org/name` through the Hub's cache or a download of these files;
-    ModelError if neither exists or the Hub cannot be reached."""
+    """A local folder as it is, or these files of `org/name` on the Hub, cached; else ModelError."""
     folder = Path(model)
     if folder.is_dir():
         return folder
@@ -106,8 +105,7 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def entries(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint, by the headers; ModelError for a file that is missing or
-    invalid, or contradicts the index."""
+    """Every tensor, by the headers; ModelError for a missing or invalid file or a wrong index."""
     stored: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
@@ -122,8 +120,7 @@ def entries(folder: Path) -> dict[str, StoredTensor]:
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(path, f"is not a valid safetensors file: {error}") from None
         if again := sorted(header.keys() & stored.keys()):
-            here = stored[again[0]].path.name
-            raise ModelError(path, f"holds `{again[0]}`, and so does {here}")
+            raise ModelError(path, f"holds `{again[0]}`, and so does {stored[again[0]].path.name}")
         stored |= header
     for name, file in _index(folder).items() if files[0].name != SINGLE else ():
         if name not in stored or stored[name].path.name != file:
@@ -179,8 +176,7 @@ def window(name: str, config: DecoderConfig, share: Share) -> Window:
     keys = cut(share.kv_heads, config.head_dim)
     queries = cut(share.kv_heads, config.head_dim * (config.heads // config.kv_heads))
     inner = cut(share.columns)
-    head = cut(share.vocabulary)
-    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": head}
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": cut(share.vocabulary)}
     rows |= {"gate_proj": inner, "up_proj": inner}
     columns = {"o_proj": queries, "down_proj": inner}
     if layer in columns and kind == "weight":
@@ -309,8 +305,7 @@ def load_target(
 def load_eagle3(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle3:
-    """An EAGLE-3 drafter for one target, whose embedding it uses unless the file has its own; in
-    EAGLE's or speculators' layout. Raises ModelError."""
+    """An EAGLE-3 drafter, with the target's embedding unless it has its own; raises ModelError."""
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
     _check_width(stored, config.taps, config.target_hidden_size)
@@ -334,8 +329,8 @@ def load_eagle3(
 def load_eagle(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle:
-    """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target, whose embedding and
-    head it uses unless the file has its own; raises ModelError."""
+    """An EAGLE-1 or EAGLE-2 drafter, with the target's embedding and head unless it has its own;
+    raises ModelError."""
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
     drafter = on_meta(config.path, lambda: Eagle(config))
@@ -424,8 +419,7 @@ def _read(folder: Path, kind: str) -> Stored:
         stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
     actual = kind_of(stored)
     if actual not in ("", kind):
-        path = next(iter(stored.values())).path
-        raise ModelError(path, f"is {KINDS[actual]}, not {KINDS[kind]}")
+        raise ModelError(next(iter(stored.values())).path, f"is {KINDS[actual]}, not {KINDS[kind]}")
     layers = _num_layers(stored)
     if kind.startswith("eagle") and layers > 1:
         raise ModelError(folder, f"{KINDS[kind]} has 1 layer here, this one has {layers}")

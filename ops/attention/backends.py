@@ -19,16 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kv.pool import Ints, is_among
-from .metadata import (
-    AttentionBatch,
-    AttentionGroup,
-    AttentionMetadata,
-    Keys,
-    QuerySequence,
-    SlotRun,
-    tensor,
-)
+from ..kv.pool import Ints, Keys, is_among
+from .metadata import AttentionBatch, AttentionGroup, AttentionMetadata, QuerySequence, SlotRun
 
 MAX_WASTE = 1.25  # sequences share a batch if that costs at most this many times more,
 MAX_WASTED_ENTRIES = 4096  # or this many entries of the mask
@@ -106,8 +98,7 @@ class AttentionPlan:
         for group in self.groups:
             sequences, queries = group.host_rows_Gq.shape
             step = max(1, max_rows // queries)
-            cuts = range(0, sequences, step)
-            pieces += [group.cut(cut, min(cut + step, sequences)) for cut in cuts]
+            pieces += [group.cut(first, step) for first in range(0, sequences, step)]
         parts: list[list[AttentionGroup]] = [[]]
         for piece in pieces:
             if parts[-1] and sum(g.host_rows_Gq.size for g in (*parts[-1], piece)) > max_rows:
@@ -115,20 +106,18 @@ class AttentionPlan:
             parts[-1].append(piece)
         plans: list[tuple[Tensor | None, AttentionPlan]] = []
         for part in parts:  # its rows one after another
-            flat = [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
+            rows_M = torch.from_numpy(np.concatenate([g.host_rows_Gq.reshape(-1) for g in part]))
+            rows_M = rows_M.to(part[0].mask_GqK.device)
             moved = []
             first = 0
             for group in part:
                 last = first + group.host_rows_Gq.size
                 host_Gq = np.arange(first, last).reshape(group.host_rows_Gq.shape)
-                rows_Gq = None if len(part) == 1 else tensor(host_Gq, flat[0].device)
+                rows_Gq = None if len(part) == 1 else torch.from_numpy(host_Gq).to(rows_M)
                 moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
                 first = last
-            plans.append((torch.cat(flat), replace(self, groups=tuple(moved))))
+            plans.append((rows_M, replace(self, groups=tuple(moved))))
         return plans
-
-
-# -- kernels --------------------------------------------------------------------------------------
 
 
 def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -144,8 +133,7 @@ def window_mask(
     mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, window: int
 ) -> Tensor:
     """Hide keys that are `window` or more true positions back."""
-    distance = positions_BQ[:, :, None] - key_positions_BK[:, None, :]
-    return mask_BQK & (distance < window)
+    return mask_BQK & (positions_BQ[:, :, None] - key_positions_BK[:, None, :] < window)
 
 
 def with_sums(
@@ -157,8 +145,7 @@ def with_sums(
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, sums = flash(folded_BgQd, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
         return out, sums
-    scale = folded_BgQd.shape[-1] ** 0.5
-    scores = folded_BgQd @ keys_BgKd.transpose(-1, -2) / scale + bias_B1QK
+    scores = folded_BgQd @ keys_BgKd.transpose(-1, -2) / folded_BgQd.shape[-1] ** 0.5 + bias_B1QK
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     sums = wide.logsumexp(-1)
     return (wide - sums[..., None]).exp().to(folded_BgQd.dtype) @ values_BgKd, sums
@@ -180,9 +167,6 @@ def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tu
         keys_hKd.as_strided(size, stride, keys_hKd.storage_offset() + first),
         values_hKd.as_strided(size, stride, values_hKd.storage_offset() + first),
     )
-
-
-# -- backends -------------------------------------------------------------------------------------
 
 
 class AttentionBackend:
@@ -267,8 +251,7 @@ class GroupedBackend(AttentionBackend, name="grouped"):
 
 
 class DenseBackend(AttentionBackend, name="dense"):
-    """The reference: all rows attend to the whole pool; of several rows, to as much of each as the
-    fullest holds."""
+    """The reference: all rows attend to the pool; of several rows as far as any is filled."""
 
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
@@ -325,9 +308,8 @@ class AutoBackend(CascadeBackend, name="auto"):
 @cache
 def backend(name: str) -> AttentionBackend:
     """The backend of this name, of this package or of an installed one; raises ValueError."""
-    package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"{package}.{module.name}")
+        importlib.import_module(f".{module.name}", __package__)
     classes = AttentionBackend.__subclasses__()
     for cls in classes:  # which get longer on the way
         if cls.name == name:
@@ -337,9 +319,6 @@ def backend(name: str) -> AttentionBackend:
         loaded: type[AttentionBackend] = point.load()
         return loaded()
     raise ValueError(f"no attention backend {name!r}")
-
-
-# -- batches --------------------------------------------------------------------------------------
 
 
 def arranged(
@@ -365,9 +344,7 @@ def arranged(
     last: int | None = None  # the first slot of its latest sequence's run; None of a list
     for _, index, first, queries, length in sorted(order, key=itemgetter(0)):
         count = len(batch) + 1
-        all_queries = max(most_queries, queries)
         all_slots = max(most_slots, length)
-        all_entries = entries + queries * length
         distance = first - last if first is not None and last is not None else 0
         fits = (
             count > 1
@@ -375,19 +352,17 @@ def arranged(
             and (queries == most_queries or not metadata.equal_lengths)
             and (first is None or count == 2 or distance == stride)
             and (first is None or first + all_slots <= metadata.kv.slots)
-            and count * all_queries * all_slots <= MAX_WASTE * all_entries + MAX_WASTED_ENTRIES
+            and count * max(most_queries, queries) * all_slots
+            <= MAX_WASTE * (entries + queries * length) + MAX_WASTED_ENTRIES
         )
         if not fits:
             batch = []
             batches.append(batch)
-            all_queries = queries
-            all_slots = length
-            all_entries = queries * length
-            distance = 0
+            most_queries = most_slots = entries = distance = 0
         batch.append(index)
-        most_queries = all_queries
-        most_slots = all_slots
-        entries = all_entries
+        most_queries = max(most_queries, queries)
+        most_slots = max(most_slots, length)
+        entries += queries * length
         stride = distance
         last = first
     return [
@@ -460,8 +435,7 @@ def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
 def shared_parts(
     metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
 ) -> list[list[QuerySequence]]:
-    """The rows that see each part of the pool, in levels with every row at most once; the last has
-    what each segment sees alone."""
+    """The rows that see each part of the pool, in levels with every row once; last: not shared."""
     rows_M = np.sort(np.concatenate([np.zeros(0, np.int64), *[one.rows for one in sequences]]))
     segment_M = metadata.segment_N[rows_M]
     visibility = metadata.visibility

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..kv.pool import Bools, Ints, SlotTable
 
-Keys = tuple[int, int] | Ints
-"""A run of slots (the first one, their number), or a list of slots."""
 PADDED = -9  # never the owner of a slot
 
 
@@ -93,8 +91,7 @@ class AttentionBatch(NamedTuple):
     def places(self, slots_EX: Ints, sequence_E: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """int64 [E, X]: the index of each slot among the K slots of its sequence."""
         if isinstance(self.keys, SlotRun):
-            first_E = self.keys.first + self.keys.stride * sequence_E
-            return slots_EX - first_E[:, None]
+            return slots_EX - (self.keys.first + self.keys.stride * sequence_E)[:, None]
         count, length = self.keys.shape
         offset = int(self.keys.max(initial=0)) + int(slots_EX.max(initial=0)) + 1
         sorted_X = (self.keys + offset * np.arange(count)[:, None]).reshape(-1)
@@ -134,19 +131,17 @@ class AttentionGroup:
         shape = *self.mask_GqK.shape[:2], *value_N.shape[1:]
         return (value_N if self.rows_Gq is None else value_N[self.rows_Gq]).view(shape)
 
-    def cut(self, first: int, last: int) -> "AttentionGroup":
-        """Its sequences from number `first` to before `last`, with explicit rows."""
-        part = slice(first, last)
+    def cut(self, first: int, count: int) -> "AttentionGroup":
+        """Up to `count` of its sequences, from number `first` on; their rows on the host only."""
+        part = slice(first, first + count)
+        host_Gq = self.host_rows_Gq[part]
+        mask_GqK = self.mask_GqK[part]
         keys = self.keys
         if isinstance(keys, SlotRun):
-            keys = replace(keys, first=keys.first + first * keys.stride, runs=last - first)
+            keys = replace(keys, first=keys.first + first * keys.stride, runs=len(host_Gq))
         else:
             keys = keys[part]
-        host_Gq = self.host_rows_Gq[part]
-        rows_Gq = tensor(host_Gq, self.mask_GqK.device)
-        return AttentionGroup(
-            rows_Gq, keys, self.mask_GqK[part], self.positions_GK[part], host_rows_Gq=host_Gq
-        )
+        return AttentionGroup(None, keys, mask_GqK, self.positions_GK[part], host_rows_Gq=host_Gq)
 
     def widened(
         self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
@@ -188,9 +183,8 @@ class TreeMask(NamedTuple):
         """Write what the nodes see of each other into a batch's mask, and the slots' positions."""
         device = mask_GqK.device
         if self.segment_R is not None:
-            count = self.slots_ST.size
             place_R = tensor(batch.places(self.slots_ST, np.zeros(1, np.int64))[0], device)
-            mask_GqK[0, :count, place_R] = self.visible_STT[0]
+            mask_GqK[0, : self.slots_ST.size, place_R] = self.visible_STT[0]
             positions_GK[0, place_R] = self.positions_ST[0]
             return
         node_N = np.full(rows, -1, np.int64)

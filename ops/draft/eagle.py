@@ -64,8 +64,7 @@ class Workspace:
         first_S = self.frame.place_S * width
         total = self.frame.places * width
         groups = [g.widened(seen_SKM, position_SM, first_S, total) for g in self.plan.groups]
-        plan = replace(self.plan, groups=tuple(groups))
-        return spread(position_SM[:, rows]), slots_BQ, plan
+        return spread(position_SM[:, rows]), slots_BQ, replace(self.plan, groups=tuple(groups))
 
     def close_(self) -> None:
         self.kv.release_(self.slots)
@@ -95,14 +94,9 @@ def first_level(
         hidden_RH = hidden_NH.new_zeros(height * queries, hidden_NH.shape[-1])
         hidden_RH.index_copy_(0, draft_rows.index_N, hidden_NH)
     hidden_BQH = hidden_RH.view(height, queries, -1)
-    attention = plan_attention(rows, kv_draft, attention=draft_rows.attention)
+    plan = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
-        rows.tokens_BQ,
-        hidden_BQH,
-        rows.positions_BQ,
-        rows.slots_BQ,
-        attention=attention,
-        kv=kv_draft,
+        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, attention=plan, kv=kv_draft
     )
     tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
     scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)
@@ -156,11 +150,9 @@ def grow_tree_(
             seen_SKM = torch.cat([seen_SKM, self_SKK], dim=2)
         level_M = torch.arange(level * width, device=device) // width
         position_SM = frontier.draft_rows.position_S[:, None] + level_M
+        inputs = work.fresh(seen_SKM, position_SM)
         out_BQH = drafter.forward(
-            frame.spread(tokens_SK),
-            frame.spread(hidden_SKH),
-            *work.fresh(seen_SKM, position_SM),
-            kv_draft,
+            frame.spread(tokens_SK), frame.spread(hidden_SKH), *inputs, kv_draft
         )
         hidden_SKH = frame.collect(out_BQH)
         scores_RC, ids_RC = top_children(drafter, hidden_SKH.flatten(0, 1), width)

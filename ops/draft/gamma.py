@@ -112,8 +112,7 @@ def plan(
         if beta and not isnan(state.ema):  # smooths the length before rounding and clamping
             ema = beta * state.ema + (1 - beta) * raw
     gamma = floor((raw if isnan(ema) else ema) + 0.5)
-    if policy != "fixed":
-        gamma = min(max(gamma, low), high)
+    gamma = gamma if policy == "fixed" else min(max(gamma, low), high)
     needed = max(min(gamma, remaining - 1), 0)  # the target adds one token itself
     return GammaRecord(h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=needed)
 
@@ -173,6 +172,5 @@ def next_state(
     if not isnan(state.acceptance):
         acceptance = ACCEPTANCE_DECAY * state.acceptance + (1 - ACCEPTANCE_DECAY) * acceptance
     step = THRESHOLD_STEP if acceptance <= TARGET_ACCEPTANCE else -THRESHOLD_STEP
-    aim = state.threshold + step
-    threshold = THRESHOLD_DECAY * state.threshold + (1 - THRESHOLD_DECAY) * aim
+    threshold = THRESHOLD_DECAY * state.threshold + (1 - THRESHOLD_DECAY) * (state.threshold + step)
     return replace(state, acceptance=acceptance, threshold=threshold)

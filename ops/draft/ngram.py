@@ -13,8 +13,6 @@ from math import log
 
 from .proposals import HostTree
 
-# -- prompt lookup --------------------------------------------------------------------------------
-
 
 class SuffixIndex:
     """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it."""
@@ -76,8 +74,6 @@ def lookup_tree(
         tuple(log(counts[node] / len(places)) for node in best),
     )
 
-
-# -- count tables ---------------------------------------------------------------------------------
 
 Gram = tuple[int, ...]
 

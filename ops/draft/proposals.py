@@ -89,9 +89,8 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
     tokens_SN, parents_SN, depths_SN, valid_SN = torch.from_numpy(ints).to(device).unbind()
     scores_SN = torch.from_numpy(scores).to(device)
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
-    sizes = tuple(map(len, trees))
     drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), scores_SN
-    return Proposal(*drafts, levels, sizes=sizes)
+    return Proposal(*drafts, levels, sizes=tuple(map(len, trees)))
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:

@@ -25,9 +25,6 @@ MIN_PAUSE = 4
 MAX_PAUSE = 64
 
 
-# -- costs ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Milliseconds of a forward by rows, linear between and beyond the points; 0 without any."""
@@ -126,8 +123,6 @@ class Chooser:
         return True
 
 
-# -- chains ---------------------------------------------------------------------------------------
-
 PRIOR = 0.9  # acceptance before any draft was judged, weighted as `PRIOR_WEIGHT` drafts
 PRIOR_WEIGHT = 8.0
 OPTIMISM = 0.5  # standard deviations that are added to the observed acceptance
@@ -185,8 +180,7 @@ class ChainChooser(Chooser):
     def _survival(self, owners: Sequence[int]) -> Floats:
         """[S, D]: the probability that a branch's drafts down to a depth are all accepted."""
         tries = self._tries_D.sum()
-        hits = self._hits_D.sum()
-        overall = (hits + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
+        overall = (self._hits_D.sum() + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
         overall += OPTIMISM * math.sqrt(overall * (1 - overall) / (tries + PRIOR_WEIGHT))
         rate_D = (self._hits_D + SHRINKAGE * overall) / (self._tries_D + SHRINKAGE)
         counts = [self._by_owner.get(owner, (0.0, 0.0)) for owner in owners]
@@ -212,8 +206,6 @@ class ChainChooser(Chooser):
         for owner in owners:
             self._by_owner.pop(owner, None)
 
-
-# -- trees ----------------------------------------------------------------------------------------
 
 ForwardRows = Callable[[int, int], Sequence[int]]
 """(nodes, levels) -> rows of a branch in each forward of the drafter in a round."""

@@ -21,6 +21,8 @@ from torch import Tensor
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int32]
 Row = int | Ints
+Keys = tuple[int, int] | Ints
+"""A run of slots (the first one, their number), or a list of slots."""
 
 FREE = -1  # owner of a free slot
 NO_SEGMENT = -2  # no segment
@@ -147,8 +149,7 @@ class BlockManager:
     ) -> Iterator[tuple[int, int, int]]:
         """(segment, block, number of its slots there)."""
         if self.size == 1:  # every slot is a block by itself
-            ones = repeat(1, owner_Q.size)
-            return zip(owner_Q.tolist(), slots_Q.tolist(), ones, strict=True)
+            return zip(owner_Q.tolist(), slots_Q.tolist(), repeat(1, owner_Q.size), strict=True)
         labels_Q = owner_Q.astype(np.int64) + LABEL_OFFSET
         keys, counts = np.unique(labels_Q * len(self) + slots_Q // self.size, return_counts=True)
         segments, blocks = np.divmod(keys, len(self))
@@ -211,7 +212,7 @@ class SlotTable:
         """Start a home's region where another's is."""
         self.regions[home] = Region(self.regions[other].first)
 
-    def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:
+    def keys_of(self, homes: Sequence[int]) -> Keys:
         """The slots of some homes: first slot and length of a run, or a list if it is sparse."""
         regions = [self.regions.get(home) for home in homes]
         used = [region for region in regions if region is not None and region.high]
@@ -222,7 +223,7 @@ class SlotTable:
             return low, high - low
         return (low + np.flatnonzero(is_own)).astype(np.int32)
 
-    def keys_of_segments(self, owners: Sequence[int]) -> tuple[int, int] | Ints:
+    def keys_of_segments(self, owners: Sequence[int]) -> Keys:
         """The slots of some segments, as `keys_of` gives them."""
         slots = np.sort(np.concatenate(list(map(self.slots_owned, owners)))).astype(np.int32)
         if not slots.size:
@@ -377,8 +378,7 @@ class SlotTable:
         self._include_(home, slots)
 
     def split_(self, owner: int, first: int, position: int) -> None:
-        """Give an owner's committed rows before a position to `first`, its own home, and seal their
-        blocks; moves 0 bytes."""
+        """Give an owner's committed rows before a position to `first`; seal their blocks."""
         slots_R = self.slots_owned(owner)
         slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:

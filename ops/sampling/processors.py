@@ -170,14 +170,12 @@ def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: T
     drawn_R = ranked(scores_RV, key_R, rules.most_kept, 1).squeeze(1)
     if not rules.any_greedy:
         return drawn_R
-    greedy_R = rules.greedy_S.index_select(0, branch_R)
-    return torch.where(greedy_R, scores_RV.argmax(-1), drawn_R)
+    return torch.where(rules.greedy_S.index_select(0, branch_R), scores_RV.argmax(-1), drawn_R)
 
 
 def probabilities(scores_RV: Tensor, greedy_R: Tensor) -> Tensor:
     """[R, V]: softmax of the scores; one-hot at the best id (lowest of equals) for greedy rows."""
-    best_R1 = scores_RV.argmax(-1, keepdim=True)
-    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, best_R1, 1.0)
+    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, scores_RV.argmax(-1, keepdim=True), 1.0)
     return torch.where(greedy_R[:, None], one_hot_RV, scores_RV.softmax(-1))
 
 

@@ -60,10 +60,12 @@ def accept_chain(
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
     if rule is Rule.BLOCK:
-        ratio_ST = _prefix_ratios(p_SN, q_SN)
+        ratios = [torch.ones_like(p_STV[:, 0, 0])]  # of the shorter prefix times p / q, at most 1
+        for ratio_S in torch.where(q_SN > 0, p_SN / q_SN, 0.0).unbind(1):
+            ratios.append((ratios[-1] * ratio_S).clamp(max=1.0))
+        ratio_ST = torch.stack(ratios, dim=1)
         chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN=valid_SN)
-        passes_SN = (r_SN < chance_SN) & valid_SN
-        accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
+        accepted_SN = ((r_SN < chance_SN) & valid_SN).int().flip(1).cumsum(1).flip(1) > 0
         tried_SN = valid_SN
     else:
         ratio_ST = p_STV.new_ones(p_STV.shape[:2])
@@ -150,9 +152,7 @@ def _wide(probs: Tensor) -> Tensor:
 
 def _of_tokens(q: Tensor | None, tokens: Tensor, like: Tensor) -> Tensor:
     """q of the drafted tokens; 1 where q is one-hot."""
-    if q is None:
-        return torch.ones_like(like)
-    return q.gather(-1, tokens[..., None]).squeeze(-1)
+    return torch.ones_like(like) if q is None else q.gather(-1, tokens[..., None]).squeeze(-1)
 
 
 def _passes(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
@@ -173,14 +173,6 @@ def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
     return torch.where(total_R1 > 0, weights_RV / total_R1, otherwise_RV)
 
 
-def _prefix_ratios(p_SN: Tensor, q_SN: Tensor) -> Tensor:
-    """[S, T]: w of each prefix, min(1, w of the shorter one times p / q); the empty one has 1."""
-    ratios = [p_SN.new_ones(p_SN.shape[0])]
-    for ratio_S in torch.where(q_SN > 0, p_SN / q_SN, 0.0).unbind(1):
-        ratios.append((ratios[-1] * ratio_S).clamp(max=1.0))
-    return torch.stack(ratios, dim=1)
-
-
 def _block_chance(
     p_STV: Tensor, q_SNV: Tensor | None, tokens_SN: Tensor, ratio_ST: Tensor, valid_SN: Tensor
 ) -> Tensor:
@@ -191,8 +183,7 @@ def _block_chance(
     ratio_SN = ratio_ST[:, 1:]
     against_SN = excess_SN + 1 - ratio_SN[:, :-1]
     inner_SN = torch.where(against_SN > 0, excess_SN / against_SN, 1.0)
-    longer_SN = valid_SN[:, 1:]
-    return torch.cat([inner_SN.where(longer_SN, ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
+    return torch.cat([inner_SN.where(valid_SN[:, 1:], ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +208,7 @@ class RoundCoins:
 
 def sibling_ranks(parents_SN: Tensor) -> Tensor:
     """int64 [S, N]: how many earlier nodes have the same parent."""
-    same_SNN = parents_SN[:, :, None] == parents_SN[:, None, :]
-    return same_SNN.tril(-1).sum(-1)
+    return (parents_SN[:, :, None] == parents_SN[:, None, :]).tril(-1).sum(-1)
 
 
 def rule_for(proposal: Proposal, rule: str | None, draws: str) -> Rule:

@@ -108,7 +108,7 @@ class VanillaDrafter(Drafter):
 
         every_Q = slots_1Q[0] - slots_1Q[0, 0]
         return logits_of(
-            model, tokens_1Q, slots_1Q, slots_1Q, attention=attention, kv=kv, logit_rows_R=every_Q
+            model, tokens_1Q, slots_1Q, slots_1Q, attention=attention, kv=kv, rows_R=every_Q
         )
 
     def write_rows_(
@@ -129,7 +129,7 @@ class VanillaDrafter(Drafter):
             steps_1Q,
             attention=attention,
             kv=kv,
-            logit_rows_R=last_R,
+            rows_R=last_R,
         )
 
     def observe(self, rows: CommittedRows) -> None:
