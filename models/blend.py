@@ -87,9 +87,8 @@ class Blender(LayerHook):
             turned_Ngd = rotate(k_Ngd, inputs.cos_N1d, inputs.sin_N1d)
             self.kv.write_(index, inputs.slots_N, turned_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
         number = len(self.picked)
-        cached = blend.cached  # rows are picked only among those computed now
-        at_R, dropped_R1 = self.live_rows(blend.index_R)
-        old = cached.keys_LRgd[index], cached.values_LRgd[index]
+        at_R, dropped_R1 = self.live_rows(blend.index_R)  # only live rows are picked
+        old = blend.cached.keys_LRgd[index], blend.cached.values_LRgd[index]
         deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
         picked_R = pick(deviation_R.masked_fill(dropped_R1[:, 0], -1), blend, number)
         quota = sum(blend.counts_CG[number])
@@ -169,7 +168,6 @@ class Blender(LayerHook):
 
     def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
-        cached = self.blend.cached
-        turned_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
-        values_gRd = cached.values_LRgd[layer].transpose(0, 1)
+        turned_Rgd = rotate(self.blend.cached.keys_LRgd[layer], *self.angles_R)
+        values_gRd = self.blend.cached.values_LRgd[layer].transpose(0, 1)
         self.kv.write_(layer, self.slots_R, turned_Rgd.transpose(0, 1), values_gRd)

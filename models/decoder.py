@@ -223,8 +223,7 @@ class Decoder(PoolModel):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        normed_RH = self.normalise(x_RH, self.norm.weight, self.norm.eps)
-        logits_RV = wide_logits(normed_RH, self.lm_head)
+        logits_RV = wide_logits(self.normalise(x_RH, self.norm.weight, self.norm.eps), self.lm_head)
         if self.integer and self.dtype != torch.float64:
             logits_RV = logits_RV.float()
         if self.known_tokens < logits_RV.shape[1]:

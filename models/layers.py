@@ -105,8 +105,7 @@ def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
 
 
 class LayerHook:
-    """Watches or changes the rows of every layer of a decoder between projections and attention;
-    `inputs` replaces those of the forward, and may change between layers."""
+    """Watches or changes a layer's rows before attention; `inputs` replaces those of the forward."""
 
     inputs: Mapping[Any, AttentionInputs]
 
@@ -187,8 +186,7 @@ class DecoderLayer(nn.Module):
             qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
             q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-            attention = inputs.attention
-            attended_NI = attention.backend.run(q_Nhd, *kv.layers[index], attention)
+            attended_NI = inputs.attention.backend.run(q_Nhd, *kv.layers[index], inputs.attention)
         x_NH = self.o.forward(attended_NI, residual_NH)
         weight_H = self.post_attention_layernorm.weight
         both_NI = self.gate_up.forward(self.normalise(x_NH, weight_H, self.eps))

@@ -141,13 +141,12 @@ def _share_(
 ) -> None:
     """Give a layer of this rank its views of a layer that holds more; the share is counted from the
     start of the layer's, `groups` are query heads of a key head."""
-    heads = share.kv_heads
     columns = share.columns
     dim = layer.head_dim
 
     def rows(first: int, size: int) -> range:
         """Of this rank's heads, in blocks of `size` rows behind the first."""
-        return range(first + heads.start * size, first + heads.stop * size)
+        return range(first + share.kv_heads.start * size, first + share.kv_heads.stop * size)
 
     queries = rows(0, groups * dim)
     keys = rows(layer.heads * dim, dim)

@@ -153,15 +153,13 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
     """Plan the attention of a forward; `attention` is the backend's name."""
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
-    positions_BQ = rows.positions_BQ
     tree = None
-    packed = rows.packed_trees
-    if packed is not None:
+    if rows.packed_trees is not None:
         tree = TreeMask(
             rows_ST=rows.node_rows_ST.reshape(1, -1),
             slots_ST=rows.node_slots_ST.reshape(1, -1),
-            visible_STT=packed.visible(rows.ancestors_STT)[None],
-            positions_ST=positions_BQ[:1, : rows.node_rows_ST.size],
+            visible_STT=rows.packed_trees.visible(rows.ancestors_STT)[None],
+            positions_ST=rows.positions_BQ[:1, : rows.node_rows_ST.size],
             segment_R=rows.tree_segment_R,
         )
     elif not readable[rows.node_slots_ST].all():
@@ -169,7 +167,7 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
             rows_ST=rows.node_rows_ST,
             slots_ST=rows.node_slots_ST,
             visible_STT=rows.ancestors_STT,
-            positions_ST=rows.of_trees(positions_BQ),
+            positions_ST=rows.of_trees(rows.positions_BQ),
             roots_shared=rows.live is not None,
         )
     metadata = AttentionMetadata(
@@ -177,7 +175,7 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
         sequences=rows.sequences,
         visibility=rows.visibility,
         segment_N=rows.segment_N,
-        positions_N=positions_BQ.view(-1),
+        positions_N=rows.positions_BQ.view(-1),
         readable=readable,
         tree=tree,
         equal_lengths=rows.blend is not None,

@@ -138,8 +138,7 @@ class LiveNodes(NodeRows):
         counts_S = np.asarray(sizes, np.int64) + 1
         node_T = np.arange(rows_ST.shape[1])
         is_live_ST = node_T < counts_S[:, None]
-        first_S1 = (np.cumsum(counts_S) - counts_S)[:, None]
-        index_ST = first_S1 + np.where(is_live_ST, node_T, 0)
+        index_ST = (np.cumsum(counts_S) - counts_S)[:, None] + np.where(is_live_ST, node_T, 0)
         rows_R = rows_ST[is_live_ST].astype(np.int64)
         return cls(torch.from_numpy(rows_R).to(device), torch.from_numpy(index_ST).to(device))
 

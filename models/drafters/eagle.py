@@ -133,9 +133,8 @@ class Eagle3(EagleHead):
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.midlayer
-        eps = self.config.eps
-        normed_NH = rms_norm(hidden_NH, layer.hidden_norm.weight, eps)
-        embedding_NH = rms_norm(embedding_NH, layer.input_layernorm.weight, eps)
+        normed_NH = rms_norm(hidden_NH, layer.hidden_norm.weight, layer.eps)
+        embedding_NH = rms_norm(embedding_NH, layer.input_layernorm.weight, layer.eps)
         mixed_NW = torch.cat((embedding_NH, normed_NH), -1)
         return mixed_NW, normed_NH if self.config.norm_before_residual else hidden_NH
 

@@ -94,10 +94,9 @@ def convert_layout(folder: Path, target_path: Path, layout: str, out: Path, veri
     if isinstance(config, Eagle3Config):
         lost = [name for name in UNSUPPORTED if config.speculators and getattr(config, name)]
     else:
-        reaches = config.reaches
-        if not config.speculators and any(r.causal and r.window is None for r in reaches):
+        if not config.speculators and any(r.causal and r.window is None for r in config.reaches):
             lost.append("full layers that are causal")
-        if len({r.causal for r in reaches if r.window is not None}) > 1:
+        if len({r.causal for r in config.reaches if r.window is not None}) > 1:
             lost.append("sliding layers of two kinds")
     if lost:
         raise ModelError(folder, f"cannot be written in the layout {layout!r}: {', '.join(lost)}")

@@ -228,8 +228,7 @@ def fill(
     windows: Mapping[str, Window] = NO_WINDOWS,
 ) -> None:
     """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
-    scan: raise ModelError for NaN and infinity in the dtype of the views. windows: the parts of the
-    tensors to copy; of tensors not named, everything."""
+    scan: raise ModelError for NaN and infinity in the views' dtype. windows: parts to copy, if any."""
     ordered = sorted(views, key=lambda name: (stored[name].path, name))
     for path, names in groupby(ordered, lambda name: stored[name].path):
         try:
@@ -391,7 +390,6 @@ def _complete_(
 ) -> Drafter:
     """Compare a drafter without memory with its target and its file, then fill it from the file; an
     EAGLE head shares the target's embedding and head where its file lacks them."""
-    path = drafter.config.path
     check_same_tokens(drafter.config, target.config, extra=True)
     if isinstance(drafter, EagleHead):
         drafter.owned = drafter.ends & stored.keys()
@@ -402,9 +400,9 @@ def _complete_(
             shape = list(ends[name].shape)
             if needed != shape:
                 reason = f"has no `{module}` of its own, and would need one of shape {needed}"
-                raise ModelError(path, f"{reason}: the target's is {shape}")
+                raise ModelError(drafter.config.path, f"{reason}: the target's is {shape}")
             replace_(drafter.get_submodule(module), "weight", ends[name])
-    if extra := compare(path.parent, stored, _views(drafter, absent)):
+    if extra := compare(drafter.config.path.parent, stored, _views(drafter, absent)):
         raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
     fill(_views(drafter, absent), stored)

@@ -256,16 +256,15 @@ class DenseBackend(AttentionBackend, name="dense"):
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
     ) -> list[AttentionBatch]:
-        kv = metadata.kv
         filled = [sequence for sequence in sequences if len(sequence.rows)]
-        extents = kv.extents()
+        extents = metadata.kv.extents()
         if not filled:
             return []
-        if kv.rows == 1:
+        if metadata.kv.rows == 1:
             rows = np.sort(np.concatenate([sequence.rows for sequence in filled]))
             return arranged(metadata, [QuerySequence(rows, 0, ())], [(0, extents[0])])
         longest = max(extents[sequence.row] for sequence in filled)
-        keys = [(sequence.row * kv.capacity, longest) for sequence in filled]
+        keys = [(sequence.row * metadata.kv.capacity, longest) for sequence in filled]
         return arranged(metadata, filled, keys)
 
 
@@ -438,11 +437,10 @@ def shared_parts(
     """The rows that see each part of the pool, in levels with every row once; last: not shared."""
     rows_M = np.sort(np.concatenate([np.zeros(0, np.int64), *[one.rows for one in sequences]]))
     segment_M = metadata.segment_N[rows_M]
-    visibility = metadata.visibility
     readers: dict[int, list[int]] = {}  # of each segment, the numbers of those that see it
     for number in np.unique(segment_M).tolist():
-        if number < len(visibility.ids_S):  # not padding
-            for owner in visibility.path_SA[number].tolist():
+        if number < len(metadata.visibility.ids_S):  # not padding
+            for owner in metadata.visibility.path_SA[number].tolist():
                 if owner >= 0:
                     readers.setdefault(owner, []).append(number)
     parts: dict[tuple[int, ...], list[int]] = {}
@@ -451,8 +449,7 @@ def shared_parts(
     levels: list[tuple[set[int], list[QuerySequence]]] = []
     unshared = list[QuerySequence]()
     for sharers in sorted(parts, key=len, reverse=True):
-        rows = rows_M[is_among(segment_M, sharers)]
-        part = QuerySequence(rows, 0, (), tuple(parts[sharers]))
+        part = QuerySequence(rows_M[is_among(segment_M, sharers)], 0, (), tuple(parts[sharers]))
         if len(sharers) == 1:
             unshared.append(part)
             continue

@@ -78,8 +78,7 @@ class GammaRecord:
 
 @dataclass(frozen=True, slots=True)
 class DraftDistributions:
-    """Along a chain the entropies in nats, from the first draft's distribution on, and the chance
-    of each draft; empty for policies that do not use them."""
+    """Along a chain the entropies in nats, and the chance of each draft; empty if not used."""
 
     h: Sequence[float] = ()
     chance: Sequence[float] = ()
@@ -100,8 +99,7 @@ def plan(
     ema = nan
     low = settings.gamma_min
     high = longest(settings)
-    policy = settings.gamma_policy
-    raw: float = settings.gamma if policy == "fixed" else state.gamma
+    raw: float = settings.gamma if settings.gamma_policy == "fixed" else state.gamma
     if not isnan(h):
         h_norm = normalised(h, settings.egag_h_ref, vocabulary)
         raw = low + (1 - h_norm) * (high - low)
@@ -112,7 +110,7 @@ def plan(
         if beta and not isnan(state.ema):  # smooths the length before rounding and clamping
             ema = beta * state.ema + (1 - beta) * raw
     gamma = floor((raw if isnan(ema) else ema) + 0.5)
-    gamma = gamma if policy == "fixed" else min(max(gamma, low), high)
+    gamma = gamma if settings.gamma_policy == "fixed" else min(max(gamma, low), high)
     needed = max(min(gamma, remaining - 1), 0)  # the target adds one token itself
     return GammaRecord(h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=needed)
 

@@ -87,9 +87,8 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
         ints[3, row, :count] = 1
         scores[row, :count] = tree.scores
     tokens_SN, parents_SN, depths_SN, valid_SN = torch.from_numpy(ints).to(device).unbind()
-    scores_SN = torch.from_numpy(scores).to(device)
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
-    drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), scores_SN
+    drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), torch.from_numpy(scores).to(device)
     return Proposal(*drafts, levels, sizes=tuple(map(len, trees)))
 
 

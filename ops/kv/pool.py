@@ -234,8 +234,7 @@ class SlotTable:
     def extents(self) -> list[int]:
         """The end of the slots in use of every row, from its first slot."""
         used = self.owner.reshape(self.rows, self.capacity) != FREE
-        ends = self.capacity - used[:, ::-1].argmax(1)
-        return list(np.where(used.any(1), ends, 0).tolist())
+        return list(np.where(used.any(1), self.capacity - used[:, ::-1].argmax(1), 0).tolist())
 
     def append_(
         self,

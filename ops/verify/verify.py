@@ -51,16 +51,15 @@ class Scored:
         self.branch_R = self.key_R = logits_RV.new_empty(0, dtype=torch.int64)
         if self.sampler is None:
             return
-        device = logits_RV.device
         positions_N = rows.positions_BQ.view(-1)
         if tips:
-            self.branch_R = torch.arange(len(rows.tips_R), device=device) + rows.trees
+            self.branch_R = torch.arange(len(rows.tips_R), device=logits_RV.device) + rows.trees
             tokens_RC = self.branch_R[:, None][:, :0]
             path_RC = tokens_RC.bool()
             positions_R = positions_N[rows.tips_R]
         else:
             trees, nodes = rows.nodes_ST.shape
-            self.branch_R = torch.arange(trees * nodes, device=device) // nodes
+            self.branch_R = torch.arange(trees * nodes, device=logits_RV.device) // nodes
             tokens_RC = rows.of_trees(rows.tokens_BQ)[self.branch_R]
             path_RC = rows.ancestors_STT.flatten(0, 1)
             positions_R = positions_N[rows.nodes_ST.reshape(-1)]
