@@ -259,7 +259,7 @@ class Decoder(PoolModel):
         return ChunkKV(torch.stack(hook.keys).to(self.dtype), values_LRgd, features_RF)
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
-        """Keys of a pool [layers, R, kv_heads, head_dim] as before RoPE; in float32 at least."""
+        """Keys of a pool [layers, R, kv_heads, head_dim], as before RoPE at int64 positions."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)

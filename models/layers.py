@@ -17,7 +17,6 @@ from .linear import Linear, linear
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
 
-
 Of = Callable[[Tensor], Tensor]
 
 
@@ -105,7 +104,7 @@ def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
 
 
 class LayerHook:
-    """Watches or changes a layer's rows before attention; `inputs` replaces those of the forward."""
+    """Watches or changes a layer's rows before attention; `inputs` replaces the forward's."""
 
     inputs: Mapping[Any, AttentionInputs]
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import AttentionPlan, window_mask
+from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
 from ..integer import IntegerWeight
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
@@ -93,9 +93,8 @@ class DFlashDraftModel(PoolModel):
 
 def within(mask_BQK: Tensor, positions_BQ: Tensor, keys_BK: Tensor, reach: Reach) -> Tensor:
     """bool [B, Q, K]: what a layer of this reach sees of what a row may see at all."""
-    if reach.window is not None:
-        mask_BQK = window_mask(mask_BQK, positions_BQ, keys_BK, reach.window)
     ahead_BQK = keys_BK[:, None, :] - positions_BQ[:, :, None]
-    if reach.causal:
-        return mask_BQK & (ahead_BQK <= 0)
-    return mask_BQK if reach.window is None else mask_BQK & (ahead_BQK < reach.window)
+    if reach.window is not None:
+        mask_BQK = mask_BQK & (-ahead_BQK < reach.window)
+    limit = 1 if reach.causal else reach.window
+    return mask_BQK if limit is None else mask_BQK & (ahead_BQK < limit)

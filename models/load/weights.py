@@ -46,11 +46,10 @@ Window = tuple[slice, ...]
 
 EVERYTHING = slice(None)
 NO_WINDOWS: Mapping[str, Window] = {}
-
-Built = TypeVar("Built", bound=nn.Module)
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
+Built = TypeVar("Built", bound=nn.Module)
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
@@ -228,7 +227,7 @@ def fill(
     windows: Mapping[str, Window] = NO_WINDOWS,
 ) -> None:
     """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
-    scan: raise ModelError for NaN and infinity in the views' dtype. windows: parts to copy, if any."""
+    scan: ModelError for NaN and infinity in the views' dtype. windows: parts to copy, if any."""
     ordered = sorted(views, key=lambda name: (stored[name].path, name))
     for path, names in groupby(ordered, lambda name: stored[name].path):
         try:

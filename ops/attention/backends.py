@@ -106,8 +106,8 @@ class AttentionPlan:
             parts[-1].append(piece)
         plans: list[tuple[Tensor | None, AttentionPlan]] = []
         for part in parts:  # its rows one after another
-            rows_M = torch.from_numpy(np.concatenate([g.host_rows_Gq.reshape(-1) for g in part]))
-            rows_M = rows_M.to(part[0].mask_GqK.device)
+            host_M = np.concatenate([g.host_rows_Gq.reshape(-1) for g in part], dtype=np.int64)
+            rows_M = torch.from_numpy(host_M).to(part[0].mask_GqK.device)
             moved = []
             first = 0
             for group in part:
@@ -129,11 +129,9 @@ def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return bias[:, None].expand(rows, groups, queries, keys).reshape(rows, 1, -1, keys)
 
 
-def window_mask(
-    mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, window: int
-) -> Tensor:
+def window_mask(mask_BQK: Tensor, positions_BQ: Tensor, keys_BK: Tensor, window: int) -> Tensor:
     """Hide keys that are `window` or more true positions back."""
-    return mask_BQK & (positions_BQ[:, :, None] - key_positions_BK[:, None, :] < window)
+    return mask_BQK & (positions_BQ[:, :, None] - keys_BK[:, None, :] < window)
 
 
 def with_sums(
@@ -272,8 +270,7 @@ class CascadeBackend(AttentionBackend, name="cascade"):
     """Segments that several branches share are attended to once, by all rows of these branches in
     one group. Cf. "Cascade Inference" (FlashInfer) and Hydragen (Juravsky et al. 2024)."""
 
-    min_saved: ClassVar[int] = 0
-    """Slots read less often that make up for merging."""
+    min_saved: ClassVar[int] = 0  # slots read less often
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
         if not self.min_saved or len(metadata.sequences) > 1:  # one sequence reads slots once

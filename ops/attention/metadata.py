@@ -62,7 +62,7 @@ class QuerySequence(NamedTuple):
 
 class Visibility(NamedTuple):
     """The segments of a forward's rows (int32), and what each sees: path_SA, int32, the ids from
-    itself to its root, then those outside its path, then NO_SEGMENT; homes_S, their homes."""
+    itself to its root, then those outside its path, then NO_SEGMENT; homes_S, of all, own first."""
 
     ids_S: Ints
     path_SA: Ints

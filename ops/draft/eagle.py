@@ -32,9 +32,7 @@ class Workspace:
         groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for branch, (row, homes) in enumerate(zip(rows_S, homes_S, strict=True)):
             groups.setdefault((row, () if kv.rows > 1 else homes), []).append(branch)
-        sequences = [
-            QuerySequence(np.array(group), row, homes) for (row, homes), group in groups.items()
-        ]
+        sequences = [QuerySequence(np.array(group), *key) for key, group in groups.items()]
         home = np.repeat([homes[0] for homes in homes_S], each)
         # position 0, not committed: only rows that `fresh` names see them
         self.slots = kv.append_(owner, np.zeros(rows.size), rows, home)
@@ -150,10 +148,8 @@ def grow_tree_(
             seen_SKM = torch.cat([seen_SKM, self_SKK], dim=2)
         level_M = torch.arange(level * width, device=device) // width
         position_SM = frontier.draft_rows.position_S[:, None] + level_M
-        inputs = work.fresh(seen_SKM, position_SM)
-        out_BQH = drafter.forward(
-            frame.spread(tokens_SK), frame.spread(hidden_SKH), *inputs, kv_draft
-        )
+        inputs = frame.spread(hidden_SKH), *work.fresh(seen_SKM, position_SM)
+        out_BQH = drafter.forward(frame.spread(tokens_SK), *inputs, kv_draft)
         hidden_SKH = frame.collect(out_BQH)
         scores_RC, ids_RC = top_children(drafter, hidden_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(trees, width, -1) + scores_SK[:, :, None]).flatten(1)

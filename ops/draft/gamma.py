@@ -90,9 +90,7 @@ def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
     return min(max(h / reference, 0.0), 1.0) if reference > 0 else 0.0
 
 
-def plan(
-    settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int
-) -> GammaRecord:
+def plan(settings: GammaSettings, state: GammaState, vocab: int, remaining: int) -> GammaRecord:
     """A chain's length; remaining: tokens of the branch to come, the target's own included."""
     h = state.h if settings.gamma_policy == "egag" else nan
     h_norm = nan
@@ -101,7 +99,7 @@ def plan(
     high = longest(settings)
     raw: float = settings.gamma if settings.gamma_policy == "fixed" else state.gamma
     if not isnan(h):
-        h_norm = normalised(h, settings.egag_h_ref, vocabulary)
+        h_norm = normalised(h, settings.egag_h_ref, vocab)
         raw = low + (1 - h_norm) * (high - low)
         if settings.egag_mode == "seed":
             raw = min(max(floor((1 - h_norm) * high), low), high)

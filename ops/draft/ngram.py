@@ -128,14 +128,12 @@ class CountTable:
             self.update_(ids, end, [ids[end], *(token for token in others if token >= 0)])
 
 
-def longest_match(
-    tables: Sequence[CountTable], context: Sequence[int]
-) -> tuple[int, Followers] | None:
+def longest_match(tables: Sequence[CountTable], ids: Sequence[int]) -> tuple[int, Followers] | None:
     """The size of the longest counted context, and what followed it: counts of all tables are
     added; of equal sums the earlier table's order decides."""
     longest = max(table.order for table in tables) - 1
-    for size in range(min(longest, len(context)), 0, -1):
-        key = tuple(context[-size:])
+    for size in range(min(longest, len(ids)), 0, -1):
+        key = tuple(ids[-size:])
         parts = [table.followers[key] for table in tables if key in table.followers]
         if len(parts) == 1:
             return size, parts[0]

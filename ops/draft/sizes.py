@@ -99,8 +99,9 @@ class Chooser:
             return self.costs.overhead
         return max(median(samples), 0.0) if samples else 0.0
 
-    def _start_round_(self, expected: float, share: float) -> None:
-        """End the last round and start one whose forwards should take `expected` milliseconds."""
+    def _start_round_(self, choice: DraftSize, expected: float, share: float) -> DraftSize:
+        """End the last round, start one whose forwards should take `expected` ms; its choice."""
+        self.choice = choice
         now = perf_counter()
         if self._start is not None:
             samples = self.drafted if self._share else self.plain
@@ -108,6 +109,7 @@ class Chooser:
         self._start = now
         self._expected = expected
         self._share = share
+        return choice
 
     def _is_trial_(self, *, pays: bool) -> bool:
         """Whether to draft although that does not seem to pay, after ever longer pauses."""
@@ -161,11 +163,8 @@ class ChainChooser(Chooser):
         lengths = tuple(int(count) for count in pays_SD.sum(1))
         best = max(lengths, default=0)
         extra_ms = self.costs.catching_up(unread, branches) if best else 0.0
-        self._start_round_(float(forwards_G[best]) + extra_ms, float(best > 0))
-        self.choice = DraftSize(
-            best, best, float(tokens_G[best]), float(ms_G[best]), lengths=lengths
-        )
-        return self.choice
+        size = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths=lengths)
+        return self._start_round_(size, float(forwards_G[best]) + extra_ms, float(best > 0))
 
     def _forwards(self, branches: int) -> Floats:
         """[G], milliseconds: a forward of the target, and of the drafter the first and more."""
@@ -221,9 +220,7 @@ class TreeChooser(Chooser):
     """Nodes and levels of trees, the same for all branches, up to the given ones; no drafts where
     that is faster. Nodes are ranked; acceptance is counted by rank and by depth."""
 
-    def __init__(
-        self, costs: RoundCosts, nodes: int, levels: int, forward_rows: ForwardRows
-    ) -> None:
+    def __init__(self, costs: RoundCosts, nodes: int, levels: int, rows_of: ForwardRows) -> None:
         super().__init__(costs)
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
@@ -232,7 +229,7 @@ class TreeChooser(Chooser):
         self._hits_D = np.zeros(levels)
         self._tries_D = np.zeros(levels)
         self._rows_CD = [
-            [np.asarray(forward_rows(size, depth), np.int64) for depth in self.depths_D.tolist()]
+            [np.asarray(rows_of(size, depth), np.int64) for depth in self.depths_D.tolist()]
             for size in self.sizes_C.tolist()
         ]
         counts = [[1 + len(rows) for rows in rows_D] for rows_D in self._rows_CD]
@@ -249,9 +246,8 @@ class TreeChooser(Chooser):
         plain_rate = branches / max(plain_ms + self.overhead, 1e-9)
         pays = rate_CD.max() > plain_rate
         if not self._is_trial_(pays=pays) and not pays:
-            self._start_round_(plain_ms, 0.0)
-            self.choice = DraftSize(0, 0, float(branches), branches / plain_rate)
-            return self.choice
+            none = DraftSize(0, 0, float(branches), branches / plain_rate)
+            return self._start_round_(none, plain_ms, 0.0)
         size, level = (int(index) for index in np.unravel_index(rate_CD.argmax(), rate_CD.shape))
         self._rounds += 1
         if self._rounds % TRIAL_ROUNDS == 0:
@@ -259,11 +255,11 @@ class TreeChooser(Chooser):
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
         extra_ms = self.costs.catching_up(unread, branches)
-        self._start_round_(float(forwards_CD[at]) + extra_ms, float(self._shares_CD[at]))
         nodes = int(self.sizes_C[size])
         levels = int(self.depths_D[level])
-        self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
-        return self.choice
+        choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
+        expected = float(forwards_CD[at]) + extra_ms
+        return self._start_round_(choice, expected, float(self._shares_CD[at]))
 
     def _forwards(self, branches: int) -> Floats:
         """[C, D]: milliseconds of all forwards of a round."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.integer[Any]]
 Row = int | Ints
 Keys = tuple[int, int] | Ints
 """A run of slots (the first one, their number), or a list of slots."""
@@ -111,7 +112,7 @@ class BlockManager:
         start = blocks.start * self.size
         return np.repeat(open_b, self.size)[first - start : last - start]
 
-    def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]) -> None:
+    def enter_(self, owner_Q: Ints, slots_Q: Slots) -> None:
         """Free slots become these segments'; the first segment of a block becomes its writer."""
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables.setdefault(segment, {})
@@ -144,9 +145,7 @@ class BlockManager:
         is_short = bool(missing) and self.references[-1] > 0
         return self.in_use * self.size - is_short * missing - used
 
-    def _pairs(
-        self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]
-    ) -> Iterator[tuple[int, int, int]]:
+    def _pairs(self, owner_Q: Ints, slots_Q: Slots) -> Iterator[tuple[int, int, int]]:
         """(segment, block, number of its slots there)."""
         if self.size == 1:  # every slot is a block by itself
             return zip(owner_Q.tolist(), slots_Q.tolist(), repeat(1, owner_Q.size), strict=True)
@@ -247,10 +246,8 @@ class SlotTable:
         rest is one for all or one for each slot. Raises PoolFullError."""
         owner_Q = np.asarray(owner, np.int32)
         home_Q = np.full(owner_Q.size, home, np.int32)
-        if self.rows == 1:
-            slots = self._take_(owner_Q, home_Q)
-        else:
-            slots = self.lowest_free(owner_Q.size, row)
+        one_row = self.rows == 1
+        slots = self._take_(owner_Q, home_Q) if one_row else self.lowest_free(owner_Q.size, row)
         self.blocks.enter_(owner_Q, slots)
         self.owner[slots] = owner_Q
         self.home[slots] = home_Q
@@ -260,7 +257,7 @@ class SlotTable:
         self._note_peak()
         return slots
 
-    def _label_(self, slots_Q: npt.NDArray[np.integer[Any]], owner: npt.ArrayLike) -> None:
+    def _label_(self, slots_Q: Slots, owner: npt.ArrayLike) -> None:
         if not slots_Q.size:
             return
         slots = slots_Q.astype(np.int64)
@@ -275,7 +272,7 @@ class SlotTable:
         self.owner[slots] = new_Q
         self.current_length += more - less
 
-    def _include_(self, home: int, slots: npt.NDArray[np.integer[Any]]) -> Region:
+    def _include_(self, home: int, slots: Slots) -> Region:
         region = self.regions.setdefault(home, Region())
         if slots.size:
             region.include_(int(slots.min()), int(slots.max()))
