@@ -37,8 +37,7 @@ class Inspection:
         try:
             step(path)
         except Exception as error:  # others than ModelError: of the libraries that read the folder
-            known = isinstance(error, ModelError)
-            problem = str(error) if known else f"{path}: {cause_of(error)}"
+            problem = str(error) if isinstance(error, ModelError) else f"{path}: {cause_of(error)}"
             if problem not in self.problems:
                 self.problems.append(problem)
 

@@ -149,8 +149,7 @@ def grow_tree_(
         level_M = torch.arange(level * width, device=device) // width
         position_SM = frontier.draft_rows.position_S[:, None] + level_M
         inputs = frame.spread(hidden_SKH), *work.fresh(seen_SKM, position_SM)
-        out_BQH = drafter.forward(frame.spread(tokens_SK), *inputs, kv_draft)
-        hidden_SKH = frame.collect(out_BQH)
+        hidden_SKH = frame.collect(drafter.forward(frame.spread(tokens_SK), *inputs, kv_draft))
         scores_RC, ids_RC = top_children(drafter, hidden_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(trees, width, -1) + scores_SK[:, :, None]).flatten(1)
         tokens_SC = drafter.to_target(ids_RC).view(trees, -1)

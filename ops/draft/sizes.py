@@ -254,11 +254,10 @@ class TreeChooser(Chooser):
             size = min(size + 1, len(self.sizes_C) - 1)
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
-        extra_ms = self.costs.catching_up(unread, branches)
         nodes = int(self.sizes_C[size])
         levels = int(self.depths_D[level])
         choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
-        expected = float(forwards_CD[at]) + extra_ms
+        expected = float(forwards_CD[at]) + self.costs.catching_up(unread, branches)
         return self._start_round_(choice, expected, float(self._shares_CD[at]))
 
     def _forwards(self, branches: int) -> Floats:
