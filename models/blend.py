@@ -2,10 +2,9 @@
 
 Up to the first check layer all rows are computed. A check layer computes K and V of the remaining
 rows, keeps the suffix and the cached rows that deviate most, and continues with those. Later layers
-first put the cached rows into the pool, each key turned to its position, and then compute their
-remaining rows, over the cached ones where they are the same. Attention is that of the dense forward
-cut to the remaining rows. (The original code aligns the rows at the sequence's end, by which picked
-rows see later ones: the mask `bottom_right`.)"""
+first put the cached rows into the pool, each key turned to its position, then compute the remaining
+rows, over the cached ones where they are the same. Attention is the dense forward's, cut to these
+rows. (The original code aligns them at the sequence's end: the mask `bottom_right`.)"""
 
 from dataclasses import dataclass, replace
 
@@ -22,13 +21,12 @@ from .layers import AttentionInputs, LayerHook, PoolModel, rotate
 
 @dataclass(frozen=True, slots=True)
 class LiveRows:
-    """The N rows that a layer computes, group by group; each sequence's are at the right end, after
-    padding.
+    """The N rows that a layer computes, group by group, each sequence's after padding.
 
     row_N: int64, which row of the forward each is (padding: one that is no longer computed).
     query_GW: for each group which of its q rows they are, int64 [G, W]. at_M: int64, for each of
-    the forward's M = B * Q rows its index here; N if it was dropped. count: rows that are not
-    padding (host int). whole: no row was dropped."""
+    the forward's M = B * Q rows its index here; N if it was dropped. count: rows without padding
+    (host int). whole: no row was dropped."""
 
     row_N: Tensor
     query_GW: tuple[Tensor, ...]
@@ -68,8 +66,7 @@ class Blender(LayerHook):
         """The rows that the first layer computes: of a plan that only reuses, the suffix."""
         if self.plan[0] != LayerStatus.REUSE:
             return x_NH
-        count = self.blend.count(RowRole.SUFFIX)
-        return x_NH[self._narrow_(self.blend.suffix_M, None, count)]
+        return x_NH[self._narrow_(self.blend.suffix_M, None, self.blend.count(RowRole.SUFFIX))]
 
     def before_attention(
         self, index: int, x_NH: Tensor, qk_Nhd: Tensor, v_Ngd: Tensor, inputs: AttentionInputs
@@ -90,13 +87,10 @@ class Blender(LayerHook):
             turned_Ngd = rotate(k_Ngd, inputs.cos_N1d, inputs.sin_N1d)
             self.kv.write_(index, inputs.slots_N, turned_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
         number = len(self.picked)
-        cached = blend.cached  # rows are picked only among those computed now
-        at_R, dropped_R1 = self.live_rows(blend.index_R)
-        dropped_R = dropped_R1[:, 0]
-        at_R = at_R.where(~dropped_R, 0)
-        old = cached.keys_LRgd[index], cached.values_LRgd[index]
+        at_R, dropped_R1 = self.live_rows(blend.index_R)  # only live rows are picked
+        old = blend.cached.keys_LRgd[index], blend.cached.values_LRgd[index]
         deviation_R = deviation((k_Ngd[at_R], v_Ngd[at_R]), old, blend.settings.metric)
-        picked_R = pick(deviation_R.masked_fill(dropped_R, -1), blend, number)
+        picked_R = pick(deviation_R.masked_fill(dropped_R1[:, 0], -1), blend, number)
         quota = sum(blend.counts_CG[number])
         keep_M = blend.suffix_M.scatter(0, blend.index_R, picked_R)
         count = blend.count(RowRole.SUFFIX) + quota
@@ -120,22 +114,14 @@ class Blender(LayerHook):
         return torch.where((live.at_M < rows)[:, None], fresh_MH, cached_MH)
 
     def live_rows(self, index_R: Tensor) -> tuple[Tensor, Tensor]:
-        """For rows of the forward their indices among the live ones, and bool [R, 1]: whether they
-        were dropped, so that the index means nothing."""
+        """For rows of the forward their indices among the live ones, and bool [R, 1]: dropped."""
         at_R = self.live.at_M[index_R]
         rows = len(self.live.row_N)
         return at_R.clamp(max=rows - 1), (at_R == rows)[:, None]
 
     def report(self) -> BlendReport:
-        count = self.blend.count
-        return BlendReport(
-            self.plan,
-            tuple(self.live_L),
-            self.picked,
-            count(RowRole.REUSED),
-            protected=count(RowRole.PROTECTED),
-            suffix=count(RowRole.SUFFIX),
-        )
+        counts = map(self.blend.count, (RowRole.REUSED, RowRole.PROTECTED, RowRole.SUFFIX))
+        return BlendReport(self.plan, tuple(self.live_L), self.picked, *counts)
 
     def _narrow_(self, keep_M: Tensor, check: int | None, count: int) -> Tensor:
         """Only the `count` rows of `keep_M` stay -> their indices among the live rows before, int64
@@ -182,7 +168,6 @@ class Blender(LayerHook):
 
     def _write_cached_(self, layer: int) -> None:
         """All cached rows of a layer into the pool, keys turned to their positions."""
-        cached = self.blend.cached
-        turned_Rgd = rotate(cached.keys_LRgd[layer], *self.angles_R)
-        values_gRd = cached.values_LRgd[layer].transpose(0, 1)
+        turned_Rgd = rotate(self.blend.cached.keys_LRgd[layer], *self.angles_R)
+        values_gRd = self.blend.cached.values_LRgd[layer].transpose(0, 1)
         self.kv.write_(layer, self.slots_R, turned_Rgd.transpose(0, 1), values_gRd)

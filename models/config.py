@@ -40,7 +40,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """Sizes of the layers of a target or a drafter, their biases and norms."""
+    """Sizes of layers, their biases and norms. notes: assumed where the file is not clear."""
 
     path: Path
     vocab_size: int
@@ -55,9 +55,10 @@ class DecoderShape:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    notes: tuple[str, ...] = ()
 
     def sizes(self) -> dict[str, Any]:
-        """The arguments of a drafter of the same shape: all but biases and norms."""
+        """The arguments of a drafter of the same shape: all but biases, norms and notes."""
         return {f.name: getattr(self, f.name) for f in fields(DecoderShape) if f.default is MISSING}
 
     def shape_json(self) -> dict[str, Any]:
@@ -84,8 +85,7 @@ class DecoderConfig(DecoderShape):
     """The shape of a decoder of one of the families.
 
     activation: of the MLP's gate, a function of torch.nn.functional. sliding: for each layer
-    whether it sees only `window` positions back. dtype: of the weights; empty where the file is
-    silent. notes: what was assumed where the file is silent or ambiguous."""
+    whether it sees only `window` positions back. dtype: of the weights; "" if not given."""
 
     family: str
     activation: str = "silu"
@@ -97,22 +97,20 @@ class DecoderConfig(DecoderShape):
     pad_ids: tuple[int, ...] = ()
     bos_ids: tuple[int, ...] = ()
     dtype: str = ""
-    notes: tuple[str, ...] = ()
 
     def check_length(self, positions: int) -> None:
         """Raise ModelError if a sequence of that many rows cannot be computed correctly."""
-        kind = self.rope.kind
-        limit = self.rope.limit
-        if positions > limit:
-            why = f"; `rope_type: {kind}` changes the angles of earlier rows beyond that"
-            why = why if kind in ("dynamic", "longrope") else ""
-            raise ModelError(self.path, f"{positions} positions requested, {limit} possible{why}")
+        rope = self.rope
+        if positions > rope.limit:
+            why = f"{positions} positions requested, {rope.limit} possible"
+            if rope.kind in ("dynamic", "longrope"):
+                why += f"; `rope_type: {rope.kind}` changes the angles of earlier rows beyond that"
+            raise ModelError(self.path, why)
 
 
 def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, Any]:
-    """The fields of a `DecoderShape` without its biases and norms; ModelError names a wrong key.
-    trained: positions, and head_dim: of a head (0: hidden size / heads), where the file is silent.
-    """
+    """The fields of a `DecoderShape` but biases and norms; ModelError names a wrong key. trained,
+    head_dim: positions and a head's size where the file is silent (0: hidden size / heads)."""
     hidden = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
@@ -137,12 +135,12 @@ def shape_fields(fields: Fields, trained: int, head_dim: int = 0) -> dict[str, A
         "head_dim": head_dim,
         "eps": fields.number("rms_norm_eps", 1e-6),
         "rope": _rope(fields, fields.integer(TRAINED, trained), head_dim),
+        "notes": _rope_notes(fields, trained),
     }
 
 
 def check_supported(fields: Fields, layer: Fields, activation: str = "silu") -> None:
-    """Raise ModelError for quantised weights, and for another activation of the layers, which the
-    part `layer` of the file describes."""
+    """Raise ModelError for quantised weights, and for another activation in the part `layer`."""
     quantised = fields.get("quantization_config") or fields.get("compression_config")
     if quantised:
         kind = quantised.get("quant_method") if isinstance(quantised, dict) else None
@@ -195,7 +193,7 @@ def _inner(fields: Fields) -> Fields:
     return scaling if scaling.values else fields.section("rope_parameters")
 
 
-def rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
+def _rope_notes(fields: Fields, trained: int) -> tuple[str, ...]:
     """What is assumed of the angles where the file is silent or gives two bases."""
     outer = fields.get("rope_theta")
     inner = _inner(fields).get("rope_theta")

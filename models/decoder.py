@@ -46,8 +46,7 @@ def part(size: int, index: int, count: int) -> range:
 
 
 class Share(NamedTuple):
-    """The part of a decoder that a rank computes: KV heads (with the query heads that read them),
-    columns of the MLP and rows of the head."""
+    """A rank's part of a decoder: KV heads with their query heads, MLP columns and head rows."""
 
     kv_heads: range
     columns: range
@@ -74,13 +73,11 @@ class Decoder(PoolModel):
 
     share: which of the parameters are here; embedding and norms always are. whole: whether all of
     them are. max_positions: rows one sequence may have. known_tokens: ids from here on are rows of
-    the head without a token. weights: FULL, INT8 or INT4, see `integer`."""
+    the head without a token. weights: FULL, INT8 or INT4, see `integer`. compiled: their layers."""
 
     weights = "full"
     integer = False
-    compiled: "CompiledLayers | None" = (
-        None  # `compiled.CompiledLayers`, of a quantised model where it can be used
-    )
+    compiled: "CompiledLayers | None" = None
     normalise = staticmethod(rms_norm)
 
     def __init__(self, config: DecoderConfig, share: Share | None = None) -> None:
@@ -149,13 +146,7 @@ class Decoder(PoolModel):
         rows = tokens_N.shape[0]
         if blend is not None:
             blender = Blender(
-                self,
-                plan=plan,
-                positions_BQ=positions_BQ,
-                slots_BQ=slots_BQ,
-                attention=attention,
-                kv=kv,
-                blend=blend,
+                self, plan, positions_BQ, slots_BQ, attention=attention, kv=kv, blend=blend
             )
             x_NH = blender.first_rows(self.embedded(tokens_N))
             *tapped, x_NH = self.run_layers(x_NH, blender.inputs, kv, taps, hook=blender)
@@ -176,17 +167,15 @@ class Decoder(PoolModel):
                     kv=kv,
                     taps=taps,
                 )
-                break
-            if rows_M is None:
+            elif rows_M is None:
                 inputs = self.attention_inputs(positions_N, slots_N, group)
                 states = self.run_layers(self.embedded(tokens_N), inputs, kv, taps)
-                break
-            inputs = self.attention_inputs(positions_N[rows_M], slots_N[rows_M], group)
-            x_MH = self.embedded(tokens_N[rows_M])
-            part_states = self.run_layers(x_MH, inputs, kv, taps)
-            states = states or [x.new_zeros(rows, x.shape[1]) for x in part_states]
-            for state_NH, part_MH in zip(states, part_states, strict=True):
-                state_NH.index_copy_(0, rows_M, part_MH)
+            else:
+                inputs = self.attention_inputs(positions_N[rows_M], slots_N[rows_M], group)
+                part_states = self.run_layers(self.embedded(tokens_N[rows_M]), inputs, kv, taps)
+                states = states or [x.new_zeros(rows, x.shape[1]) for x in part_states]
+                for state_NH, part_MH in zip(states, part_states, strict=True):
+                    state_NH.index_copy_(0, rows_M, part_MH)
         *tapped, x_NH = states
         logits_RV = self.logits(x_NH.index_select(0, logit_rows_R))
         return TargetOutput(logits_RV, torch.cat(tapped, -1).to(self.dtype) if tapped else None)
@@ -199,8 +188,7 @@ class Decoder(PoolModel):
         taps: tuple[int, ...],
         hook: LayerHook | None = None,
     ) -> list[Tensor]:
-        """Embeddings through all layers -> the rows at each tap, in order, and behind the last
-        layer, before the norm. A hook may drop rows between the layers."""
+        """Embeddings through all layers -> the rows at each tap, in order, and before the norm."""
         states: list[Tensor] = []
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DecoderLayer)
@@ -236,8 +224,7 @@ class Decoder(PoolModel):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        normed_RH = self.normalise(x_RH, self.norm.weight, self.norm.eps)
-        logits_RV = wide_logits(normed_RH, self.lm_head)
+        logits_RV = wide_logits(self.normalise(x_RH, self.norm.weight, self.norm.eps), self.lm_head)
         if self.integer and self.dtype != torch.float64:
             logits_RV = logits_RV.float()
         if self.known_tokens < logits_RV.shape[1]:
@@ -247,13 +234,11 @@ class Decoder(PoolModel):
     def collect(
         self, token_ids: Sequence[int], bos: int | None = None, taps: tuple[int, ...] = ()
     ) -> ChunkKV:
-        """K before RoPE, V and features of one chunk on its own: what a chunk store keeps for
-        CacheBlend. Touches no pool but one of its own.
+        """K before RoPE, V and features of one chunk on its own, for a chunk store of CacheBlend.
 
         bos: the token in front, an attention sink whose row is not kept; None for models without
             one, and for a prompt's prefix, whose ids begin with it. taps: see `Target.forward`.
-        Raises ValueError: the chunk is empty. ModelError: it is longer than the model's sequences.
-        """
+        Raises ValueError for an empty chunk, ModelError for one longer than sequences may be."""
         if not token_ids:
             raise ValueError("a chunk needs at least one token, not 0")
         ids = [*token_ids] if bos is None else [bos, *token_ids]
@@ -275,8 +260,7 @@ class Decoder(PoolModel):
         return ChunkKV(torch.stack(hook.keys).to(self.dtype), values_LRgd, features_RF)
 
     def before_rope(self, keys_LRgd: Tensor, positions_R: Tensor) -> Tensor:
-        """Keys of a pool's rows at int64 positions, [layers, R, kv_heads, head_dim], as they were
-        before RoPE; narrow dtypes are computed in float32."""
+        """Keys of a pool [layers, R, kv_heads, head_dim], as before RoPE at int64 positions."""
         wide = torch.promote_types(self.dtype, torch.float32)
         cos, sin = (angle.to(wide) for angle in self.angles(positions_R))
         return rotate_back(keys_LRgd.to(wide), cos, sin).to(self.dtype)

@@ -52,8 +52,7 @@ class Fields:
         return self.values.get(key)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer, required without a default; at most MAX_SIZE, so that no hostile file
-        asks for sizes that overflow or never end."""
+        """A positive integer up to MAX_SIZE: no file asks for sizes that overflow or never end."""
         value = self.get(key)
         if value is None and default is not None:
             return default

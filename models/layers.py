@@ -17,7 +17,6 @@ from .linear import Linear, linear
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin, each [N, 1, head_dim], for `rotate`."""
 
-
 Of = Callable[[Tensor], Tensor]
 
 
@@ -105,8 +104,7 @@ def wide_logits(x_RH: Tensor, head: Tensor | Linear) -> Tensor:
 
 
 class LayerHook:
-    """Watches or changes the rows of every layer of a decoder between projections and attention;
-    `inputs` replaces those of the forward, and may change between layers."""
+    """Watches or changes a layer's rows before attention; `inputs` replaces the forward's."""
 
     inputs: Mapping[Any, AttentionInputs]
 
@@ -187,8 +185,7 @@ class DecoderLayer(nn.Module):
             qk_Nhd = torch.addcmul(qk_Nhd * inputs.cos_N1d, turned_Nhd, inputs.sin_N1d)
             q_Nhd, k_Ngd = torch.split_with_sizes(qk_Nhd, (self.heads, self.kv_heads), 1)
             kv.write_(index, inputs.slots_N, k_Ngd.transpose(0, 1), v_Ngd.transpose(0, 1))
-            attention = inputs.attention
-            attended_NI = attention.backend.run(q_Nhd, *kv.layers[index], attention)
+            attended_NI = inputs.attention.backend.run(q_Nhd, *kv.layers[index], inputs.attention)
         x_NH = self.o.forward(attended_NI, residual_NH)
         weight_H = self.post_attention_layernorm.weight
         both_NI = self.gate_up.forward(self.normalise(x_NH, weight_H, self.eps))
@@ -196,8 +193,7 @@ class DecoderLayer(nn.Module):
         return self.down.forward(self.activation(gate_NI).mul_(up_NI), x_NH)
 
     def project(self, x_NW: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor]:
-        """[N, W] -> rotated queries [N, heads, d] and keys, and values, [N, kv_heads, d]: the first
-        part of `forward`, which saves the calls."""
+        """The first part of `forward`: [N, W] -> rotated queries [N, heads, d], keys and values."""
         all_Nhd = self.qkv.forward(x_NW).view(x_NW.shape[0], -1, self.head_dim)
         sizes = (self.heads, self.kv_heads, self.kv_heads)
         q_Nhd, k_Ngd, v_Ngd = torch.split_with_sizes(all_Nhd, sizes, 1)
@@ -239,9 +235,10 @@ class DecoderLayer(nn.Module):
 class PoolModel(nn.Module):
     """A model whose layers read and write a pool: its sizes, its angles, what its layers see.
     groups: query heads of a key head. kinds: the kind of each layer. narrows: what layers of a kind
-    leave of the masks; None: everything. notes: what the loader assumed or ignored."""
+    leave of the masks; None: everything. notes: assumed or ignored. fc: reads a drafter's taps."""
 
     frequencies: Tensor
+    fc: Linear
 
     def __init__(
         self, shape: DecoderShape, kinds: tuple[Any, ...], narrows: Mapping[Any, Narrow | None]
@@ -254,7 +251,7 @@ class PoolModel(nn.Module):
         self.head_dim = shape.head_dim
         self.kinds = kinds
         self.narrows = narrows
-        self.notes: tuple[str, ...] = ()
+        self.notes = shape.notes
         # On the CPU even inside a meta-device build: the angles are computed, not loaded.
         with torch.device("cpu"):
             frequencies, self.rope_scaling = inverse_frequencies(shape.rope, shape.head_dim)
@@ -263,7 +260,7 @@ class PoolModel(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """Of the model's own weights."""
-        raise NotImplementedError
+        return self.fc.weight.dtype
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -271,8 +268,7 @@ class PoolModel(nn.Module):
         return self.dtype
 
     def angles(self, positions_N: Tensor) -> Angles:
-        """cos and signed sin of these positions, computed in float32 for every dtype, as in
-        transformers: float64 angles would be another model."""
+        """cos and signed sin of these positions, computed in float32 as in transformers."""
         angles = positions_N[:, None].float() * self.frequencies
         cos = angles.cos()
         sin = angles.sin()

@@ -52,8 +52,7 @@ class Ranks:
     has failed. The group's own timeout is the deadline: a rank that is dead or hangs is an error on
     all others after it, on GPUs (NCCL) by torch's watchdog, which ends the process.
 
-    group: of torch.distributed, or a bare process group; None for all ranks of the default one.
-    lost: why the group has failed, if it has."""
+    group: a process group; None for the default one. lost: why the group has failed, if it has."""
 
     group: Any
     index: int
@@ -142,13 +141,12 @@ def _share_(
 ) -> None:
     """Give a layer of this rank its views of a layer that holds more; the share is counted from the
     start of the layer's, `groups` are query heads of a key head."""
-    heads = share.kv_heads
     columns = share.columns
     dim = layer.head_dim
 
     def rows(first: int, size: int) -> range:
         """Of this rank's heads, in blocks of `size` rows behind the first."""
-        return range(first + heads.start * size, first + heads.stop * size)
+        return range(first + share.kv_heads.start * size, first + share.kv_heads.stop * size)
 
     queries = rows(0, groups * dim)
     keys = rows(layer.heads * dim, dim)
@@ -228,7 +226,6 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
     """A part of a matrix, as a view; ValueError for a matrix in a layout without parts."""
     view = Linear(len(columns), len(rows), False, "meta")
     weight = whole.weight.detach()
-    has_bias = bias and whole.bias is not None
     if (len(rows), len(columns)) == (whole.out_features, whole.in_features):
         view.few = whole.few
         view.few_rows = whole.few_rows
@@ -237,6 +234,6 @@ def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Line
     else:
         weight = weight[rows.start : rows.stop, columns.start : columns.stop]
     replace_(view, "weight", weight)
-    if has_bias:
+    if bias and whole.bias is not None:
         replace_(view, "bias", whole.bias.detach()[rows.start : rows.stop])
     return view

@@ -17,9 +17,8 @@ NONE = -1.0e9  # added to the sum of what must not live on
 
 @dataclass(frozen=True, slots=True)
 class Beams:
-    """The state of each search before a step; W beams, best first. running_SW: float32, sums of the
-    live beams' log-probabilities. kept_SW, ended_SW: float32 scores of the best finished hypotheses
-    (-inf without), and bool, whether there is one."""
+    """The state of each search before a step; W beams, best first: float32, the live beams' sums of
+    log-probabilities, the best hypotheses' scores (-inf for none); bool, whether there is one."""
 
     running_SW: Tensor
     kept_SW: Tensor

@@ -75,8 +75,7 @@ class Blend:
         budget of each: of protected rows the last, empty one.
     counts_CG, quota_CG: for each check layer and budget the number of picked rows, on the host and
         the device. start_G: int64, the number of rows in the budgets before each.
-    suffix_M: bool [B * Q], the rows that every layer computes. budget_M: int32 on the host, or -1.
-    """
+    suffix_M: bool [B * Q], the rows that every layer computes. budget_M: int32, host; or -1."""
 
     settings: BlendSettings
     rows: BlendRows
@@ -111,7 +110,6 @@ class Blend:
         counts_CG = tuple(
             (*(int(ratio * int(size)) for size in sizes_G[:-1]), 0) for ratio in settings.ratios
         )
-        suffix_BQ = rows.role_BQ == RowRole.SUFFIX
         device = cached.keys_LRgd.device
         return cls(
             settings,
@@ -122,7 +120,7 @@ class Blend:
             counts_CG=counts_CG,
             quota_CG=torch.tensor(counts_CG, dtype=torch.int64, device=device),
             start_G=torch.tensor(np.cumsum(sizes_G) - sizes_G, device=device),
-            suffix_M=torch.tensor(suffix_BQ.reshape(-1), device=device),
+            suffix_M=torch.tensor((rows.role_BQ == RowRole.SUFFIX).reshape(-1), device=device),
             budget_M=budget_BQ.reshape(-1),
         )
 
@@ -145,9 +143,8 @@ class Blend:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlendReport:
-    """The result of a blended forward: for each layer the number of rows whose new K and V were
-    cached; for each check layer the flat indices of its picked rows, int64 on the device,
-    increasing; numbers of rows (host ints)."""
+    """The result of a blended forward: for each layer the number of rows with new K and V; for each
+    check layer the increasing flat indices of its picked rows, int64 on the device; host ints."""
 
     plan: LayerPlan
     live_L: tuple[int, ...]
@@ -160,12 +157,11 @@ class BlendReport:
 def deviation(new: Pair, old: Pair, metric: Metric) -> Tensor:
     """[R], squared distance of new K and V from the cached ones, over all heads of a layer, in
     float32 at least. K before RoPE deviates as much as after: both turn by the same angle."""
-    distance_R = new[0].new_zeros(
-        len(new[0]), dtype=torch.promote_types(new[0].dtype, torch.float32)
-    )
+    wide = torch.promote_types(new[0].dtype, torch.float32)
+    distance_R = new[0].new_zeros(len(new[0]), dtype=wide)
     for name, new_Rgd, old_Rgd in zip("kv", new, old, strict=True):
         if name in metric:
-            gap_Rgd = new_Rgd.to(distance_R.dtype) - old_Rgd.to(distance_R.dtype)
+            gap_Rgd = new_Rgd.to(wide) - old_Rgd.to(wide)
             distance_R += gap_Rgd.square().sum((1, 2))
     return distance_R
 

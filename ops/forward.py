@@ -20,8 +20,7 @@ from .types import Rows
 
 @dataclass(slots=True)
 class HostReader:
-    """Device values reach the host through it alone: `reads`, one per round, and `full_reads` of
-    whole score rows."""
+    """The only way to the host for device values: `reads`, one per round; `full_reads` of rows."""
 
     reads: int = 0
     full_reads: int = 0
@@ -52,8 +51,7 @@ class HostReader:
 
 
 class TargetOutput(NamedTuple):
-    """logits_RV in float32 (float64 models: float64) for the requested rows, taps_QF for every row,
-    and the report of a forward on a blended cache."""
+    """Logits of the requested rows in float32 (of float64 models float64), taps of every row."""
 
     logits_RV: Tensor
     taps_QF: Tensor | None
@@ -92,9 +90,8 @@ class Target(Pooled, Protocol):
 
         logit_rows_R: flat row indices that need logits. taps: Hugging Face `hidden_states`
             indices, joined in increasing order into taps_QF [B * Q, len(taps) * H]; empty for None.
-        blend: cached rows; those that a layer does not compute get their cached K, turned to their
-            position, and V; NaN logits, and the cached taps."""
-        ...
+        blend: cached rows; where a layer does not compute them they keep their cached K, turned to
+            their position, V and taps, and get NaN logits."""
 
 
 class FeatureDrafter(Pooled, Protocol):
@@ -104,11 +101,9 @@ class FeatureDrafter(Pooled, Protocol):
 
     def fuse(self, taps_RF: Tensor) -> Tensor:
         """Target features [R, F] -> the hidden states [R, H] that the drafter takes."""
-        ...
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """[R, H] of `forward` -> float32 [R, draft vocabulary]."""
-        ...
 
 
 class HiddenDrafter(FeatureDrafter, Protocol):
@@ -124,11 +119,9 @@ class HiddenDrafter(FeatureDrafter, Protocol):
         kv: KVCache,
     ) -> Tensor:
         """Row j: token j+1 with the feature of token j, at position j -> hidden_BQH for j+1."""
-        ...
 
     def to_target(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids -> target ids, same shape."""
-        ...
 
 
 class BlockDrafter(FeatureDrafter, Protocol):
@@ -142,7 +135,6 @@ class BlockDrafter(FeatureDrafter, Protocol):
         self, context_RH: Tensor, positions_R: Tensor, slots_R: Tensor, kv: KVCache
     ) -> None:
         """K and V of committed tokens, all before a block's root, into every layer of `kv`."""
-        ...
 
     def forward(
         self,
@@ -154,7 +146,6 @@ class BlockDrafter(FeatureDrafter, Protocol):
     ) -> Tensor:
         """Blocks -> hidden_BQH for `logits`; writes their rows into `kv`, where they are temporary.
         A row sees its branch's context and its whole block; causal and windowed layers less."""
-        ...
 
 
 @op("mask.build", writes="attention")
@@ -162,16 +153,13 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
     """Plan the attention of a forward; `attention` is the backend's name."""
     readable = kv.committed.copy()
     readable[rows.prompt_slots] = True
-    positions_BQ = rows.positions_BQ
     tree = None
-    packed = rows.packed_trees
-    if packed is not None:
-        count = rows.node_rows_ST.size
+    if rows.packed_trees is not None:
         tree = TreeMask(
             rows_ST=rows.node_rows_ST.reshape(1, -1),
             slots_ST=rows.node_slots_ST.reshape(1, -1),
-            visible_STT=packed.visible(rows.ancestors_STT)[None],
-            positions_ST=positions_BQ[:1, :count],
+            visible_STT=rows.packed_trees.visible(rows.ancestors_STT)[None],
+            positions_ST=rows.positions_BQ[:1, : rows.node_rows_ST.size],
             segment_R=rows.tree_segment_R,
         )
     elif not readable[rows.node_slots_ST].all():
@@ -179,7 +167,7 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
             rows_ST=rows.node_rows_ST,
             slots_ST=rows.node_slots_ST,
             visible_STT=rows.ancestors_STT,
-            positions_ST=rows.of_trees(positions_BQ),
+            positions_ST=rows.of_trees(rows.positions_BQ),
             roots_shared=rows.live is not None,
         )
     metadata = AttentionMetadata(
@@ -187,7 +175,7 @@ def plan_attention(rows: Rows, kv: KVCache, *, attention: str = "auto") -> Atten
         sequences=rows.sequences,
         visibility=rows.visibility,
         segment_N=rows.segment_N,
-        positions_N=positions_BQ.view(-1),
+        positions_N=rows.positions_BQ.view(-1),
         readable=readable,
         tree=tree,
         equal_lengths=rows.blend is not None,
@@ -200,8 +188,7 @@ def compile_plan(target: Target, rows: Rows) -> LayerPlan:
     """One status per layer: DECODE with trees, else FULL; with cached rows, by their settings."""
     if rows.blend is not None:
         return compile_layer_plan(rows.blend.settings, target.num_layers)
-    status = LayerStatus.DECODE if rows.trees else LayerStatus.FULL
-    return (status,) * target.num_layers
+    return (LayerStatus.DECODE if rows.trees else LayerStatus.FULL,) * target.num_layers
 
 
 @op("target.forward_", writes="logits features blended", drops="attention plan")
@@ -215,22 +202,16 @@ def forward_(
 ) -> tuple[Tensor, Tensor | None, BlendReport | None]:
     """All rows through the target once; K and V go into the pool.
 
-    Returns logits_RV for the tree rows and then the prefill tips; taps_QF for all rows (None unless
-        a drafter reads features); the report on cached rows."""
+    Returns logits_RV of the tree rows, then the prefill tips; taps_QF of all rows, if a drafter
+        reads them; the report on cached rows."""
     if not rows.tokens_BQ.numel():  # every request was refused
         return torch.zeros(0, target.vocab_size, device=rows.tokens_BQ.device), None, None
     some = rows.packed_trees or rows.live
     node_rows = rows.nodes_ST.view(-1) if some is None else some.rows
+    inputs = rows.tokens_BQ, rows.positions_BQ, rows.slots_BQ, attention
+    rows_R = torch.cat([node_rows, rows.tips_R])
     output = target.forward(
-        rows.tokens_BQ,
-        rows.positions_BQ,
-        rows.slots_BQ,
-        attention,
-        kv=kv,
-        plan=plan,
-        logit_rows_R=torch.cat([node_rows, rows.tips_R]),
-        taps=taps,
-        blend=rows.blend,
+        *inputs, kv=kv, plan=plan, logit_rows_R=rows_R, taps=taps, blend=rows.blend
     )
     logits_RV = output.logits_RV if some is None else some.spread(output.logits_RV)
     return logits_RV, output.taps_QF, output.blend

@@ -57,8 +57,7 @@ def decode_plan(num_layers: int) -> LayerPlan:
 def compile_layer_plan(settings: BlendSettings, num_layers: int) -> LayerPlan:
     """One status per layer of a prefill; raises ValueError if a check layer does not exist."""
     if settings.plan != "blend":
-        status = LayerStatus.FULL if settings.plan == "plain" else LayerStatus.REUSE
-        return (status,) * num_layers
+        return (LayerStatus.FULL if settings.plan == "plain" else LayerStatus.REUSE,) * num_layers
     last = settings.check_layers[-1]
     if last >= num_layers:
         raise ValueError(

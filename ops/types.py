@@ -1,8 +1,7 @@
 """Data that packages hand to each other: rows of a forward, token trees, draft rows.
 
 If the host knows the sizes of unequal trees, every tree has rows of its own (`LiveNodes`). Else the
-rows are packed (`PackedTrees`): the roots, then the M drafted nodes that have a row (R = S + M), of
-which only the device knows which they are."""
+rows are packed (`PackedTrees`): the roots, then M drafted nodes (R = S + M) known to the device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,8 @@ from torch import Tensor
 
 from .attention.metadata import QuerySequence, Visibility
 from .blend import Blend
-from .kv.pool import NO_SEGMENT, Ints
+from .kv.pool import NO_SEGMENT, Bools, Ints
 from .sampling.processors import Sampler
-
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +138,7 @@ class LiveNodes(NodeRows):
         counts_S = np.asarray(sizes, np.int64) + 1
         node_T = np.arange(rows_ST.shape[1])
         is_live_ST = node_T < counts_S[:, None]
-        first_S1 = (np.cumsum(counts_S) - counts_S)[:, None]
-        index_ST = first_S1 + np.where(is_live_ST, node_T, 0)
+        index_ST = (np.cumsum(counts_S) - counts_S)[:, None] + np.where(is_live_ST, node_T, 0)
         rows_R = rows_ST[is_live_ST].astype(np.int64)
         return cls(torch.from_numpy(rows_R).to(device), torch.from_numpy(index_ST).to(device))
 
@@ -252,8 +248,8 @@ class Proposal:
     draft_probs_STV: the distribution that each node's children were drawn from (node 0 is the root;
         undefined without children); None if drafts were not drawn or it is not needed.
     is_chain: every tree has one path. shared: rows of all nodes together; None if each has one.
-    forced: the trees that a grammar determines. sizes: the real nodes of each tree, its first ones,
-        if the host knows them; only they have a row."""
+    forced: the trees that a grammar determines. sizes: if the host knows them, the numbers of first
+        nodes that are real and have a row."""
 
     tokens_SN: Tensor
     parents_SN: Tensor
@@ -311,8 +307,7 @@ def no_trees(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def ancestors(parents_SN: Tensor, levels: int) -> Tensor:
-    """bool [S, T, T]: which nodes (columns) are ancestors-or-self of which (rows); parents_SN:
-    int64, -1 the root, node n is column n + 1."""
+    """bool [S, T, T]: which nodes (columns) are ancestors-or-self of which (rows)."""
     trees = parents_SN.shape[0]
     parent_ST = torch.cat([parents_SN.new_zeros(trees, 1), parents_SN + 1], dim=1)
     self_TT = torch.eye(parent_ST.shape[1], dtype=torch.bool, device=parents_SN.device)
@@ -355,11 +350,9 @@ class Candidates(NamedTuple):
 
 
 def rerank(candidates: Candidates, nodes: int, ranked: bool = False) -> Candidates:
-    """The `nodes` best candidates over all levels, in creation order, or the best first
-    (`ranked`). The stable sort keeps the set connected (EAGLE-2's top-k can keep a child without
-    its parent)."""
-    order_SC = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices
-    best_SN = order_SC[:, :nodes]
+    """The `nodes` best candidates over all levels, in creation order or `ranked`. The stable sort
+    keeps the set connected (EAGLE-2's top-k can keep a child without its parent)."""
+    best_SN = candidates.scores_SC.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     return candidates.pick(best_SN if ranked else best_SN.sort(dim=1).values)
 
 

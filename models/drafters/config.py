@@ -5,14 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import (
-    DecoderConfig,
-    DecoderShape,
-    check_supported,
-    layer_types,
-    rope_notes,
-    shape_fields,
-)
+from ..config import DecoderConfig, DecoderShape, check_supported, layer_types, shape_fields
 from ..files import Fields, ModelError, read_fields
 
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -45,10 +38,9 @@ LATER_KEYS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterConfig(DecoderShape):
-    """speculators: the file has their layout. notes: what was assumed where it is silent."""
+    """speculators: the file has their layout."""
 
     speculators: bool = False
-    notes: tuple[str, ...] = ()
 
     def layer_json(self) -> dict[str, Any]:
         """The keys of a config.json of one layer of this shape."""
@@ -74,10 +66,10 @@ def eagle_config(folder: Path, target: DecoderConfig) -> EagleConfig:
     for key in ("speculators_model_type", "draft_vocab_size"):
         if fields.get(key) is not None:
             raise fields.wrong(f"has `{key}`: not an EAGLE-1 or EAGLE-2 drafter")
-    trained = fields.integer("max_sequence_length", EAGLE_POSITIONS)
+    shape = shape_fields(fields, fields.integer("max_sequence_length", EAGLE_POSITIONS))
+    shape["notes"] = (*_layer_notes(fields, fields, "EAGLE-1 and EAGLE-2"), *shape["notes"])
     config = EagleConfig(
-        **shape_fields(fields, trained),
-        notes=_layer_notes(fields, fields, "EAGLE-1 and EAGLE-2", trained),
+        **shape,
         taps=(target.num_layers,),
         fc_bias=fields.flag("bias", True),
         qkv_bias=fields.flag("qkv_bias"),
@@ -125,7 +117,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
     family = layer.get("model_type")
     if speculators and family not in SPECULATORS_FAMILIES:
         raise fields.wrong(f"a drafter layer of model_type {family!r} is not supported")
-    layer_notes = _layer_notes(fields, layer, "EAGLE-3", EAGLE_POSITIONS)
+    layer_notes = _layer_notes(fields, layer, "EAGLE-3")
     shape = shape_fields(layer, EAGLE_POSITIONS)
     bias = speculators and layer.flag("attention_bias")
     notes: list[str] = []
@@ -147,6 +139,7 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         notes.append("norm_output read as in SpecForge: features are not normalised")
     if switches["norm_before_fc"] and switches["fc_norm"]:
         raise fields.wrong("`norm_before_fc` and `fc_norm` exclude each other")
+    shape["notes"] = (*notes, *layer_notes, *shape["notes"])
     config = Eagle3Config(
         **shape,
         draft_vocab_size=fields.integer("draft_vocab_size", shape["vocab_size"]),
@@ -157,7 +150,6 @@ def eagle3_config(folder: Path, target: DecoderConfig) -> Eagle3Config:
         mlp_bias=speculators and layer.flag("mlp_bias"),
         qk_norm=speculators and family == "qwen3",
         speculators=speculators,
-        notes=(*notes, *layer_notes),
         **switches,
     )
     _check_target(config, target, ("target features of width", config.target_hidden_size))
@@ -176,13 +168,12 @@ def _layer_section(fields: Fields, kind: str) -> tuple[Fields, bool]:
     return fields.section("transformer_layer_config"), True
 
 
-def _layer_notes(fields: Fields, layer: Fields, name: str, trained: int) -> tuple[str, ...]:
+def _layer_notes(fields: Fields, layer: Fields, name: str) -> tuple[str, ...]:
     """Published files copy `num_hidden_layers` from other models; their tensors have one layer."""
     layers = layer.integer("num_hidden_layers", 1)
     check_supported(fields, layer)
-    notes = rope_notes(layer, trained)
     note = f"`num_hidden_layers` is {layers}: {name} drafters have one layer, and one is read"
-    return notes if layers == 1 else (note, *notes)
+    return () if layers == 1 else (note,)
 
 
 def _check_target(
@@ -201,8 +192,7 @@ def _check_target(
 
 
 class Reach(NamedTuple):
-    """What a layer's block rows see: keys less than `window` positions away; if causal, none behind
-    the query, so that a block is read from left to right."""
+    """What block rows see: keys less than `window` positions away; if causal, none after them."""
 
     window: int | None = None
     causal: bool = False
@@ -231,9 +221,8 @@ class DFlashConfig(DrafterConfig):
 
     def to_json(self) -> dict[str, Any]:
         windows = {reach.window for reach in self.reaches} - {None}
-        causal = {reach.causal for reach in self.reaches}
         ruled = all(reach.causal == (reach.window is not None) for reach in self.reaches)
-        return ({} if ruled else {"is_causal": causal == {True}}) | {
+        return ({} if ruled else {"is_causal": all(reach.causal for reach in self.reaches)}) | {
             "architectures": [DFLASH_ARCHITECTURE],
             "model_type": "qwen3",
             "num_hidden_layers": len(self.reaches),
@@ -276,7 +265,7 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
     layers = layer.integer("num_hidden_layers")
     target_layers = fields.integer("num_target_layers", target.num_layers)
     reaches = _reaches(layer, inner, speculators, layers)
-    notes = list(rope_notes(layer, DFLASH_POSITIONS))
+    notes = [*shape.pop("notes")]
     sliding = [reach for reach in reaches if reach.window is not None]
     if sliding:
         how = "causal" if sliding[0].causal else "bidirectional"
@@ -313,8 +302,7 @@ def dflash_config(folder: Path, target: DecoderConfig) -> DFlashConfig:
         raise fields.wrong(f"`block_size` is {size}; an anchor and a draft are 2 or more")
     if sliding and (window := sliding[0].window) is not None and window < size:
         raise fields.wrong(f"`sliding_window` {window} is shorter than a block of {size}")
-    features = "hidden states of width", config.hidden_size
-    _check_target(config, target, features, target_layers)
+    _check_target(config, target, ("hidden states of width", config.hidden_size), target_layers)
     count = target.num_layers
     if not 0 <= min(layer_ids) <= max(layer_ids) < count:
         raise fields.wrong(f"`{LAYERS_KEY}` {layer_ids} of a target with {count} layers")

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops.attention.backends import AttentionPlan, window_mask
+from ...ops.attention.backends import AttentionPlan
 from ...ops.kv.pool import KVCache
 from ..integer import IntegerWeight
 from ..layers import DecoderLayer, PoolModel, RMSNorm, wide_logits
@@ -38,7 +38,6 @@ class DFlashDraftModel(PoolModel):
         self.tap_ids = config.tap_ids
         self.config = config
         self.ends = ends
-        self.notes = config.notes
         self.block_size = config.block_size
         self.mask_token_id = config.mask_token_id
         hidden = config.hidden_size
@@ -46,10 +45,6 @@ class DFlashDraftModel(PoolModel):
         self.hidden_norm = RMSNorm(hidden, config.eps)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in config.reaches)
         self.norm = RMSNorm(hidden, config.eps)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
 
     @property
     def stack(self) -> tuple[DecoderLayer, ...]:
@@ -98,9 +93,8 @@ class DFlashDraftModel(PoolModel):
 
 def within(mask_BQK: Tensor, positions_BQ: Tensor, keys_BK: Tensor, reach: Reach) -> Tensor:
     """bool [B, Q, K]: what a layer of this reach sees of what a row may see at all."""
-    if reach.window is not None:
-        mask_BQK = window_mask(mask_BQK, positions_BQ, keys_BK, reach.window)
     ahead_BQK = keys_BK[:, None, :] - positions_BQ[:, :, None]
-    if reach.causal:
-        return mask_BQK & (ahead_BQK <= 0)
-    return mask_BQK if reach.window is None else mask_BQK & (ahead_BQK < reach.window)
+    if reach.window is not None:
+        mask_BQK = mask_BQK & (-ahead_BQK < reach.window)
+    limit = 1 if reach.causal else reach.window
+    return mask_BQK if limit is None else mask_BQK & (ahead_BQK < limit)

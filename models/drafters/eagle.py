@@ -26,22 +26,16 @@ class EagleHead(PoolModel):
     owned: which of them came with the drafter; the others are the target's own memory."""
 
     ends: ClassVar[frozenset[str]]
-    fc: Linear
     layer: DecoderLayer
 
     def __init__(self, config: EagleConfig | Eagle3Config) -> None:
         super().__init__(config, (False,), {False: None})
         self.tap_ids = config.taps
-        self.notes = config.notes
         self.owned: frozenset[str] = frozenset()
         table_VH = torch.empty(config.vocab_size, config.hidden_size)
         if not table_VH.is_meta:  # drawing nothing there would import torch's compiler, for seconds
             nn.init.normal_(table_VH)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=table_VH)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.fc.weight.dtype
 
     def forward(
         self,
@@ -102,9 +96,8 @@ class Eagle(EagleHead):
 
 
 class Eagle3(EagleHead):
-    """Implements `HiddenDrafter`. `embed_tokens.weight` is the target's unless the file has one.
-    d2t: int64 [draft vocabulary], offset from a draft id to its target id. t2d: bool [vocabulary],
-    True for target ids in the draft vocabulary."""
+    """The drafter of EAGLE-3, with a vocabulary of its own. d2t: int64 [draft vocabulary], offset
+    from a draft id to its target id. t2d: bool [vocabulary], the target ids that it can draft."""
 
     ends = frozenset((EMBEDDING,))
     d2t: Tensor
@@ -140,9 +133,8 @@ class Eagle3(EagleHead):
 
     def mix(self, embedding_NH: Tensor, hidden_NH: Tensor) -> tuple[Tensor, Tensor]:
         layer = self.midlayer
-        eps = self.config.eps
-        normed_NH = rms_norm(hidden_NH, layer.hidden_norm.weight, eps)
-        embedding_NH = rms_norm(embedding_NH, layer.input_layernorm.weight, eps)
+        normed_NH = rms_norm(hidden_NH, layer.hidden_norm.weight, layer.eps)
+        embedding_NH = rms_norm(embedding_NH, layer.input_layernorm.weight, layer.eps)
         mixed_NW = torch.cat((embedding_NH, normed_NH), -1)
         return mixed_NW, normed_NH if self.config.norm_before_residual else hidden_NH
 

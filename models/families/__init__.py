@@ -1,7 +1,6 @@
 """Families of decoders, a file each: what differs between them over one `Decoder`; without torch.
 
-A new family is a file here with a subclass of `Family`, or such a subclass in any module that is
-imported before its checkpoints are read."""
+A new family is a subclass of `Family` in a file here, or in any module that is imported before."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,7 +8,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import ClassVar
 
-from ..config import DecoderConfig, check_supported, layer_types, rope_notes, shape_fields
+from ..config import DecoderConfig, check_supported, layer_types, shape_fields
 from ..files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
@@ -24,8 +23,7 @@ class Family:
     head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
     these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on the windows of some layers. renamed: keys of this family's config.json with other
-    names than Llama's -> Llama's names."""
+    that turns on windows. renamed: keys with other names than Llama's -> Llama's names."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -58,15 +56,10 @@ class Family:
         dtype = str(fields.get(key) or "").removeprefix("torch.")
         if dtype not in DTYPES:
             raise fields.wrong(f"`{key}` {dtype!r} is not supported ({', '.join(DTYPES[1:])})")
-
-        def has_bias(key: str | bool) -> bool:
-            return key if isinstance(key, bool) else fields.flag(key)
-
+        keys = {"qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "mlp_bias": self.mlp_bias}
+        shape |= {n: fields.flag(k) if isinstance(k, str) else k for n, k in keys.items()}
         return DecoderConfig(
             **shape,
-            qkv_bias=has_bias(self.qkv_bias),
-            o_bias=has_bias(self.o_bias),
-            mlp_bias=has_bias(self.mlp_bias),
             family=self.name,
             activation=self.activation,
             num_layers=layers,
@@ -78,7 +71,6 @@ class Family:
             pad_ids=_other_ids(fields, "pad_token_id"),
             bos_ids=_other_ids(fields, "bos_token_id"),
             dtype=dtype,
-            notes=rope_notes(fields, self.max_positions),
         )
 
 

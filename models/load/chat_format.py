@@ -28,8 +28,7 @@ Turns = Sequence[Mapping[str, str]]
 
 
 class ChatFormat:
-    """The chat format of one tokenizer. Conversations with marks instead of texts are few, so most
-    are rendered once."""
+    """The chat format of one tokenizer. Each conversation (texts are marks) is rendered once."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -56,8 +55,7 @@ class ChatFormat:
                     self._end_child()
 
     def text(self, turns: Turns, *, generation: bool = True) -> str:
-        """A conversation as text; raises ModelError: the template fails, or exceeds a limit.
-        generation: with the beginning of an answer."""
+        """A conversation as text, with `generation` up to an answer's start; raises ModelError."""
         request = json.dumps([[dict(turn) for turn in turns], generation])
         key = f"{self._tokenizer.chat_template}{request}"
         with self.rendering():

@@ -31,19 +31,7 @@ from ..drafters.eagle import EMBEDDING, LM_HEAD
 from ..families import decoder_config
 from ..files import MODEL_FILES, Fields, ModelError, cause_of, inside, read_fields
 from ..layers import inverse_frequencies
-from .weights import (
-    INDEX,
-    KINDS,
-    LOADERS,
-    PICKLES,
-    SINGLE,
-    entries,
-    kind_of,
-    listed,
-    load_target,
-    on_meta,
-    read_tensor,
-)
+from . import weights
 
 SPECULATORS = "speculators"
 VERSION = "0.8.0"  # of speculators, whose keys these are
@@ -65,9 +53,9 @@ def convert_pickles(folder: Path, out: Path) -> None:
     """Write a folder's pickled weights as safetensors into ``out``, and copy its other files.
     Objects other than tensors are refused, as loading them would run code: ModelError."""
     read_fields(folder)
-    names = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in weights.PICKLES)
     if not names:
-        raise ModelError(folder, f"holds no weights to convert ({', '.join(PICKLES)})")
+        raise ModelError(folder, f"holds no weights to convert ({', '.join(weights.PICKLES)})")
     tensors: dict[str, Tensor] = {}
     for path in (inside(folder, name) for name in names):
         try:
@@ -85,20 +73,19 @@ def convert_pickles(folder: Path, out: Path) -> None:
     for path in sorted({file for pattern in MODEL_FILES for file in folder.glob(pattern)}):
         if path.is_file() and not path.name.endswith((".index.json", ".safetensors")):
             shutil.copyfile(inside(folder, path.name), out / path.name)
-    save_file(tensors, out / SINGLE, metadata={"format": "pt"})
+    save_file(tensors, out / weights.SINGLE, metadata={"format": "pt"})
 
 
 def convert_layout(folder: Path, target_path: Path, layout: str, out: Path, verifier: str) -> None:
-    """Write a drafter, checked with its target, into the folder ``out``, in ``speculators``'
-    layout, where the target is the `verifier`, or its authors'; ModelError if it has that layout
-    already or cannot be written in it."""
-    stored = entries(folder)
-    kind = kind_of(stored)
+    """Write a drafter of a target into the folder ``out``, in ``speculators``' layout, where the
+    target is the `verifier`, or its authors'; ModelError if it has that already or does not fit."""
+    stored = weights.entries(folder)
+    kind = weights.kind_of(stored)
     if kind not in AUTHORS_LAYOUT or layout not in (SPECULATORS, AUTHORS_LAYOUT[kind]):
-        what = KINDS.get(kind, "unknown by its tensors")
+        what = weights.KINDS.get(kind, "unknown by its tensors")
         raise ModelError(folder, f"is {what}, which has no layout {layout!r}")
-    target = load_target(target_path, device="meta")
-    drafter = LOADERS[kind](folder, target, device="meta")
+    target = weights.load_target(target_path, device="meta")
+    drafter = weights.LOADERS[kind](folder, target, device="meta")
     config = drafter.config
     wrap = layout == SPECULATORS
     if config.speculators == wrap:
@@ -107,23 +94,23 @@ def convert_layout(folder: Path, target_path: Path, layout: str, out: Path, veri
     if isinstance(config, Eagle3Config):
         lost = [name for name in UNSUPPORTED if config.speculators and getattr(config, name)]
     else:
-        reaches = config.reaches
-        if not config.speculators and any(r.causal and r.window is None for r in reaches):
+        if not config.speculators and any(r.causal and r.window is None for r in config.reaches):
             lost.append("full layers that are causal")
-        if len({r.causal for r in reaches if r.window is not None}) > 1:
+        if len({r.causal for r in config.reaches if r.window is not None}) > 1:
             lost.append("sliding layers of two kinds")
     if lost:
         raise ModelError(folder, f"cannot be written in the layout {layout!r}: {', '.join(lost)}")
-    tensors = {n: read_tensor(stored[n].path, n) for n in stored if n in drafter.published()}
+    published = drafter.published()
+    tensors = {n: weights.read_tensor(stored[n].path, n) for n in stored if n in published}
     if kind == "eagle3":
         old, new = LAYER[::-1] if wrap else LAYER
         tensors = {name.replace(old, new): value for name, value in tensors.items()}
     elif wrap:  # with copies of the target's embedding and head
-        ends = entries(target_path)
+        ends = weights.entries(target_path)
         table = f"model.{EMBEDDING}"
         for copy, name in ((EMBEDDING, table), (LM_HEAD, LM_HEAD if LM_HEAD in ends else table)):
-            tensors[copy] = read_tensor(ends[name].path, name)
-    save_file(tensors, out / SINGLE, metadata={"format": "pt"})
+            tensors[copy] = weights.read_tensor(ends[name].path, name)
+    save_file(tensors, out / weights.SINGLE, metadata={"format": "pt"})
     raw = _speculators_json(config, target, verifier) if wrap else config.to_json()
     (out / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
 
@@ -206,16 +193,15 @@ def convert_gguf(
     config = _config(file, reader, plain)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     shape = decoder_config(out)
-    published = on_meta(file, lambda: Decoder(shape)).published()
+    published = weights.on_meta(file, lambda: Decoder(shape)).published()
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, shape.num_layers)  # has all parts
     names = {f"{table.get_name(n.rpartition('.')[0])}.{n.rpartition('.')[2]}": n for n in published}
     if strange := [t.name for t in reader.tensors if t.name not in {*names, LLAMA3_FREQS}]:
-        raise ModelError(file, f"unexpected tensors: {listed(strange)}")
+        raise ModelError(file, f"unexpected tensors: {weights.listed(strange)}")
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        tokenizer.save_pretrained(out)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(out)
     except Exception as error:  # the file may contain anything
         raise ModelError(file, f"no usable tokenizer ({cause_of(error)})") from None
     shards: list[list[ReaderTensor]] = [[]]
@@ -227,13 +213,14 @@ def convert_gguf(
             shards[-1].append(tensor)
     places: dict[str, str] = {}
     for number, shard in enumerate(shards):
-        name = f"model-{number:05}.safetensors" if len(shards) > 1 else SINGLE
+        name = f"model-{number:05}.safetensors" if len(shards) > 1 else weights.SINGLE
         report(f"dequantising {name} ({len(shard)} tensors)")
         tensors = {names[t.name]: _tensor(file, t, config).to(dtype) for t in shard}
         save_file(tensors, out / name, metadata={"format": "pt"})
         places |= dict.fromkeys(tensors, name)
     if len(shards) > 1:
-        (out / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=2))
+        index = json.dumps({"metadata": {}, "weight_map": places}, indent=2)
+        (out / weights.INDEX).write_text(index)
 
 
 def _tensor(file: Path, stored: ReaderTensor, config: dict[str, Any]) -> Tensor:
@@ -309,13 +296,22 @@ def _config(file: Path, reader: GGUFReader, plain: dict[str, Any]) -> dict[str, 
 
 
 def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> dict[str, Any]:
-    """The kind of RoPE scaling, or Llama 3's factors in a tensor."""
+    """The kind of RoPE scaling, or Llama 3's, of which the file has only the factors, a tensor."""
     theta = fields.number("rope.freq_base", 10000.0)
     kind = fields.get("rope.scaling.type")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     factors = next((t for t in reader.tensors if t.name == LLAMA3_FREQS), None)
     if factors is not None:
-        return rope | _llama3(fields, factors.data, theta, head_dim)
+        actual = torch.tensor(factors.data, dtype=torch.float32).flatten()
+        scaling = {"factor": max([1.0, *actual.tolist()]), "low_freq_factor": 1.0}
+        scaling |= {"high_freq_factor": 4.0, ORIGINAL: 8192}
+        plain, scaled = (
+            inverse_frequencies(RopeConfig(kind, theta, settings, 1 << 17), head_dim)[0]
+            for kind, settings in (("default", {}), ("llama3", scaling))
+        )
+        if actual.shape != plain.shape or not torch.allclose(actual, plain / scaled, rtol=1e-3):
+            raise fields.wrong(f"`{LLAMA3_FREQS}` holds factors that are not Llama 3's")
+        return rope | {"rope_type": "llama3", **scaling}
     if kind in (None, "none"):
         return rope
     if kind not in ("linear", "yarn"):
@@ -323,17 +319,3 @@ def _rope(fields: Fields, reader: GGUFReader, trained: int, head_dim: int) -> di
     rope |= {"rope_type": kind, "factor": fields.number("rope.scaling.factor", 1.0)}
     original = fields.integer("rope.scaling.original_context_length", trained)
     return rope | ({ORIGINAL: original} if kind == "yarn" else {})
-
-
-def _llama3(fields: Fields, factors: Any, theta: float, head_dim: int) -> dict[str, Any]:
-    """The settings behind the factors, which are published with all Llama 3 models."""
-    actual = torch.tensor(factors, dtype=torch.float32).flatten()
-    scaling = {"factor": max([1.0, *actual.tolist()]), "low_freq_factor": 1.0}
-    scaling |= {"high_freq_factor": 4.0, ORIGINAL: 8192}
-    plain, scaled = (
-        inverse_frequencies(RopeConfig(kind, theta, settings, 1 << 17), head_dim)[0]
-        for kind, settings in (("default", {}), ("llama3", scaling))
-    )
-    if actual.shape != plain.shape or not torch.allclose(actual, plain / scaled, rtol=1e-3):
-        raise fields.wrong(f"`{LLAMA3_FREQS}` holds factors that are not Llama 3's")
-    return {"rope_type": "llama3", **scaling}

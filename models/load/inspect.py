@@ -36,13 +36,10 @@ class Inspection:
     def attempt(self, step: Callable[[Path], None], path: Path) -> None:
         try:
             step(path)
-            return
-        except ModelError as error:
-            problem = str(error)
-        except Exception as error:  # of the libraries that read the folder
-            problem = f"{path}: {cause_of(error)}"
-        if problem not in self.problems:
-            self.problems.append(problem)
+        except Exception as error:  # others than ModelError: of the libraries that read the folder
+            problem = str(error) if isinstance(error, ModelError) else f"{path}: {cause_of(error)}"
+            if problem not in self.problems:
+                self.problems.append(problem)
 
     def weights(self, path: Path) -> None:
         read_fields(path)  # refuses folders that are not models

@@ -29,8 +29,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def load_tokenizer(folder: Path, config: DecoderConfig) -> Any:
-    """The tokenizer of a target's folder, its chat template tried; ModelError if there is none, it
-    cannot be used, or it does not fit the target."""
+    """The tokenizer of a target's folder, tried; ModelError for none, or one that does not fit."""
     if not has_tokenizer(folder):
         raise ModelError(folder, f"holds no tokenizer ({', '.join(VOCABULARIES)})")
     for path in [*folder.iterdir(), *(folder / TEMPLATES).glob("*")]:
@@ -114,8 +113,7 @@ def check_same_tokens(drafter: DecoderShape, target: DecoderShape, extra: bool =
         problems.append(f"`vocab_size` is {drafter.vocab_size}, the target has {target.vocab_size}")
     file = inside(drafter.path.parent, TOKENIZER)
     target_file = inside(target.path.parent, TOKENIZER)
-    both = file.is_file() and target_file.is_file()
-    if both and file.read_bytes() != target_file.read_bytes():
+    if file.is_file() and target_file.is_file() and file.read_bytes() != target_file.read_bytes():
         ids = _ids(file)
         target_ids = _ids(target_file)
         compared = ids.keys() | target_ids.keys()

@@ -46,11 +46,10 @@ Window = tuple[slice, ...]
 
 EVERYTHING = slice(None)
 NO_WINDOWS: Mapping[str, Window] = {}
-
-Built = TypeVar("Built", bound=nn.Module)
 LAYER = re.compile(r"(?:model\.)?layers\.(\d{1,6})\.")
 
 Device = torch.device | str
+Built = TypeVar("Built", bound=nn.Module)
 Drafter = TypeVar("Drafter", Eagle, Eagle3, DFlashDraftModel)
 
 
@@ -67,8 +66,7 @@ Stored = Mapping[str, StoredTensor]
 
 
 def resolve(model: str | Path, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """A local folder as it is; `org/name` through the Hub's cache or a download of these files;
-    ModelError if neither exists or the Hub cannot be reached."""
+    """A local folder as it is, or these files of `org/name` on the Hub, cached; else ModelError."""
     folder = Path(model)
     if folder.is_dir():
         return folder
@@ -106,8 +104,7 @@ def _index(folder: Path) -> dict[str, str]:
 
 
 def entries(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the checkpoint, by the headers; ModelError if a file is missing, truncated or
-    no safetensors, or contradicts the index."""
+    """Every tensor, by the headers; ModelError for a missing or invalid file or a wrong index."""
     stored: dict[str, StoredTensor] = {}
     files = weight_files(folder)
     for path in files:
@@ -122,8 +119,7 @@ def entries(folder: Path) -> dict[str, StoredTensor]:
         except (SafetensorError, OSError, ValueError) as error:
             raise ModelError(path, f"is not a valid safetensors file: {error}") from None
         if again := sorted(header.keys() & stored.keys()):
-            here = stored[again[0]].path.name
-            raise ModelError(path, f"holds `{again[0]}`, and so does {here}")
+            raise ModelError(path, f"holds `{again[0]}`, and so does {stored[again[0]].path.name}")
         stored |= header
     for name, file in _index(folder).items() if files[0].name != SINGLE else ():
         if name not in stored or stored[name].path.name != file:
@@ -179,8 +175,7 @@ def window(name: str, config: DecoderConfig, share: Share) -> Window:
     keys = cut(share.kv_heads, config.head_dim)
     queries = cut(share.kv_heads, config.head_dim * (config.heads // config.kv_heads))
     inner = cut(share.columns)
-    head = cut(share.vocabulary)
-    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": head}
+    rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "lm_head": cut(share.vocabulary)}
     rows |= {"gate_proj": inner, "up_proj": inner}
     columns = {"o_proj": queries, "down_proj": inner}
     if layer in columns and kind == "weight":
@@ -232,8 +227,7 @@ def fill(
     windows: Mapping[str, Window] = NO_WINDOWS,
 ) -> None:
     """Copy the stored tensors into the views, a few rows at a time: nothing is in memory twice.
-    scan: raise ModelError for NaN and infinity in the dtype of the views. windows: the parts of the
-    tensors to copy; of tensors not named, everything."""
+    scan: ModelError for NaN and infinity in the views' dtype. windows: parts to copy, if any."""
     ordered = sorted(views, key=lambda name: (stored[name].path, name))
     for path, names in groupby(ordered, lambda name: stored[name].path):
         try:
@@ -309,8 +303,7 @@ def load_target(
 def load_eagle3(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle3:
-    """An EAGLE-3 drafter in EAGLE's or speculators' layout, for one target, whose embedding it uses
-    unless the file has its own; raises ModelError."""
+    """An EAGLE-3 drafter, with the target's embedding unless it has its own; raises ModelError."""
     stored = _read(folder, "eagle3")
     config = eagle3_config(folder, target.config)
     _check_width(stored, config.taps, config.target_hidden_size)
@@ -334,8 +327,8 @@ def load_eagle3(
 def load_eagle(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Eagle:
-    """An EAGLE-1 or EAGLE-2 drafter in the published layout, for one target, whose embedding and
-    head it uses unless the file has its own; raises ModelError."""
+    """An EAGLE-1 or EAGLE-2 drafter, with the target's embedding and head unless it has its own;
+    raises ModelError."""
     stored = _read(folder, "eagle")
     config = eagle_config(folder, target.config)
     drafter = on_meta(config.path, lambda: Eagle(config))
@@ -345,8 +338,7 @@ def load_eagle(
 def load_vanilla(
     folder: Path, target: Decoder, dtype: torch.dtype = torch.float32, device: Device = "cpu"
 ) -> Decoder:
-    """A small language model that drafts for a target: any decoder with the same tokens; raises
-    ModelError."""
+    """A small language model with the target's tokens; raises ModelError."""
     check_same_tokens(decoder_config(folder), target.config)
     return load_target(folder, dtype, device)
 
@@ -397,7 +389,6 @@ def _complete_(
 ) -> Drafter:
     """Compare a drafter without memory with its target and its file, then fill it from the file; an
     EAGLE head shares the target's embedding and head where its file lacks them."""
-    path = drafter.config.path
     check_same_tokens(drafter.config, target.config, extra=True)
     if isinstance(drafter, EagleHead):
         drafter.owned = drafter.ends & stored.keys()
@@ -408,9 +399,9 @@ def _complete_(
             shape = list(ends[name].shape)
             if needed != shape:
                 reason = f"has no `{module}` of its own, and would need one of shape {needed}"
-                raise ModelError(path, f"{reason}: the target's is {shape}")
+                raise ModelError(drafter.config.path, f"{reason}: the target's is {shape}")
             replace_(drafter.get_submodule(module), "weight", ends[name])
-    if extra := compare(path.parent, stored, _views(drafter, absent)):
+    if extra := compare(drafter.config.path.parent, stored, _views(drafter, absent)):
         raise ModelError(stored[extra[0]].path, f"unexpected tensors: {listed(extra)}")
     materialise(drafter, *place)
     fill(_views(drafter, absent), stored)
@@ -425,8 +416,7 @@ def _read(folder: Path, kind: str) -> Stored:
         stored = {n: e for n, e in stored.items() if not n.startswith("verifier_")}
     actual = kind_of(stored)
     if actual not in ("", kind):
-        path = next(iter(stored.values())).path
-        raise ModelError(path, f"is {KINDS[actual]}, not {KINDS[kind]}")
+        raise ModelError(next(iter(stored.values())).path, f"is {KINDS[actual]}, not {KINDS[kind]}")
     layers = _num_layers(stored)
     if kind.startswith("eagle") and layers > 1:
         raise ModelError(folder, f"{KINDS[kind]} has 1 layer here, this one has {layers}")

@@ -19,16 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kv.pool import Ints, is_among
-from .metadata import (
-    AttentionBatch,
-    AttentionGroup,
-    AttentionMetadata,
-    Keys,
-    QuerySequence,
-    SlotRun,
-    tensor,
-)
+from ..kv.pool import Ints, Keys, is_among
+from .metadata import AttentionBatch, AttentionGroup, AttentionMetadata, QuerySequence, SlotRun
 
 MAX_WASTE = 1.25  # sequences share a batch if that costs at most this many times more,
 MAX_WASTED_ENTRIES = 4096  # or this many entries of the mask
@@ -87,8 +79,7 @@ class AttentionPlan:
         dtype: torch.dtype,
         narrow: Narrow | None = None,
     ) -> LayerAttention:
-        """The plan for layers with this many query heads for each key head; `narrow` is what layers
-        with a window leave of the masks."""
+        """The plan for layers with this many query heads for each key head."""
         groups = []
         for group in self.groups:
             mask_GqK = group.mask_GqK
@@ -107,8 +98,7 @@ class AttentionPlan:
         for group in self.groups:
             sequences, queries = group.host_rows_Gq.shape
             step = max(1, max_rows // queries)
-            cuts = range(0, sequences, step)
-            pieces += [group.cut(cut, min(cut + step, sequences)) for cut in cuts]
+            pieces += [group.cut(first, step) for first in range(0, sequences, step)]
         parts: list[list[AttentionGroup]] = [[]]
         for piece in pieces:
             if parts[-1] and sum(g.host_rows_Gq.size for g in (*parts[-1], piece)) > max_rows:
@@ -116,20 +106,18 @@ class AttentionPlan:
             parts[-1].append(piece)
         plans: list[tuple[Tensor | None, AttentionPlan]] = []
         for part in parts:  # its rows one after another
-            flat = [group.rows_Gq.flatten() for group in part if group.rows_Gq is not None]
+            host_M = np.concatenate([g.host_rows_Gq.reshape(-1) for g in part], dtype=np.int64)
+            rows_M = torch.from_numpy(host_M).to(part[0].mask_GqK.device)
             moved = []
             first = 0
             for group in part:
                 last = first + group.host_rows_Gq.size
                 host_Gq = np.arange(first, last).reshape(group.host_rows_Gq.shape)
-                rows_Gq = None if len(part) == 1 else tensor(host_Gq, flat[0].device)
+                rows_Gq = None if len(part) == 1 else torch.from_numpy(host_Gq).to(rows_M)
                 moved.append(replace(group, rows_Gq=rows_Gq, host_rows_Gq=host_Gq))
                 first = last
-            plans.append((torch.cat(flat), replace(self, groups=tuple(moved))))
+            plans.append((rows_M, replace(self, groups=tuple(moved))))
         return plans
-
-
-# -- kernels --------------------------------------------------------------------------------------
 
 
 def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
@@ -141,12 +129,9 @@ def to_bias(mask_BQK: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return bias[:, None].expand(rows, groups, queries, keys).reshape(rows, 1, -1, keys)
 
 
-def window_mask(
-    mask_BQK: Tensor, positions_BQ: Tensor, key_positions_BK: Tensor, window: int
-) -> Tensor:
+def window_mask(mask_BQK: Tensor, positions_BQ: Tensor, keys_BK: Tensor, window: int) -> Tensor:
     """Hide keys that are `window` or more true positions back."""
-    distance = positions_BQ[:, :, None] - key_positions_BK[:, None, :]
-    return mask_BQK & (distance < window)
+    return mask_BQK & (positions_BQ[:, :, None] - keys_BK[:, None, :] < window)
 
 
 def with_sums(
@@ -158,16 +143,14 @@ def with_sums(
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, sums = flash(folded_BgQd, keys_BgKd, values_BgKd, attn_mask=bias_B1QK)
         return out, sums
-    scale = folded_BgQd.shape[-1] ** 0.5
-    scores = folded_BgQd @ keys_BgKd.transpose(-1, -2) / scale + bias_B1QK
+    scores = folded_BgQd @ keys_BgKd.transpose(-1, -2) / folded_BgQd.shape[-1] ** 0.5 + bias_B1QK
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
     sums = wide.logsumexp(-1)
     return (wide - sums[..., None]).exp().to(folded_BgQd.dtype) @ values_BgKd, sums
 
 
 def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of a layer, each [G, kv_heads, K, d]: views of runs of slots, or copies of
-    the slots in int64 [G, K]."""
+    """Keys and values of a layer, [G, kv_heads, K, d]: views of runs, or copies by int64 [G, K]."""
     heads, _, dim = keys_hKd.shape
     if isinstance(keys, Tensor):
         index_X = keys.reshape(-1)
@@ -182,9 +165,6 @@ def slots_of(keys_hKd: Tensor, values_hKd: Tensor, keys: SlotRun | Tensor) -> tu
         keys_hKd.as_strided(size, stride, keys_hKd.storage_offset() + first),
         values_hKd.as_strided(size, stride, values_hKd.storage_offset() + first),
     )
-
-
-# -- backends -------------------------------------------------------------------------------------
 
 
 class AttentionBackend:
@@ -269,22 +249,20 @@ class GroupedBackend(AttentionBackend, name="grouped"):
 
 
 class DenseBackend(AttentionBackend, name="dense"):
-    """The reference: all rows attend to the whole pool, or, of a pool with several rows, to as much
-    of each as the fullest one holds."""
+    """The reference: all rows attend to the pool; of several rows as far as any is filled."""
 
     def batches(
         self, metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
     ) -> list[AttentionBatch]:
-        kv = metadata.kv
         filled = [sequence for sequence in sequences if len(sequence.rows)]
-        extents = kv.extents()
+        extents = metadata.kv.extents()
         if not filled:
             return []
-        if kv.rows == 1:
+        if metadata.kv.rows == 1:
             rows = np.sort(np.concatenate([sequence.rows for sequence in filled]))
             return arranged(metadata, [QuerySequence(rows, 0, ())], [(0, extents[0])])
         longest = max(extents[sequence.row] for sequence in filled)
-        keys = [(sequence.row * kv.capacity, longest) for sequence in filled]
+        keys = [(sequence.row * metadata.kv.capacity, longest) for sequence in filled]
         return arranged(metadata, filled, keys)
 
 
@@ -292,8 +270,7 @@ class CascadeBackend(AttentionBackend, name="cascade"):
     """Segments that several branches share are attended to once, by all rows of these branches in
     one group. Cf. "Cascade Inference" (FlashInfer) and Hydragen (Juravsky et al. 2024)."""
 
-    min_saved: ClassVar[int] = 0
-    """Slots read less often that make up for merging."""
+    min_saved: ClassVar[int] = 0  # slots read less often
 
     def plan(self, metadata: AttentionMetadata) -> AttentionPlan:
         if not self.min_saved or len(metadata.sequences) > 1:  # one sequence reads slots once
@@ -327,9 +304,8 @@ class AutoBackend(CascadeBackend, name="auto"):
 @cache
 def backend(name: str) -> AttentionBackend:
     """The backend of this name, of this package or of an installed one; raises ValueError."""
-    package = __name__.rpartition(".")[0]
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        importlib.import_module(f"{package}.{module.name}")
+        importlib.import_module(f".{module.name}", __package__)
     classes = AttentionBackend.__subclasses__()
     for cls in classes:  # which get longer on the way
         if cls.name == name:
@@ -339,9 +315,6 @@ def backend(name: str) -> AttentionBackend:
         loaded: type[AttentionBackend] = point.load()
         return loaded()
     raise ValueError(f"no attention backend {name!r}")
-
-
-# -- batches --------------------------------------------------------------------------------------
 
 
 def arranged(
@@ -367,9 +340,7 @@ def arranged(
     last: int | None = None  # the first slot of its latest sequence's run; None of a list
     for _, index, first, queries, length in sorted(order, key=itemgetter(0)):
         count = len(batch) + 1
-        all_queries = max(most_queries, queries)
         all_slots = max(most_slots, length)
-        all_entries = entries + queries * length
         distance = first - last if first is not None and last is not None else 0
         fits = (
             count > 1
@@ -377,19 +348,17 @@ def arranged(
             and (queries == most_queries or not metadata.equal_lengths)
             and (first is None or count == 2 or distance == stride)
             and (first is None or first + all_slots <= metadata.kv.slots)
-            and count * all_queries * all_slots <= MAX_WASTE * all_entries + MAX_WASTED_ENTRIES
+            and count * max(most_queries, queries) * all_slots
+            <= MAX_WASTE * (entries + queries * length) + MAX_WASTED_ENTRIES
         )
         if not fits:
             batch = []
             batches.append(batch)
-            all_queries = queries
-            all_slots = length
-            all_entries = queries * length
-            distance = 0
+            most_queries = most_slots = entries = distance = 0
         batch.append(index)
-        most_queries = all_queries
-        most_slots = all_slots
-        entries = all_entries
+        most_queries = max(most_queries, queries)
+        most_slots = max(most_slots, length)
+        entries += queries * length
         stride = distance
         last = first
     return [
@@ -462,15 +431,13 @@ def _padded(lists: Sequence[np.ndarray], dtype: type[np.generic]) -> np.ndarray:
 def shared_parts(
     metadata: AttentionMetadata, sequences: Sequence[QuerySequence]
 ) -> list[list[QuerySequence]]:
-    """The rows that see each part of the pool, in levels with every row at most once; the last one
-    has what each segment sees alone."""
+    """The rows that see each part of the pool, in levels with every row once; last: not shared."""
     rows_M = np.sort(np.concatenate([np.zeros(0, np.int64), *[one.rows for one in sequences]]))
     segment_M = metadata.segment_N[rows_M]
-    visibility = metadata.visibility
     readers: dict[int, list[int]] = {}  # of each segment, the numbers of those that see it
     for number in np.unique(segment_M).tolist():
-        if number < len(visibility.ids_S):  # not padding
-            for owner in visibility.path_SA[number].tolist():
+        if number < len(metadata.visibility.ids_S):  # not padding
+            for owner in metadata.visibility.path_SA[number].tolist():
                 if owner >= 0:
                     readers.setdefault(owner, []).append(number)
     parts: dict[tuple[int, ...], list[int]] = {}
@@ -479,8 +446,7 @@ def shared_parts(
     levels: list[tuple[set[int], list[QuerySequence]]] = []
     unshared = list[QuerySequence]()
     for sharers in sorted(parts, key=len, reverse=True):
-        rows = rows_M[is_among(segment_M, sharers)]
-        part = QuerySequence(rows, 0, (), tuple(parts[sharers]))
+        part = QuerySequence(rows_M[is_among(segment_M, sharers)], 0, (), tuple(parts[sharers]))
         if len(sharers) == 1:
             unshared.append(part)
             continue

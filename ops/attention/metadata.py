@@ -13,11 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..kv.pool import Ints, SlotTable
+from ..kv.pool import Bools, Ints, SlotTable
 
-Keys = tuple[int, int] | Ints
-"""A run of slots (the first one, their number), or a list of slots."""
-Bools = npt.NDArray[np.bool_]
 PADDED = -9  # never the owner of a slot
 
 
@@ -64,17 +61,15 @@ class QuerySequence(NamedTuple):
 
 
 class Visibility(NamedTuple):
-    """The segments of a forward's rows (int32), and what each of them sees: path_SA, int32, the
-    ids from itself to its root, then those that it reads outside its path, then NO_SEGMENT;
-    homes_S, the homes of these, its own first."""
+    """The segments of a forward's rows (int32), and what each sees: path_SA, int32, the ids from
+    itself to its root, then those outside its path, then NO_SEGMENT; homes_S, of all, own first."""
 
     ids_S: Ints
     path_SA: Ints
     homes_S: tuple[tuple[int, ...], ...]
 
     def sees(self, segment_P: Ints, owner_PK: Ints) -> Bools:
-        """bool [P, K]: whether a segment, by its number, sees the slots of an owner; the number
-        after the last one is that of padding."""
+        """bool [P, K]: whether segments, by number (padding: the one after the last) see owners."""
         nothing_1A = np.full((1, self.path_SA.shape[1]), PADDED, np.int32)
         path_PA = np.concatenate([self.path_SA, nothing_1A])[segment_P]
         visible_PK: Bools = owner_PK == path_PA[:, :1]
@@ -96,8 +91,7 @@ class AttentionBatch(NamedTuple):
     def places(self, slots_EX: Ints, sequence_E: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """int64 [E, X]: the index of each slot among the K slots of its sequence."""
         if isinstance(self.keys, SlotRun):
-            first_E = self.keys.first + self.keys.stride * sequence_E
-            return slots_EX - first_E[:, None]
+            return slots_EX - (self.keys.first + self.keys.stride * sequence_E)[:, None]
         count, length = self.keys.shape
         offset = int(self.keys.max(initial=0)) + int(slots_EX.max(initial=0)) + 1
         sorted_X = (self.keys + offset * np.arange(count)[:, None]).reshape(-1)
@@ -137,26 +131,23 @@ class AttentionGroup:
         shape = *self.mask_GqK.shape[:2], *value_N.shape[1:]
         return (value_N if self.rows_Gq is None else value_N[self.rows_Gq]).view(shape)
 
-    def cut(self, first: int, last: int) -> "AttentionGroup":
-        """Its sequences from number `first` to before `last`, with explicit rows."""
-        part = slice(first, last)
+    def cut(self, first: int, count: int) -> "AttentionGroup":
+        """Up to `count` of its sequences, from number `first` on; their rows on the host only."""
+        part = slice(first, first + count)
+        host_Gq = self.host_rows_Gq[part]
+        mask_GqK = self.mask_GqK[part]
         keys = self.keys
         if isinstance(keys, SlotRun):
-            keys = replace(keys, first=keys.first + first * keys.stride, runs=last - first)
+            keys = replace(keys, first=keys.first + first * keys.stride, runs=len(host_Gq))
         else:
             keys = keys[part]
-        host_Gq = self.host_rows_Gq[part]
-        rows_Gq = tensor(host_Gq, self.mask_GqK.device)
-        return AttentionGroup(
-            rows_Gq, keys, self.mask_GqK[part], self.positions_GK[part], host_rows_Gq=host_Gq
-        )
+        return AttentionGroup(None, keys, mask_GqK, self.positions_GK[part], host_rows_Gq=host_Gq)
 
     def widened(
         self, seen_SWM: Tensor, position_SM: Tensor, first_S: npt.NDArray[np.int64], rows: int
     ) -> "AttentionGroup":
-        """The group of W fresh rows of each of its rows, which are branches: bool, what each
-        sees of the fresh slots; int64, their positions; each branch's first row in a forward of
-        `rows` rows."""
+        """The group of W fresh rows of each of its rows, which are branches: bool, what each sees
+        of fresh slots; int64, their positions, and each branch's first of the forward's `rows`."""
         width, fresh = seen_SWM.shape[1:]
         mask_GqWK = self.mask_GqK[:, :, None].expand(-1, -1, width, -1)
         mask_GqWK = mask_GqWK.clone(memory_format=torch.contiguous_format)  # faster than `repeat`
@@ -189,13 +180,11 @@ class TreeMask(NamedTuple):
     def mark_(
         self, batch: AttentionBatch, mask_GqK: Tensor, positions_GK: Tensor, rows: int
     ) -> None:
-        """Write what the nodes see of each other into the mask of a batch of a forward of `rows`
-        rows, and the positions of their slots."""
+        """Write what the nodes see of each other into a batch's mask, and the slots' positions."""
         device = mask_GqK.device
         if self.segment_R is not None:
-            count = self.slots_ST.size
             place_R = tensor(batch.places(self.slots_ST, np.zeros(1, np.int64))[0], device)
-            mask_GqK[0, :count, place_R] = self.visible_STT[0]
+            mask_GqK[0, : self.slots_ST.size, place_R] = self.visible_STT[0]
             positions_GK[0, place_R] = self.positions_ST[0]
             return
         node_N = np.full(rows, -1, np.int64)
@@ -265,8 +254,8 @@ class AttentionMetadata:
         return indptr, np.concatenate([np.zeros(0, np.int64), *lists]).astype(np.int32)
 
     def history(self, batch: AttentionBatch, segment_Gq: Ints) -> tuple[Bools, Ints]:
-        """What rows of these segments (by number) see of the readable slots: bool [P, K], for every
-        kind of row, and int32 [G, q], the kind of each."""
+        """bool [P, K]: what each kind of row of these segments (by number) sees of the readable
+        slots; int32 [G, q], the kind of each row."""
         count = len(self.visibility.ids_S) + 1
         pairs_Gq = np.arange(len(segment_Gq))[:, None] * count + segment_Gq
         if (pairs_Gq == pairs_Gq[:1, :1]).all():  # one kind, the usual case

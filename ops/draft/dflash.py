@@ -66,8 +66,7 @@ def _block(
     tokens_SQ[:, 0] = frontier.root_S
     position_SQ = frontier.position_S[:, None] + torch.arange(size, device=device)
     seen_SQQ = torch.ones(trees, size, size, dtype=torch.bool, device=device)
-    inputs = work.fresh(seen_SQQ, position_SQ)
-    hidden_BQH = drafter.forward(frame.spread(tokens_SQ), *inputs, kv)
+    hidden_BQH = drafter.forward(frame.spread(tokens_SQ), *work.fresh(seen_SQQ, position_SQ), kv)
     work.close_()
     hidden_SDH = frame.collect(hidden_BQH)[:, 1:]
     return drafter.logits(hidden_SDH.flatten(0, 1)).view(trees, size - 1, -1), work.spent
@@ -81,8 +80,7 @@ def chain(log_probs_SDV: Tensor, tokens_SN: Tensor) -> Proposal:
 
 def tree(log_probs_SDV: Tensor, nodes: int) -> Proposal:
     """The `nodes` most probable prefixes of each branch (or all), the most probable first, of
-    equals the shorter one, then by parent, then by id; so a smaller budget gives the first nodes
-    of a larger one."""
+    equals by length, parent, id; a smaller budget gives the first nodes of a larger one."""
     trees, levels, _ = log_probs_SDV.shape
     if nodes < 1 or levels < 1:
         return chain(log_probs_SDV[:, :0], log_probs_SDV[:, :0, 0].long())

@@ -17,8 +17,7 @@ from ..types import Candidates, DraftRows, DraftWork, Proposal, rerank
 
 class Workspace:
     """Temporary slots of each branch after its committed rows, and the attention of rows in them.
-    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` has prepared.
-    """
+    slots_SM: int64, of each branch's M fresh rows. spent: the forwards that `fresh` prepared."""
 
     def __init__(self, kv: KVCache, draft_rows: DraftRows, each: int) -> None:
         self.kv = kv
@@ -33,9 +32,7 @@ class Workspace:
         groups: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         for branch, (row, homes) in enumerate(zip(rows_S, homes_S, strict=True)):
             groups.setdefault((row, () if kv.rows > 1 else homes), []).append(branch)
-        sequences = [
-            QuerySequence(np.array(group), row, homes) for (row, homes), group in groups.items()
-        ]
+        sequences = [QuerySequence(np.array(group), *key) for key, group in groups.items()]
         home = np.repeat([homes[0] for homes in homes_S], each)
         # position 0, not committed: only rows that `fresh` names see them
         self.slots = kv.append_(owner, np.zeros(rows.size), rows, home)
@@ -65,8 +62,7 @@ class Workspace:
         first_S = self.frame.place_S * width
         total = self.frame.places * width
         groups = [g.widened(seen_SKM, position_SM, first_S, total) for g in self.plan.groups]
-        plan = replace(self.plan, groups=tuple(groups))
-        return spread(position_SM[:, rows]), slots_BQ, plan
+        return spread(position_SM[:, rows]), slots_BQ, replace(self.plan, groups=tuple(groups))
 
     def close_(self) -> None:
         self.kv.release_(self.slots)
@@ -96,14 +92,9 @@ def first_level(
         hidden_RH = hidden_NH.new_zeros(height * queries, hidden_NH.shape[-1])
         hidden_RH.index_copy_(0, draft_rows.index_N, hidden_NH)
     hidden_BQH = hidden_RH.view(height, queries, -1)
-    attention = plan_attention(rows, kv_draft, attention=draft_rows.attention)
+    plan = plan_attention(rows, kv_draft, attention=draft_rows.attention)
     out_BQH = drafter.forward(
-        rows.tokens_BQ,
-        hidden_BQH,
-        rows.positions_BQ,
-        rows.slots_BQ,
-        attention=attention,
-        kv=kv_draft,
+        rows.tokens_BQ, hidden_BQH, rows.positions_BQ, rows.slots_BQ, attention=plan, kv=kv_draft
     )
     tip_SH = out_BQH.view(-1, out_BQH.shape[-1])[rows.tips_R]
     scores_SK, ids_SK = top_children(drafter, tip_SH, top_k)
@@ -127,9 +118,8 @@ def grow_tree_(
     levels: int,
     ranked: bool = False,
 ) -> Proposal:
-    """Deepen all trees level by level, then keep the best `nodes` (at least one) of each,
-    `ranked` or in creation order. The best children of a level become the next frontier, of all
-    branches at once."""
+    """Deepen all trees level by level, each from the best children of the last one, then keep the
+    best `nodes` (at least one) of each, `ranked` or in creation order."""
     levels = min(levels, nodes)
     tokens_SK = frontier.tokens_SK[:, :nodes]
     scores_SK = frontier.scores_SK[:, :nodes]
@@ -158,13 +148,8 @@ def grow_tree_(
             seen_SKM = torch.cat([seen_SKM, self_SKK], dim=2)
         level_M = torch.arange(level * width, device=device) // width
         position_SM = frontier.draft_rows.position_S[:, None] + level_M
-        out_BQH = drafter.forward(
-            frame.spread(tokens_SK),
-            frame.spread(hidden_SKH),
-            *work.fresh(seen_SKM, position_SM),
-            kv_draft,
-        )
-        hidden_SKH = frame.collect(out_BQH)
+        inputs = frame.spread(hidden_SKH), *work.fresh(seen_SKM, position_SM)
+        hidden_SKH = frame.collect(drafter.forward(frame.spread(tokens_SK), *inputs, kv_draft))
         scores_RC, ids_RC = top_children(drafter, hidden_SKH.flatten(0, 1), width)
         scores_SC = (scores_RC.view(trees, width, -1) + scores_SK[:, :, None]).flatten(1)
         tokens_SC = drafter.to_target(ids_RC).view(trees, -1)

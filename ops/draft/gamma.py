@@ -52,8 +52,7 @@ def limit(settings: GammaSettings) -> float:
 @dataclass(frozen=True, slots=True)
 class GammaState:
     """A policy's state for one branch between rounds, NaN before the first: the next length, not
-    rounded; EGAG's entropy where the last round ended, and moving average; AdaEDL's moving
-    acceptance, threshold."""
+    rounded; EGAG's last entropy and moving average; AdaEDL's moving acceptance, threshold."""
 
     gamma: float
     h: float = nan
@@ -79,8 +78,7 @@ class GammaRecord:
 
 @dataclass(frozen=True, slots=True)
 class DraftDistributions:
-    """Along a chain the entropies in nats, from the first draft's distribution on, and the chance
-    of each draft; empty for policies that do not use them."""
+    """Along a chain the entropies in nats, and the chance of each draft; empty if not used."""
 
     h: Sequence[float] = ()
     chance: Sequence[float] = ()
@@ -92,19 +90,16 @@ def normalised(h: float, h_ref: float | None, vocabulary: int) -> float:
     return min(max(h / reference, 0.0), 1.0) if reference > 0 else 0.0
 
 
-def plan(
-    settings: GammaSettings, state: GammaState, vocabulary: int, remaining: int
-) -> GammaRecord:
+def plan(settings: GammaSettings, state: GammaState, vocab: int, remaining: int) -> GammaRecord:
     """A chain's length; remaining: tokens of the branch to come, the target's own included."""
     h = state.h if settings.gamma_policy == "egag" else nan
     h_norm = nan
     ema = nan
     low = settings.gamma_min
     high = longest(settings)
-    policy = settings.gamma_policy
-    raw: float = settings.gamma if policy == "fixed" else state.gamma
+    raw: float = settings.gamma if settings.gamma_policy == "fixed" else state.gamma
     if not isnan(h):
-        h_norm = normalised(h, settings.egag_h_ref, vocabulary)
+        h_norm = normalised(h, settings.egag_h_ref, vocab)
         raw = low + (1 - h_norm) * (high - low)
         if settings.egag_mode == "seed":
             raw = min(max(floor((1 - h_norm) * high), low), high)
@@ -113,8 +108,7 @@ def plan(
         if beta and not isnan(state.ema):  # smooths the length before rounding and clamping
             ema = beta * state.ema + (1 - beta) * raw
     gamma = floor((raw if isnan(ema) else ema) + 0.5)
-    if policy != "fixed":
-        gamma = min(max(gamma, low), high)
+    gamma = gamma if settings.gamma_policy == "fixed" else min(max(gamma, low), high)
     needed = max(min(gamma, remaining - 1), 0)  # the target adds one token itself
     return GammaRecord(h=h, h_norm=h_norm, raw=raw, ema=ema, gamma=gamma, gamma_eff=needed)
 
@@ -174,6 +168,5 @@ def next_state(
     if not isnan(state.acceptance):
         acceptance = ACCEPTANCE_DECAY * state.acceptance + (1 - ACCEPTANCE_DECAY) * acceptance
     step = THRESHOLD_STEP if acceptance <= TARGET_ACCEPTANCE else -THRESHOLD_STEP
-    aim = state.threshold + step
-    threshold = THRESHOLD_DECAY * state.threshold + (1 - THRESHOLD_DECAY) * aim
+    threshold = THRESHOLD_DECAY * state.threshold + (1 - THRESHOLD_DECAY) * (state.threshold + step)
     return replace(state, acceptance=acceptance, threshold=threshold)

@@ -13,8 +13,6 @@ from math import log
 
 from .proposals import HostTree
 
-# -- prompt lookup --------------------------------------------------------------------------------
-
 
 class SuffixIndex:
     """A branch's token ids, and for every n-gram up to `longest` tokens what places follow it."""
@@ -34,8 +32,7 @@ class SuffixIndex:
                 self.places.setdefault(tuple(self.ids[-size:]), []).append(len(self))
 
     def matches(self, most: int) -> list[int]:
-        """Up to `most` places that follow an earlier occurrence of the last tokens: of longer
-        matches first, then the leftmost."""
+        """Up to `most` places after earlier occurrences of the last tokens, long matches first."""
         sizes = range(min(self.longest, len(self) - 1), 0, -1)
         ends = chain.from_iterable(self.places[tuple(self.ids[-size:])] for size in sizes)
         different: dict[int, None] = {}
@@ -78,15 +75,12 @@ def lookup_tree(
     )
 
 
-# -- count tables ---------------------------------------------------------------------------------
-
 Gram = tuple[int, ...]
 
 
 @dataclass(slots=True)
 class Followers:
-    """What followed one context: counts, and the `width` most frequent tokens in order; of equals,
-    the first to get there stays in front."""
+    """What followed a context: counts, and the most frequent tokens ranked, of equals the first."""
 
     counts: dict[int, int] = field(default_factory=dict)
     ranked: list[int] = field(default_factory=list)
@@ -109,8 +103,7 @@ class Followers:
 
 
 class CountTable:
-    """Counts of n-grams: contexts of `min_context` to `order` - 1 tokens and what followed them, of
-    which `width` tokens can be drafted side by side."""
+    """What followed contexts of `min_context` to `order` - 1 tokens; `width` tokens are ranked."""
 
     def __init__(self, order: int, min_context: int = 1, width: int = 8) -> None:
         self.order = order
@@ -135,14 +128,12 @@ class CountTable:
             self.update_(ids, end, [ids[end], *(token for token in others if token >= 0)])
 
 
-def longest_match(
-    tables: Sequence[CountTable], context: Sequence[int]
-) -> tuple[int, Followers] | None:
+def longest_match(tables: Sequence[CountTable], ids: Sequence[int]) -> tuple[int, Followers] | None:
     """The size of the longest counted context, and what followed it: counts of all tables are
     added; of equal sums the earlier table's order decides."""
     longest = max(table.order for table in tables) - 1
-    for size in range(min(longest, len(context)), 0, -1):
-        key = tuple(context[-size:])
+    for size in range(min(longest, len(ids)), 0, -1):
+        key = tuple(ids[-size:])
         parts = [table.followers[key] for table in tables if key in table.followers]
         if len(parts) == 1:
             return size, parts[0]
@@ -164,8 +155,7 @@ def count_tree(
     stop_ids: Collection[int] = (),
 ) -> HostTree:
     """The `nodes` most probable continuations of the branch's last tokens under the counts, of
-    equals the first; a chain for width 1. Neither a stop token nor anything after one is
-    drafted."""
+    equals the first; a chain for width 1. No stop token, nor anything after one, is drafted."""
     if nodes < 1 or levels < 1:
         return HostTree()
     heap: list[tuple[float, int, int, int, Gram]] = []  # best first, then by when it was found
@@ -197,8 +187,7 @@ class Scope(StrEnum):
 
 
 class CountTables:
-    """The count tables of all requests and branches under one scope, by request and branch; of the
-    session under ()."""
+    """The count tables under one scope, by request and branch; of the session under ()."""
 
     def __init__(self, scope: Scope, order: int, width: int = 8) -> None:
         self.scope = scope

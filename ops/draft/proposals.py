@@ -1,8 +1,7 @@
 """Proposals: how their tokens are drawn, and those that are packed on the host or made of others.
 
-Under ``match`` a draft drawn with the coin that the target uses at its position agrees with the
-target far more often than the best token; under ``rejection`` the coins have a role of their own.
-"""
+Under ``match`` a draft drawn with the target's coin for its position agrees with the target far
+more often than the best token; under ``rejection`` the coins have a role of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -41,8 +40,7 @@ class Drawing:
         return self.accept is Accept.REJECTION
 
     def scores(self, logits_RV: Tensor, branch_R: Tensor, behind_RC: Tensor) -> Tensor:
-        """[R, V]: logits through the branches' processors; behind_RC: int64, the root and the
-        drafts that lead to each row."""
+        """[R, V]: processed logits; behind_RC: int64, the root and drafts that lead to each row."""
         path_RC = torch.ones_like(behind_RC, dtype=torch.bool)
         return process(logits_RV, self.sampler, branch_R, tokens_RC=behind_RC, path_RC=path_RC)
 
@@ -89,11 +87,9 @@ def pack(trees: Sequence[HostTree], device: torch.device) -> Proposal:
         ints[3, row, :count] = 1
         scores[row, :count] = tree.scores
     tokens_SN, parents_SN, depths_SN, valid_SN = torch.from_numpy(ints).to(device).unbind()
-    scores_SN = torch.from_numpy(scores).to(device)
     levels = max((max(tree.depths, default=0) for tree in trees), default=0)
-    sizes = tuple(map(len, trees))
-    drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), scores_SN
-    return Proposal(*drafts, levels, sizes=sizes)
+    drafts = tokens_SN, parents_SN, depths_SN, valid_SN.bool(), torch.from_numpy(scores).to(device)
+    return Proposal(*drafts, levels, sizes=tuple(map(len, trees)))
 
 
 def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) -> Proposal:
@@ -132,8 +128,7 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
 def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
     """The nodes that are most probable over all trees together, of equals the earlier branch's,
     then the earlier node; None keeps every tree. No child scores above its parent, so that the
-    kept nodes are trees. Raises ValueError: the drafts were drawn, and a selection changes their
-    distribution."""
+    kept nodes are trees. Raises ValueError for drawn drafts, whose distribution would change."""
     if rows_per_round is None:
         return proposal
     if proposal.draft_probs_STV is not None:

@@ -25,9 +25,6 @@ MIN_PAUSE = 4
 MAX_PAUSE = 64
 
 
-# -- costs ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Curve:
     """Milliseconds of a forward by rows, linear between and beyond the points; 0 without any."""
@@ -50,8 +47,7 @@ class Curve:
         if len(self.rows) > 1:
             slope = max((self.ms[-1] - self.ms[-2]) / (self.rows[-1] - self.rows[-2]), 0.0)
         beyond_X = np.maximum(counts_X - self.rows[-1], 0)
-        ms_X: Floats = np.interp(counts_X, self.rows, self.ms) + beyond_X * slope
-        return ms_X
+        return np.interp(counts_X, self.rows, self.ms) + beyond_X * slope
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,7 @@ class RoundCosts:
 class Chooser:
     """The size (`choice`) of each round's drafts: `choose_` starts a round, by the most drafts
     that each branch can use and the rows not read yet; `learn_` gets each branch's accepted
-    nodes. plain, drafted: milliseconds outside the forwards of the last rounds, without and with
-    drafts (for trees by level)."""
+    nodes. plain, drafted: milliseconds outside the forwards of the last rounds."""
 
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
@@ -104,8 +99,9 @@ class Chooser:
             return self.costs.overhead
         return max(median(samples), 0.0) if samples else 0.0
 
-    def _start_round_(self, expected: float, share: float) -> None:
-        """End the last round and start one whose forwards should take `expected` milliseconds."""
+    def _start_round_(self, choice: DraftSize, expected: float, share: float) -> DraftSize:
+        """End the last round, start one whose forwards should take `expected` ms; its choice."""
+        self.choice = choice
         now = perf_counter()
         if self._start is not None:
             samples = self.drafted if self._share else self.plain
@@ -113,6 +109,7 @@ class Chooser:
         self._start = now
         self._expected = expected
         self._share = share
+        return choice
 
     def _is_trial_(self, *, pays: bool) -> bool:
         """Whether to draft although that does not seem to pay, after ever longer pauses."""
@@ -127,8 +124,6 @@ class Chooser:
         self._pause = min(max(2 * self._pause, MIN_PAUSE), MAX_PAUSE)
         return True
 
-
-# -- chains ---------------------------------------------------------------------------------------
 
 PRIOR = 0.9  # acceptance before any draft was judged, weighted as `PRIOR_WEIGHT` drafts
 PRIOR_WEIGHT = 8.0
@@ -168,15 +163,11 @@ class ChainChooser(Chooser):
         lengths = tuple(int(count) for count in pays_SD.sum(1))
         best = max(lengths, default=0)
         extra_ms = self.costs.catching_up(unread, branches) if best else 0.0
-        self._start_round_(float(forwards_G[best]) + extra_ms, float(best > 0))
-        self.choice = DraftSize(
-            best, best, float(tokens_G[best]), float(ms_G[best]), lengths=lengths
-        )
-        return self.choice
+        size = DraftSize(best, best, float(tokens_G[best]), float(ms_G[best]), lengths=lengths)
+        return self._start_round_(size, float(forwards_G[best]) + extra_ms, float(best > 0))
 
     def _forwards(self, branches: int) -> Floats:
-        """Milliseconds by length: a forward of the target, one of the drafter that drafts the first
-        token, and one for each further draft."""
+        """[G], milliseconds: a forward of the target, and of the drafter the first and more."""
         if branches not in self._forward_ms:
             length_G = np.arange(self.longest + 1)
             first, step = self.costs.drafter.at([USUAL_ROWS * branches, branches])
@@ -188,8 +179,7 @@ class ChainChooser(Chooser):
     def _survival(self, owners: Sequence[int]) -> Floats:
         """[S, D]: the probability that a branch's drafts down to a depth are all accepted."""
         tries = self._tries_D.sum()
-        hits = self._hits_D.sum()
-        overall = (hits + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
+        overall = (self._hits_D.sum() + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
         overall += OPTIMISM * math.sqrt(overall * (1 - overall) / (tries + PRIOR_WEIGHT))
         rate_D = (self._hits_D + SHRINKAGE * overall) / (self._tries_D + SHRINKAGE)
         counts = [self._by_owner.get(owner, (0.0, 0.0)) for owner in owners]
@@ -216,8 +206,6 @@ class ChainChooser(Chooser):
             self._by_owner.pop(owner, None)
 
 
-# -- trees ----------------------------------------------------------------------------------------
-
 ForwardRows = Callable[[int, int], Sequence[int]]
 """(nodes, levels) -> rows of a branch in each forward of the drafter in a round."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -230,23 +218,21 @@ TRIAL_ROUNDS = 16  # rounds between trials of a tree that is one size larger
 
 class TreeChooser(Chooser):
     """Nodes and levels of trees, the same for all branches, up to the given ones; no drafts where
-    that is faster. Nodes are ranked, so that a smaller tree is the first part of a larger one, and
-    acceptance is counted by rank and by depth."""
+    that is faster. Nodes are ranked; acceptance is counted by rank and by depth."""
 
-    def __init__(
-        self, costs: RoundCosts, nodes: int, levels: int, forward_rows: ForwardRows
-    ) -> None:
+    def __init__(self, costs: RoundCosts, nodes: int, levels: int, rows_of: ForwardRows) -> None:
         super().__init__(costs)
-        self.forward_rows = forward_rows
         self.sizes_C = np.array([*(size for size in SIZES if size < nodes), nodes])
         self.depths_D = np.arange(1, levels + 1)
         self._hits_C = np.zeros(len(self.sizes_C))
         self._tries_C = np.zeros(len(self.sizes_C))
         self._hits_D = np.zeros(levels)
         self._tries_D = np.zeros(levels)
-        counts = [
-            [1 + len(forward_rows(int(n), int(d))) for d in self.depths_D] for n in self.sizes_C
+        self._rows_CD = [
+            [np.asarray(rows_of(size, depth), np.int64) for depth in self.depths_D.tolist()]
+            for size in self.sizes_C.tolist()
         ]
+        counts = [[1 + len(rows) for rows in rows_D] for rows_D in self._rows_CD]
         self._shares_CD = np.asarray(counts) / np.min(counts)  # of forwards, to the smallest tree
         self._rounds = 0
 
@@ -260,34 +246,28 @@ class TreeChooser(Chooser):
         plain_rate = branches / max(plain_ms + self.overhead, 1e-9)
         pays = rate_CD.max() > plain_rate
         if not self._is_trial_(pays=pays) and not pays:
-            self._start_round_(plain_ms, 0.0)
-            self.choice = DraftSize(0, 0, float(branches), branches / plain_rate)
-            return self.choice
+            none = DraftSize(0, 0, float(branches), branches / plain_rate)
+            return self._start_round_(none, plain_ms, 0.0)
         size, level = (int(index) for index in np.unravel_index(rate_CD.argmax(), rate_CD.shape))
         self._rounds += 1
         if self._rounds % TRIAL_ROUNDS == 0:
             size = min(size + 1, len(self.sizes_C) - 1)
             level = min(level + 1, len(self.depths_D) - 1, int(self.sizes_C[size]) - 1)
         at = size, level
-        extra_ms = self.costs.catching_up(unread, branches)
-        self._start_round_(float(forwards_CD[at]) + extra_ms, float(self._shares_CD[at]))
         nodes = int(self.sizes_C[size])
         levels = int(self.depths_D[level])
-        self.choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
-        return self.choice
+        choice = DraftSize(nodes, levels, float(tokens_CD[at]), float(ms_CD[at]))
+        expected = float(forwards_CD[at]) + self.costs.catching_up(unread, branches)
+        return self._start_round_(choice, expected, float(self._shares_CD[at]))
 
     def _forwards(self, branches: int) -> Floats:
         """[C, D]: milliseconds of all forwards of a round."""
-        if branches in self._forward_ms:
-            return self._forward_ms[branches]
-        ms_CD = np.empty((len(self.sizes_C), len(self.depths_D)))
-        for size, nodes in enumerate(self.sizes_C.tolist()):
-            for depth, levels in enumerate(self.depths_D.tolist()):
-                rows = np.asarray(self.forward_rows(nodes, levels), np.int64)
-                ms_CD[size, depth] = self.costs.drafter.at(branches * rows).sum()
-        ms_CD += self.costs.target.at(branches * (1 + self.sizes_C))[:, None]
-        self._forward_ms[branches] = ms_CD
-        return ms_CD
+        if branches not in self._forward_ms:
+            at = self.costs.drafter.at
+            drafting = [[at(branches * rows).sum() for rows in rows_D] for rows_D in self._rows_CD]
+            target_C = self.costs.target.at(branches * (1 + self.sizes_C))
+            self._forward_ms[branches] = np.asarray(drafting) + target_C[:, None]
+        return self._forward_ms[branches]
 
     def _gains(self) -> Floats:
         """[C, D]: expected accepted drafts of a tree in a round."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..attention.backends import AttentionPlan
 from ..forward import Target
 from ..kv.pool import KVCache
-from ..layer_plan import LayerStatus
+from ..layer_plan import decode_plan
 from ..types import DraftRows, DraftWork, Proposal, single_path
 from .eagle import Workspace
 from .gamma import DraftDistributions
@@ -20,8 +20,7 @@ from .proposals import Drawing
 
 @dataclass(frozen=True, slots=True)
 class ChainStart:
-    """logits_SV after each root, the number of drafts of each branch, and whether the length policy
-    reads the distributions of the drafts."""
+    """logits_SV after each root, each branch's number of drafts, whether figures are needed."""
 
     logits_SV: Tensor
     lengths: tuple[int, ...]
@@ -36,19 +35,12 @@ def logits_of(
     slots_BQ: Tensor,
     attention: AttentionPlan,
     kv: KVCache,
-    logit_rows_R: Tensor,
+    rows_R: Tensor,
 ) -> Tensor:
     """float32 [R, V]: the logits of some rows (flat indices) of one forward."""
-    plan = (LayerStatus.DECODE,) * drafter.num_layers
+    plan = decode_plan(drafter.num_layers)
     return drafter.forward(
-        tokens_BQ,
-        positions_BQ,
-        slots_BQ,
-        attention,
-        kv=kv,
-        plan=plan,
-        logit_rows_R=logit_rows_R,
-        taps=(),
+        tokens_BQ, positions_BQ, slots_BQ, attention, kv=kv, plan=plan, logit_rows_R=rows_R, taps=()
     ).logits_RV
 
 
@@ -56,8 +48,7 @@ def write_chain_(
     drafter: Target, start: ChainStart, kv: KVCache, drawing: Drawing | None = None
 ) -> Proposal:
     """One draft after another for all branches at once, up to the longest chain: the best token of
-    every step, or a draw. With `start.looks` the side outputs are `packed` figures of each draft,
-    at least one."""
+    every step, or a draw. With `start.looks` the side outputs are figures of each draft, or one."""
     logits_SV = start.logits_SV
     lengths = start.lengths
     most = max(lengths, default=0)
@@ -89,16 +80,8 @@ def write_chain_(
             position_SM = draft_rows.position_S[:, None] + torch.arange(1, step + 1, device=device)
             seen_S1M = torch.ones(len(lengths), 1, step, dtype=torch.bool, device=device)
             tokens_BQ = frame.spread(tokens[-1])
-            positions_BQ, slots_BQ, attention = work.fresh(seen_S1M, position_SM)
-            logits_SV = logits_of(
-                drafter,
-                tokens_BQ,
-                positions_BQ,
-                slots_BQ,
-                attention=attention,
-                kv=kv,
-                logit_rows_R=frame.index_S,
-            )
+            inputs = work.fresh(seen_S1M, position_SM)
+            logits_SV = logits_of(drafter, tokens_BQ, *inputs, kv=kv, rows_R=frame.index_S)
     if work is not None:
         work.close_()
         # rows of finished chains in the forwards of longer ones are padding
@@ -111,10 +94,9 @@ def write_chain_(
     elif start.looks:  # without drafts, the distribution of the first one is known
         h_S1 = entropy(logits_SV)[:, None]
         side_outputs_SC = packed(h_S1, torch.full_like(h_S1, torch.nan))
-    lengths_S1 = torch.tensor(lengths, device=device)[:, None]
     return replace(
         single_path(torch.cat(tokens, 1), scores_SN),
-        valid_SN=torch.arange(most, device=device) < lengths_S1,
+        valid_SN=torch.arange(most, device=device) < torch.tensor(lengths, device=device)[:, None],
         side_outputs_SC=side_outputs_SC,
         draft_probs_STV=torch.stack([*probs, probs[-1]], 1) if probs else None,
         sizes=lengths,

@@ -3,8 +3,7 @@
 A pool is one sequence (``bim``, ``paged``) or several rows of equal capacity (``batching``); a slot
 is a flat index over all rows. A segment's slots may be anywhere in a row; committed rows are never
 moved. Each segment has a table of the blocks with slots of it, whose free slots it takes first; a
-block whose rows became another segment's is sealed. The blocks of one home are near each other, so
-that a forward reads one run."""
+block whose rows became another segment's is sealed. A home's blocks are near each other."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +20,10 @@ from torch import Tensor
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int32]
+Slots = npt.NDArray[np.integer[Any]]
 Row = int | Ints
+Keys = tuple[int, int] | Ints
+"""A run of slots (the first one, their number), or a list of slots."""
 
 FREE = -1  # owner of a free slot
 NO_SEGMENT = -2  # no segment
@@ -110,7 +112,7 @@ class BlockManager:
         start = blocks.start * self.size
         return np.repeat(open_b, self.size)[first - start : last - start]
 
-    def enter_(self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]) -> None:
+    def enter_(self, owner_Q: Ints, slots_Q: Slots) -> None:
         """Free slots become these segments'; the first segment of a block becomes its writer."""
         for segment, block, count in self._pairs(owner_Q, slots_Q):
             table = self.tables.setdefault(segment, {})
@@ -143,13 +145,10 @@ class BlockManager:
         is_short = bool(missing) and self.references[-1] > 0
         return self.in_use * self.size - is_short * missing - used
 
-    def _pairs(
-        self, owner_Q: Ints, slots_Q: npt.NDArray[np.integer[Any]]
-    ) -> Iterator[tuple[int, int, int]]:
+    def _pairs(self, owner_Q: Ints, slots_Q: Slots) -> Iterator[tuple[int, int, int]]:
         """(segment, block, number of its slots there)."""
         if self.size == 1:  # every slot is a block by itself
-            ones = repeat(1, owner_Q.size)
-            return zip(owner_Q.tolist(), slots_Q.tolist(), ones, strict=True)
+            return zip(owner_Q.tolist(), slots_Q.tolist(), repeat(1, owner_Q.size), strict=True)
         labels_Q = owner_Q.astype(np.int64) + LABEL_OFFSET
         keys, counts = np.unique(labels_Q * len(self) + slots_Q // self.size, return_counts=True)
         segments, blocks = np.divmod(keys, len(self))
@@ -175,9 +174,8 @@ class SlotTable:
 
     owner, home, position: int32 [slots], FREE or the slot's segment, the home of that, RoPE
     positions. committed: bool [slots]; False for fresh slots (a tree under verification, draft
-    levels), which only their own tree sees. regions: for each home, where its slots are.
-    current_length: slots in use; idle_length: those that no request needs; peak_length: most
-    needed."""
+    levels), which only their own tree sees. regions: for each home, where its slots are. Numbers
+    of slots: current_length in use; idle_length not needed by requests; peak_length most needed."""
 
     def __init__(self, capacity: int, rows: int = 1, block_size: int = 1) -> None:
         self.capacity = capacity
@@ -213,23 +211,18 @@ class SlotTable:
         """Start a home's region where another's is."""
         self.regions[home] = Region(self.regions[other].first)
 
-    def keys_of(self, homes: Sequence[int]) -> tuple[int, int] | Ints:
-        """The slots of some homes: first slot and length of the run that holds them all, or a list
-        of the slots if the run would be too sparse."""
-        low = self.slots
-        high = 0
-        for home in homes:
-            region = self.regions.get(home)
-            if region is not None and region.high:
-                low = min(low, region.low)
-                high = max(high, region.high)
-        low = min(low, high)
+    def keys_of(self, homes: Sequence[int]) -> Keys:
+        """The slots of some homes: first slot and length of a run, or a list if it is sparse."""
+        regions = [self.regions.get(home) for home in homes]
+        used = [region for region in regions if region is not None and region.high]
+        low = min([region.low for region in used], default=0)
+        high = max([region.high for region in used], default=0)
         is_own = is_among(self.home[low:high], homes)
         if high - low <= 2 * np.count_nonzero(is_own) + SPREAD:
             return low, high - low
         return (low + np.flatnonzero(is_own)).astype(np.int32)
 
-    def keys_of_segments(self, owners: Sequence[int]) -> tuple[int, int] | Ints:
+    def keys_of_segments(self, owners: Sequence[int]) -> Keys:
         """The slots of some segments, as `keys_of` gives them."""
         slots = np.sort(np.concatenate(list(map(self.slots_owned, owners)))).astype(np.int32)
         if not slots.size:
@@ -240,8 +233,7 @@ class SlotTable:
     def extents(self) -> list[int]:
         """The end of the slots in use of every row, from its first slot."""
         used = self.owner.reshape(self.rows, self.capacity) != FREE
-        ends = self.capacity - used[:, ::-1].argmax(1)
-        return list(np.where(used.any(1), ends, 0).tolist())
+        return list(np.where(used.any(1), self.capacity - used[:, ::-1].argmax(1), 0).tolist())
 
     def append_(
         self,
@@ -254,10 +246,8 @@ class SlotTable:
         rest is one for all or one for each slot. Raises PoolFullError."""
         owner_Q = np.asarray(owner, np.int32)
         home_Q = np.full(owner_Q.size, home, np.int32)
-        if self.rows == 1:
-            slots = self._take_(owner_Q, home_Q)
-        else:
-            slots = self.lowest_free(owner_Q.size, row)
+        one_row = self.rows == 1
+        slots = self._take_(owner_Q, home_Q) if one_row else self.lowest_free(owner_Q.size, row)
         self.blocks.enter_(owner_Q, slots)
         self.owner[slots] = owner_Q
         self.home[slots] = home_Q
@@ -267,7 +257,7 @@ class SlotTable:
         self._note_peak()
         return slots
 
-    def _label_(self, slots_Q: npt.NDArray[np.integer[Any]], owner: npt.ArrayLike) -> None:
+    def _label_(self, slots_Q: Slots, owner: npt.ArrayLike) -> None:
         if not slots_Q.size:
             return
         slots = slots_Q.astype(np.int64)
@@ -282,7 +272,7 @@ class SlotTable:
         self.owner[slots] = new_Q
         self.current_length += more - less
 
-    def _include_(self, home: int, slots: npt.NDArray[np.integer[Any]]) -> Region:
+    def _include_(self, home: int, slots: Slots) -> Region:
         region = self.regions.setdefault(home, Region())
         if slots.size:
             region.include_(int(slots.min()), int(slots.max()))
@@ -309,8 +299,7 @@ class SlotTable:
         return slots
 
     def _lowest(self, owner: int, region: Region, count: int) -> Ints:
-        """The lowest free slots from a region's first on, or of the pool: in blocks that the owner
-        may write to, or in any if these have fewer."""
+        """The lowest free slots near a region: in blocks that the owner may write to, or in any."""
         end = max(region.high, region.first) + count
         near = ((region.first, end), (region.first, self.slots), (0, self.slots))
         for only_writable in (True, False) if self.blocks.size > 1 else (False,):
@@ -342,8 +331,7 @@ class SlotTable:
         owner: npt.ArrayLike | None = None,
         home: int | None = None,
     ) -> None:
-        """Make fresh slots history in place, at positions that the host knows only now; `owner` and
-        `home` are new labels, None keeps the old ones."""
+        """Make fresh slots history in place, at positions known only now; None: labels stay."""
         index = np.asarray(slots, np.int64)
         if owner is not None and (self.owner[index] != owner).any():
             self._label_(index, owner)
@@ -386,8 +374,7 @@ class SlotTable:
         self._include_(home, slots)
 
     def split_(self, owner: int, first: int, position: int) -> None:
-        """Give an owner's committed rows before a position to `first`, its own home; their blocks
-        get no writer any more. Moves 0 bytes."""
+        """Give an owner's committed rows before a position to `first`; seal their blocks."""
         slots_R = self.slots_owned(owner)
         slots = slots_R[self.committed[slots_R] & (self.position[slots_R] < position)]
         if slots.size:

@@ -2,8 +2,7 @@
 
 A key is one int64 for a request's seed and a branch, folded with a position or a place in a tree. A
 coin is a key folded with a token id (Gumbel noise) or a key itself (a uniform number). Hashing is
-SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products that IEEE 754 rounds
-exactly."""
+SplitMix64 (Steele, Lea, Flood, 2014); logarithms are sums and products of IEEE 754."""
 
 from enum import IntEnum
 
@@ -99,8 +98,7 @@ def ranked(scores_RV: Tensor, key_R: Tensor, most: int, count: int) -> Tensor:
     ids_RF = ids_RK.gather(1, place_RF)
     exact_RF = kept_RK.gather(1, place_RF) + gumbel(key_R, ids_RF)
     order = exact_RF.sort(dim=-1, descending=True, stable=True)
-    ids_RC = ids_RF.gather(1, order.indices)
-    return ids_RC.where(order.values > -torch.inf, -1)[:, :count]
+    return ids_RF.gather(1, order.indices).where(order.values > -torch.inf, -1)[:, :count]
 
 
 def perturbed(scores_RV: Tensor, key_R: Tensor) -> Tensor:

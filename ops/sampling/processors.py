@@ -17,9 +17,8 @@ from .settings import TIES, SamplingRules
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """The rules of several branches (or rows; S stands for either) as columns, float64 or int64;
-    biases are padded with (0, 0), forced tokens with -1; stop ids have a bias of -inf. Host fields:
-    the number of best scores that the filters read, the largest number of ids that a drawn row
-    keeps, and the settings that occur."""
+    biases are padded with (0, 0), forced tokens with -1; stop ids have a bias of -inf. depth: best
+    scores that the filters read; most_kept: ids that a drawn row keeps; settings that occur."""
 
     greedy_S: Tensor
     temperature_S: Tensor
@@ -165,21 +164,18 @@ def process(
 
 
 def choose(scores_RV: Tensor, rules: SamplingColumns, branch_R: Tensor, key_R: Tensor) -> Tensor:
-    """int64 [R]: the best id of greedy rows (lowest of equals), a draw with the coins of `key_R`
-    (`coins.token_keys`) of the others."""
+    """int64 [R]: the best id of greedy rows (lowest of equals), of others a draw by `key_R`."""
     if rules.all_greedy:
         return scores_RV.argmax(-1)
     drawn_R = ranked(scores_RV, key_R, rules.most_kept, 1).squeeze(1)
     if not rules.any_greedy:
         return drawn_R
-    greedy_R = rules.greedy_S.index_select(0, branch_R)
-    return torch.where(greedy_R, scores_RV.argmax(-1), drawn_R)
+    return torch.where(rules.greedy_S.index_select(0, branch_R), scores_RV.argmax(-1), drawn_R)
 
 
 def probabilities(scores_RV: Tensor, greedy_R: Tensor) -> Tensor:
     """[R, V]: softmax of the scores; one-hot at the best id (lowest of equals) for greedy rows."""
-    best_R1 = scores_RV.argmax(-1, keepdim=True)
-    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, best_R1, 1.0)
+    one_hot_RV = torch.zeros_like(scores_RV).scatter(1, scores_RV.argmax(-1, keepdim=True), 1.0)
     return torch.where(greedy_R[:, None], one_hot_RV, scores_RV.softmax(-1))
 
 

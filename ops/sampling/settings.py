@@ -11,8 +11,7 @@ FilterOrder = Literal["temperature_first", "filters_first"]
 
 
 class Draws(StrEnum):
-    """How a drafter chooses the children of a node: the most probable tokens, independent draws, or
-    draws each without its earlier siblings."""
+    """The children of a node: the most probable tokens, independent draws, or distinct ones."""
 
     BEST = "best"
     SAMPLED = "sampled"
@@ -20,8 +19,7 @@ class Draws(StrEnum):
 
 
 class Accept(StrEnum):
-    """How drafts are accepted: if the target draws the same token with the position's coin, or by
-    p / q and the residual under a `Rule`."""
+    """How drafts are accepted: if the target draws the same token, or by p / q under a `Rule`."""
 
     MATCH = "match"
     REJECTION = "rejection"
@@ -51,8 +49,7 @@ CHAIN_RULES = (Rule.CHAIN, Rule.BLOCK)
 
 def fitting_rules(draws: Draws, chain: bool) -> list[Rule]:
     """The rules for drafts that were drawn like this, the usual one first."""
-    fitting = [rule for rule in Rule if draws in FITS[rule]]
-    return [rule for rule in fitting if chain or rule not in CHAIN_RULES]
+    return [r for r in Rule if draws in FITS[r] and (chain or r not in CHAIN_RULES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +82,11 @@ class SamplingRules:
     @property
     def scale(self) -> float:
         """What scores are divided by before the filters read them."""
-        filters_first = self.filter_order == "filters_first"
-        return 1.0 if self.greedy or filters_first else self.temperature
+        return 1.0 if self.greedy or self.filter_order == "filters_first" else self.temperature
 
     @property
     def penalises(self) -> bool:
-        counted = self.presence_penalty or self.frequency_penalty
-        return self.repetition_penalty != 1 or bool(counted)
+        return self.repetition_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def looks_back(self) -> bool:

@@ -3,8 +3,7 @@
 p is the target's distribution after a node, q the distribution that a draft was drawn from, both
 after the same processors; q None means a draft that was not drawn: its q is one-hot. Products that
 are compared are float64. A rule is lossless only for drafts of its kind (`settings.FITS`). Every
-coin is used once: its key is (branch, position of the round's root, depth, rank among the siblings,
-role)."""
+coin is used once: its key is (branch, position of the round's root, depth, rank, role)."""
 
 from dataclasses import dataclass, replace
 
@@ -32,8 +31,7 @@ class Acceptance:
 
 
 def inverse_cdf(weights_RV: Tensor, u_R: Tensor) -> Tensor:
-    """int64 [R]: smallest id whose cumulative weight is above u times the total; never an id of
-    weight 0, even where u rounds to 1."""
+    """int64 [R]: smallest id whose cumulative weight is above u * total; never one of weight 0."""
     cumulative_RV = weights_RV.cumsum(-1, dtype=torch.float64)
     aim_R1 = u_R.double()[:, None] * cumulative_RV[:, -1:]
     found_R = torch.searchsorted(cumulative_RV, aim_R1, right=True).squeeze(1)
@@ -62,10 +60,12 @@ def accept_chain(
     p_SN = p_STV[:, :-1].gather(2, tokens_SN[..., None]).squeeze(2)
     q_SN = _of_tokens(q_SNV, tokens_SN, p_SN)
     if rule is Rule.BLOCK:
-        ratio_ST = _prefix_ratios(p_SN, q_SN)
+        ratios = [torch.ones_like(p_STV[:, 0, 0])]  # of the shorter prefix times p / q, at most 1
+        for ratio_S in torch.where(q_SN > 0, p_SN / q_SN, 0.0).unbind(1):
+            ratios.append((ratios[-1] * ratio_S).clamp(max=1.0))
+        ratio_ST = torch.stack(ratios, dim=1)
         chance_SN = _block_chance(p_STV, q_SNV, tokens_SN, ratio_ST, valid_SN=valid_SN)
-        passes_SN = (r_SN < chance_SN) & valid_SN
-        accepted_SN = passes_SN.int().flip(1).cumsum(1).flip(1) > 0
+        accepted_SN = ((r_SN < chance_SN) & valid_SN).int().flip(1).cumsum(1).flip(1) > 0
         tried_SN = valid_SN
     else:
         ratio_ST = p_STV.new_ones(p_STV.shape[:2])
@@ -105,8 +105,7 @@ def accept_tree(
     """From the root on: try a node's children in order, step to the first accepted one.
 
     p_STV, q_STV: after each node, node 0 being the root; q None for TOPK. u_ST: uniform numbers of
-    the nodes where a path can end. Raises ValueError: the rule needs q and there is none, or the
-    reverse."""
+    the nodes where a path can end. Raises ValueError: the rule and q do not fit."""
     if (q_STV is not None) != (rule in (Rule.WITH_REPLACEMENT, Rule.WITHOUT_REPLACEMENT)):
         raise ValueError(f"rule {rule!r} and {'no ' if q_STV is None else ''}q do not fit")
     p_STV = _wide(p_STV)
@@ -153,9 +152,7 @@ def _wide(probs: Tensor) -> Tensor:
 
 def _of_tokens(q: Tensor | None, tokens: Tensor, like: Tensor) -> Tensor:
     """q of the drafted tokens; 1 where q is one-hot."""
-    if q is None:
-        return torch.ones_like(like)
-    return q.gather(-1, tokens[..., None]).squeeze(-1)
+    return torch.ones_like(like) if q is None else q.gather(-1, tokens[..., None]).squeeze(-1)
 
 
 def _passes(p: Tensor, q: Tensor, r: Tensor) -> Tensor:
@@ -176,14 +173,6 @@ def _normalised(weights_RV: Tensor, otherwise_RV: Tensor) -> Tensor:
     return torch.where(total_R1 > 0, weights_RV / total_R1, otherwise_RV)
 
 
-def _prefix_ratios(p_SN: Tensor, q_SN: Tensor) -> Tensor:
-    """[S, T]: w of each prefix, min(1, w of the shorter one times p / q); the empty one has 1."""
-    ratios = [p_SN.new_ones(p_SN.shape[0])]
-    for ratio_S in torch.where(q_SN > 0, p_SN / q_SN, 0.0).unbind(1):
-        ratios.append((ratios[-1] * ratio_S).clamp(max=1.0))
-    return torch.stack(ratios, dim=1)
-
-
 def _block_chance(
     p_STV: Tensor, q_SNV: Tensor | None, tokens_SN: Tensor, ratio_ST: Tensor, valid_SN: Tensor
 ) -> Tensor:
@@ -194,8 +183,7 @@ def _block_chance(
     ratio_SN = ratio_ST[:, 1:]
     against_SN = excess_SN + 1 - ratio_SN[:, :-1]
     inner_SN = torch.where(against_SN > 0, excess_SN / against_SN, 1.0)
-    longer_SN = valid_SN[:, 1:]
-    return torch.cat([inner_SN.where(longer_SN, ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
+    return torch.cat([inner_SN.where(valid_SN[:, 1:], ratio_SN[:, :-1]), ratio_SN[:, -1:]], dim=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +208,11 @@ class RoundCoins:
 
 def sibling_ranks(parents_SN: Tensor) -> Tensor:
     """int64 [S, N]: how many earlier nodes have the same parent."""
-    same_SNN = parents_SN[:, :, None] == parents_SN[:, None, :]
-    return same_SNN.tril(-1).sum(-1)
+    return (parents_SN[:, :, None] == parents_SN[:, None, :]).tril(-1).sum(-1)
 
 
 def rule_for(proposal: Proposal, rule: str | None, draws: str) -> Rule:
-    """The rule by its name, or the usual one for these draws; a tree without drawn drafts consists
-    of the best tokens."""
+    """The rule by its name, or the usual one; a tree without drawn drafts has the best tokens."""
     usual = Rule(rule) if rule else fitting_rules(Draws(draws), proposal.is_chain)[0]
     return Rule.TOPK if proposal.draft_probs_STV is None and usual not in CHAIN_RULES else usual
 
@@ -240,8 +226,7 @@ def accept_rejection(
     skip_sample_adjustment: bool = False,
 ) -> Acceptance:
     """Accept drafts of all trees against the target's distributions after each node.
-    skip_sample_adjustment: draw the last token from the target's own distribution even after a
-    rejected draft; not lossless, for comparisons."""
+    skip_sample_adjustment: draw the last token from p even after a rejected draft; not lossless."""
     q_STV = proposal.draft_probs_STV
     tokens_SN = proposal.tokens_SN
     valid_SN = proposal.valid_SN

@@ -51,16 +51,15 @@ class Scored:
         self.branch_R = self.key_R = logits_RV.new_empty(0, dtype=torch.int64)
         if self.sampler is None:
             return
-        device = logits_RV.device
         positions_N = rows.positions_BQ.view(-1)
         if tips:
-            self.branch_R = torch.arange(len(rows.tips_R), device=device) + rows.trees
+            self.branch_R = torch.arange(len(rows.tips_R), device=logits_RV.device) + rows.trees
             tokens_RC = self.branch_R[:, None][:, :0]
             path_RC = tokens_RC.bool()
             positions_R = positions_N[rows.tips_R]
         else:
             trees, nodes = rows.nodes_ST.shape
-            self.branch_R = torch.arange(trees * nodes, device=device) // nodes
+            self.branch_R = torch.arange(trees * nodes, device=logits_RV.device) // nodes
             tokens_RC = rows.of_trees(rows.tokens_BQ)[self.branch_R]
             path_RC = rows.ancestors_STT.flatten(0, 1)
             positions_R = positions_N[rows.nodes_ST.reshape(-1)]
@@ -115,9 +114,8 @@ def best(scores_RV: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TreeFigures:
-    """The figures of every drafted node, with `explain`: int64 [S, N, C], those of
-    `DraftFigures`, floats as bits. adjusted: a rejected draft's probability is removed from the
-    final distribution."""
+    """The figures of every drafted node: int64 [S, N, C], those of `DraftFigures`, floats as bits.
+    adjusted: a rejected draft's probability is removed from the final distribution."""
 
     bits_SNC: Tensor
     rule: Rule | None = None
@@ -126,9 +124,8 @@ class TreeFigures:
 
 @dataclass(frozen=True, slots=True)
 class DraftFigures:
-    """One drafted node; None for missing values: the target's own token after its parent, the
-    drafter's score, its Gumbel noise; of a tried node under rejection p, q, the uniform number,
-    the chance."""
+    """One drafted node, None for missing values: the target's own token after its parent, the
+    drafter's score, Gumbel noise; of a tried node under rejection p, q, uniform number, chance."""
 
     draw: int | None
     score: float | None

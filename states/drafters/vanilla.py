@@ -108,7 +108,7 @@ class VanillaDrafter(Drafter):
 
         every_Q = slots_1Q[0] - slots_1Q[0, 0]
         return logits_of(
-            model, tokens_1Q, slots_1Q, slots_1Q, attention=attention, kv=kv, logit_rows_R=every_Q
+            model, tokens_1Q, slots_1Q, slots_1Q, attention=attention, kv=kv, rows_R=every_Q
         )
 
     def write_rows_(
@@ -121,8 +121,16 @@ class VanillaDrafter(Drafter):
 
         steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
         attention = AttentionPlan.causal(rows, tokens_1Q.device)
-        inputs = tokens_1Q[:, :rows], steps_1Q, steps_1Q, attention
-        logits_of(self.model, *inputs, kv, steps_1Q[0, -1:])
+        last_R = steps_1Q[0, -1:]
+        logits_of(
+            self.model,
+            tokens_1Q[:, :rows],
+            steps_1Q,
+            steps_1Q,
+            attention=attention,
+            kv=kv,
+            rows_R=last_R,
+        )
 
     def observe(self, rows: CommittedRows) -> None:
         first = 1 if rows.is_path else 0  # the root was read when it was drawn
