@@ -39,9 +39,10 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/certificates/README.md": {"minutes": 1},
 }
 RUN = [page for page in PAGES if any(not block.skipped for block in blocks_of(page))]
+SETTINGS = {"SPECSOT_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "CI": "true"}
 SHORT = {"SPECSOT_MAX_NEW_TOKENS": "8", "FEW": "1"}  # on pages that show no output
 SHIM = """#!/bin/sh
-[ "$1" = compare ] && [ "${{FEW-}}" ] && export SPECSOT_PROMPTS={prompts}
+[ "${{FEW-}}" ] && case $1 in compare|sweep) export SPECSOT_PROMPTS={prompts};; esac
 exec {python} -S -E {warm} ask {socket} {words} "$@"
 """
 
@@ -92,20 +93,11 @@ def perform(block: Block, folder: Path, more: dict[str, str]) -> tuple[str, Path
     return done.stdout, Path(place.read_text().strip())
 
 
-def settings(shims: Path) -> dict[str, str]:
-    return {
-        "PATH": f"{shims}{os.pathsep}{os.environ['PATH']}",
-        "SPECSOT_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "COLUMNS": "100",
-        "CI": "true",
-    }
-
-
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_from_an_empty_folder(page: str, shims: Path, tmp_path: Path) -> None:
     blocks = blocks_of(page)
-    more = settings(shims) | ({} if any(block.shown for block in blocks) else SHORT)
+    more = SETTINGS | {"PATH": f"{shims}{os.pathsep}{os.environ['PATH']}"}
+    more |= {} if any(block.shown for block in blocks) else SHORT
     folder = tmp_path / "empty"
     folder.mkdir()
     for block in blocks:
@@ -114,15 +106,9 @@ def test_a_page_runs_from_an_empty_folder(page: str, shims: Path, tmp_path: Path
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             same = doctest.OutputChecker().check_output(block.shown, printed, flags)
             assert same or not block.shown, f"line {block.line} printed\n{printed}"
-
-
-def test_what_the_readme_draws_is_not_what_greedy_decoding_takes(
-    shims: Path, tmp_path: Path
-) -> None:
-    (block,) = [one for one in blocks_of("README.md") if "temperature" in one.commands]
-    printed, _ = perform(block, tmp_path, settings(shims) | {"SPECSOT_MAX_NEW_TOKENS": "16"})
-    digests = re.findall(r"^digest (\w+)", printed, re.M)
-    assert len(digests) == len(set(digests)) == 3
+            if "temperature" in block.commands:  # what is drawn is not what greedy decoding takes
+                digests = set(re.findall(r"^digest (\w+)", printed, re.M))
+                assert len(digests) == block.commands.count("specsot run")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -36,7 +36,9 @@ def stream(kind, number, folder):
         file = os.open(os.devnull, os.O_RDONLY)
     else:
         file = os.open(os.path.join(folder, f"stream{number}"), flags, 0o600)
-    os.dup2(file, number)
+    if file != number:  # it may be that of a stream which was closed
+        os.dup2(file, number)
+        os.close(file)
 
 def child(case, pipe):
     os.chdir(case["folder"])

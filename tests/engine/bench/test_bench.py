@@ -43,16 +43,6 @@ ASKED = BenchOptions(("eagle", "ngram"), against="hf,autoregressive", repeats=2,
 COUNTED = [name for name, one in FIGURES.items() if not one.timed]
 
 
-@pytest.fixture
-def measured(quick: RunOptions, capsys: Output) -> dict[str, Any]:
-    argv = ("/somewhere/specsot", "bench", "eagle", "--out", "kept")
-    code = bench_command(replace(ASKED, plot=True), replace(quick, argv=argv))
-    out = capsys.readouterr()
-    assert code == Code.OK, out.err
-    result: dict[str, Any] = json.loads(Path("kept/result.json").read_text())
-    return {"out": out.out, "err": out.err, **result}
-
-
 def counted(result: dict[str, Any]) -> dict[str, Any]:
     return {
         label: {name: row["figures"].get(name) for name in COUNTED} | {"equal": row["equal"]}
@@ -60,7 +50,13 @@ def counted(result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_transformers_and_graphs_stand_in_one_table(measured: dict[str, Any]) -> None:
+def test_a_table_is_kept_in_files_and_goes_on_where_it_was_interrupted(
+    quick: RunOptions, monkeypatch: Patch, capsys: Output
+) -> None:
+    argv = ("/somewhere/specsot", "bench", "eagle", "--out", "kept")
+    assert bench_command(replace(ASKED, plot=True), replace(quick, argv=argv)) == Code.OK
+    out = capsys.readouterr().out
+    measured: dict[str, Any] = json.loads(Path("kept/result.json").read_text())
     rows = measured["rows"]
     assert list(rows) == ["hf", "autoregressive", "eagle", "ngram"] and measured["rounds"] == 4
     # Their tokens are held to each other, round by round.
@@ -73,15 +69,12 @@ def test_transformers_and_graphs_stand_in_one_table(measured: dict[str, Any]) ->
     assert eagle["kv_allocated_mb"][0] >= eagle["kv_held_mb"][0] > plain["kv_held_mb"][0] > 0
     intervals = [row["figures"]["speedup_ttlt"] for row in rows.values()]
     assert all(low <= high for _, low, high in intervals)
-    assert "4 of 4 branches equal" in measured["out"] and "2 repeats: 4 rounds" in measured["out"]
+    assert "4 of 4 branches equal" in out and "2 repeats: 4 rounds" in out
     assert rows["eagle"]["ms_per_visit"]["verify"] > 0
-
-
-def test_files_and_pictures(measured: dict[str, Any], quick: RunOptions, capsys: Output) -> None:
+    # files and pictures
     lines = list(csv.DictReader(StringIO(Path("kept/table.csv").read_text())))
-    assert [line["side"] for line in lines] == list(measured["rows"])
-    value = measured["rows"]["eagle"]["figures"]["tau_step"][0]
-    assert float(lines[2]["tau_step"]) == pytest.approx(value, rel=1e-5)
+    assert [line["side"] for line in lines] == list(rows)
+    assert float(lines[2]["tau_step"]) == pytest.approx(eagle["tau_step"][0], rel=1e-5)
     assert float(lines[0]["speedup_per_token"]) == 1.0 and lines[2]["reference"] == "A"
     setup = json.loads(Path("kept/setup.json").read_text())
     assert setup == measured["setup"] and setup["command"] == "specsot bench eagle --out kept"
@@ -91,15 +84,11 @@ def test_files_and_pictures(measured: dict[str, Any], quick: RunOptions, capsys:
     assert "\nbest: " in page and "torch" in page
     assert "| C | eagle | 4/4 =A |" in page and "2 prompts, 2 repeats: 4 rounds" in page
     svg = Path("kept/bench-speedup_decode.svg").read_text()
-    assert all(f">{name}</text>" in svg for name in measured["rows"])
+    assert all(f">{name}</text>" in svg for name in rows)
     assert Path("kept/bench-speedup_decode.png").read_bytes().startswith(b"\x89PNG")
     assert bench_command(replace(ASKED, refs=("eagle",)), quick) == Code.USAGE
     assert "holds a comparison with other graphs" in capsys.readouterr().err
-
-
-def test_it_goes_on_where_it_was_interrupted(
-    measured: dict[str, Any], quick: RunOptions, monkeypatch: Patch, capsys: Output
-) -> None:
+    # an interruption
     answered, answer = [0], sides._answer
 
     def once(*args: Any) -> Any:

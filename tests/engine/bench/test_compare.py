@@ -114,15 +114,16 @@ def test_graphs_that_promise_the_same_tokens_give_them(found: Comparison, judge:
     assert apart["reason"].startswith("C has no skeleton") and apart["reference"] == "A"
     for graph in made["setup"]["graphs"].values():
         assert {"file", "sets", "layout", "drafter", "model_hash", "graph_hash"} < graph.keys()
+    text = shown(made)
+    assert max(map(len, text.split("\n"))) <= WIDTH and "\x1b" not in text
+    assert "B and A: " in text and "branches equal" in text and "C has no skeleton" in text
+    assert shown(made, TextIOWrapper(BytesIO(), "ascii")).isascii()
 
 
-def test_models_are_loaded_once(found: Comparison) -> None:
+def test_models_are_loaded_once_and_the_target_says_the_next_token(found: Comparison) -> None:
     one, two, three, four = [side.session.models for side in found.sides]
     assert one is three and two is four
     assert one.target is two.target and one.drafter is None and two.drafter is not None
-
-
-def test_the_target_by_itself_says_the_next_token(found: Comparison) -> None:
     side, request = found.sides[1], found.rounds[0].runs["B"].request
     for branch, context in contexts(request, side.session.prompts):
         if branch.matcher is None:
@@ -140,13 +141,6 @@ def test_figures_of_a_prompt_are_those_of_a_run_of_its_own(found: Comparison, ju
     assert plain["figures"]["speedup_by_prompt"] == [1, 1, 1] and drafted["equal"][-2:] == "=A"
     assert drafted["figures"]["kv_held_mb"][0] > plain["figures"]["kv_held_mb"][0] > 0
     assert {"verify", "grow_tree"} < drafted["ms_per_visit"].keys()
-
-
-def test_the_table_fits_into_100_columns(judge: Judge) -> None:
-    text = shown(judge())
-    assert max(map(len, text.split("\n"))) <= WIDTH and "\x1b" not in text
-    assert "B and A: " in text and "branches equal" in text and "C has no skeleton" in text
-    assert shown(judge(), TextIOWrapper(BytesIO(), "ascii")).isascii()
 
 
 # -- planted differences ------------------------------------------------------------------------
@@ -205,21 +199,17 @@ def test_a_planted_difference_is_found_at_its_place(
     assert difference["margin"] is None if end == "length" else difference["margin"] > TIE
 
 
-def test_a_near_tie_is_counted_and_no_failure(
-    found: Comparison, judge: Judge, monkeypatch: Patch
-) -> None:
-    branch = found.rounds[0].runs["D"].request.branches[0]
-    monkeypatch.setattr(bench_sides, "TIE", 1e9)
-    monkeypatch.setattr(branch, "tokens", another_token(branch.tokens))
-    made = judge()
-    assert made["exit_code"] == Code.OK and made["equality"][2]["tie"] == 1
-    assert "1 by a numeric tie" in shown(made) and "branch 1: numeric tie at" in shown(made)
-
-
-def test_other_prompts_behind_equal_outlines_differ(
+def test_a_near_tie_is_no_failure_and_another_prompt_is_one(
     found: Comparison, judge: Judge, monkeypatch: Patch
 ) -> None:
     request = found.rounds[0].runs["D"].request
+    branch = request.branches[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_sides, "TIE", 1e9)
+        patch.setattr(branch, "tokens", another_token(branch.tokens))
+        made = judge()
+        assert made["exit_code"] == Code.OK and made["equality"][2]["tie"] == 1
+        assert "1 by a numeric tie" in shown(made) and "branch 1: numeric tie at" in shown(made)
     monkeypatch.setattr(request, "prefix", [5, *request.prefix])
     made = judge()
     assert made["exit_code"] == Code.UNEQUAL and "another prompt" in shown(made)
@@ -245,15 +235,9 @@ def test_other_settings_promise_nothing(
     other = Side("Z", job, tie(job, side.session.models), side.target)
     (pair,) = pairs_of([side, other])
     assert says in pair.why_not and not pair.promised
-
-
-def test_half_precision_is_compared_and_promises_nothing(found: Comparison) -> None:
-    jobs = [
-        replace(side.job, options=replace(side.job.options, dtype="bfloat16"))
-        for side in found.sides
-    ]
-    (pair,) = pairs_of([replace(found.sides[n], job=jobs[n]) for n in (0, 1)])
-    assert not pair.why_not and not pair.promised
+    options = replace(side.job.options, dtype="bfloat16")
+    (pair,) = pairs_of([replace(o, job=replace(o.job, options=options)) for o in found.sides[:2]])
+    assert not pair.why_not and not pair.promised, "half precision is compared, and no promise"
 
 
 # -- grids, and the best ------------------------------------------------------------------------
@@ -446,17 +430,15 @@ def test_sides_of_one_graph_are_told_apart(options: RunOptions, capsys: Output) 
     assert "B bim_eagle@layout.kind=batching,drafter.num_draft_tokens=4: request 1 stopped" in err
 
 
-def test_refused_answers_are_failures(options: RunOptions, capsys: Output) -> None:
+def test_refused_and_interrupted_answers_are_failures(
+    options: RunOptions, capsys: Output, monkeypatch: Patch
+) -> None:
+    """A second Ctrl-C ends it at once."""
     Path("q.jsonl").write_text('{"id": "big", "prompt": "Short?", "max_new_tokens": 1500}\n')
     sets = ("layout.kv_slots=600",)
     more = replace(options, prompts=Path("q.jsonl"), sets=sets)
     assert compare_command(PAIR, more) == Code.FAILED
     assert "A bim_plain: request big" in (err := capsys.readouterr().err) and "refused" in err
-
-
-def test_a_second_ctrl_c_ends_at_once(
-    options: RunOptions, capsys: Output, monkeypatch: Patch
-) -> None:
     advance = Run.advance
 
     def interrupted(run: Run) -> None:
@@ -485,9 +467,8 @@ def test_a_folder_of_another_comparison_is_refused_and_a_damaged_round_made_agai
     times = first.read_bytes()
     second.write_text('{"runs": {')
     assert compare_command(PAIR, options, Path("kept")) == Code.OK
-    assert (
-        first.read_bytes() == times and {"A", "B"} == json.loads(second.read_text())["runs"].keys()
-    )
+    made_again = json.loads(second.read_text())["runs"]
+    assert first.read_bytes() == times and made_again.keys() == {"A", "B"}
     result = json.loads(Path("kept/result.json").read_text())
     assert compare_command(PAIR, options, Path("kept")) == Code.OK
     assert json.loads(Path("kept/result.json").read_text()) == result

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +14,9 @@ from helpers.commands import certify_command
 from scipy.stats import chi2
 from torch import Tensor
 
-from specsot.engine.certify import gates, reference
+from specsot.engine.certify import gates, reference, texts
 from specsot.engine.certify.certificate import bench_of, prepared_job
-from specsot.engine.certify.gates import (
-    FILTERS,
-    GATES,
-    Rig,
-    filter_gate,
-    gate_checks,
-    memory_checks,
-)
 from specsot.engine.certify.reference import Bench, Check
-from specsot.engine.certify.texts import (
-    GREEDY,
-    acceptance_checks,
-    blended_checks,
-    chi_square,
-    greedy_checks,
-    p_value,
-    sampled_checks,
-)
 from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.run.scoring import contexts
@@ -132,16 +116,13 @@ def test_graphs_without_a_drafter_pass(graph: str, options: RunOptions, capsys: 
     assert names["rejection"] and "tests/laws" not in str(made["notes"]), "nothing is drafted"
 
 
-def test_batching_copies_what_it_shares_and_passes(bench: Make) -> None:
-    checks = {check.name: check for check in gate_checks(bench("batching_eagle"))}
-    assert not failed(list(checks.values()))
-    assert checks["memory/forks"].figures["bytes"] > 0
-
-
 # -- planted faults -----------------------------------------------------------------------------
 
 
-def test_a_graph_that_skips_the_adjustment_fails(options: RunOptions, capsys: Output) -> None:
+def test_a_graph_that_skips_the_adjustment_fails(
+    options: RunOptions, capsys: Output, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(gates, "GATES", {})  # the good graph is held to them
     sets = (*REJECTING, "sampling.skip_sample_adjustment=true")
     given = replace(options, sets=sets, outline=None, as_json=True)
     assert certify_command(("eagle",), given, quick=True) == Code.UNEQUAL
@@ -164,28 +145,14 @@ def unadjusted(p_STV: Tensor, *rest: Any, u_ST: Tensor, **named: Any) -> Accepta
     return replace(verdict, bonus_S=bonus_S, weights_SV=weights_SV)
 
 
-def skipping(*given: Any, skip_sample_adjustment: bool) -> Acceptance:
-    return ACCEPT_REJECTION(*given, skip_sample_adjustment=True)
-
-
 ACCEPT_TREE = accept_rejection.accept_tree
-ACCEPT_REJECTION = verify.accept_rejection
-UNADJUSTED = {
-    "accept_tree": (accept_rejection, unadjusted),
-    "accept_rejection": (verify, skipping),
-}
 
 
-@pytest.mark.parametrize("name", [None, *UNADJUSTED])
-def test_a_bonus_not_drawn_from_the_residual_is_caught(
-    name: str | None, bench: Make, monkeypatch: Patch
-) -> None:
+def test_a_bonus_not_drawn_from_the_residual_is_caught(bench: Make, monkeypatch: Patch) -> None:
     rejecting = bench("eagle", *REJECTING)
-    if name is not None:
-        module, fault = UNADJUSTED[name]
-        monkeypatch.setattr(module, name, fault)
-    expected = set() if name is None else {"rejection/whole runs"}
-    assert failed(list(acceptance_checks(rejecting))) == expected
+    assert not failed(list(texts.acceptance_checks(rejecting)))
+    monkeypatch.setattr(accept_rejection, "accept_tree", unadjusted)
+    assert failed(list(texts.acceptance_checks(rejecting))) == {"rejection/whole runs"}
 
 
 def test_an_end_missed_inside_an_accepted_path_is_caught(bench: Make, monkeypatch: Patch) -> None:
@@ -198,7 +165,7 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(bench: Make, monkeypatc
         branch.request.stop_ids = stops
         return taken if branch.finish else taken + good(branch, tokens[-1:])
 
-    rig, gate = Rig(bench()), GATES["an end inside an accepted path"]
+    rig, gate = gates.Rig(bench()), gates.GATES["an end inside an accepted path"]
     assert rig.free and not gate(rig)[2]
     monkeypatch.setattr(committer, "append_tokens", careless)
     _, figures, wrong = gate(rig)
@@ -207,8 +174,8 @@ def test_an_end_missed_inside_an_accepted_path_is_caught(bench: Make, monkeypatc
 
 def test_settings_without_effect_are_caught(bench: Make, monkeypatch: Patch) -> None:
     """The gate of the scheduler's settings fails if what they are for never happens."""
-    gate = GATES["the scheduler's settings"]
-    rig = Rig(bench("autoregressive"))
+    gate = gates.GATES["the scheduler's settings"]
+    rig = gates.Rig(bench("autoregressive"))
     _, figures, wrong = gate(rig)
     counts = ("chunks", "reused tokens", "evicted rows", "preemptions")
     assert not wrong and all(figures[name] > 0 for name in counts)
@@ -223,8 +190,13 @@ def test_settings_without_effect_are_caught(bench: Make, monkeypatch: Patch) -> 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_stale_drafter_row_is_caught(layout: str, bench: Make, monkeypatch: Patch) -> None:
-    """Each accepted token's feature is the one of the token before it: worse drafts, same text."""
+    """Each accepted token's feature is the one of the token before it: worse drafts, same text.
+    Without the fault all is well, and `batching` alone copies what branches share."""
     good = EagleDrafter.observe
+    rig = gates.Rig(bench(f"{layout}_eagle"))
+    assert not gates.GATES["newcomers"](rig)[2]
+    checks = list(gates.memory_checks(rig))
+    assert not failed(checks) and (rig.forked > 0) == (layout == "batching")
 
     def stale(self: EagleDrafter, part: CommittedRows) -> None:
         good(self, part)
@@ -235,9 +207,9 @@ def test_a_stale_drafter_row_is_caught(layout: str, bench: Make, monkeypatch: Pa
             self.inbox[-1] = replace(last, features=kept)
 
     monkeypatch.setattr(EagleDrafter, "observe", stale)
-    rig = Rig(bench(f"{layout}_eagle"))
-    assert not GATES["nothing but the budget"](rig)[2], "the text is the same"
-    assert failed(list(memory_checks(rig))) == {"memory/the drafter's rows"}
+    rig = gates.Rig(rig.bench)
+    assert not gates.GATES["nothing but the budget"](rig)[2], "the text is the same"
+    assert failed(list(gates.memory_checks(rig))) == {"memory/the drafter's rows"}
 
 
 def test_a_drafter_row_that_is_missing_is_caught(bench: Make, monkeypatch: Patch) -> None:
@@ -250,10 +222,9 @@ def test_a_drafter_row_that_is_missing_is_caught(bench: Make, monkeypatch: Patch
             self.inbox[-1] = replace(last, position=last.position + 1)
 
     monkeypatch.setattr(EagleDrafter, "observe", missing)
-    rig = Rig(bench())
-    GATES["budgets"](rig)
-    checks = {check.name: check for check in memory_checks(rig)}
-    assert checks["memory/the drafter's rows"].figures["worst"] == float("inf")
+    rig = gates.Rig(bench())
+    gates.GATES["budgets"](rig)
+    assert rig.worst == float("inf") and failed(list(gates.memory_checks(rig)))
 
 
 def test_an_accepted_path_that_is_too_long_is_caught(bench: Make, monkeypatch: Patch) -> None:
@@ -261,16 +232,16 @@ def test_an_accepted_path_that_is_too_long_is_caught(bench: Make, monkeypatch: P
     good = verify._longest_path
     monkeypatch.setattr(verify, "_longest_path", lambda agrees, *rest: good(agrees | True, *rest))
     made = bench()
-    assert {"greedy/teacher forcing"} <= failed(list(greedy_checks(made)))
-    assert any(name.endswith("/twin") for name in failed(list(sampled_checks(made))))
-    assert "blended/prompt" in failed(list(blended_checks(bench("blend_eagle"))))
+    assert {"greedy/teacher forcing"} <= failed(list(texts.greedy_checks(made)))
+    assert any(name.endswith("/twin") for name in failed(list(texts.sampled_checks(made))))
+    assert "blended/prompt" in failed(list(texts.blended_checks(bench("blend_eagle"))))
 
 
 BLENDED = {"blended/prefix", "blended/branches"}
 
 
 def test_documents_that_are_reused_are_certified(bench: Make) -> None:
-    checks = {check.name: check for check in blended_checks(bench("bim_blend_eagle"))}
+    checks = {check.name: check for check in texts.blended_checks(bench("bim_blend_eagle"))}
     assert not failed(list(checks.values()))
     assert set(checks) == BLENDED | {f"{name}, nothing reused" for name in BLENDED}
     for figures in (checks[name].figures for name in BLENDED):
@@ -280,7 +251,7 @@ def test_documents_that_are_reused_are_certified(bench: Make) -> None:
 
 def test_folded_parts_are_certified_on_their_blended_cache(bench: Make) -> None:
     made = bench("bim_blend_merge", "blend.min_tokens=8")  # parts are short here
-    checks = {check.name: check for check in blended_checks(made)}
+    checks = {check.name: check for check in texts.blended_checks(made)}
     assert not failed(list(checks.values()))
     combined = checks["blended/combined"]
     assert combined.figures["reused"] > 10 and "finished parts folded" in combined.text
@@ -295,14 +266,14 @@ def test_folded_parts_are_certified_on_their_blended_cache(bench: Make) -> None:
     ],
 )
 def test_nothing_reused_proves_nothing(graph: str, proven_by: set[str], bench: Make) -> None:
-    assert failed(list(blended_checks(bench(graph, "blend.min_tokens=4000")))) == proven_by
+    assert failed(list(texts.blended_checks(bench(graph, "blend.min_tokens=4000")))) == proven_by
 
 
 @pytest.mark.parametrize("name", ["top_k", "top_p"])
 def test_a_filter_that_is_not_applied_is_caught(name: str, bench: Make, monkeypatch: Patch) -> None:
     made = bench()
     monkeypatch.setattr(Session, "_sampling", lambda self: _without(self, name))
-    assert [one for one in FILTERS if filter_gate(made, one)[2]] == [name]
+    assert [one for one in gates.FILTERS if gates.filter_gate(made, one)[2]] == [name]
 
 
 def _without(session: Session, name: str) -> SamplingRules:
@@ -315,30 +286,21 @@ def test_a_run_that_dies_fails_its_gate(bench: Make, monkeypatch: Patch) -> None
         raise IndexError("planted")
 
     monkeypatch.setattr(committer, "append_tokens", die)
-    checks = [check for check in gate_checks(bench()) if not check.passed]
+    checks = [check for check in gates.gate_checks(bench()) if not check.passed]
     assert "the run died" in checks[0].text and "planted" in checks[0].text
 
 
 # -- the teacher --------------------------------------------------------------------------------
 
 
-Answer = tuple[Bench, Branch, list[int]]
-
-
-@pytest.fixture
-def answer(bench: Make) -> Answer:
-    """A branch of eight tokens, with its context."""
-    made = bench("autoregressive")
-    side = made.side(made.changed(GREEDY, tokens=8))
-    (one,) = made.answers([side], made.prompts[:1])
-    return made, *next(iter(contexts(one.runs["A"].request, side.session.prompts)))
-
-
-def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(
-    answer: Answer, monkeypatch: Patch
+def test_a_token_that_is_not_the_targets_own_a_stop_inside_and_a_wrong_length_are_told(
+    bench: Make, monkeypatch: Patch
 ) -> None:
     """It is a tie only with a small margin, and if float64 agrees."""
-    made, branch, context = answer
+    made = bench("autoregressive")
+    side = made.side(made.changed(texts.GREEDY, tokens=8))
+    (one,) = made.answers([side], made.prompts[:1])
+    branch, context = next(iter(contexts(one.runs["A"].request, side.session.prompts)))
     tally = made.tally()
     tally.hold_branch(branch, context, None)
     assert tally.good and tally.tokens == len(branch.tokens)
@@ -350,10 +312,7 @@ def test_a_token_that_is_not_the_targets_own_is_told_with_its_place(
     assert tally.ties == 0 and len(tally.wrong) == 2, "float64 says otherwise"
     tally.hold_branch(branch, context, lambda: True)
     assert tally.ties == 1 and len(tally.wrong) == 2
-
-
-def test_a_stop_token_inside_and_a_wrong_length_are_told(answer: Answer) -> None:
-    made, branch, context = answer
+    branch.tokens[3] -= 1
     branch.finish = Finish.LENGTH
     del branch.tokens[-1:]
     assert "the budget is" in str(made.tally().first_wrong(branch, context))
@@ -363,7 +322,7 @@ def test_a_stop_token_inside_and_a_wrong_length_are_told(answer: Answer) -> None
 
 def test_the_same_run_in_float64_holds(bench: Make) -> None:
     made = bench("bim_eagle")
-    repeat = made.repeated(made.side(made.changed(GREEDY, tokens=8)), made.prompts[0])
+    repeat = made.repeated(made.side(made.changed(texts.GREEDY, tokens=8)), made.prompts[0])
     assert repeat is not None and repeat()
 
 
@@ -404,21 +363,17 @@ def test_a_model_that_transformers_cannot_load_is_told(
 # -- the chi-square test -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("df", [3, 7, 15, 63, 255])
-def test_p_values(df: int) -> None:
-    for alpha in (1e-3, 1e-4, 1e-6, 1e-9):
-        assert p_value(float(chi2.isf(alpha, df)), df) == pytest.approx(alpha, rel=1e-6)
-    assert p_value(0.0, df) == 1 and p_value(float("inf"), df) == 0
+def test_p_values() -> None:
+    for df, alpha in product((3, 7, 15, 63, 255), (1e-3, 1e-4, 1e-6, 1e-9)):
+        assert texts.p_value(float(chi2.isf(alpha, df)), df) == pytest.approx(alpha, rel=1e-6)
+        assert texts.p_value(0.0, df) == 1 and texts.p_value(float("inf"), df) == 0
 
 
-def test_cells_that_are_rarely_met_are_counted_together() -> None:
+def test_cells_that_are_rarely_met_are_counted_together_and_impossible_ones_fail() -> None:
     expected_X = torch.tensor([40.0, 3.0, 50.0, 1.0, 6.0, 0.0], dtype=torch.float64)
     seen_X = torch.tensor([44.0, 1.0, 48.0, 0.0, 7.0, 0.0], dtype=torch.float64)
-    statistic, df = chi_square(seen_X, expected_X)  # 1 + 3 are too few still, so the 6 joins them
+    statistic, df = texts.chi_square(seen_X, expected_X)  # 1 + 3 are too few: the 6 joins them
     assert df == 2
     assert statistic == pytest.approx(4**2 / 40 + 2**2 / 50 + 2**2 / 10)
-
-
-def test_what_is_impossible_and_seen_fails() -> None:
     seen_X, expected_X = torch.tensor([99.0, 1.0]), torch.tensor([100.0, 0.0])
-    assert chi_square(seen_X, expected_X)[0] == float("inf")
+    assert texts.chi_square(seen_X, expected_X)[0] == float("inf")

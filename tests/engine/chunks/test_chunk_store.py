@@ -16,6 +16,7 @@ from specsot.engine.chunks.files import ABANDONED_SECONDS, ChunkFiles, ChunkKey,
 from specsot.engine.chunks.store import ChunkStore
 from specsot.ops.blend import ChunkKV
 
+Patch = pytest.MonkeyPatch
 ROOM = 1 << 20
 
 
@@ -234,9 +235,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_file_alone(tmp_path: Path)
     assert store.get(key()) is not None and "chunks cannot be stored there" in store.notes[0]
 
 
-def test_nobody_sees_a_file_before_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_sees_a_file_before_it_is_whole(tmp_path: Path, monkeypatch: Patch) -> None:
     seen: list[list[str]] = []
 
     def halfway(tensors: dict[str, torch.Tensor], path: Path, header: dict[str, str]) -> None:
@@ -261,7 +260,7 @@ def test_a_missing_header_field_is_damage(tmp_path: Path) -> None:
 
 
 def test_a_file_that_goes_while_it_is_opened_is_not_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     ChunkStore(4 * SIZE, tmp_path).put(key(), chunk())
 

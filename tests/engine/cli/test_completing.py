@@ -3,22 +3,17 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from helpers.commands import CommandLine
 
 from specsot.engine.cli.main import COMMANDS
 from specsot.engine.prepare.files import graph_names
 from specsot.states.yaml.source import ProblemCode
 
-ASK = """
-import sys
-from specsot.engine.cli.main import main
-try:
-    main()
-finally:
-    assert not {"torch", "transformers"} & sys.modules.keys()
-"""
+Ask = Callable[..., list[str]]
 
 
 @pytest.fixture(autouse=True)
@@ -32,21 +27,31 @@ def folder(here: Path) -> Path:
     return here
 
 
-def ask(**variables: str) -> list[str]:
-    environ = {**os.environ, **variables}
-    done = subprocess.run(
-        [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, timeout=60
-    )
-    assert done.stderr == "", done.stderr
-    return done.stdout.split()
+@pytest.fixture
+def ask(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """ask(**variables): what a shell with these variables is offered."""
+
+    def asked(**variables: str) -> list[str]:
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            cli()
+        assert cli.err == ""
+        return cli.out.split()
+
+    return asked
 
 
-def bash(*words: str) -> list[str]:
-    text = "\n".join(("specsot", *words))
-    return ask(_SPECSOT_COMPLETE="complete_bash", COMP_WORDS=text, COMP_CWORD=str(len(words)))
+@pytest.fixture
+def bash(ask: Ask) -> Ask:
+    def asked(*words: str) -> list[str]:
+        text, count = "\n".join(("specsot", *words)), str(len(words))
+        return ask(_SPECSOT_COMPLETE="complete_bash", COMP_WORDS=text, COMP_CWORD=count)
+
+    return asked
 
 
-def test_commands_graphs_files_and_folders(folder: Path) -> None:
+def test_commands_graphs_files_and_folders(folder: Path, bash: Ask) -> None:
     assert bash("") == [command.name for command in COMMANDS]
     assert bash("ex") == ["explain"]
     for command in ("run", "compare", "sweep", "check", "show", "certify"):
@@ -57,7 +62,7 @@ def test_commands_graphs_files_and_folders(folder: Path) -> None:
     assert bash("run", f"{folder}/m") == [f"{folder}/mine.yaml"]
 
 
-def test_settings_of_the_graph_that_is_named() -> None:
+def test_settings_of_the_graph_that_is_named(bash: Ask) -> None:
     offered = bash("run", "eagle", "--set", "drafter.")
     assert {"drafter.num_draft_tokens=4", "drafter.kind=eagle3"} <= set(offered)
     assert "drafter.block_size=8" not in offered and not bash("run", "eagle", "--set", "skel")
@@ -68,14 +73,14 @@ def test_settings_of_the_graph_that_is_named() -> None:
     assert "drafter.gamma=5" in other
 
 
-def test_experiments_peers_and_what_they_are_against() -> None:
+def test_experiments_peers_and_what_they_are_against(bash: Ask) -> None:
     offered = bash("bench", "")
     assert {"drafters", "hf-assisted", "eagle", "mine.yaml"} <= set(offered)
     assert bash("bench", "eagle", "--against", "hf,hf-a") == ["hf,hf-assisted"]
     assert bash("bench", "eagle", "--vary", "layout.ki") == ["layout.kind=bim"]
 
 
-def test_other_shells_complete_settings_after_a_graph() -> None:
+def test_other_shells_complete_settings_after_a_graph(ask: Ask) -> None:
     words = "specsot compare eagle@layout.kind=paged,drafter.top"
     zsh = "\n".join(ask(_SPECSOT_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=words))
     assert "eagle@layout.kind=paged,drafter.top_k=" in zsh
@@ -84,7 +89,7 @@ def test_other_shells_complete_settings_after_a_graph() -> None:
     assert offered[0].startswith("eagle@layout.kind=paged,drafter.top_k=")
 
 
-def test_runs_profiles_models_and_codes() -> None:
+def test_runs_profiles_models_and_codes(bash: Ask) -> None:
     names = ["20260102T000000Z-ngram-00000b", "20260101T000000Z-eagle-00000a"]
     assert bash("runs", "show", "") == bash("trace", "export", "") == ["latest", *names]
     assert bash("runs", "diff", names[1], "20260102") == names[:1]
@@ -96,9 +101,15 @@ def test_runs_profiles_models_and_codes() -> None:
     assert bash("explain", "G20") == [code for code in ProblemCode if code.startswith("G20")]
 
 
-def test_what_is_broken_offers_nothing() -> None:
+def test_what_is_broken_offers_nothing_and_no_model_is_imported(bash: Ask) -> None:
     Path("specsot.yaml").write_text("graph: [")
     Path("broken.yaml").write_text("{")
     assert bash("run", "--set", "dr") == [] and bash("run", "--profile", "") == []
     assert bash("run", "broken.yaml", "--set", "dr") == []
     assert bash("run", "no/such/folder/") == []
+    script = "import sys\nfrom specsot.engine.cli.main import main\ntry: main()\nfinally: "
+    script += "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    asked = {"_SPECSOT_COMPLETE": "complete_bash", "COMP_WORDS": "specsot run", "COMP_CWORD": "2"}
+    words = [sys.executable, "-c", script]
+    done = subprocess.run(words, env=os.environ | asked, capture_output=True, text=True)
+    assert done.stderr == "" and "bim_eagle" in done.stdout

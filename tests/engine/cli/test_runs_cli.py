@@ -30,7 +30,7 @@ def two(shell: Any) -> Any:
     return shell
 
 
-def test_a_list_of_runs(two: Any, cli: CommandLine) -> None:
+def test_runs_are_listed_shown_exported_compared_and_cleaned(two: Any, cli: CommandLine) -> None:
     Path("runs/notes").mkdir()
     assert cli("runs", "list") == Code.OK
     *lines, last = cli.out.splitlines()
@@ -40,9 +40,7 @@ def test_a_list_of_runs(two: Any, cli: CommandLine) -> None:
     assert [row["graph"] for row in rows] == ["bim_eagle", "bim_plain"]
     assert all(row["digest"] == two.digest and row["tokens"] > 0 for row in rows)
     assert cli("runs", "list", "--runs-dir", "none") == Code.OK and cli.out.startswith("0 runs")
-
-
-def test_a_run_by_any_of_its_names(two: Any) -> None:
+    # a run by any of its names
     runs = Path("runs")
     first, second = saved_runs(runs)
     name = first.path.name
@@ -53,18 +51,25 @@ def test_a_run_by_any_of_its_names(two: Any) -> None:
         find_run("2", runs)
     with pytest.raises(UsageError, match="no such run in runs"):
         find_run("eagle", runs)
-
-
-def test_runs_of_one_second_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
-    for end, started in (("ffffff", "2026-01-01T00:00:00.1"), ("000000", "2026-01-01T00:00:00.2")):
-        folder = tmp_path / f"20260101T000000Z-fast-{end}"
-        folder.mkdir()
-        (folder / "manifest.json").write_text(json.dumps({"started": started}))
-    assert [one.path.name[-6:] for one in saved_runs(tmp_path)] == ["ffffff", "000000"]
-    assert find_run("fast", tmp_path).path.name.endswith("000000")
-
-
-def test_what_differs_and_the_first_token_that_does(two: Any, cli: CommandLine) -> None:
+    # a trace as a table, and for Perfetto
+    run = find_run("bim_eagle", Path("runs"))
+    records = [json.loads(line) for line in run.text("trace.jsonl").splitlines()]
+    assert cli("trace", "export", "bim_eagle", "--format", "csv") == Code.OK
+    rows = list(csv.DictReader(io.StringIO(cli.out)))
+    rounds = [row for row in rows if row["kind"] == "round"]
+    assert len(rows) == len(records)
+    assert rounds[0]["round"] == "1" and all(row["branches"] for row in rounds)
+    assert cli("trace", "export", "bim_eagle", "--out", "t.json") == Code.OK
+    events = json.loads(Path("t.json").read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
+    ops = [event for event in spans if event["tid"] == 2]
+    assert len(ops) == sum(one["kind"] == "op" for one in records)
+    tokens = sum(event["args"]["committed"] for event in spans if event["tid"] >= 10)
+    assert tokens == sum(sum(one["committed"]) for one in records if one["kind"] == "round")
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert {"states", "ops", "branch 1/outline"} <= tracks or {"states", "ops"} < tracks
+    # what differs, and the first token that does
     assert cli("runs", "show", "bim_eagle") == Code.OK
     assert cli.out.startswith("# Run bim_eagle\n")
     assert cli("runs", "diff", "bim_eagle", "bim_plain") == Code.OK
@@ -84,10 +89,7 @@ def test_what_differs_and_the_first_token_that_does(two: Any, cli: CommandLine) 
     assert first["before"] == part["text"][:4] and first["texts"][1].startswith("@")
     assert cli("runs", "diff", "bim_eagle") == Code.UNEQUAL
     assert f"part 2, token 3: {first['ids'][0]} | {other}" in cli.out
-
-
-def test_only_old_runs_go(two: Any, cli: CommandLine) -> None:
-    Path("runs/notes").mkdir()
+    # only old runs go
     assert cli("runs", "clean") == Code.USAGE
     assert cli("runs", "clean", "--older-than", "1") == Code.OK
     assert cli("runs", "clean", "--keep", "1", "--dry-run") == Code.OK
@@ -101,24 +103,13 @@ def test_only_old_runs_go(two: Any, cli: CommandLine) -> None:
     assert len(saved_runs(Path("runs"))) == 1 and Path("runs/notes").is_dir()
 
 
-def test_a_trace_as_a_table_and_for_perfetto(two: Any, cli: CommandLine) -> None:
-    run = find_run("bim_eagle", Path("runs"))
-    records = [json.loads(line) for line in run.text("trace.jsonl").splitlines()]
-    assert cli("trace", "export", "bim_eagle", "--format", "csv") == Code.OK
-    rows = list(csv.DictReader(io.StringIO(cli.out)))
-    rounds = [row for row in rows if row["kind"] == "round"]
-    assert len(rows) == len(records)
-    assert rounds[0]["round"] == "1" and all(row["branches"] for row in rounds)
-    assert cli("trace", "export", "bim_eagle", "--out", "t.json") == Code.OK
-    events = json.loads(Path("t.json").read_text())["traceEvents"]
-    spans = [event for event in events if event["ph"] == "X"]
-    assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in spans)
-    ops = [event for event in spans if event["tid"] == 2]
-    assert len(ops) == sum(one["kind"] == "op" for one in records)
-    tokens = sum(event["args"]["committed"] for event in spans if event["tid"] >= 10)
-    assert tokens == sum(sum(one["committed"]) for one in records if one["kind"] == "round")
-    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert {"states", "ops", "branch 1/outline"} <= tracks or {"states", "ops"} < tracks
+def test_runs_of_one_second_are_in_the_order_in_which_they_began(tmp_path: Path) -> None:
+    for end, started in (("ffffff", "2026-01-01T00:00:00.1"), ("000000", "2026-01-01T00:00:00.2")):
+        folder = tmp_path / f"20260101T000000Z-fast-{end}"
+        folder.mkdir()
+        (folder / "manifest.json").write_text(json.dumps({"started": started}))
+    assert [one.path.name[-6:] for one in saved_runs(tmp_path)] == ["ffffff", "000000"]
+    assert find_run("fast", tmp_path).path.name.endswith("000000")
 
 
 def test_a_damaged_folder_is_named(two: Any, cli: CommandLine) -> None:
@@ -139,9 +130,7 @@ def test_a_damaged_folder_is_named(two: Any, cli: CommandLine) -> None:
         assert cli(*words) == Code.USAGE and cli.err.count("\n") == 1
         (two.latest / file).write_text(before)
         assert file in cli.err or "not a valid run folder" in cli.err
-
-
-def test_broken_runs_are_named_and_the_others_listed(two: Any, cli: CommandLine) -> None:
+    # broken runs are named, and the others listed
     runs = Path("runs")
     good = [run.path.name for run in saved_runs(runs)]
     manifest = (two.latest / "manifest.json").read_text()
@@ -213,9 +202,7 @@ def test_lines_without_a_terminal_or_one_picture(kept: Any, cli: CommandLine) ->
     ):
         assert cli("replay", *words) == Code.USAGE
         assert told in cli.err and cli.err.count("\n") == 1
-
-
-def test_what_an_old_run_lacks_is_said(kept: Any, cli: CommandLine) -> None:
+    # what an old run lacks is said
     path = kept.latest / "trace.jsonl"
     lines = [line for line in kept.lines("trace.jsonl") if line["kind"] != "texts"]
     for line in lines:

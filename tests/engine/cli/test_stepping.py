@@ -17,6 +17,8 @@ from specsot.engine.run.api import Prompt, Recorder, open_session, token_digest
 from specsot.engine.run.core import Status, StopSignal, drive
 from specsot.engine.view.step import Inspector, LiveStepper, PlainStepper, open_ways, picture
 
+Patch = pytest.MonkeyPatch
+
 
 @pytest.fixture
 def session(tiny: tuple[Path, Path], tmp_path: Path) -> Any:
@@ -26,9 +28,7 @@ def session(tiny: tuple[Path, Path], tmp_path: Path) -> Any:
     return open_session("bim_eagle", model=str(tiny[0]), drafter_model=str(tiny[1]), **options)
 
 
-def test_a_stepped_run_has_the_digest_of_the_original(
-    shell: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stepped_run_has_the_digest_of_the_original(shell: Any, monkeypatch: Patch) -> None:
     assert shell.run() == Code.OK
     digest, moves = shell.digest, shell.lines("trace.jsonl")
     count = sum(record["kind"] == "move" for record in moves)
@@ -45,7 +45,7 @@ def test_a_stepped_run_has_the_digest_of_the_original(
     [("\n\n\n\nq\n", Code.INTERRUPTED, "interrupted"), ("what?\n\n", Code.OK, "ok")],
 )
 def test_q_ends_a_run_and_the_end_of_the_answers_does_not(
-    answers: str, code: Code, status: str, shell: Any, monkeypatch: pytest.MonkeyPatch
+    answers: str, code: Code, status: str, shell: Any, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(answers))
     assert shell.run(step=True, max_new_tokens=2) == code
@@ -110,9 +110,7 @@ def halts(shell: Any) -> list[str]:
     return [line.split()[-1] for line in shell.err.splitlines() if "  state " in line]
 
 
-def test_breakpoints_halt_in_their_states_alone(
-    shell: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_breakpoints_halt_in_their_states_alone(shell: Any, monkeypatch: Patch) -> None:
     shell.defaults["max_new_tokens"] = 8
     assert shell.run() == Code.OK
     digest, moves = shell.digest, [r for r in shell.lines("trace.jsonl") if r["kind"] == "move"]
@@ -127,7 +125,7 @@ def test_breakpoints_halt_in_their_states_alone(
     assert halts(shell) == ["verify", "schedule", "expand_root"], "single steps"
 
 
-def test_pages_in_plain_lines(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_in_plain_lines(shell: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("tree\n\nrows\ntext\ntree\nq\n"))
     assert shell.run(breaks=("grow_tree",)) == Code.INTERRUPTED
     offered, after = shell.err.split("  state verify")

@@ -14,7 +14,7 @@ import pytest
 from helpers.clusters import BEES as FIRST
 from helpers.clusters import CAMPING, session_of
 from helpers.many import sizes
-from helpers.support import tokens_of
+from helpers.support import SEED, taking_turns, tokens_of
 
 from specsot.engine.events import (
     OUTLINE,
@@ -105,12 +105,18 @@ def test_an_answer_is_that_of_a_run(graph: str, session: Callable[..., Session])
     assert output_digest(answers) == output_digest(run.answers)
 
 
-def test_a_text_that_is_no_prompt_is_refused_where_it_is_submitted(engine: Engine) -> None:
+def test_what_is_refused_where_it_is_submitted_and_a_wait_that_ends(engine: Engine) -> None:
+    with pytest.raises(EngineError, match="threaded=False"):
+        engine.step()
     with pytest.raises(PromptError, match="blank"):
         engine.submit("  ")
     refused = engine.submit("far too long " * 3000).result(PATIENCE)
     assert [section.finish for section in refused.sections] == ["refused"]
     assert engine.stats().ended == {"refused": 1}
+    handle = engine.submit(BEES)
+    with pytest.raises(TimeoutError, match="request"):
+        handle.result(timeout=0.0)
+    assert handle.result(PATIENCE).text, "the request goes on"
 
 
 def test_requests_from_many_threads_give_what_each_gives_alone(
@@ -174,13 +180,6 @@ def test_a_timeout_ends_a_request_with_what_it_has(session: Callable[..., Sessio
         assert last.finish in ("length", "stop"), "its own time has no end"
 
 
-def test_waiting_for_a_result_can_end_and_the_request_goes_on(engine: Engine) -> None:
-    handle = engine.submit(BEES)
-    with pytest.raises(TimeoutError, match="request 1"):
-        handle.result(timeout=0.0)
-    assert handle.result(PATIENCE).text
-
-
 def test_an_idle_engine_uses_no_processor(engine: Engine) -> None:
     engine.submit(TEA, max_new_tokens=2).result(PATIENCE)
     time.sleep(0.1)
@@ -201,25 +200,19 @@ def test_closing_waits_for_all_answers_and_takes_no_more(session: Callable[..., 
     assert engine.stats().ended.keys() <= {"stop", "length"}
 
 
-def test_closing_at_once_cancels_whoever_is_there(session: Callable[..., Session]) -> None:
+def test_closing_at_once_or_after_an_error_cancels_whoever_is_there(
+    session: Callable[..., Session],
+) -> None:
     engine = Engine(session(budget=200))
     handles = [engine.submit(text) for text in (BEES, TEA, RAIN) * 4]
     engine.close(cancel=True)
     finishes = Counter(handle.finish for handle in handles)
     assert finishes["cancelled"] >= 8 and sum(finishes.values()) == 12
     assert not engine._thread.is_alive()
-
-
-def test_an_error_inside_the_with_does_not_wait(session: Callable[..., Session]) -> None:
     with pytest.raises(KeyError), Engine(session("autoregressive", budget=4000)) as engine:
         handles = [engine.submit(BEES) for _ in range(8)]
         raise KeyError
     assert all(handle.done for handle in handles)
-
-
-def test_steps_by_hand_belong_to_engines_without_a_thread(engine: Engine) -> None:
-    with pytest.raises(EngineError, match="threaded=False"):
-        engine.step()
 
 
 @pytest.mark.parametrize("threaded", [True, False])
@@ -368,18 +361,19 @@ def committed(handle: Handle) -> tuple[dict[int, list[int]], AnswerReady]:
     return tokens, last
 
 
-@pytest.mark.parametrize("grammar", [None, OBJECT], ids=["free", "bound"])
-@pytest.mark.parametrize("prompt", [FIRST, CAMPING], ids=["bees", "camping"])
-@pytest.mark.parametrize(("graph", "sets"), GRAPHS)
-def test_a_begun_request_goes_on(
-    graph: str, sets: tuple[str, ...], prompt: Prompt, grammar: str | None
-) -> None:
+ASKED = ((FIRST, None), (CAMPING, OBJECT), (FIRST, OBJECT), (CAMPING, None))
+SHUFFLED = random.Random(SEED).sample(GRAPHS, len(GRAPHS))
+
+
+@pytest.mark.parametrize(("case", "asked"), taking_turns(SHUFFLED, ASKED))
+def test_a_begun_request_goes_on(case: Any, asked: tuple[Prompt, str | None]) -> None:
+    (graph, sets), (prompt, grammar) = case, asked
     dice = random.Random(graph)
     with Engine(session_of(graph, *sets, budget=16), threaded=False) as engine:
-        asked = RequestSettings(grammar=grammar)
-        wanted = committed(engine.submit(prompt, settings=asked))
+        settings = RequestSettings(grammar=grammar)
+        wanted = committed(engine.submit(prompt, settings=settings))
         for salt in ("", "another"):
             cuts = {index: ids[: dice.randrange(len(ids))] for index, ids in wanted[0].items()}
             again = replace(prompt, cache_salt=salt)
-            begun = replace(asked, resumed=cuts)
+            begun = replace(settings, resumed=cuts)
             assert committed(engine.submit(again, settings=begun)) == wanted, cuts

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.embedded import Embedded
+from helpers.embedded import Embedded, given_outline
+from helpers.support import taking_turns
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.engine.run.engine import Engine, EngineError, Handle
@@ -87,20 +88,19 @@ class Poisoned(Wrapped):
         return self.own.forward(tokens_BQ, positions_BQ, slots_BQ, *others, **named)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(
-    ("graph", "sets"),
-    [
-        ("bim_eagle", ()),
-        ("bim_plain", ("sampling.temperature=0.8",)),
-        ("eagle", ("sampling.temperature=0.8", "sampling.top_k=20")),
-        ("speculative", ("drafter.kind=ngram",)),
-    ],
+POISONED = (
+    ("bim_eagle", ()),
+    ("bim_plain", ("sampling.temperature=0.8",)),
+    ("eagle", ("sampling.temperature=0.8", "sampling.top_k=20")),
+    ("speculative", ("drafter.kind=ngram",)),
 )
+
+
+@pytest.mark.parametrize(("case", "layout"), taking_turns(POISONED, LAYOUTS))
 def test_scores_that_are_no_numbers(
-    graph: str, sets: tuple[str, ...], layout: str, session: Any, embedded: Embedded,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    case: Any, layout: str, session: Any, embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, sets = case
     sets = (*sets, f"layout.kind={layout}", "layout.kv_slots=1024", "attention=grouped")
     target = Poisoned(embedded.models.target, 2)
     made = session(graph, *sets, target=target)
@@ -165,18 +165,13 @@ class Reading(Wrapped):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_part_that_cannot_be_asked_for(layout: str, session: Any) -> None:
-    made = session("bim_eagle", f"layout.kind={layout}", "layout.kv_slots=1024")
-    outlined(made)
-    other = session("bim_eagle", f"layout.kind={layout}", "layout.kv_slots=1024")
-    outlined(other)
+    made, other = (
+        session("bim_eagle", f"layout.kind={layout}", "layout.kv_slots=1024") for _ in range(2)
+    )
+    for one in (made, other):
+        one.outline, one.new_matcher = given_outline(3), None
     made.reading = Reading(made.reading)
     check(made, well(other), "LookupError: no such part")
-
-
-def outlined(made: Session) -> None:
-    from helpers.embedded import given_outline
-
-    made.outline, made.new_matcher = given_outline(3), None
 
 
 def question_ids(made: Session) -> list[int]:
@@ -201,8 +196,7 @@ class Raising(Wrapped):
         return self.own.forward(tokens_BQ, *others, **named)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("graph", ["bim_eagle", "eagle", "beam"])
+@pytest.mark.parametrize(("graph", "layout"), taking_turns(("bim_eagle", "eagle", "beam"), LAYOUTS))
 def test_an_op_that_raises_in_a_forward_of_many(
     graph: str, layout: str, session: Any, embedded: Embedded
 ) -> None:
@@ -213,33 +207,22 @@ def test_an_op_that_raises_in_a_forward_of_many(
     check(made, well(other), "RuntimeError: a kernel failed", recovered=1)
 
 
-def test_who_is_run_again_tells_its_events_once(session: Any, embedded: Embedded) -> None:
-    target = Raising(embedded.models.target, question_ids(session("eagle")))
-    engine = Engine(session("eagle", budget=30, target=target), threaded=False)
-    first = engine.submit(BEES)
-    for _ in range(6):
-        engine.step()
-    bad = engine.submit(BAD)
-    text = "".join(getattr(event, "text", "") for event in first.stream())
-    assert text.strip() == first.result().text and engine.stats().recovered == 1
-    assert bad.result().sections[0].finish == "failed"
-    engine.close()
-
-
-def test_what_is_cancelled_while_it_is_run_again_stays_cancelled(
+def test_who_is_run_again_tells_its_events_once_or_is_cancelled(
     session: Any, embedded: Embedded
 ) -> None:
     target = Raising(embedded.models.target, question_ids(session("eagle")))
     engine = Engine(session("eagle", budget=30, target=target), threaded=False)
     first, second = engine.submit(BEES), engine.submit(TEA)
-    for _ in range(4):
+    for _ in range(6):
         engine.step()
     bad = engine.submit(BAD)
     while not engine.stats().recovered:
         engine.step()
     second.cancel()
     assert second.result().sections[0].finish == "cancelled"
-    assert first.result().text and bad.result().sections[0].finish == "failed"
+    text = "".join(getattr(event, "text", "") for event in first.stream())
+    assert text.strip() == first.result().text and engine.stats().recovered == 1
+    assert bad.result().sections[0].finish == "failed"
     engine.close()
 
 

@@ -16,6 +16,7 @@ from specsot.engine.events import printable
 from specsot.engine.record.run_folder import RunFolder
 from specsot.states.machine import Run
 
+Patch = pytest.MonkeyPatch
 NAMES = ("killed", "whole")
 QUESTIONS = ["Why is the sky blue?", "What is tea?", "Who sings?", "What is tea?", "Is it late?"]
 KINDS: dict[str, Any] = {
@@ -41,7 +42,7 @@ def many(shell: Any) -> Any:
     return shell
 
 
-def killed(shell: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Path]:
+def killed(shell: Any, monkeypatch: Patch, **options: Any) -> list[Path]:
     """Copies of the run folder, each as the death of the process at that moment would leave it: one
     after each number of finished answers."""
     copies: dict[int, Path] = {}
@@ -72,9 +73,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_has_its_answers_and_goes_on(
-    kind: str, many: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_run_has_its_answers_and_goes_on(kind: str, many: Any, monkeypatch: Patch) -> None:
     copies = killed(many, monkeypatch, **KINDS[kind])
     whole = many.latest.resolve()
     out, digest = many.out, many.digest
@@ -99,7 +98,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(many: Any, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(many: Any, kept: Path, monkeypatch: Patch) -> Path:
     """Of a run that died after two answers; `runs/whole` is that of a run that did not."""
     if not (kept / "whole").exists():
         shutil.copytree(killed(many, monkeypatch)[2], kept / "killed")
@@ -129,9 +128,7 @@ def test_all_answers_without_an_end_are_a_whole_run(many: Any, folder: Path) -> 
     assert digests[0] == digests[1]
 
 
-def test_answers_are_printed_when_they_are_finished(
-    many: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_printed_when_they_are_finished(many: Any, monkeypatch: Patch) -> None:
     printed: list[str] = []
     advance = Run.advance
 
@@ -152,9 +149,7 @@ def test_answers_are_printed_when_they_are_finished(
     )
 
 
-def test_an_interrupted_run_goes_on(
-    many: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_goes_on(many: Any, folder: Path, monkeypatch: Patch) -> None:
     wanted = lines_of(Path("runs/whole"))
     advance = Run.advance
 

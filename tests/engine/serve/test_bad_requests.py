@@ -16,6 +16,7 @@ LONG = "x" * 65
 FUNCTION = {"type": "function", "function": {"name": "f"}}
 ANSWER = {"role": "assistant", "content": "b"}
 JSON = {"type": "json_object"}
+NO_TYPE = {**FUNCTION, "function": {"name": "f", "parameters": {"type": 1}}}
 
 
 def chat(**fields: Any) -> dict[str, Any]:
@@ -119,7 +120,7 @@ ROWS: list[tuple[str, Any, int, str | None]] = [
     (CHAT, chat(tools=[FUNCTION], specsot={"stream": "multiplexed"}), 400, "specsot"),
     (
         CHAT,
-        chat(tools=[{**FUNCTION, "function": {"name": "f", "parameters": {"type": 1}}}]),
+        chat(tools=[{**FUNCTION, "function": {"name": "f", "parameters": NO_TYPE}}]),
         400,
         "tools",
     ),
@@ -222,15 +223,13 @@ def test_headers_types_methods_and_paths(served: Served) -> None:
         assert got.status_code == status and got.json()["error"]["message"], got.text
 
 
-def test_strangers_hosts_and_origins(served: Served) -> None:
+def test_strange_hosts_origins_and_request_ids(served: Served) -> None:
     assert served.http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
     got = served.http.get("/v1/models", headers={"Origin": "https://evil.example"})
     assert not [name for name in got.headers if name.startswith("access-control")]
     asked = served.http.options(CHAT, headers={"Origin": "https://evil.example"})
     assert asked.status_code == 405 and "access-control-allow-origin" not in asked.headers
 
-
-def test_request_ids_come_back_unless_they_are_strange(served: Served) -> None:
     def id_for(own: str) -> str:
         return served.http.get("/health", headers={"x-request-id": own}).headers["x-request-id"]
 

@@ -4,11 +4,9 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from helpers.commands import ended
+from helpers.commands import CommandLine
 from helpers.pages import blocks_of, text_of
 from helpers.servers import Served
 
@@ -38,20 +36,21 @@ def test_curl(commands: str, served: Served) -> None:
 
 
 @pytest.mark.parametrize("code", PYTHON)
-def test_python(code: str, served: Served) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", here(code, served)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    assert "specsot/bim_dflash" in done.stdout and re.search(r"\d+ tokens", done.stdout)
+def test_python(code: str, served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(here(code, served), PAGE, "exec"), {"__name__": "__main__"})
+    out = capsys.readouterr().out
+    assert "specsot/bim_dflash" in out and re.search(r"\d+ tokens", out)
 
 
-def test_the_pages_options_and_routes_are_there(served: Served, tmp_path: Path) -> None:
-    told = ended(("serve", "--help"), tmp_path, {"COLUMNS": "200"}).stdout
+def test_the_pages_options_and_routes_are_there(
+    served: Served, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli("serve", "--help") == 0
     text = text_of(PAGE)
     table = text.partition("## Operation")[2].partition("\n\nThe engine")[0]
     options = re.findall(r"`(--[a-z-]+)", table)
-    assert len(options) > 8 and [one for one in options if one not in told] == []
+    assert len(options) > 8 and [one for one in options if one not in cli.out] == []
     routes = served.http.get("/openapi.json").json()["paths"]
     named = set(re.findall(r"`(/[a-z0-9/]+)`", text)) - {"/openapi.json"}
     assert named and named <= set(routes)

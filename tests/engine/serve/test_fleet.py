@@ -20,17 +20,11 @@ from helpers.servers import BEES, RAIN
 from specsot.engine.cli.serve import plain_options
 from specsot.engine.prepare.inputs import Prompt, RequestSettings
 from specsot.engine.prepare.options import RunOptions
+from specsot.engine.workers import tickets
 from specsot.engine.workers.link import HangLimits, LinkState, WorkerGoneError, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Admitted, Encode, Ended, Message, Start, Submit, Wrote
 from specsot.engine.workers.router import Router
-from specsot.engine.workers.tickets import (
-    MAX_LOSSES,
-    DeliveredStream,
-    DiffersError,
-    PromptRoutes,
-    Replica,
-)
 from specsot.states.text.grammar import schema_grammar
 
 LOADS = Lock()
@@ -173,10 +167,10 @@ REQUESTS = (
 )
 
 
-def replicas(count: int) -> tuple[PromptRoutes, list[Replica]]:
+def replicas(count: int) -> tuple[tickets.PromptRoutes, list[tickets.Replica]]:
     host = engine_host(start_of())
     fleet = Router(WorkerSource(lambda number, part: host))
-    return PromptRoutes(), [Replica(f"{i}", host, fleet) for i in range(count)]
+    return tickets.PromptRoutes(), [tickets.Replica(f"{i}", host, fleet) for i in range(count)]
 
 
 def asked(id: str, question: str, rules: str = "", salt: str = "") -> Submit:
@@ -219,7 +213,7 @@ def test_who_drains_gets_nothing_and_who_is_lost_has_read_nothing() -> None:
 def test_load_follows_speed(speeds: tuple[int, int]) -> None:
     routes, members = replicas(2)
     dice, numbers = random.Random(3), count()
-    left: dict[Replica, dict[str, int]] = {one: {} for one in members}
+    left: dict[tickets.Replica, dict[str, int]] = {one: {} for one in members}
     wrote = dict.fromkeys(members, 0)
 
     def ask() -> None:
@@ -264,7 +258,7 @@ def test_a_second_run_says_what_the_first_has_not_said() -> None:
     dice = random.Random(1)
     text, pieces = "a long answer, in parts", {-1: [*"outline"], 0: [*"one"], 1: [*"and two"]}
     for _ in range(200):
-        told, heard = DeliveredStream(), list[Wrote]()
+        told, heard = tickets.DeliveredStream(), list[Wrote]()
         for lives in range(3):
             steps = said(dice, text, pieces)
             for one in steps[: dice.randrange(len(steps))] if lives < 2 else steps:
@@ -279,10 +273,10 @@ def test_a_second_run_says_what_the_first_has_not_said() -> None:
             assert [piece for _, _, more in wrote for piece, _ in more] == some
             rows = [row[2] for one in heard for row in one.scores if row[0] == branch]
             assert rows == some
-    told = DeliveredStream()
+    told = tickets.DeliveredStream()
     told.new_part(Wrote("r", "a lo", (), 0, 1))
     told.restart_()
-    with pytest.raises(DiffersError):
+    with pytest.raises(tickets.DiffersError):
         told.new_part(Wrote("r", "a s", (), 0, 1))
 
 
@@ -384,14 +378,14 @@ def test_replicas_come_and_go_under_load_and_a_request_that_kills_fails_alone() 
             await own.fleet.scale(3, lines.append)
             assert [one.result for one in await hearing] == [one.result for one in wanted]
             bad = asyncio.create_task(hear(own.fleet, asked("bad", BEES)))
-            for _ in range(MAX_LOSSES):
+            for _ in range(tickets.MAX_LOSSES):
                 await until(lambda: any(one["open"] for one in own.fleet.replicas))
                 again = own.fleet.reruns + 1
                 own.hosts[own.busiest].end()
                 await until(lambda again=again: own.fleet.reruns == again or bad.done())
             told = (await bad)[-1]
             assert isinstance(told, Ended) and told.finish == "failed"
-            assert f"{MAX_LOSSES} replicas" in told.note
+            assert f"{tickets.MAX_LOSSES} replicas" in told.note
             await until(lambda: sum(one["state"] == "ready" for one in own.fleet.replicas) == 3)
             hearing, reruns = asyncio.create_task(hear_all(own.fleet, many)), own.fleet.reruns
             await until(lambda: all(one["open"] for one in own.fleet.replicas))

@@ -96,12 +96,9 @@ def test_tools_are_called_as_clients_read_it(served: Served, model: str, choice:
     assert text == (got["message"]["content"] or "")
 
 
-def test_one_call_where_several_are_not_wanted(served: Served) -> None:
-    asked = {**TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
-    assert len(served.chat(**asked).json()["choices"][0]["message"]["tool_calls"]) == 1
-
-
-def test_calls_that_are_cut_off_end_with_length(served: Served) -> None:
+def test_one_call_where_several_are_not_wanted_and_calls_that_are_cut_off(served: Served) -> None:
+    one_call = {**TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    assert len(served.chat(**one_call).json()["choices"][0]["message"]["tool_calls"]) == 1
     asked = {**TOOLS, "tools": [WEATHER], "tool_choice": "required"}
     for size, calls in ((4, 0), (28, 1)):
         choice = served.chat(**{**asked, "max_tokens": size}).json()["choices"][0]
@@ -111,10 +108,17 @@ def test_calls_that_are_cut_off_end_with_length(served: Served) -> None:
         assert all('"days"' not in call["function"]["arguments"] for call in found)
 
 
-def test_settings_that_a_grammar_excludes_leave_a_text(served: Served) -> None:
+def test_settings_that_exclude_a_grammar_and_the_tools_in_a_prompt(served: Served) -> None:
     got = served.chat(**TOOLS, top_p=0.5, seed=1).json()["choices"][0]
     assert got["message"]["content"] and "tool_calls" not in got["message"]
     assert served.chat(**TOOLS, top_p=1, frequency_penalty=0).status_code == 200
+
+    def tokens(**fields: Any) -> int:
+        return int(served.chat(RAIN, **fields).json()["usage"]["prompt_tokens"])
+
+    bare = tokens()
+    assert tokens(**TOOLS) > bare + 50 and tokens(**TOOLS, tool_choice="none") == bare
+    assert bare < tokens(**TOOLS, tool_choice=NAMED) < tokens(**TOOLS)
 
 
 def test_calls_and_results_are_turns_of_a_prompt(served: Served) -> None:
@@ -183,12 +187,3 @@ def test_a_last_message_of_the_assistant_is_continued(served: Served) -> None:
     chunks = served.stream(**body)[:-1]
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == got["choices"][0]["message"]["content"]
-
-
-def test_a_prompt_describes_the_tools_that_can_be_called(served: Served) -> None:
-    def tokens(**fields: Any) -> int:
-        return int(served.chat(RAIN, **fields).json()["usage"]["prompt_tokens"])
-
-    bare = tokens()
-    assert tokens(**TOOLS) > bare + 50 and tokens(**TOOLS, tool_choice="none") == bare
-    assert bare < tokens(**TOOLS, tool_choice=NAMED) < tokens(**TOOLS)

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from helpers.commands import ended
+from helpers.commands import CommandLine
 from helpers.servers import RAIN, Served, Visit, said, serving
 
 from specsot.engine.prepare.options import ServeOptions
@@ -85,6 +85,8 @@ def test_a_full_queue_says_so_at_once_and_those_inside_go_on(strict: Served) -> 
         answers = [one.result() for one in inside]
     assert [one.json()["usage"]["completion_tokens"] for one in answers] == [150] * 3
     assert strict.chat(model="autoregressive").status_code == 200
+    got = strict.chat(model="autoregressive", n=16)
+    assert got.status_code == 400 and got.json()["error"]["param"] == "n", "more than have room"
 
 
 def test_texts_to_tokenize_have_a_limit_of_their_own(strict: Served) -> None:
@@ -98,11 +100,6 @@ def test_texts_to_tokenize_have_a_limit_of_their_own(strict: Served) -> None:
     for refused in (one for one in responses if one.status_code == 503):
         assert refused.headers["retry-after"]
         assert refused.json()["error"]["code"] == "server_overloaded"
-
-
-def test_more_choices_than_there_is_room_for(strict: Served) -> None:
-    got = strict.chat(model="autoregressive", n=16)
-    assert got.status_code == 400 and got.json()["error"]["param"] == "n"
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
@@ -252,10 +249,10 @@ def test_sigterm_lets_open_requests_end(strict: Served) -> None:
     ],
 )
 def test_what_cannot_be_served_is_told_in_a_line(
-    words: tuple[str, ...], code: int, said: str, served: Served, tmp_path: Path
+    words: tuple[str, ...], code: int, said: str, served: Served, here: Path, cli: CommandLine
 ) -> None:
     words = tuple(word.replace("TAKEN", str(served.address[1])) for word in words)
-    assert said in ended(("serve", *words), tmp_path, {}, code).stderr
+    assert cli("serve", *words) == code and said in cli.err
 
 
 # -- a step of the engine fails, or its numbers are none -------------------------------------------

@@ -63,8 +63,10 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("specsot/dflash").id == "specsot/dflash"
 
 
-@pytest.mark.parametrize("graph", ["bim_dflash", "dflash", "autoregressive"])
-def test_a_text_is_what_run_writes(client: openai.OpenAI, alone: Any, graph: str) -> None:
+@pytest.mark.parametrize("graph", ["bim_dflash", "dflash"])
+def test_a_text_and_a_stream_are_what_run_writes(
+    client: openai.OpenAI, alone: Any, graph: str
+) -> None:
     text, tokens, _ = alone(graph, BEES)
     got = client.chat.completions.create(model=f"specsot/{graph}", messages=said(BEES))  # type: ignore[arg-type]
     assert got.choices[0].message.content == text
@@ -73,11 +75,6 @@ def test_a_text_is_what_run_writes(client: openai.OpenAI, alone: Any, graph: str
     written = got.usage.completion_tokens - skeleton["skeleton_tokens"]
     assert written == len(tokens) and (skeleton["skeleton_tokens"] > 0) == (graph == "bim_dflash")
     assert got.usage.total_tokens == got.usage.prompt_tokens + got.usage.completion_tokens
-
-
-@pytest.mark.parametrize("graph", ["bim_dflash", "dflash"])
-def test_a_stream_is_the_same_text(client: openai.OpenAI, alone: Any, graph: str) -> None:
-    text, _, _ = alone(graph, BEES)
     asked: Any = {"model": graph, "messages": said(BEES), "stream": True}
     asked["stream_options"] = {"include_usage": True}
     chunks = list(client.chat.completions.create(**asked))
@@ -149,10 +146,7 @@ def test_stop_texts_end_an_answer_wherever_steps_cut_them(served: Served) -> Non
         plain = served.chat(BEES, "autoregressive", max_tokens=24, stop=stop).json()
         assert plain["usage"]["completion_tokens"] == got["usage"]["completion_tokens"]
         assert text_of(served.stream(**body)) == choice["message"]["content"]
-
-
-def test_stop_texts_end_an_outlined_answer_in_reading_order(served: Served) -> None:
-    whole = content_of(served, "bim_dflash")
+    whole = content_of(served, "bim_dflash")  # an outlined one in reading order
     stop = whole[-30:-20]
     assert content_of(served, "bim_dflash", stop=[stop]) == whole.split(stop)[0]
 
@@ -199,9 +193,8 @@ def test_scores_are_the_targets_own(served: Served, alone: Any) -> None:
     _, tokens, session = alone("dflash", BEES)
     got = served.chat(BEES, max_tokens=24, logprobs=True, top_logprobs=3).json()
     content = got["choices"][0]["logprobs"]["content"]
-    assert (
-        "".join(one["token"] for one in content).strip() == got["choices"][0]["message"]["content"]
-    )
+    text = "".join(one["token"] for one in content).strip()
+    assert text == got["choices"][0]["message"]["content"]
     request = session.request(Prompt("1", BEES))
     ids = [*request.prefix, *request.tail]
     scorer = Scorer(session.models, len(ids) + len(tokens))
@@ -225,17 +218,13 @@ def test_echoed_scores_as_evaluation_harnesses_ask_for_them(served: Served) -> N
     assert scores["token_logprobs"][0] is None and scores["top_logprobs"][0] is None
     assert all(value <= 0 for value in scores["token_logprobs"][1:])
     assert "".join(scores["tokens"]) == by_text["text"]
-    stops = {"logit_bias": dict.fromkeys(map(str, stop_ids(served)), 100)}
+    model = served.http.get("/v1/models").json()["data"][0]["specsot"]
+    stops = {"logit_bias": dict.fromkeys(map(str, model["stop_ids"]), 100)}
     for more in ({"max_tokens": 0}, {"max_tokens": 0, **stops}, stops):
         bare = served.complete("The sky is blue.", **{**fields, **more}).json()["choices"][0]
         assert bare["text"] == "The sky is blue."
         for name in ("tokens", "token_logprobs"):
             assert bare["logprobs"][name] == scores[name][: len(ids)]
-
-
-def stop_ids(served: Served) -> list[int]:
-    model = served.http.get("/v1/models").json()["data"][0]
-    return [int(token) for token in model["specsot"]["stop_ids"]]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 6])
@@ -301,11 +290,6 @@ def test_what_is_kept_is_shared_by_requests_of_one_salt(served: Served) -> None:
     assert cached(specsot={"cache_salt": "two"}) > 64
 
 
-def test_a_plain_answer_of_a_graph_with_outlines(served: Served) -> None:
-    plain = served.chat(BEES, "bim_dflash", max_tokens=24, specsot={"skeleton": False}).json()
-    assert plain["choices"] == served.chat(BEES, "dflash", max_tokens=24).json()["choices"]
-
-
 def test_the_parts_of_an_answer_share_its_max_tokens(served: Served, alone: Any) -> None:
     for most in (1, 40, 90):
         for name in ("max_tokens", "max_completion_tokens"):
@@ -345,7 +329,11 @@ def test_parts_as_they_are_written(served: Served) -> None:
     assert origins >= set("pdt"), "prefill, drafts, the target's own"
 
 
-def test_documents_stand_before_the_question(served: Served) -> None:
+def test_plain_answers_of_outlining_graphs_and_documents_before_the_question(
+    served: Served,
+) -> None:
+    plain = served.chat(BEES, "bim_dflash", max_tokens=24, specsot={"skeleton": False}).json()
+    assert plain["choices"] == served.chat(BEES, "dflash", max_tokens=24).json()["choices"]
     document = {"title": "Rain", "text": "Rain in Zanzibar is green."}
     bare, told = (served.chat(RAIN, specsot=v).json() for v in ({}, {"documents": [document]}))
     assert told["usage"]["prompt_tokens"] > bare["usage"]["prompt_tokens"] + 5
@@ -365,13 +353,10 @@ def test_what_of_a_prompt_was_reused_is_told(served: Served) -> None:
     assert reused in said_all and len(reused) > 200 and RAIN not in reused
 
 
-def test_fields_that_nobody_reads_are_told(served: Served) -> None:
+def test_probes_and_metrics_and_fields_that_nobody_reads(served: Served) -> None:
     got = served.chat(user="me", store=True, **{"x\ny": 1})
     assert got.status_code == 200 and got.headers["x-specsot-ignored"] == "store, x?y"
     assert served.chat(**{" a": 1, " ": 2}).headers["x-specsot-ignored"] == "?, ?a"
-
-
-def test_probes_and_metrics(served: Served) -> None:
     assert served.http.get("/health").status_code == 200
     assert served.http.get("/ready").json() == {"status": "ready"}
     assert served.http.get("/version").json()["version"]

@@ -145,9 +145,7 @@ def test_half_a_character_waits_for_the_rest() -> None:
     stream = TextStream(byte_text)
     assert stream.feed(*family[:2]) == ""
     assert stream.feed(*family[2:4]) == "👨"
-
-
-def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
+    # bytes that never become one are shown in the end
     stream = TextStream(byte_text)
     assert stream.feed(65, 0xFF) == ""
     assert stream.feed(final=True) == f"A{HALF}"

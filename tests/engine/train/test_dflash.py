@@ -115,13 +115,10 @@ def test_anchors_of_recorded_coins(
     assert found.anchors_BM.tolist() == case["anchors"] and found.valid_BM.tolist() == case["keep"]
 
 
-def test_without_two_supervised_tokens_side_by_side() -> None:
+def test_two_supervised_tokens_side_by_side_are_needed_and_the_decay_of_the_paper() -> None:
     batch = texts(torch.arange(5)[None], torch.tensor([[0.0, 1, 0, 1, 0]]))
     with pytest.raises(ValueError, match="no sequence of the batch has two consecutive"):
         Blocks.sample(batch, 4, 8, torch.rand(1, 4))
-
-
-def test_the_decay_of_the_paper() -> None:
     assert [decay_of(size) for size in (16, 10, 8)] == [7.0, 5.0, 4.0]
     assert [decay_of(size) for size in (4, 11, 32)] == [4.0, 5.0, 7.0]
 

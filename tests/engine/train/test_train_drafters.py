@@ -22,7 +22,7 @@ from specsot.engine.train import loop, settings
 from specsot.engine.train.data import Tokens, TrainingBatch, pack
 from specsot.engine.train.dataset import HeldOutPrompt, held_out_tau, rounds
 from specsot.engine.train.dflash import DFlashTrainer
-from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer, EagleInputs, shift
+from specsot.engine.train.eagle import Eagle2Trainer, Eagle3Trainer, EagleInputs
 from specsot.engine.train.teacher import Teacher
 from specsot.engine.train.vanilla import VanillaTrainer
 from specsot.models.drafters.eagle import Eagle3
@@ -30,6 +30,7 @@ from specsot.models.load import weights as loading
 from specsot.ops.attention.backends import AttentionPlan
 from specsot.ops.kv.pool import KVCache
 
+Patch = pytest.MonkeyPatch
 SMALL = "--batch-tokens 256 --length 128 --threads 1 --steps 4 --held-out 2"
 LOADERS = {
     "eagle2": loading.load_eagle,
@@ -99,41 +100,38 @@ def test_the_embedded_drafters_are_what_the_documents_say() -> None:
 
 
 def test_mistakes_are_told_with_their_exit_codes(inputs: list[str], tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "d"), *SMALL.split()]
-    assert run("dflash", *inputs, *out, *KINDS["dflash"].split())[0] == 0
+    """And a resumed training has the same texts, or is forced."""
+    file = Path(shutil.copy(inputs[3], tmp_path / "asked.jsonl"))
+    given, out = [*inputs[:3], str(file)], ["--out", str(tmp_path / "d"), *SMALL.split()]
+    out += ["--held-out", "0"]
+    first = ["dflash", *given, *out, *KINDS["dflash"].split()]
+    assert run(*first)[0] == 0
     for words, said in {
-        ("dflash", *inputs, *out): "holds a training",
-        ("dflash", *inputs, *out, "--resume", "--layers", "2"): "with other settings",
-        ("dflash", *inputs, *out, "--resume", "--seed", "6"): "with other settings (seed 5 then, 6",
-        ("dflash", *inputs, *out, "--resume", "--target-layer-ids", "1,9"): "has 8 layers",
-        ("dflash", *inputs, *out, "--resume", "--target-layer-ids", "a"): "numbers with commas",
-        ("dflash", *inputs, *out, "--resume", "--mask-token-id", "5000"): "has 4096 tokens",
-        ("eagle3", *inputs, *out, "--draft-vocabulary", "5000"): "the target has 4096",
-        ("eagle3", *inputs, *out, "--resume"): "drafts 0 different ids",
-        ("vanilla", *inputs, *out, "--device", "nowhere"): "--device nowhere",
+        ("dflash", *given, *out): "holds a training",
+        ("dflash", *given, *out, "--resume", "--layers", "2"): "with other settings",
+        ("dflash", *given, *out, "--resume", "--seed", "6"): "with other settings (seed 5 then, 6",
+        ("dflash", *given, *out, "--resume", "--target-layer-ids", "1,9"): "has 8 layers",
+        ("dflash", *given, *out, "--resume", "--target-layer-ids", "a"): "numbers with commas",
+        ("dflash", *given, *out, "--resume", "--mask-token-id", "5000"): "has 4096 tokens",
+        ("eagle3", *given, *out, "--draft-vocabulary", "5000"): "the target has 4096",
+        ("eagle3", *given, *out, "--resume"): "drafts 0 different ids",
+        ("vanilla", *given, *out, "--device", "nowhere"): "--device nowhere",
         ("vanilla", *out): "Missing option '--prompts'",
     }.items():
         code, output = run(*words)
         assert code == 2 and said in output, (words, output)
-    code, output = run("vanilla", "--target", str(tmp_path), *inputs[2:], *out)
+    code, output = run("vanilla", "--target", str(tmp_path), *given[2:], *out)
     assert code == 4 and "config.json" in output
-
-
-def test_a_resumed_training_has_the_same_texts(inputs: list[str], tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path / "d"), *SMALL.split(), *KINDS["dflash"].split()]
-    file = Path(shutil.copy(inputs[3], tmp_path / "asked.jsonl"))
-    words = ["dflash", *inputs[:3], str(file), *out]
-    assert run(*words)[0] == 0
     before = (tmp_path / "d" / "model.safetensors").read_bytes()
     file.write_text(file.read_text().replace("no more", "no less"))
-    code, output = run(*words, "--resume", "--steps", "6")
+    code, output = run(*first, "--resume", "--steps", "6")
     assert code == 2 and "with other settings (texts " in output and "--force continues" in output
     assert (tmp_path / "d" / "model.safetensors").read_bytes() == before
-    assert run(*words, "--resume", "--force", "--steps", "6")[0] == 0
+    assert run(*first, "--resume", "--force", "--steps", "6")[0] == 0
     assert [line["step"] for line in log_of(tmp_path / "d.run")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: Patch) -> None:
     target = write_tiny_target(tmp_path / "target")
     drafter = loading.load_eagle3(
         write_tiny_eagle3(tmp_path / "draft", target), loading.load_target(target)
@@ -155,19 +153,20 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in tmp_path.iterdir()} == {"target", "draft", "out"}
 
 
-def test_minutes_are_not_looked_at_when_steps_are_given() -> None:
+def test_the_end_and_the_chance_and_the_learning_rate_of_a_step() -> None:
+    """Minutes are not looked at when steps are given."""
     training, spent = settings.DrafterTraining(out=Path(), steps=10), loop.Progress(4, 10**9, 300.0)
     assert spent.done(training) == 0.4
     assert spent.done(replace(training, tokens=10**10, minutes=10)) == 0.5
     assert spent.done(settings.DrafterTraining(out=Path())) == 0.2
 
-
-def test_every_step_has_a_chance_of_its_own() -> None:
     def coins(seed: int, step: int) -> list[float]:
         return [float(x) for x in torch.rand(4, generator=loop.step_generator(seed, step))]
 
     assert coins(1, 2) == coins(1, 2)
     assert coins(1, 2) != coins(1, 3) != coins(2, 3)
+    for done, rate in ((0.01, 0.5), (0.02, 1.0), (1.0, 0.05), (2.0, 0.05)):
+        assert loop.learning_rate(done, 1.0) == pytest.approx(rate), "up, and down to the floor"
 
 
 def test_rounds_of_a_chain() -> None:
@@ -308,13 +307,6 @@ def test_a_head_of_eagle2_learns_features_and_what_the_target_makes_of_them(
 # -- optimizers, and a training that is killed -----------------------------------------------------
 
 
-def test_learning_rate_warms_up_and_falls_to_the_floor() -> None:
-    assert loop.learning_rate(0.01, 1.0) == pytest.approx(0.5)
-    assert loop.learning_rate(0.02, 1.0) == pytest.approx(1.0)
-    assert loop.learning_rate(1.0, 1.0) == pytest.approx(0.05)
-    assert loop.learning_rate(2.0, 1.0) == pytest.approx(0.05)
-
-
 @pytest.mark.parametrize("shape", [(8, 32), (32, 8)])
 def test_matrices_move_by_orthogonal_steps_and_the_rest_by_adams(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
@@ -333,17 +325,15 @@ def test_matrices_move_by_orthogonal_steps_and_the_rest_by_adams(shape: tuple[in
 
 
 @pytest.mark.timeout(120)
-def test_a_training_killed_five_times_is_the_unbroken_one(tmp_path: Path) -> None:
-    kills = train_twice("dflash", tmp_path, steps=40)
-    check_equal(tmp_path, "dflash", 40, kills)
+def test_a_training_killed_twice_is_the_unbroken_one(tmp_path: Path) -> None:
+    """Five times, and every kind: tests/full/test_long.py."""
+    check_equal(tmp_path, "dflash", 16, train_twice("dflash", tmp_path, 16, kills=2), count=2)
 
 
 # -- EAGLE-3's loss against one step of the published trainer
 
 
-def test_losses_accuracies_and_gradients_of_eagle3(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losses_accuracies_and_gradients_of_eagle3(tmp_path: Path, monkeypatch: Patch) -> None:
     step = load_file(EAGLE_GOLDEN / "e3_llama_training" / "ttt_step.safetensors")
     facts = json.loads((EAGLE_GOLDEN / "e3_llama_training" / "ttt_step.json").read_text())
     folder = EAGLE_GOLDEN / "targets" / "llama"
@@ -389,8 +379,3 @@ def test_losses_accuracies_and_gradients_of_eagle3(
     assert found.keys() == {name for name in step if name.startswith("grad.")}
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, step[name], atol=2e-6, rtol=2e-5, msg=name)
-
-
-def test_shift_moves_left_and_fills_with_zeros() -> None:
-    x = torch.tensor([[1, 2, 3]])
-    assert shift(x, 2).tolist() == [[3, 0, 0]] and shift(x, 0) is x

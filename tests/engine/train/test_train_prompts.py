@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.interrupted import EMBEDDED, write_inputs
 from helpers.tiny import write_tiny_tokenizer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from specsot.engine.cli.train import train
@@ -77,23 +78,17 @@ def test_a_bad_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
     assert str(caught.value).startswith(f"{file}:2") and said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
+def test_a_file_that_is_none_and_an_unanswered_prompt(tmp_path: Path) -> None:
+    for data, said in (
         (None, "cannot be read: No such file"),
         (b"\n", "no prompts in it"),
         (b'{"prompt": "caf\xe9"}\n', "asked.jsonl:1: not UTF-8"),
-    ],
-)
-def test_a_file_that_is_no_file(data: bytes | None, said: str, tmp_path: Path) -> None:
-    file = tmp_path / "asked.jsonl"
-    if data is not None:
-        file.write_bytes(data)
-    with pytest.raises(UsageError, match=said):
-        dataset.read_conversations(file, questions=True)
-
-
-def test_an_unanswered_prompt_cannot_be_trained_on(tmp_path: Path) -> None:
+    ):
+        file = tmp_path / "asked.jsonl"
+        if data is not None:
+            file.write_bytes(data)
+        with pytest.raises(UsageError, match=said):
+            dataset.read_conversations(file, questions=True)
     file = lines(tmp_path, {"messages": [USER, MODEL]}, {"prompt": "Why?"})
     words = ["vanilla", "--prompts", str(file), "--out", str(tmp_path / "o"), "--steps", "1"]
     result = CliRunner().invoke(train, words)
@@ -135,6 +130,10 @@ def test_only_what_the_assistant_says_counts(teacher: Teacher) -> None:
     assert tokens.positions == list(range(len(ids))) and set(tokens.segments) == {0}
     prompt = coder(teacher).prompt(said.head(3))
     assert ids[: len(prompt)] == prompt and prompt[-1] != 2
+    # an answer that was cut does not teach its end
+    turns = (dataset.Turn("user", "Q"), dataset.Turn("assistant", "", (300, 301, 302), ended=False))
+    (tokens,) = coder(teacher).samples(dataset.Conversation("f:1", turns))
+    assert written(tokens) == [300, 301, 302] and tokens.ids[-2] == 2
 
 
 def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher: Teacher) -> None:
@@ -166,18 +165,13 @@ def test_a_format_that_rewrites_earlier_turns_gives_a_sample_per_answer(teacher:
     assert [decode(written(tokens)) for tokens in found] == expected
 
 
-def test_what_does_not_fit_is_left_out(tmp_path: Path, teacher: Teacher) -> None:
+def test_what_does_not_fit_and_no_chat_format(tmp_path: Path, teacher: Teacher) -> None:
     long = {"role": "user", "content": "word " * 60}
     file = ConversationFile(prompts=[lines(tmp_path, {"messages": [long, MODEL]})])
     settings = DrafterTraining(target=str(EMBEDDED), out=tmp_path, length=50)
     with pytest.raises(UsageError, match="no answer of two tokens or more within 50 tokens"):
         dataset.conversation_dataset(file, settings, teacher)
     assert dataset.conversation_dataset(file, replace(settings, length=500), teacher).distinct == 1
-
-
-def test_a_model_without_a_chat_format_is_refused(tmp_path: Path, teacher: Teacher) -> None:
-    from transformers import AutoTokenizer
-
     plain = AutoTokenizer.from_pretrained(write_tiny_tokenizer(tmp_path))
     with pytest.raises(ModelError, match="no chat template"):
         dataset.ChatCoder(tmp_path, plain, ())
@@ -279,12 +273,6 @@ def test_a_held_out_line_is_drafted_branch_by_branch(tmp_path: Path, teacher: Te
     file.write_text('{"number": 0, "samples": [{"kind": "parts"}]}\n')
     with pytest.raises(UsageError, match=r"answers.jsonl:1: not a line of answers"):
         dataset.conversation_dataset(ConversationFile(prompts=[file]), settings, teacher)
-
-
-def test_an_answer_that_was_cut_does_not_teach_its_end(teacher: Teacher) -> None:
-    turns = (dataset.Turn("user", "Q"), dataset.Turn("assistant", "", (300, 301, 302), ended=False))
-    (tokens,) = coder(teacher).samples(dataset.Conversation("f:1", turns))
-    assert written(tokens) == [300, 301, 302] and tokens.ids[-2] == 2
 
 
 def test_held_out_prompts_are_not_trained_on(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.commands import certify_command, ended
+from helpers.commands import CommandLine, certify_command, ended
 from helpers.pages import blocks_of
 from helpers.servers import pids_of
 
@@ -15,28 +15,29 @@ from specsot.engine.errors import Code
 from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers import ray_workers
 
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
 BEES = "Tell me about honey bees."
+AUTO = ("drafter.num_draft_tokens=auto",)
 
 
-def refused(capsys: pytest.CaptureFixture[str], folder: Path, **options: object) -> str:
-    asked: dict[str, object] = {"graph": "bim_plain", "workers": 2, "runs_dir": folder, **options}
-    assert run_command(RunOptions(**asked)) == Code.USAGE  # type: ignore[arg-type]
+def refused(capsys: Output, **options: Any) -> str:
+    asked = {"graph": "bim_plain", "workers": 2, **options}
+    assert run_command(RunOptions(**asked)) == Code.USAGE
     return capsys.readouterr().err
 
 
-def test_a_certificate_says_at_once_what_workers_do_not_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_certificate_says_at_once_what_workers_do_not_do(capsys: Output) -> None:
     assert certify_command(("bim_blend_eagle",), RunOptions(workers=2)) == Code.USAGE
     assert "has blend, which one engine does" in capsys.readouterr().err
 
 
 def test_without_ray_one_line_says_how_to_have_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: Output, here: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(ray_workers, "find_spec", lambda name: None)
     line = "specsot: workers are Ray actors: pip install 'specsot[ray]'\n"
-    assert refused(capsys, tmp_path) == line
+    assert refused(capsys) == line
 
 
 @pytest.mark.parametrize(
@@ -53,32 +54,19 @@ def test_without_ray_one_line_says_how_to_have_it(
         ({}, (3, 1), "cluster.skeleton.tp 3: there are 2 workers"),
         ({}, (1, 4), "cluster.branches.tp 4: there are 2 workers"),
         ({"workers": 3}, (3, 2), "3 and branches.tp 2: one of them must be a multiple"),
-        (
-            {"graph": "bim_eagle", "sets": ("drafter.num_draft_tokens=auto",)},
-            (2, 1),
-            "give drafter.costs",
-        ),
+        ({"graph": "bim_eagle", "sets": AUTO}, (2, 1), "give drafter.costs"),
     ],
 )
 def test_what_workers_do_not_do_is_refused(
-    options: dict[str, object],
-    sizes: tuple[int, int],
-    why: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any], sizes: tuple[int, int], why: str, capsys: Output, here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     block = f"cluster: {{skeleton: {{tp: {sizes[0]}}}, branches: {{tp: {sizes[1]}}}}}\n"
     Path("specsot.yaml").write_text(block)
-    told = refused(capsys, tmp_path, **options)
+    told = refused(capsys, **options)
     assert why in told and told.count("\n") == 1
 
 
-def test_a_block_with_mistakes_is_told_with_its_places(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_block_with_mistakes_is_told_with_its_places(capsys: Output, here: Path) -> None:
     text = "cluster:\n  wrokers: 2\n  interface: lo\n  skeleton: {tp: 0}\n"
     Path("specsot.yaml").write_text(text)
     assert run_command(RunOptions("bim_plain", workers=2)) == Code.GRAPH
@@ -88,36 +76,33 @@ def test_a_block_with_mistakes_is_told_with_its_places(
     assert ":4:18: cluster.skeleton.tp: must be at least 1, not 0" in told
 
 
-def test_the_commands_of_the_page(tmp_path: Path) -> None:
+def test_the_commands_of_the_page(here: Path, cli: CommandLine, monkeypatch: Patch) -> None:
+    """Those that connect to Ray in processes of their own, as its token is read once in each."""
     pytest.importorskip("ray")
-    more = {"SPECSOT_CLUSTER_FILE": str(tmp_path / "cluster.json"), "SPECSOT_THREADS": "1"}
-    more["SPECSOT_MAX_NEW_TOKENS"] = "16"
-
-    def specsot(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-        return ended(words, tmp_path, more, code)
-
+    file = here / "cluster.json"
+    more = {"SPECSOT_CLUSTER_FILE": str(file), "SPECSOT_THREADS": "1"}
+    more["SPECSOT_MAX_NEW_TOKENS"] = "8"
+    for name, value in more.items():
+        monkeypatch.setenv(name, value)
     (_, staying) = [one for one in blocks_of("docs/cluster.md") if one.skipped == "other test"]
     commands = [line.split() for line in staying.commands.splitlines()]
-    assert [words[1:3] for words in commands if words[1] == "cluster"] == [
-        ["cluster", "up"],
-        ["cluster", "status"],
-        ["cluster", "down"],
-    ]
+    assert [words[2] for words in commands if words[1] == "cluster"] == ["up", "status", "down"]
     for words in (("status",), ("scale", "2")):
-        assert "no cluster is up" in specsot("cluster", *words, code=1).stderr
-    plain = specsot("run", "bim_dflash", BEES).stderr
-    address = specsot("cluster", "up", "bim_dflash", "--workers", "2").stdout.strip()
-    file = Path(more["SPECSOT_CLUSTER_FILE"])
+        assert cli("cluster", *words) == 1 and "no cluster is up" in cli.err
+    assert cli("run", "bim_dflash", BEES) == 0
+    digest = _digest(cli.err)
+    address = ended(("cluster", "up", "bim_dflash", "--workers", "2"), here, more).stdout.strip()
     told = json.loads(file.read_text())
     try:
         assert told["address"] == address and file.stat().st_mode & 0o777 == 0o600
-        assert "is up at" in specsot("cluster", "up", "bim_dflash", code=1).stderr
-        ran = specsot("run", "bim_dflash", "--workers", "2", "--cluster", address, BEES).stderr
-        assert _digest(ran) == _digest(plain)
-        assert specsot("cluster", "status").stdout.count(": free") == 2
-        assert "no server with --workers runs" in specsot("cluster", "scale", "2", code=1).stderr
+        assert cli("cluster", "up", "bim_dflash") == 1 and "is up at" in cli.err
+        words = ("run", "bim_dflash", "--workers", "2", "--cluster", address, BEES)
+        assert _digest(ended(words, here, more).stderr) == digest
+        assert ended(("cluster", "status"), here, more).stdout.count(": free") == 2
+        assert cli("cluster", "scale", "2") == 1
+        assert "no server with --workers runs" in cli.err
     finally:
-        specsot("cluster", "down")
+        assert cli("cluster", "down") == 0
     assert not pids_of(told["folder"])
     assert not Path(told["folder"]).exists() and not file.exists()
 

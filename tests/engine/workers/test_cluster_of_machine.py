@@ -20,6 +20,7 @@ from specsot.engine.errors import ClusterError, Code
 from specsot.engine.prepare.options import LOCAL, RunOptions
 from specsot.engine.workers import ray_head, ray_workers
 
+Patch = pytest.MonkeyPatch
 GRPC_ANSWER = b"\0\0\x12\4\0\0\0\0\0"
 ANSWERS = {
     "no answer": (b"", "timed out"),
@@ -30,9 +31,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_only_a_server_of_rays_kind_is_a_cluster(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_a_server_of_rays_kind_is_a_cluster(kind: str, monkeypatch: Patch) -> None:
     answer, why = ANSWERS[kind]
     monkeypatch.setattr(ray_workers, "ADDRESS_DEADLINE", 0.3)
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
@@ -76,7 +75,7 @@ def test_a_run_with_a_dead_address_ends_within_seconds(
 
 
 def test_a_start_that_takes_too_long_is_tried_twice_and_named(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
 ) -> None:
     """Ray's own limit is 30 s, so its error is raised here at once."""
     ray = pytest.importorskip("ray")
@@ -115,7 +114,7 @@ def ended(folder: str) -> bool:
 
 
 def test_what_a_killed_driver_leaves_is_ended_at_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = os.environ | {"TMPDIR": str(tmp_path)}

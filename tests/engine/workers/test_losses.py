@@ -22,18 +22,10 @@ from helpers.clusters import (
 
 from specsot.engine.errors import ClusterError
 from specsot.engine.events import OUTLINE
+from specsot.engine.workers import protocol
 from specsot.engine.workers.director import Director
 from specsot.engine.workers.link import Pipe, WorkerLink, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
-from specsot.engine.workers.protocol import (
-    Assign,
-    Heartbeat,
-    Load,
-    Message,
-    Ready,
-    Regroup,
-    WorkerSocket,
-)
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
 from specsot.states.request import MigratedRequest
@@ -62,7 +54,7 @@ MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], R
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_lost_worker_changes_nothing(moment: str) -> None:
-    session = session_of("bim_eagle", *SETS, budget=40)
+    session = session_of("bim_eagle", *SETS)
     chaos = Chaos(*MOMENTS[moment])
     ran = checked_run(session, [BEES, CAMPING], chaos=chaos)
     assert len(chaos.lost) == ran.director.workers.losses == 1
@@ -70,9 +62,17 @@ def test_a_lost_worker_changes_nothing(moment: str) -> None:
     assert {one.name for one in ran.director.workers.workers}.isdisjoint(chaos.lost)
 
 
+def hang(member: RunWorker) -> None:
+    assert isinstance(member.host, ThreadHost)
+    member.host.flows.clear()
+
+
 def test_what_was_committed_is_not_written_again() -> None:
-    session = session_of("bim_plain", *SETS, budget=40)
-    ran = on_workers(session, [BEES], chaos=Chaos(mid_branch, decoder))
+    """By those that go on for a worker that hangs."""
+    session = session_of("bim_plain", *SETS, budget=24)
+    chaos = Chaos(mid_branch, decoder, hang)
+    ran = checked_run(session, [BEES], chaos=chaos, deadline=2.0)
+    assert [one["why"] for one in ran.told("lost")] == ["has not answered for 2 s"]
     (again,) = ran.told("again")
     assert again["branches"]
     whole = sum(len(one.tokens) for one in ran.answers[0].sections)
@@ -81,7 +81,7 @@ def test_what_was_committed_is_not_written_again() -> None:
 
 
 def test_the_only_worker_is_replaced() -> None:
-    session = session_of("bim_eagle", *SETS, budget=40)
+    session = session_of("bim_eagle", *SETS)
     ran = checked_run(session, [BEES], workers=1, chaos=Chaos(mid_branch, decoder))
     assert [one["worker"] for one in ran.told("worker")] == ["worker-1"]
 
@@ -89,8 +89,8 @@ def test_the_only_worker_is_replaced() -> None:
 def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.MonkeyPatch) -> None:
     send, lost = WorkerLink.send, list[str]()
 
-    def send_or_lose(link: WorkerLink, message: Message) -> None:
-        if isinstance(message, Regroup) and not lost and link.name == "worker-1":
+    def send_or_lose(link: WorkerLink, message: protocol.Message) -> None:
+        if isinstance(message, protocol.Regroup) and not lost and link.name == "worker-1":
             lost.append(link.name)
             link.cut("was cut")
         send(link, message)
@@ -106,7 +106,7 @@ def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
         async def start(self) -> Pipe:
             raise ClusterError("no memory")
 
-    source = WorkerSource(lambda number, part: Broken(Load({}), lambda connection: None))
+    source = WorkerSource(lambda number, part: Broken(protocol.Load({}), lambda connection: None))
     with pytest.raises(ClusterError, match=r"3 workers in a row were lost: .*: no memory"):
         on_workers(session_of("bim_plain"), [BEES], source=source)
 
@@ -114,26 +114,27 @@ def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
 def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
     process = WorkerProcess(lambda job: session_of("autoregressive"))
 
-    def drive(*orders: Load | Assign) -> tuple[WorkerSocket, Thread]:
+    def drive(*orders: protocol.Load | protocol.Assign) -> tuple[protocol.WorkerSocket, Thread]:
         ours, theirs = socket.socketpair()
         thread = Thread(target=process.serve, args=(theirs,), daemon=True)
         thread.start()
-        driver = WorkerSocket(ours)
+        driver = protocol.WorkerSocket(ours)
         for order in orders:
             driver.send(order)
         return driver, thread
 
-    first, thread = drive(Load({}), Assign("1", BEES, MigratedRequest()))
-    replies = iter(one for one in first if not isinstance(one, Heartbeat))
-    assert isinstance(next(replies), Ready)
+    first, thread = drive(protocol.Load({}), protocol.Assign("1", BEES, MigratedRequest()))
+    replies = iter(one for one in first if not isinstance(one, protocol.Heartbeat))
+    assert isinstance(next(replies), protocol.Ready)
     loop = process.loop
     first.close()
     thread.join(20)
-    second, thread = drive(Load({}))
-    replies = iter(one for one in second if not isinstance(one, Heartbeat))
-    assert isinstance(next(replies), Ready) and process.loop is loop, "its models stay loaded"
+    second, thread = drive(protocol.Load({}))
+    replies = iter(one for one in second if not isinstance(one, protocol.Heartbeat))
+    assert isinstance(next(replies), protocol.Ready)
+    assert process.loop is loop, "its models stay loaded"
     heard = [next(iter(second)) for _ in range(3)]
-    assert all(isinstance(one, Heartbeat) for one in heard)
+    assert all(isinstance(one, protocol.Heartbeat) for one in heard)
     second.close()
     thread.join(20)
     assert not thread.is_alive()

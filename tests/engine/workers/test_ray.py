@@ -1,4 +1,5 @@
-"""Real Ray workers of a run and of a server, killed, stopped and scaled: same text, no orphans."""
+"""Real Ray workers of a run and of a server, killed and scaled: same text, no orphans. Stopped ones
+are in tests/full; in threads they hang in test_losses.py."""
 
 import os
 import signal
@@ -9,15 +10,7 @@ from time import monotonic
 
 import pytest
 from helpers.clusters import BEES, alone, decoder, listeners, mid_branch, session_of
-from helpers.ray_clusters import (
-    BUDGET,
-    DEADLINE,
-    GRAPH,
-    SAMPLED,
-    disturbed,
-    gone,
-    ray_cluster,
-)
+from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, gone, ray_cluster
 from helpers.servers import RAIN, serving_fleet, stream_all
 
 from specsot.engine.errors import ClusterError
@@ -26,10 +19,9 @@ from specsot.engine.workers.protocol import Load
 from specsot.engine.workers.ray_workers import reserved
 
 
-def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
+def test_a_killed_worker_changes_nothing() -> None:
     session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
     expected = alone(session, [BEES])
-    pids: list[int] = []
     with ray_cluster() as source:
         _two_runs_in_turn()
         # Ray's autoscaler would serve its metrics on all interfaces, without the token.
@@ -37,12 +29,8 @@ def test_a_killed_worker_and_a_stopped_one_change_nothing() -> None:
         killed, _ = disturbed(source, session, [BEES], mid_branch, decoder)
         assert killed.digest == expected and killed.director.workers.losses == 1
         assert killed.figures["kv"]["target"]["moved_bytes"]["regroup"] > 0
-        stopped, _ = disturbed(source, session, [BEES], mid_branch, decoder, signal.SIGSTOP)
-        assert stopped.digest == expected and stopped.director.workers.losses == 1
-        (lost,) = stopped.told("lost")
-        assert lost["why"] in (f"has not answered for {DEADLINE:g} s", "has ended")
-        for ran in (killed, stopped):
-            pids += [one.greeting.pid for one in ran.director.workers.ready if one.greeting]
+        ready = killed.director.workers.ready
+        pids = [one.greeting.pid for one in ready if one.greeting]
         assert os.getpid() not in pids
     assert gone(pids), "no process is left"
 
@@ -71,8 +59,8 @@ def _two_runs_in_turn() -> None:
 
 
 QUESTIONS = [
-    {"text": BEES.text, "model": "bim_dflash", "max_tokens": 160},
-    {"text": RAIN, "model": "bim_dflash", "max_tokens": 160, "seed": 4, "temperature": 0.8},
+    {"text": BEES.text, "model": "bim_dflash", "max_tokens": 96},
+    {"text": RAIN, "model": "bim_dflash", "max_tokens": 96, "seed": 4, "temperature": 0.8},
 ]
 
 

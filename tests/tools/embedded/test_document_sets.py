@@ -70,8 +70,13 @@ def answer(question: str, facts: Known) -> str | None:
 
 @pytest.mark.parametrize("tokens", [None, 900])
 def test_who_reads_the_documents_finds_the_answers(tokens: int | None) -> None:
-    for prompt in made(replace(ALL, tokens=tokens)):
-        facts = known(prompt)
+    prompts = made(replace(ALL, tokens=tokens))
+    assert [p.kind for p in prompts] == list(KINDS) * 10
+    for prompt in prompts:
+        facts, two = known(prompt), prompt.kind == "two_hop"
+        assert prompt.hops == 1 + two
+        assert prompt.question.endswith(" Use search.") == (prompt.kind == "search")
+        assert not two or len(re.findall(PERSON, prompt.answers[0])) >= 3, "two people"
         if prompt.kind in ("one_hop", "two_hop"):
             assert prompt.values == (answer(prompt.question, facts),)
         else:
@@ -84,16 +89,6 @@ def test_who_reads_the_documents_finds_the_answers(tokens: int | None) -> None:
             values = tuple(titles[f"{title} of {who}".lower()] for title, who in asked)
             assert prompt.values == values and len(values) >= 2
         assert all(v in a for v, a in zip(prompt.values, prompt.answers, strict=True))
-
-
-def test_kinds_come_in_turn_and_two_hops_need_two_people() -> None:
-    prompts = made(ALL)
-    assert [p.kind for p in prompts] == list(KINDS) * 10
-    assert all(p.hops == 1 + (p.kind == "two_hop") for p in prompts)
-    assert all(p.question.endswith(" Use search.") == (p.kind == "search") for p in prompts)
-    for prompt in prompts:
-        if prompt.kind == "two_hop":
-            assert len(re.findall(PERSON, prompt.answers[0])) >= 3
 
 
 @settings(deadline=None, max_examples=25)
@@ -117,14 +112,10 @@ def test_the_share_of_documents_seen_before_is_the_one_asked_for(
     assert total == again
 
 
-def test_the_seed_decides_everything() -> None:
-    assert made(ALL) == made(ALL)
-    assert made(ALL) != made(replace(ALL, seed=1))
-
-
 def test_nobody_of_the_training_texts_and_no_name_twice() -> None:
-    titles = set()
-    for prompt in made(ALL):
+    prompts, titles = made(ALL), set()
+    assert prompts == made(ALL) != made(replace(ALL, seed=1)), "the seed decides everything"
+    for prompt in prompts:
         for document in prompt.documents:
             check_document(document)
             assert bucket(document.title, 10) == 0, "a held-out name"
@@ -178,15 +169,10 @@ def test_the_command_writes_what_run_and_cache_read(tmp_path: Path) -> None:
         (["--reuse", "1"], Code.USAGE, "at most 0.9500"),
         (["--kinds", "one_hop,twohop"], Code.USAGE, "no kind 'twohop'; did you mean 'two_hop'?"),
         (["--model", "/nowhere"], Code.MODEL, "/nowhere"),
+        (["--out", "/dev/null"], Code.USAGE, "cannot be written"),
     ],
 )
 def test_what_cannot_be_written(tmp_path: Path, words: list[str], code: int, says: str) -> None:
     result = call("--out", tmp_path / "set", *words)
     assert result.exit_code == code
-    assert says in result.stderr and not (tmp_path / "set").exists()
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    result = call("--out", tmp_path / "file")
-    assert result.exit_code == Code.USAGE and "cannot be written" in result.stderr
+    assert says in result.stderr and not (tmp_path / "set" / "prompts.jsonl").exists()

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from specsot.engine.errors import UsageError
 from specsot.engine.prepare.job import embedded_folder
 from specsot.engine.train.settings import DrafterTraining
-from specsot.engine.train.teacher import Teacher, load_teacher
+from specsot.engine.train.teacher import load_teacher
 from specsot.models.load.weights import load_target
 from tools.embedded.lessons import corpus_lessons
 from tools.embedded.train import app
@@ -29,10 +29,6 @@ def test_the_corpus_and_its_held_out_prompts() -> None:
     texts = [teacher.tokenizer.decode(held.ids[held.first :]) for held in outlines]
     assert any(text.startswith("PLAN\n1|") for text in texts)
     assert corpus_lessons(replace(SETTINGS, held_out=0), teacher).held_out == []
-
-
-def test_a_target_of_another_tokenizer_is_refused() -> None:
-    teacher = Teacher(embedded_folder("target"))
     teacher.encode = lambda text: [5, 6]  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="another tokenizer"):
         corpus_lessons(SETTINGS, teacher)

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -40,15 +39,10 @@ def test_branches_continue_the_trunk_and_do_not_see_each_other() -> None:
     assert mask[second, :end].all() and not mask[second, first:second].any()
     assert not mask[size:, :size].any()
     assert mask.diagonal().all()
-
-
-def test_labels_are_the_next_ids_and_starts_of_branches_do_not_count() -> None:
-    tokens = encode_sample(tree(), encode)
-    batch = pack([[tokens]], len(tokens.ids))
+    # labels are the next ids, and starts of branches do not count
+    batch = pack([[tokens]], size)
     assert batch.labels[0, :-1].tolist() == tokens.ids[1:]
-    for start in (tokens.segments.index(1), tokens.segments.index(2)):
-        assert batch.weights[0, start - 1] == 0.0
-    assert batch.weights[0, -1] == 0.0
+    assert not any(batch.weights[0, at - 1] for at in (first, second, size))
 
 
 def test_a_branch_in_a_tree_has_the_same_loss_as_alone() -> None:
@@ -65,55 +59,29 @@ def test_a_branch_in_a_tree_has_the_same_loss_as_alone() -> None:
     assert batch_loss(model, pack([[whole]], len(whole.ids))).isfinite()
 
 
-def test_a_packer_goes_on_where_another_stopped() -> None:
+def test_a_packer_goes_on_where_another_stopped_and_stages_follow_one_another() -> None:
     packer = Packer(corpus_source(Corpus(rough_count), encode), 4096, 2048)
     batches = packer.batches()
     next(batches)
     again = replace(packer)
     torch.testing.assert_close(next(batches).ids, next(again.batches()).ids)
-
-
-def test_stages_follow_one_another() -> None:
     assert [stage_at(STAGES, done) for done in (0.0, 0.2, 0.6, 0.9, 1.0)] == [*STAGES, STAGES[-1]]
 
 
-def small(folder: Path) -> TargetTraining:
-    return TargetTraining(
-        out=folder / "target",
-        run=folder / "run",
-        tokens=3 * 3072,
-        batch_tokens=3072,
-        layers=6,
-        hidden=128,
-        intermediate=64,
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> TargetTraining:
-    folder = tmp_path_factory.mktemp("training")
-    config = small(folder)
-    config.run_folder.mkdir()
-    (config.run_folder / "tokenizer.json").write_bytes((EMBEDDED / "tokenizer.json").read_bytes())
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (config.run_folder / name).write_bytes((EMBEDDED / name).read_bytes())
-    train_target(config)
-    return config
-
-
-def test_a_target_is_trained_and_loads_in_both_worlds(trained: TargetTraining) -> None:
-    theirs = AutoModelForCausalLM.from_pretrained(trained.out, dtype=torch.float32)
-    assert load_target(trained.out).config.vocab_size == theirs.config.vocab_size == 4096
+def test_a_target_is_trained_loads_in_both_worlds_and_resumes(tmp_path: Path) -> None:
+    sizes = {"batch_tokens": 3072, "layers": 6, "hidden": 128, "intermediate": 64}
+    out, run = tmp_path / "target", tmp_path / "run"
+    config = TargetTraining(out=out, run=run, tokens=2 * 3072, **sizes)
+    run.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (run / name).write_bytes((EMBEDDED / name).read_bytes())
+    for more, steps in ((config, 2), (replace(config, tokens=3 * 3072, resume=True), 3)):
+        train_target(more)
+        log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in log] == [*range(1, steps + 1)] and log[-1]["done"] == 1.0
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    assert load_target(out).config.vocab_size == theirs.config.vocab_size == 4096
     assert theirs.generation_config.eos_token_id == [2, 0]
-    log = [json.loads(line) for line in (trained.run_folder / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log] == [1, 2, 3] and log[-1]["done"] == 1.0
-
-
-def test_training_resumes_from_its_checkpoint(trained: TargetTraining) -> None:
-    more = replace(trained, tokens=5 * 3072, resume=True)
-    train_target(more)
-    log = [json.loads(line) for line in (more.run_folder / "log.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in log] == [1, 2, 3, 4, 5]
 
 
 def test_the_embedded_tokenizer_has_the_agreed_ids_and_template() -> None:
