@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from ..models.codes import FULL
 from ..models.decoder import Decoder
 from ..models.drafters.dflash import DFlashDraftModel
 from ..models.drafters.eagle import Eagle3
 from ..models.files import ModelError
-from ..models.integer import FULL
 from ..models.layers import settle_
 from ..models.linear import can_pack, has_products, integer_, pack_
 from ..models.load.tokenizer import load_tokenizer, stop_ids

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops.attention.backends import AttentionBackend, AttentionPlan
 from ..ops.attention.metadata import SlotRun
 from ..ops.kv.pool import KVCache
-from .kernels import run_layers
+from .layer_kernels import run_layers
 from .layers import DecoderLayer
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .integer import IntegerWeight, codes_of
+from .codes import codes_of
+from .integer import IntegerWeight
 
 SMALL_MODEL = 16_000_000  # weights
 

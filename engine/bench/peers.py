@@ -21,8 +21,9 @@ from gguf import GGMLQuantizationType as Stored
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
+from ...models.codes import FULL
 from ...models.files import ModelError
-from ...models.integer import FULL, as_reference
+from ...models.integer import as_reference
 from ...models.load.weights import load_target
 from ...states.graph.graph import Sampling
 from ...states.request import Branch, Finish, Request, move

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PlainSerializer, PlainValidator
 
-from ...models.integer import is_exact
+from ...models.codes import is_exact
 from ...states.request import Branch, Finish
 from ..limits import cpu_share
 from ..models import load_models, with_drafter

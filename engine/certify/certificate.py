@@ -8,8 +8,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from ...models.codes import EXACT, is_exact
 from ...models.files import ModelError
-from ...models.integer import EXACT, is_exact
 from ...states.graph.graph import Graph
 from ..bench.command import TEN_PROMPTS
 from ..errors import Code, UsageError

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...models.integer import FULL, is_exact
+from ...models.codes import FULL, is_exact
 from ...states.graph.graph import Sampling
 from ..bench.sides import TIE
 from ..errors import Code, UsageError, first_line

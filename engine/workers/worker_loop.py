@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
+from ...models.codes import FULL
 from ...models.decoder import part
-from ...models.integer import FULL
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, place
 from ...states.graph.load import load_program, op_table
 from ...states.machine import Sink

@@ -11,18 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from specsot.engine.models import prepare_
 from specsot.engine.run.scoring import full_prefill
+from specsot.models.codes import INT4_GROUP, MAX_STEP, Int4, Int8, codes_of, quantised
 from specsot.models.decoder import Decoder
-from specsot.models.integer import (
-    INT4_GROUP,
-    MAX_STEP,
-    Int4,
-    Int8,
-    IntegerWeight,
-    as_reference,
-    codes_of,
-    compiled_kernels,
-    quantised,
-)
+from specsot.models.integer import IntegerWeight, as_reference, compiled_kernels
 from specsot.models.linear import Linear
 from specsot.models.load.weights import load_target
 
