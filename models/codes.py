@@ -76,7 +76,13 @@ class Int4(NamedTuple):
         zero_OG1 = (INT4_OFFSET * offsets_OG)[..., None]
         codes_OGg = (groups_OGg / scale_O1[..., None] - zero_OG1) / steps_OG[..., None] + 8
         codes_OI = codes_OGg.round().clamp(0, 15).flatten(1).to(torch.uint8)
-        return cls(codes_OI, steps_OG.to(torch.int8), offsets_OG.to(torch.int8), scale_O, depth)
+        return cls(
+            codes_OI=codes_OI,
+            steps_OG=steps_OG.to(torch.int8),
+            offsets_OG=offsets_OG.to(torch.int8),
+            scale_O=scale_O,
+            depth=depth,
+        )
 
     def integers(self) -> Tensor:
         """Weights in units of the scale, int16 [O, I]."""

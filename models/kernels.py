@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .codes import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP, UP_FROM
@@ -45,10 +46,10 @@ def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> An
     pairs = np.zeros((blocks * LANES, 2 * groups, 2), np.int8)
     pairs[: len(steps_OG), : steps_OG.shape[1], 0] = steps_OG
     pairs[: len(steps_OG), : steps_OG.shape[1], 1] = offsets_OG
-    sixteens = padded.reshape(blocks, LANES, groups, 2, 2, 4, FOUR)
-    both = sixteens[:, :, :, :, 0] | sixteens[:, :, :, :, 1] << 4
-    both = both.transpose(0, 2, 3, 4, 1, 5).reshape(blocks, groups, -1)
-    pairs = pairs.reshape(blocks, LANES, groups, 2, 2).transpose(0, 2, 3, 1, 4)
+    nibbles = padded.reshape((blocks, LANES, groups, 2, 2, 4, FOUR))
+    both = nibbles[:, :, :, :, 0] | nibbles[:, :, :, :, 1] << 4
+    both = both.transpose((0, 2, 3, 4, 1, 5)).reshape(blocks, groups, -1)
+    pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
     pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
     return aligned(np.concatenate((both, pairs), -1))
 
@@ -137,7 +138,7 @@ class TileWriter:
                 totals[row] = self.call("vpdpwssd", totals[row], both, pairs)
         return totals
 
-    def write(self, bits: int, arguments: tuple[Any, ...]) -> None:
+    def write(self, bits: int, arguments: list[Any]) -> None:
         """A loop over the groups, and the sums in memory."""
         builder = self.builder
         codes, depth, terms, width, block, groups, sums = arguments
@@ -184,12 +185,12 @@ class TileWriter:
 def tile_product(bits: int) -> Any:
     """A function that multiplies 1 to MAX_TILE rows of codes by one block of weights.
 
-    Its arguments: the number of rows, then those of `TileWriter.write`: the address of codes
-    [rows, depth], depth, the address of terms [rows, width], width, the address of the block, the
-    number of groups, and the address of the sums [rows, 16]."""
+    Its arguments: the number of rows, and the places, those of `TileWriter.write`: the address of
+    codes [rows, depth], depth, the address of terms [rows, width], width, the address of the block,
+    the number of groups, and the address of the sums [rows, 16]."""
 
     @intrinsic
-    def product(typing, rows, codes, depth, terms, width, block, groups, sums):
+    def product(typing, rows, places):
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             end = builder.append_basic_block("end")
             cases = [builder.append_basic_block(f"rows_{n}") for n in range(1, MAX_TILE + 1)]
@@ -197,12 +198,13 @@ def tile_product(bits: int) -> Any:
             for number, case in enumerate(cases, 1):
                 switch.add_case(ir.Constant(INT64, number), case)
                 builder.position_at_end(case)
-                TileWriter(builder, number).write(bits, arguments[1:])
+                values = cgutils.unpack_tuple(builder, arguments[1])
+                TileWriter(builder, number).write(bits, values)
                 builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 8), generate
+        return types.void(types.intp, types.UniTuple(types.intp, 7)), generate
 
     return product
 
@@ -297,10 +299,10 @@ def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
                 terms = terms_NGt.ctypes.data + 4 * (row * width + group * TERMS)
                 if bits == 8:
                     part = block + group * GROUP_BYTES_8
-                    eight_bit_tile(tile, codes, depth, terms, width, part, count, sums)
+                    eight_bit_tile(tile, (codes, depth, terms, width, part, count, sums))
                 else:
                     part = block + group * GROUP_BYTES_4
-                    four_bit_tile(tile, codes, depth, terms, width, part, count, sums)
+                    four_bit_tile(tile, (codes, depth, terms, width, part, count, sums))
                 for t in range(tile):
                     for o in range(LANES):
                         totals_TO[t, o] += np.float64(sums_TO[t, o])
