@@ -4,7 +4,7 @@ Each input row of a product is quantised: a scale for the row, and a step, an in
 group of its numbers. The sums are integers, so they do not depend on how many rows a forward has or
 on the order of the additions. Everything between two products is computed in float64, whose noise
 almost never moves a code: a quantised model has the same tokens in every layout, with every
-drafter, and in transformers (`integer_reference_`)."""
+drafter, and in transformers (`as_reference`)."""
 
 from collections.abc import Callable
 from functools import cache

@@ -29,6 +29,7 @@ NOT_RUN: dict[str, dict[str, int]] = {
     "docs/howto.md": {"minutes": 1, "models": 4, "network": 2},
     "docs/outlines.md": {"network": 1},
     "docs/performance.md": {"checkout": 2},
+    "docs/quantised.md": {"checkout": 1},
     "docs/results.md": {"checkout": 2},
     "docs/samples.md": {"checkout": 1},
     "docs/samples_smollm2.md": {"checkout": 1},
@@ -106,7 +107,8 @@ def test_a_page_runs_from_an_empty_folder(page: str, shims: Path, tmp_path: Path
             flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
             same = doctest.OutputChecker().check_output(block.shown, printed, flags)
             assert same or not block.shown, f"line {block.line} printed\n{printed}"
-            if "temperature" in block.commands:  # what is drawn is not what greedy decoding takes
+            # What is drawn is not what greedy decoding takes.
+            if "temperature" in block.commands and not block.code:
                 digests = set(re.findall(r"^digest (\w+)", printed, re.M))
                 assert len(digests) == block.commands.count("specsot run")
 
