@@ -227,7 +227,7 @@ def test_a_near_tie_is_no_failure_and_another_prompt_is_one(
         ({"dtype": "bfloat16"}, "dtype: float32 and bfloat16"),
     ],
 )
-def test_other_settings_promise_nothing(
+def test_other_settings_no_promise(
     found: Comparison, prepared: Prepared, values: Any, says: str
 ) -> None:
     side = found.sides[0]
@@ -334,7 +334,7 @@ def test_a_sweep_shows_each_cost_and_the_best(options: RunOptions, capsys: Outpu
     assert "best: " in out and "of 2 rounds" in out.splitlines()[-1]
 
 
-def test_broken_promises_end_with_5(
+def test_a_broken_promise_ends_with_5(
     options: RunOptions, capsys: Output, monkeypatch: Patch
 ) -> None:
     perform = bench_sides.perform

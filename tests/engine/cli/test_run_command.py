@@ -132,7 +132,7 @@ def test_a_repetition_names_what_changed_and_another_digest_is_code_5(shell: Any
 
 
 @pytest.mark.parametrize("inline", [10, 10_000])
-def test_many_prompts_go_into_a_file_of_their_own(
+def test_many_prompts_have_a_file_of_their_own(
     inline: int, shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("specsot.engine.prepare.repeat.INLINE", inline)
@@ -155,9 +155,7 @@ def test_many_prompts_go_into_a_file_of_their_own(
         ("device: cpu", "device: 5", "options"),
     ],
 )
-def test_a_broken_run_file_is_told_with_its_place(
-    shell: Any, old: str, new: str, says: str
-) -> None:
+def test_a_broken_run_file_is_told_with_a_place(shell: Any, old: str, new: str, says: str) -> None:
     assert shell.run(max_new_tokens=2) == Code.OK
     edit(shell, (old, new))
     assert shell.repeat() in (Code.GRAPH, Code.USAGE)

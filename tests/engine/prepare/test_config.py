@@ -171,7 +171,7 @@ def test_what_a_profile_says_goes_by_what_the_graph_has(mine: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", PACKAGED)
-def test_packaged_profiles_fit_every_graph_that_they_have_a_drafter_for(
+def test_packaged_profiles_fit_graphs_that_they_have_a_drafter_for(
     profile: str, tmp_path: Path
 ) -> None:
     fitting = 0

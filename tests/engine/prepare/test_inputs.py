@@ -155,7 +155,7 @@ def test_a_text_file_is_a_document_and_a_jsonl_file_holds_many(tmp_path: Path) -
         ("a.jsonl", b'"\\ud800"', "a.jsonl:1: the document has a lone surrogate"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(
+def test_a_wrong_document_has_its_place(
     tmp_path: Path, name: str, content: bytes, says: str
 ) -> None:
     (tmp_path / name).write_bytes(content)

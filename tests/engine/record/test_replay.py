@@ -56,9 +56,7 @@ def watched(
 
 
 @pytest.mark.parametrize("outline", [Path("outline.txt"), None])
-def test_every_frame_is_that_of_the_run(
-    shell: Any, monkeypatch: Patch, outline: Path | None
-) -> None:
+def test_every_frame_is_the_runs(shell: Any, monkeypatch: Patch, outline: Path | None) -> None:
     seen = watched(shell, monkeypatch, outline=outline)
     found = Replay(SavedRun(shell.latest))
     assert found.missing == [] and len(found) == len(seen) + 1
@@ -192,7 +190,7 @@ def test_old_traces_are_replayed_as_far_as_they_go(shell: Any) -> None:
         (None, "{}", "not a valid run folder"),
     ],
 )
-def test_what_is_no_run_is_said(
+def test_no_run_is_replayed(
     kept: Path, trace: str | None, manifest: str | None, words: str
 ) -> None:
     for name, text in (("trace.jsonl", trace), ("manifest.json", manifest)):

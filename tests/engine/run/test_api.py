@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/cli.md", "docs/howto.md"])
-def test_the_python_that_is_shown_runs(
+def test_shown_python_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_generate_answers_one_prompt_and_tells_a_refusal(
     assert set(api.__all__) > {"generate", "open_session"}
 
 
-def test_arguments_are_the_options_of_a_session(
+def test_arguments_are_a_sessions_options(
     tiny: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

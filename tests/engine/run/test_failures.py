@@ -207,9 +207,7 @@ def test_an_op_that_raises_in_a_forward_of_many(
     check(made, well(other), "RuntimeError: a kernel failed", recovered=1)
 
 
-def test_who_is_run_again_tells_its_events_once_or_is_cancelled(
-    session: Any, embedded: Embedded
-) -> None:
+def test_who_is_run_again_tells_its_events_once(session: Any, embedded: Embedded) -> None:
     target = Raising(embedded.models.target, question_ids(session("eagle")))
     engine = Engine(session("eagle", budget=30, target=target), threaded=False)
     first, second = engine.submit(BEES), engine.submit(TEA)
@@ -245,7 +243,7 @@ def test_a_policy_that_throws_ends_the_engine_with_one_clear_error(
     engine.close()
 
 
-def test_a_tokenizer_that_fails_at_the_end_fails_its_own_answer(
+def test_a_tokenizer_that_fails_fails_its_own_answer(
     session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, other = session("eagle"), session("eagle")

@@ -206,7 +206,7 @@ def test_a_run_goes_on_as_it_was_started(options: Any, many: Any, folder: Path) 
         ("outputs.jsonl", '"outline_token_ids"', '"ids"', "not a valid run folder: KeyError"),
     ],
 )
-def test_a_folder_that_was_changed(
+def test_a_changed_folder(
     file: str, old: str, new: str, reason: str, many: Any, folder: Path
 ) -> None:
     path = folder / file

@@ -299,7 +299,7 @@ def breaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @pytest.mark.parametrize(("token", "why"), [(RAISES, "a step broke"), (NO_NUMBERS, "not numbers")])
-def test_who_fails_is_told_why_and_the_next_one_is_answered(
+def test_who_fails_is_told_why_and_others_are_answered(
     breaking: Served, token: int, why: str
 ) -> None:
     wanted = breaking.chat(RAIN, "fragile").json()["choices"][0]["message"]["content"]

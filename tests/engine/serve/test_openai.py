@@ -64,9 +64,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("graph", ["bim_dflash", "dflash"])
-def test_a_text_and_a_stream_are_what_run_writes(
-    client: openai.OpenAI, alone: Any, graph: str
-) -> None:
+def test_text_and_stream_are_what_run_writes(client: openai.OpenAI, alone: Any, graph: str) -> None:
     text, tokens, _ = alone(graph, BEES)
     got = client.chat.completions.create(model=f"specsot/{graph}", messages=said(BEES))  # type: ignore[arg-type]
     assert got.choices[0].message.content == text
@@ -329,7 +327,7 @@ def test_parts_as_they_are_written(served: Served) -> None:
     assert origins >= set("pdt"), "prefill, drafts, the target's own"
 
 
-def test_plain_answers_of_outlining_graphs_and_documents_before_the_question(
+def test_plain_answers_and_documents_before_the_question(
     served: Served,
 ) -> None:
     plain = served.chat(BEES, "bim_dflash", max_tokens=24, specsot={"skeleton": False}).json()
@@ -397,9 +395,7 @@ def test_scores_do_not_depend_on_how_tokens_come() -> None:
 
 @pytest.mark.parametrize("model", ["dflash", "bim_dflash"])
 @pytest.mark.parametrize("stream", ["ordered", "multiplexed"])
-def test_a_stream_has_the_scores_of_the_whole_answer(
-    served: Served, model: str, stream: str
-) -> None:
+def test_a_stream_has_the_scores_of_an_answer(served: Served, model: str, stream: str) -> None:
     body = {"model": model, "messages": said(BEES), "max_tokens": 16}
     asked = {**body, "logprobs": True, "top_logprobs": 1}
     whole = served.http.post("/v1/chat/completions", json=asked).json()

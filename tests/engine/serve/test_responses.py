@@ -14,9 +14,7 @@ def client(served: Served) -> openai.OpenAI:
 
 
 @pytest.mark.parametrize("model", ["dflash", "bim_dflash"])
-def test_a_response_is_the_answer_of_the_chat(
-    served: Served, client: openai.OpenAI, model: str
-) -> None:
+def test_a_response_is_the_chats_answer(served: Served, client: openai.OpenAI, model: str) -> None:
     asked: Any = {"model": model, "input": BEES, "max_output_tokens": 12, "temperature": 0}
     got = client.responses.create(**asked)
     chat = served.chat(BEES, model, max_tokens=12).json()

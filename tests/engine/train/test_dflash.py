@@ -107,9 +107,7 @@ def test_outputs_and_errors_of_every_row(
 
 
 @pytest.mark.parametrize("case", FACTS["samplers"], ids=lambda case: str(case["seed"]))
-def test_anchors_of_recorded_coins(
-    blocks: Blocks, step: dict[str, Tensor], case: dict[str, Any]
-) -> None:
+def test_recorded_anchors(blocks: Blocks, step: dict[str, Tensor], case: dict[str, Any]) -> None:
     coins = step[f"sampler.{case['seed']}.random_values"]
     found = Blocks.sample(blocks.batch, case["num_anchors"], 8, coins)
     assert found.anchors_BM.tolist() == case["anchors"] and found.valid_BM.tolist() == case["keep"]

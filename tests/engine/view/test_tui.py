@@ -433,7 +433,7 @@ def test_from_round_to_round_and_the_bar_says_where_in_any_width(replay: Replay)
     assert f"step 1/{len(replay)}" in bar and " 1x " in bar and "q quit" in bar
 
 
-def test_it_is_played_until_a_key_or_by_itself_to_its_end(
+def test_it_is_played_until_a_key_or_to_its_end(
     replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = io.StringIO()

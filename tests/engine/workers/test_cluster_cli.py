@@ -32,9 +32,7 @@ def test_a_certificate_says_at_once_what_workers_do_not_do(capsys: Output) -> No
     assert "has blend, which one engine does" in capsys.readouterr().err
 
 
-def test_without_ray_one_line_says_how_to_have_it(
-    capsys: Output, here: Path, monkeypatch: Patch
-) -> None:
+def test_without_ray_a_line_tells_of_it(capsys: Output, here: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(ray_workers, "find_spec", lambda name: None)
     line = "specsot: workers are Ray actors: pip install 'specsot[ray]'\n"
     assert refused(capsys) == line

@@ -113,9 +113,7 @@ def ended(folder: str) -> bool:
     return not pids
 
 
-def test_what_a_killed_driver_leaves_is_ended_at_the_next_start(
-    tmp_path: Path, monkeypatch: Patch
-) -> None:
+def test_what_killed_drivers_leave_is_ended_at_the_next(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(
