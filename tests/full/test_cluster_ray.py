@@ -17,16 +17,7 @@ from statistics import median
 from time import monotonic, sleep
 
 import pytest
-from helpers.clusters import (
-    BEES,
-    CAMPING,
-    alone,
-    before_regroup,
-    branches_given,
-    mid_branch,
-    outline_begun,
-    session_of,
-)
+from helpers import clusters
 from helpers.commands import ended
 from helpers.ray_clusters import BUDGET, GRAPH, SAMPLED, disturbed, ray_cluster
 from helpers.support import SEED
@@ -38,11 +29,11 @@ from specsot.states.machine import Run
 KILLS = int(os.environ.get("SPECSOT_KILLS", "50"))
 PAIRS = int(os.environ.get("SPECSOT_PAIRS", "20"))
 MOMENTS = {
-    "outline": outline_begun,
-    "prefill": branches_given,
-    "regroup": before_regroup,
-    "collective": before_regroup,
-    "branch": mid_branch,
+    "outline": clusters.outline_begun,
+    "prefill": clusters.branches_given,
+    "regroup": clusters.before_regroup,
+    "collective": clusters.before_regroup,
+    "branch": clusters.mid_branch,
     "any": lambda director, run: run.steps > 1,
 }
 REGROUP = 0.012  # seconds that a regroup takes about, its orders included
@@ -57,9 +48,9 @@ def at_random(part: str, dice: random.Random) -> Callable[[Director, Run], bool]
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_lost_workers_change_nothing(number: signal.Signals, report: Callable[[str], None]) -> None:
     dice = random.Random(SEED)
-    session = session_of(GRAPH, *SAMPLED, budget=BUDGET)
-    prompts = [BEES, CAMPING]
-    expected = alone(session, prompts)
+    session = clusters.session_of(GRAPH, *SAMPLED, budget=BUDGET)
+    prompts = [clusters.BEES, clusters.CAMPING]
+    expected = clusters.alone(session, prompts)
 
     def any_worker(director: Director) -> RunWorker:
         return dice.choice(director.workers.ready)

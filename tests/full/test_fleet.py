@@ -16,17 +16,8 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+from helpers import servers
 from helpers.ray_clusters import gone
-from helpers.servers import (
-    BEES,
-    RAIN,
-    ServedFleet,
-    Streamed,
-    serving,
-    serving_fleet,
-    stream,
-    stream_all,
-)
 from helpers.support import SEED
 
 KILLS = int(os.environ.get("SPECSOT_KILLS", "10"))
@@ -34,7 +25,7 @@ CLIENTS, SECONDS, NICE = 16, 40.0, 19  # the lowest rank; Ray gives its workers 
 GRAPHS = ("bim_dflash", "dflash")
 ASKED: list[dict[str, Any]] = [
     {
-        "text": f"{RAIN if number % 3 else BEES} {number}",
+        "text": f"{servers.RAIN if number % 3 else servers.BEES} {number}",
         "model": GRAPHS[number % 2],
         "max_tokens": 120 if number % 2 == 0 else 80,
         "seed": number,
@@ -46,33 +37,33 @@ ASKED: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def wanted(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    with serving(tmp_path_factory.mktemp("alone"), *GRAPHS, SPECSOT_THREADS="1") as server:
-        return [one.text for one in stream_all(server.url, ASKED)]
+    with servers.serving(tmp_path_factory.mktemp("alone"), *GRAPHS, SPECSOT_THREADS="1") as server:
+        return [one.text for one in servers.stream_all(server.url, ASKED)]
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[ServedFleet]:
-    with serving_fleet(tmp_path, *GRAPHS) as fleet:
+def fleet(tmp_path: Path) -> Iterator[servers.ServedFleet]:
+    with servers.serving_fleet(tmp_path, *GRAPHS) as fleet:
         pids = fleet.pids
         yield fleet
         assert fleet.server.end() == 0, fleet.server.told
         assert gone([*pids]), "no process is left"
 
 
-def busiest(fleet: ServedFleet) -> str:
+def busiest(fleet: servers.ServedFleet) -> str:
     tokens = fleet.by_replica("replica_tokens")
     return max(tokens, key=lambda name: tokens[name])
 
 
 def test_replicas_come_and_go_under_16_streams(
-    fleet: ServedFleet, wanted: list[str], report: Callable[[str], None]
+    fleet: servers.ServedFleet, wanted: list[str], report: Callable[[str], None]
 ) -> None:
     stop, began = Event(), monotonic()
 
     def client(number: int) -> int:
         answers = 0
         while not stop.is_set():
-            assert stream(fleet.server.url, **ASKED[number]).text == wanted[number]
+            assert servers.stream(fleet.server.url, **ASKED[number]).text == wanted[number]
             answers += 1
         return answers
 
@@ -92,7 +83,10 @@ def test_replicas_come_and_go_under_16_streams(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_streams_go_on_when_replicas_are_lost(
-    fleet: ServedFleet, wanted: list[str], number: signal.Signals, report: Callable[[str], None]
+    fleet: servers.ServedFleet,
+    wanted: list[str],
+    number: signal.Signals,
+    report: Callable[[str], None],
 ) -> None:
     dice, server = random.Random(SEED), fleet.server
     times = 2 if number == signal.SIGSTOP else KILLS
@@ -100,16 +94,16 @@ def test_streams_go_on_when_replicas_are_lost(
     with ThreadPoolExecutor(1) as pool:
         for _ in range(times):
             fleet.all_ready(2)
-            hearing = pool.submit(stream_all, server.url, ASKED)
+            hearing = pool.submit(servers.stream_all, server.url, ASKED)
             server.until(lambda: sum(fleet.by_replica("replica_tokens").values()) > 0)
             sleep(dice.random() * 2)
             with suppress(ProcessLookupError):
                 os.kill(fleet.pid_of(busiest(fleet)), number)
-            heard: list[Streamed] = hearing.result()
+            heard: list[servers.Streamed] = hearing.result()
             assert [one.text for one in heard] == wanted
             pauses.append(max(map(longest_pause, heard)))
             fleet.all_ready(2)
-            calm.append(max(map(longest_pause, stream_all(server.url, ASKED))))
+            calm.append(max(map(longest_pause, servers.stream_all(server.url, ASKED))))
     reruns = server.metric("specsot:request_reruns_total")
     assert reruns >= times // 2
     shown = f"median {median(pauses):.1f} s, at most {max(pauses):.1f} s"
@@ -119,11 +113,11 @@ def test_streams_go_on_when_replicas_are_lost(
     report(f"the same streams undisturbed: longest pauses {undisturbed}")
 
 
-def longest_pause(one: Streamed) -> float:
+def longest_pause(one: servers.Streamed) -> float:
     return max(b - a for a, b in zip(one.times, one.times[1:], strict=False))
 
 
-def test_load_follows_speed(fleet: ServedFleet, report: Callable[[str], None]) -> None:
+def test_load_follows_speed(fleet: servers.ServedFleet, report: Callable[[str], None]) -> None:
     """Both replicas on one core, one at a lower rank: its share of the core is its speed."""
     pids = {name: fleet.pid_of(name) for name in ("replica-0", "replica-1")}
     core = {max(os.sched_getaffinity(0))}
@@ -137,7 +131,7 @@ def test_load_follows_speed(fleet: ServedFleet, report: Callable[[str], None]) -
     def client(number: int) -> None:
         asked = {**ASKED[1], "max_tokens": 100, "ignore_eos": True}
         while monotonic() < until:
-            stream(fleet.server.url, **{**asked, "text": f"{number} {RAIN}"})
+            servers.stream(fleet.server.url, **{**asked, "text": f"{number} {servers.RAIN}"})
 
     wrote, spent = fleet.by_replica("replica_written_tokens"), cpu_of(pids)
     with ThreadPoolExecutor(CLIENTS) as pool:
@@ -163,7 +157,7 @@ def cpu_of(pids: dict[str, int]) -> dict[str, float]:
 
 
 def test_whatever_ends_a_server_ends_its_replicas(tmp_path: Path) -> None:
-    with serving_fleet(tmp_path, "dflash") as fleet:
+    with servers.serving_fleet(tmp_path, "dflash") as fleet:
         replicas = [fleet.pid_of(name) for name in ("replica-0", "replica-1")]
         fleet.server.process.kill()
         fleet.server.process.wait()
@@ -172,7 +166,7 @@ def test_whatever_ends_a_server_ends_its_replicas(tmp_path: Path) -> None:
         assert "no server with --workers" in fleet.specsot("cluster", "scale", "3", code=1)
         fleet.specsot("cluster", "down")
         assert gone(pids)
-    with serving_fleet(tmp_path, "dflash") as fleet:
+    with servers.serving_fleet(tmp_path, "dflash") as fleet:
         pids = fleet.pids
         fleet.specsot("cluster", "down")
         assert fleet.server.process.wait(30) == 0
@@ -181,7 +175,7 @@ def test_whatever_ends_a_server_ends_its_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pause", [0.3, 1.0])
 def test_a_second_signal_leaves_nothing(tmp_path: Path, pause: float) -> None:
-    with serving_fleet(tmp_path, "dflash", workers=1) as fleet:
+    with servers.serving_fleet(tmp_path, "dflash", workers=1) as fleet:
         pids = fleet.pids
         fleet.server.process.send_signal(signal.SIGINT)
         sleep(pause)

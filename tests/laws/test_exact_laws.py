@@ -6,18 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.law_outcomes import (
-    RULES,
-    TOLERANCE,
-    Outcomes,
-    chain_outcomes,
-    law_error,
-    match_outcomes,
-    of_chains,
-    of_trees,
-    outcomes,
-    tree_outcomes,
-)
+from helpers import law_outcomes
 from helpers.laws import (
     Choice,
     Drafts,
@@ -40,12 +29,12 @@ from specsot.ops.verify.rejection import Acceptance, accept_chain, inverse_cdf
 ENUMERATION = vectors("enumeration")
 
 
-@pytest.mark.parametrize("kind", TOLERANCE, ids=str)
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kind", law_outcomes.TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", law_outcomes.RULES)
 def test_a_rule_emits_the_targets_law(name: str, kind: torch.dtype) -> None:
     toys = [reference_toy(), leftover_toy(), *random_toys(60, 2026)]
-    worst, strays = law_error(RULES[name], toys, kind)
-    assert worst <= TOLERANCE[kind] and strays == 0
+    worst, strays = law_outcomes.law_error(law_outcomes.RULES[name], toys, kind)
+    assert worst <= law_outcomes.TOLERANCE[kind] and strays == 0
 
 
 def test_random_toys_have_every_size_and_zeros() -> None:
@@ -71,32 +60,32 @@ def unscaled(p_STV: Tensor, q_SNV: Tensor, *others: Tensor) -> Acceptance:
 
 
 WRONG = {
-    "unadjusted": of_chains(unadjusted, Choice.WITH),
-    "a block's final token from a chain's rest": of_chains(unscaled, Choice.WITH),
-    "argmax under a soft law": of_chains(accept_chain, Choice.TOP),
-    "with-rule on draws without": of_trees(Rule.WITH_REPLACEMENT, Choice.WITHOUT),
-    "without-rule on draws with": of_trees(Rule.WITHOUT_REPLACEMENT, Choice.WITH),
+    "unadjusted": law_outcomes.of_chains(unadjusted, Choice.WITH),
+    "a block's final token from a chain's rest": law_outcomes.of_chains(unscaled, Choice.WITH),
+    "argmax under a soft law": law_outcomes.of_chains(accept_chain, Choice.TOP),
+    "with-rule on draws without": law_outcomes.of_trees(Rule.WITH_REPLACEMENT, Choice.WITHOUT),
+    "without-rule on draws with": law_outcomes.of_trees(Rule.WITHOUT_REPLACEMENT, Choice.WITH),
 }
 
 
 @pytest.mark.parametrize("toy", [reference_toy(), leftover_toy()], ids=["reversed", "leftover"])
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_rule_has_another_law(name: str, toy: Toy) -> None:
-    worst, strays = law_error(WRONG[name], [toy], torch.float64)
+    worst, strays = law_outcomes.law_error(WRONG[name], [toy], torch.float64)
     assert worst > 1e-4 and strays == 0
 
 
 def test_a_decision_that_is_not_made_at_its_probability_is_seen() -> None:
-    def rule(toy: Toy, length: int) -> Outcomes:
+    def rule(toy: Toy, length: int) -> law_outcomes.Outcomes:
         def accept(every: Drafts, coin_SN: Tensor) -> Acceptance:
             before_ST = every.before()
             p_STV, q_SNV = toy.p_KV[before_ST], toy.q_KV[before_ST[:, :-1]]
             drawn = (every.tokens_SN, every.valid_SN, coin_SN**1.01, torch.zeros(len(coin_SN)))
             return accept_chain(p_STV, q_SNV, *drawn)
 
-        return outcomes(accept, draft_lists(toy, (-1, 0, 1), Choice.WITH, length))
+        return law_outcomes.outcomes(accept, draft_lists(toy, (-1, 0, 1), Choice.WITH, length))
 
-    assert law_error(rule, [reference_toy()], torch.float64)[1] > 0
+    assert law_outcomes.law_error(rule, [reference_toy()], torch.float64)[1] > 0
 
 
 SIZE = 4
@@ -112,7 +101,7 @@ def fractions(numbers: list[str]) -> Tensor:
     return torch.tensor([float(Fraction(n)) for n in numbers], dtype=torch.float64)
 
 
-def lossless(found: Outcomes, toy: Toy) -> bool:
+def lossless(found: law_outcomes.Outcomes, toy: Toy) -> bool:
     wanted = joint(toy.p_KV, found.path_ST.shape[1])
     return found.strays == 0 and same(found.joint(toy.p_KV), wanted)
 
@@ -120,9 +109,9 @@ def lossless(found: Outcomes, toy: Toy) -> bool:
 CHAINS = {"standard": accept_chain, "block": accept_block}
 
 
-def of_chain(rule: str, toy: Toy, gamma: int) -> Outcomes:
+def of_chain(rule: str, toy: Toy, gamma: int) -> law_outcomes.Outcomes:
     drafts = draft_lists(toy, tuple(range(-1, gamma - 1)), Choice.WITH)
-    return chain_outcomes(CHAINS[rule], toy, drafts)
+    return law_outcomes.chain_outcomes(CHAINS[rule], toy, drafts)
 
 
 @pytest.mark.parametrize("case", ENUMERATION["chain"], ids=lambda c: f"{c['rule']}-{c['gamma']}")
@@ -157,7 +146,7 @@ MATCHES = [c for c in ENUMERATION["node"] if c["rule"] == "target_match"]
 @pytest.mark.parametrize("case", NODES, ids=lambda c: f"{c['rule']}-{c['candidates']}-{c['k']}")
 def test_a_node_emits_the_targets_law(case: Any) -> None:
     drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
-    found = tree_outcomes(Rule(case["rule"]), TOY, drafts)
+    found = law_outcomes.tree_outcomes(Rule(case["rule"]), TOY, drafts)
     assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"], abs=1e-12)
     assert lossless(found, TOY)
 
@@ -165,7 +154,7 @@ def test_a_node_emits_the_targets_law(case: Any) -> None:
 @pytest.mark.parametrize("case", TREES, ids=lambda c: c["rule"])
 def test_a_tree_of_two_levels_emits_the_targets_law(case: Any) -> None:
     drafts = draft_lists(TOY, (-1, -1, 0, 0, 1, 1), CHOICES[case["candidates"]])
-    found = tree_outcomes(Rule(case["rule"]), TOY, drafts)
+    found = law_outcomes.tree_outcomes(Rule(case["rule"]), TOY, drafts)
     assert same(found.lengths()[:3], fractions(case["p_depth"]))
     assert lossless(found, TOY)
 
@@ -173,6 +162,6 @@ def test_a_tree_of_two_levels_emits_the_targets_law(case: Any) -> None:
 @pytest.mark.parametrize("case", MATCHES, ids=lambda c: f"{c['candidates']}-{c['k']}")
 def test_target_match_emits_what_the_target_draws(case: Any) -> None:
     drafts = draft_lists(TOY, (-1,) * case["k"], CHOICES[case["candidates"]])
-    found = match_outcomes(TOY, drafts)
+    found = law_outcomes.match_outcomes(TOY, drafts)
     assert 1 - found.lengths()[0].item() == pytest.approx(case["acceptance"]["value"])
     assert lossless(found, TOY)

@@ -5,31 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.axes import (
-    CHOICES,
-    FAMILIES,
-    REJECTING,
-    Case,
-    Make,
-    check_case,
-    draw_cases,
-    play,
-    session_of,
-    target_of,
-)
+from helpers import axes
 from helpers.faults import FAULTS, Fault
 from helpers.support import Graphs, branches_of, contexts
 
 from specsot.states.request import Finish
 
-ROUNDS = Case(parts=5, max_num_branches=3, stops=(), budget=25)
+ROUNDS = axes.Case(parts=5, max_num_branches=3, stops=(), budget=25)
 DRAWN = replace(ROUNDS, temperature=1.0, dtype="float64", prefix_cache=False)
 EAGLE = ("eagle3", 0)
 TREES = (EAGLE, ("eagle2", 0), ("eagle1", 0), ("dflash", 0), ("dflash", 1), ("ngram", 1))
 ROWS = (
-    *(replace(ROUNDS, drafter=drafter) for drafter in CHOICES),
+    *(replace(ROUNDS, drafter=drafter) for drafter in axes.CHOICES),
     *(replace(ROUNDS, drafter=drafter, rows_per_round=9) for drafter in TREES),
-    *(replace(DRAWN, drafter=drafter, accept="rejection") for drafter in REJECTING),
+    *(replace(DRAWN, drafter=drafter, accept="rejection") for drafter in axes.REJECTING),
     *(replace(ROUNDS, drafter=EAGLE, prompts=prompts) for prompts in ("one", "long")),
     *(replace(ROUNDS, drafter=EAGLE, chunk=9, work=work) for work in ("answer", "parts")),
     *(replace(ROUNDS, drafter=EAGLE, work=work) for work in ("written", "documents", "blended")),
@@ -39,14 +28,16 @@ ROWS = (
 )
 
 
-@pytest.mark.parametrize("case", draw_cases(), ids=str)
-def test_every_run_has_the_property(case: Case, tiny: Make, graphs: Graphs) -> None:
-    check_case(case, tiny, graphs)
+@pytest.mark.parametrize("case", axes.draw_cases(), ids=str)
+def test_every_run_has_the_property(case: axes.Case, tiny: axes.Make, graphs: Graphs) -> None:
+    axes.check_case(case, tiny, graphs)
 
 
-def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make, graphs: Graphs) -> None:
+def test_a_request_that_ends_between_its_match_and_its_start(
+    tiny: axes.Make, graphs: Graphs
+) -> None:
     """Its prefix was matched in the cache, but no pool row was allocated for it yet."""
-    case = Case(
+    case = axes.Case(
         family="qwen2",
         dtype="float64",
         work="documents",
@@ -65,53 +56,55 @@ def test_a_request_that_ends_between_its_match_and_its_start(tiny: Make, graphs:
         temperature=2.0,
         rules="top_p",
     )
-    check_case(case, tiny, graphs)
+    axes.check_case(case, tiny, graphs)
 
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_an_end_token_inside_an_accepted_path_ends_the_answer_there(
-    layout: str, tiny: Make, graphs: Graphs
+    layout: str, tiny: axes.Make, graphs: Graphs
 ) -> None:
-    case = Case(drafter=("eagle3", 0), layout=layout, stops=(0, 2, 3), budget=24, parts=8)
-    ended = [b for b in branches_of(check_case(case, tiny, graphs)) if b.finish is Finish.STOP]
+    case = axes.Case(drafter=("eagle3", 0), layout=layout, stops=(0, 2, 3), budget=24, parts=8)
+    ended = [b for b in branches_of(axes.check_case(case, tiny, graphs)) if b.finish is Finish.STOP]
     assert any(b.accepted and b.accepted[-1] > b.emitted[-1] for b in ended)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_planted_fault_is_found(
-    fault: Fault, tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    fault: Fault, tiny: axes.Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = [fault.case, *(replace(fault.case, family=family) for family in FAMILIES)]
+    cases = [fault.case, *(replace(fault.case, family=family) for family in axes.FAMILIES)]
     with monkeypatch.context() as patch:
         fault.plant(patch)
         found = next(case for case in cases if _fails(case, tiny, graphs))
-    check_case(found, tiny, graphs)
+    axes.check_case(found, tiny, graphs)
 
 
-def _fails(case: Case, tiny: Make, graphs: Graphs) -> bool:
+def _fails(case: axes.Case, tiny: axes.Make, graphs: Graphs) -> bool:
     try:
-        check_case(case, tiny, graphs)
+        axes.check_case(case, tiny, graphs)
     except Exception:
         return True
     return False
 
 
-@pytest.mark.parametrize("drafter", CHOICES[1:], ids=str)
+@pytest.mark.parametrize("drafter", axes.CHOICES[1:], ids=str)
 def test_drafts_are_accepted_and_refused_so_that_something_is_tested(
-    drafter: tuple[str, int], tiny: Make, graphs: Graphs
+    drafter: tuple[str, int], tiny: axes.Make, graphs: Graphs
 ) -> None:
-    case = Case(family="qwen3", drafter=drafter, parts=4, stops=(), budget=30)
-    branches = branches_of(check_case(case, tiny, graphs))
+    case = axes.Case(family="qwen3", drafter=drafter, parts=4, stops=(), budget=30)
+    branches = branches_of(axes.check_case(case, tiny, graphs))
     rounds = [count for branch in branches for count in branch.accepted]
     assert 0.05 < sum(rounds) / len(rounds) < 3.5 and len(set(rounds)) >= 2, rounds
 
 
 @pytest.mark.parametrize("case", ROWS, ids=str)
-def test_layouts_accept_the_same_in_every_round(case: Case, tiny: Make, graphs: Graphs) -> None:
-    made, found = target_of(case, tiny), list[Any]()
+def test_layouts_accept_the_same_in_every_round(
+    case: axes.Case, tiny: axes.Make, graphs: Graphs
+) -> None:
+    made, found = axes.target_of(case, tiny), list[Any]()
     for layout in ("bim", "batching", "paged"):
         case = replace(case, layout=layout)
-        run, recorder = play(session_of(case, made, graphs), case)
+        run, recorder = axes.play(axes.session_of(case, made, graphs), case)
         branches = [b for request in run.requests for b in request.all_branches()]
         ends = [(b.name, b.tokens, b.accepted, b.emitted, b.finish, b.note) for b in branches]
         found.append((ends, run.answers, recorder.meter.drafted, recorder.meter.accepted))
@@ -120,14 +113,14 @@ def test_layouts_accept_the_same_in_every_round(case: Case, tiny: Make, graphs: 
 
 
 @pytest.mark.parametrize("work", ["answer", "parts"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", axes.FAMILIES)
 def test_generate_of_transformers_itself_writes_the_same(
-    work: str, family: str, tiny: Make, graphs: Graphs
+    work: str, family: str, tiny: axes.Make, graphs: Graphs
 ) -> None:
-    case = Case(family=family, work=work, drafter=("eagle3", 0), deps="chain", budget=14)
-    made = target_of(case, tiny)
-    session = session_of(case, made, graphs)
-    run, _ = play(session, case)
+    case = axes.Case(family=family, work=work, drafter=("eagle3", 0), deps="chain", budget=14)
+    made = axes.target_of(case, tiny)
+    session = axes.session_of(case, made, graphs)
+    run, _ = axes.play(session, case)
     for branch, context in contexts(run.requests[0], session.prompts, work == "answer"):
         written = made.reference.generate(context, case.stops, branch.budget)
         stopped = branch.finish is Finish.STOP

@@ -6,26 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.support import (
-    FIXED,
-    FULL,
-    GRAPHS,
-    PLAIN,
-    Graphs,
-    Make,
-    PlanBook,
-    SizedBook,
-    branches_of,
-    check_lossless,
-    contexts,
-    drive,
-    outline_of,
-    outlined,
-    requests_of,
-    run_all,
-    start,
-    tokens_of,
-)
+from helpers import support
 
 from specsot.ops.kv.pool import FREE, KVCache, PoolFullError
 from specsot.states.admission import request_slots
@@ -37,46 +18,50 @@ from specsot.states.text.tokens import PromptTokens
 
 
 # shared: drafted tokens of all branches together
-JUST = [(graph, layout, 0) for graph in PLAIN for layout in ("bim", "batching", "paged")]
+JUST = [(graph, layout, 0) for graph in support.PLAIN for layout in ("bim", "batching", "paged")]
 JUST += [("eagle", layout, shared) for layout in ("bim", "batching", "paged") for shared in (4, 9)]
 
 
-@pytest.mark.parametrize(("graph", "layout", "shared"), [*JUST, *((g, "", 0) for g in FULL)])
+@pytest.mark.parametrize(
+    ("graph", "layout", "shared"), [*JUST, *((g, "", 0) for g in support.FULL)]
+)
 def test_what_just_fits_runs_and_one_slot_less_refuses_it(
-    graph: str, layout: str, shared: int, tiny: Make, graphs: Graphs
+    graph: str, layout: str, shared: int, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made, nodes = tiny("llama"), min(6, shared or 6) if "eagle" in graph else 0
     book = made.book(stop_ids=())
-    sets = (*(FIXED if nodes else ()), *([f"layout.kind={layout}"] if layout else ()))
+    sets = (*(support.FIXED if nodes else ()), *([f"layout.kind={layout}"] if layout else ()))
     sets = (*sets, *(["layout.max_num_branches=1"] if layout else ()))
     sets = (*sets, *([f"drafter.rows_per_round={shared}"] if shared else ()))
-    wide = outlined(graphs, made, graph, parts=3, sets=sets)
-    needed = request_slots(requests_of(wide)[0]) + nodes + 1
-    if graph in PLAIN:
+    wide = support.outlined(graphs, made, graph, parts=3, sets=sets)
+    needed = request_slots(support.requests_of(wide)[0]) + nodes + 1
+    if graph in support.PLAIN:
         assert needed == len(book.plain("hello")) + 10 + nodes + 1
     for capacity in (needed, needed - 1):
         fixed = (*sets, f"layout.kv_slots={capacity}")
-        session = graphs.session(graph, made.models, book, outline=outline_of(3), sets=fixed)
-        run = run_all(session, ["hello"])
+        session = graphs.session(
+            graph, made.models, book, outline=support.outline_of(3), sets=fixed
+        )
+        run = support.run_all(session, ["hello"])
         if capacity == needed:
-            assert tokens_of(run) == tokens_of(wide)
+            assert support.tokens_of(run) == support.tokens_of(wide)
             continue
-        (branch,) = branches_of(run)
+        (branch,) = support.branches_of(run)
         assert branch.finish is Finish.REFUSED and branch.tokens == []
         assert branch.note == f"needs {needed} slots, the pool has {capacity}"
         assert run.manager.kv.peak_length == 0, "nothing was computed for it"
         assert run.answers[0].sections[0].finish == "refused"
 
 
-@pytest.mark.parametrize("graph", FULL)
+@pytest.mark.parametrize("graph", support.FULL)
 def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     """Capacity is counted after the outline was read, for every branch by itself."""
     made, nodes = tiny("llama"), 6 if "eagle" in graph else 0
-    book = SizedBook(130, "outline", ())
+    book = support.SizedBook(130, "outline", ())
     prefix, tail = book.skeleton("hello")
-    given = book.outline_ids(outline_of(3).points)
+    given = book.outline_ids(support.outline_of(3).points)
     shared = len(prefix) + len(tail) + len(given)
     capacity, budget = shared + 160, 10
     fits = capacity - shared - book.hoist - budget - nodes - 1
@@ -89,11 +74,11 @@ def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
         book,
         outline=Outline("plan", points, (), "ok"),
         budget=budget,
-        sets=(*(FIXED if nodes else ()), f"layout.kv_slots={capacity}"),
+        sets=(*(support.FIXED if nodes else ()), f"layout.kv_slots={capacity}"),
     )
-    run = run_all(session, ["hello"])
-    small, exact, large = branches_of(run)
-    for branch, context in contexts(requests_of(run)[0], book, False)[:2]:
+    run = support.run_all(session, ["hello"])
+    small, exact, large = support.branches_of(run)
+    for branch, context in support.contexts(support.requests_of(run)[0], book, False)[:2]:
         made.reference.check(branch, context, ())
     assert (small.finish, exact.finish) == (Finish.LENGTH, Finish.LENGTH)
     assert large.finish is Finish.REFUSED and large.tokens == []
@@ -101,31 +86,37 @@ def test_a_branch_that_just_fits_runs_and_one_slot_more_refuses_it_alone(
 
 
 SHARED = ("drafter.rows_per_round=9",)  # all branches' drafted tokens together
-FILLED = [(name, ()) for name in GRAPHS] + [(name, SHARED) for name in GRAPHS if "eagle" in name]
+FILLED = [(name, ()) for name in support.GRAPHS] + [
+    (name, SHARED) for name in support.GRAPHS if "eagle" in name
+]
 
 
 @pytest.mark.parametrize(("graph", "sets"), FILLED)
 def test_a_pool_may_be_filled_to_its_last_slot(
-    graph: str, sets: tuple[str, ...], tiny: Make, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    graph: str,
+    sets: tuple[str, ...],
+    tiny: support.Make,
+    graphs: support.Graphs,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = tiny("llama")
     book = made.book(stop_ids=())
     session = graphs.session(
-        graph, made.models, book, outline=outline_of(4), sets=("layout.kv_slots=600", *sets)
+        graph, made.models, book, outline=support.outline_of(4), sets=("layout.kv_slots=600", *sets)
     )
     peaks = _watch_rows(monkeypatch)
-    free = run_all(session, ["hello"])
+    free = support.run_all(session, ["hello"])
     need = peaks[id(free.manager.kv)].copy()
     assert np.count_nonzero(need) == (4 if "batching" in graph else 1), need
     for less in (0, 1):
-        run = start(session, ["hello"])
+        run = support.start(session, ["hello"])
         _occupy_(run.manager.kv, 600 - need + less)
         if less:
             with pytest.raises(PoolFullError):
-                drive(run, check=False)
+                support.drive(run, check=False)
         else:
-            drive(run, check=False)
-            assert tokens_of(run) == tokens_of(free)
+            support.drive(run, check=False)
+            assert support.tokens_of(run) == support.tokens_of(free)
             assert peaks[id(run.manager.kv)].tolist() == [600] * len(need)
 
 
@@ -154,33 +145,37 @@ def _occupy_(pool: KVCache, counts: Any) -> None:
 # -- the model's context -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("graph", support.GRAPHS)
 def test_a_budget_beyond_the_models_context_is_cut_to_it_and_reported(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     """The cut comes first: what the model can never write needs no slots."""
     made = tiny("llama", max_positions=90)
     book = made.book(stop_ids=())
-    session = graphs.session(graph, made.models, book, outline=outline_of(2), budget=100_000)
-    run = run_all(session, ["hello"])
-    check_lossless(run, book, made.reference, graph in PLAIN)
-    for branch, context in contexts(requests_of(run)[0], book, graph in PLAIN):
+    session = graphs.session(
+        graph, made.models, book, outline=support.outline_of(2), budget=100_000
+    )
+    run = support.run_all(session, ["hello"])
+    support.check_lossless(run, book, made.reference, graph in support.PLAIN)
+    for branch, context in support.contexts(
+        support.requests_of(run)[0], book, graph in support.PLAIN
+    ):
         assert len(context) + len(branch.tokens) == 90
         assert branch.finish is Finish.LENGTH
         assert branch.note == "cut to the model's 90"
 
 
-@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("graph", support.GRAPHS)
 def test_a_prompt_without_room_for_one_token_is_refused_and_others_run(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = tiny("llama", max_positions=90)
     book = made.book(stop_ids=())
     book.skeleton = _long_for("long", 60, 30, book.skeleton)
     book.plain = lambda question, documents: operator.add(*book.skeleton(question, documents))
     session = graphs.session(graph, made.models, book, budget=5)
-    run = run_all(session, ["long", "hello"])
-    refused, fine = requests_of(run)
+    run = support.run_all(session, ["long", "hello"])
+    refused, fine = support.requests_of(run)
     assert refused.branches[0].finish is Finish.REFUSED
     assert refused.branches[0].note == "prompt of 90 tokens, the model takes 90"
     assert [b.finish for b in fine.branches] == [Finish.LENGTH]
@@ -196,50 +191,50 @@ def _long_for(question: str, prefix: int, tail: int, otherwise: Callable[..., An
 
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_a_branch_prompt_without_room_is_refused_by_name(
-    share: str, tiny: Make, graphs: Graphs
+    share: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = tiny("llama", max_positions=120)
-    book = SizedBook(130, share, ())
+    book = support.SizedBook(130, share, ())
     points = (Point(1, 10, None, (), "Short"), Point(2, 120, None, (), "Long"))
     session = graphs.session(
         "bim_eagle", made.models, book, outline=Outline("plan", points, (), "ok")
     )
-    run = run_all(session, ["hello"])
-    short, long = branches_of(run)
+    run = support.run_all(session, ["hello"])
+    short, long = support.branches_of(run)
     assert short.finish is Finish.LENGTH
     assert long.finish is Finish.REFUSED
     assert long.note.startswith("context of ")
     assert long.note.endswith(" tokens, the model takes 120")
 
 
-@pytest.mark.parametrize("graph", FULL)
+@pytest.mark.parametrize("graph", support.FULL)
 def test_a_direct_answer_that_can_never_fit_is_refused_with_the_numbers(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = tiny("llama")
-    book = PlanBook(130, "outline", ())
+    book = support.PlanBook(130, "outline", ())
     sets = ("skeleton.direct_tokens=380", "layout.kv_slots=400", "layout.max_num_branches=2")
     session = graphs.session(
         graph, made.models, book, budget=None, sets=(*sets, "limits.max_new_tokens=10")
     )
-    (branch,) = branches_of(run_all(session, ["hello"]))
+    (branch,) = support.branches_of(support.run_all(session, ["hello"]))
     assert branch.finish is Finish.REFUSED and branch.tokens == []
-    root = requests_of(run_all(session, ["hello"]))[0].root
+    root = support.requests_of(support.run_all(session, ["hello"]))[0].root
     nodes = 10 if "eagle" in graph else 0
     context = root.start + len(root.prompt) + root.num_cached_tokens + len(branch.prompt)
     assert branch.note == f"needs {context + 380 + nodes + 1} slots, the pool has 400"
 
 
-@pytest.mark.parametrize("graph", FULL)
+@pytest.mark.parametrize("graph", support.FULL)
 def test_a_direct_answer_without_room_in_the_models_context_is_refused(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = tiny("llama", max_positions=60)
-    book = PlanBook(130, "outline", ())
+    book = support.PlanBook(130, "outline", ())
     session = graphs.session(graph, made.models, book, sets=("skeleton.max_tokens=60",))
-    run = run_all(session, ["hello"])
-    (branch,) = branches_of(run)
+    run = support.run_all(session, ["hello"])
+    (branch,) = support.branches_of(run)
     assert branch.finish is Finish.REFUSED and branch.tokens == []
     assert branch.note.startswith("context of ") and branch.note.endswith("the model takes 60")
-    root = requests_of(run)[0].root
+    root = support.requests_of(run)[0].root
     assert root.note == "cut to the model's 60" and root.finish is Finish.LENGTH

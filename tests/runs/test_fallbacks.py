@@ -3,18 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from helpers.support import (
-    Graphs,
-    Make,
-    PlanBook,
-    branches_of,
-    check_lossless,
-    drive,
-    outline_of,
-    requests_of,
-    run_all,
-    start,
-)
+from helpers import support
 
 from specsot.engine.models import load_models
 from specsot.engine.prepare.files import open_graph
@@ -31,53 +20,55 @@ from specsot.states.request import Finish
     [("DIRECT", "direct"), ("no outline at all", "unparsable"), ("", "unparsable")],
 )
 def test_without_a_usable_outline_the_answer_is_an_ordinary_one(
-    text: str, status: str, share: str, tiny: Make, graphs: Graphs
+    text: str, status: str, share: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = tiny("qwen3")
-    book = PlanBook(130, share, ())
+    book = support.PlanBook(130, share, ())
     book.text = text
-    run = run_all(graphs.session("bim_eagle", made.models, book), ["hello"])
-    (request,) = requests_of(run)
+    run = support.run_all(graphs.session("bim_eagle", made.models, book), ["hello"])
+    (request,) = support.requests_of(run)
     assert request.outline.status == status
     (branch,) = request.branches
     assert (len(branch.tokens), branch.budget) == (10, 10), "the run's own budget"
     assert sum(branch.accepted), "it is speculated like any other"
-    check_lossless(run, book, made.reference, plain=False)
+    support.check_lossless(run, book, made.reference, plain=False)
 
 
 def test_a_budget_that_is_asked_for_binds_an_ordinary_answer_too(
-    tiny: Make, graphs: Graphs
+    tiny: support.Make, graphs: support.Graphs
 ) -> None:
-    book = PlanBook(130, "outline", ())
+    book = support.PlanBook(130, "outline", ())
     book.text = "DIRECT"
     session = graphs.session("bim_eagle", tiny("qwen3").models, book)
     asked = [Prompt(str(most), "hello", max_new_tokens=most) for most in (5, 40)]
-    run = drive(start(session, asked))
-    lengths = [len(request.branches[0].tokens) for request in requests_of(run)]
+    run = support.drive(support.start(session, asked))
+    lengths = [len(request.branches[0].tokens) for request in support.requests_of(run)]
     assert lengths == [5, 13], "skeleton.direct_tokens is the most"
 
 
-def test_an_outline_and_a_direct_answer_have_their_own_budgets(tiny: Make, graphs: Graphs) -> None:
+def test_an_outline_and_a_direct_answer_have_their_own_budgets(
+    tiny: support.Make, graphs: support.Graphs
+) -> None:
     made = tiny("llama")
     sets = ("skeleton.max_tokens=9", "skeleton.direct_tokens=5")
     session = graphs.session("bim_eagle", made.models, made.book(stop_ids=()), sets=sets)
-    request = requests_of(run_all(session, ["hello"]))[0]
+    request = support.requests_of(support.run_all(session, ["hello"]))[0]
     assert len(request.root.tokens) == 9 and request.root.finish is Finish.LENGTH
     assert [len(b.tokens) for b in request.branches] == [5]
 
 
 def test_an_answer_has_its_sections_in_reading_order_with_their_reasons(
-    tiny: Make, graphs: Graphs
+    tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = tiny("llama")
     book = made.book(stop_ids=())
-    outline = outline_of(4, {2: (1,), 3: (2,)})
+    outline = support.outline_of(4, {2: (1,), 3: (2,)})
     session = graphs.session("bim_eagle", made.models, book, outline=outline, budget=6)
-    run = run_all(session, ["hello"])
+    run = support.run_all(session, ["hello"])
     (answer,) = run.answers
     assert [s.index for s in answer.sections] == [0, 1, 2, 3]
     assert [s.title for s in answer.sections] == [f"Part {i}" for i in range(1, 5)]
-    assert [list(s.tokens) for s in answer.sections] == [b.tokens for b in branches_of(run)]
+    assert [list(s.tokens) for s in answer.sections] == [b.tokens for b in support.branches_of(run)]
     assert {s.finish for s in answer.sections} == {"length"}
     assert answer.outline_tokens == (), "it was given"
 

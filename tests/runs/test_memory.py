@@ -10,19 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import support
 from helpers.pools import GATHER, PoolWatch, branching, permute_, pools_of, watched
-from helpers.support import (
-    GRAPHS,
-    Graphs,
-    Make,
-    PlanBook,
-    check_rows,
-    drive,
-    requests_of,
-    start,
-    taking_turns,
-    tokens_of,
-)
 
 from specsot.engine.run.core import EngineCore
 from specsot.engine.run.session import Session
@@ -34,15 +23,17 @@ QUESTIONS = ("hello", "a second question")
 
 
 @pytest.fixture
-def session(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
+def session(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Session]:
     return branching(tiny, graphs)
 
 
-@pytest.mark.parametrize(("graph", "share"), taking_turns(GRAPHS, ("prompt", "outline")))
+@pytest.mark.parametrize(
+    ("graph", "share"), support.taking_turns(support.GRAPHS, ("prompt", "outline"))
+)
 def test_no_op_of_a_whole_run_copies_rows_out_of_a_pool(
     graph: str, share: str, session: Any
 ) -> None:
-    run = start(session(graph, share, sets=("layout.max_num_branches=3",)), QUESTIONS)
+    run = support.start(session(graph, share, sets=("layout.max_num_branches=3",)), QUESTIONS)
     watch = watched(run)
     moved = [pool.ledger.bytes.total() for pool in pools_of(run)]
     assert [watch.by_pool[i] for i, _ in enumerate(moved)] == moved, "the ledger agrees"
@@ -58,8 +49,8 @@ def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
     graph: str, session: Any
 ) -> None:
     made = session(graph, budget=24)
-    plain = drive(start(made, QUESTIONS))
-    run, where = start(made, QUESTIONS), dict[tuple[int, int, int], int]()
+    plain = support.drive(support.start(made, QUESTIONS))
+    run, where = support.start(made, QUESTIONS), dict[tuple[int, int, int], int]()
 
     def scatter(run: EngineCore) -> bool:
         if run.state == "verify" and not where:
@@ -70,7 +61,7 @@ def test_rows_that_lie_scattered_are_read_where_they_are_and_not_moved(
         return False
 
     watch = watched(run, until=scatter)
-    assert tokens_of(run) == tokens_of(plain)
+    assert support.tokens_of(run) == support.tokens_of(plain)
     moved = sum(pool.ledger.bytes.total() for pool in pools_of(run))
     permuted = watch.copied.pop("aten.index.Tensor")
     assert set(watch.copied) == {GATHER} and permuted > 0
@@ -97,22 +88,24 @@ def test_the_watch_notices_a_copy(session: Any, monkeypatch: pytest.MonkeyPatch)
         return keys.clone(), values.contiguous()
 
     monkeypatch.setattr(backends, "slots_of", copies)
-    assert sum(watched(start(session("bim_eagle"), QUESTIONS)).copied.values())
+    assert sum(watched(support.start(session("bim_eagle"), QUESTIONS)).copied.values())
 
 
-@pytest.mark.parametrize(("graph", "share"), taking_turns(GRAPHS, ("outline", "prompt")))
+@pytest.mark.parametrize(
+    ("graph", "share"), support.taking_turns(support.GRAPHS, ("outline", "prompt"))
+)
 def test_the_order_of_slots_never_matters(graph: str, share: str, session: Any) -> None:
     made = session(graph, share, sets=("layout.max_num_branches=3",))
-    plain = drive(start(made, QUESTIONS))
+    plain = support.drive(support.start(made, QUESTIONS))
     for every in (1, 7):
-        run = start(made, QUESTIONS)
+        run = support.start(made, QUESTIONS)
         while not run.finished:
             run.advance()
-            check_rows(run)
+            support.check_rows(run)
             if run.steps % every == every - 1:
                 for seed, pool in enumerate(pools_of(run)):
                     permute_(pool, run.steps * 2 + seed)
-        assert tokens_of(run) == tokens_of(plain), f"shuffled every {every} steps"
+        assert support.tokens_of(run) == support.tokens_of(plain), f"shuffled every {every} steps"
 
 
 BATCHING = ("batching_plain", "batching_eagle")
@@ -120,14 +113,14 @@ SHARES = pytest.mark.parametrize("share", ["outline", "prompt"])
 
 
 @pytest.fixture
-def written(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
+def written(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Session]:
     """written(graph, share, parts): the model writes the outline; the last branch needs the first.
 
     So the drafter too holds shared rows when the branches start. Nothing is kept of what has ended.
     """
 
     def make(graph: str, share: str, parts: int = 4, *sets: str) -> Session:
-        book = PlanBook(130, share, ())
+        book = support.PlanBook(130, share, ())
         lines = [f"{i}|50|-|{1 if i == parts > 1 else '-'}|Part {i}" for i in range(1, parts + 1)]
         book.text = "\n".join(["PLAN", *lines, "END"])
         sets = (*sets, "scheduler.prefix_cache=false")
@@ -137,7 +130,7 @@ def written(tiny: Make, graphs: Graphs) -> Callable[..., Session]:
 
 
 def to_fork(made: Session) -> tuple[EngineCore, list[torch.Tensor], list[np.ndarray]]:
-    run = drive(start(made, ["hello"]), until=lambda run: run.state == "parse")
+    run = support.drive(support.start(made, ["hello"]), until=lambda run: run.state == "parse")
     pools = pools_of(run)
     return run, [p.data.clone() for p in pools], [np.flatnonzero(p.owner >= 0) for p in pools]
 
@@ -158,7 +151,7 @@ def test_a_batching_fork_copies_the_shared_slots_into_every_row_but_the_first(
 ) -> None:
     run, before, used = to_fork(written(graph, share, parts=parts))
     watch = fork(run)
-    (request,) = requests_of(run)
+    (request,) = support.requests_of(run)
     running = [b for b in request.branches if b.stage is Stage.RUNNING]
     rows = [row for b in running for row in run.manager.layout.rows_of(b.owner)]
     assert len(set(rows)) == len(rows) == max(parts - 1, 1)
@@ -204,21 +197,21 @@ def test_a_row_that_is_used_again_by_its_request_copies_nothing(
     assert not rest.copied, "whoever came later found the prefix in the row"
     assert [p.ledger.bytes for p in pools_of(run)] == [{"fork": count} for count in moved]
     assert [p.data.data_ptr() for p in pools_of(run)] == address
-    assert all(len(b.tokens) == 14 for b in requests_of(run)[0].branches)
+    assert all(len(b.tokens) == 14 for b in support.requests_of(run)[0].branches)
 
 
 @pytest.mark.parametrize("graph", BATCHING)
 def test_copies_are_given_back_when_nobody_waits_for_them(
-    graph: str, tiny: Make, graphs: Graphs
+    graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made = branching(tiny, graphs)(graph, parts=6, budget=40, stop_ids=(2,))
-    run = start(made, ["hello", "a second question"])
+    run = support.start(made, ["hello", "a second question"])
     layout, fewer = run.manager.layout, 0
     while not run.finished:
         run.advance()
-        check_rows(run)
+        support.check_rows(run)
         if run.state in ("verify", "continuous_decode"):
-            for request in requests_of(run):
+            for request in support.requests_of(run):
                 if request.stage is Stage.RUNNING:
                     fewer += check_copies(request, layout)
     assert fewer > 5, "rows were meant to be given back while others run"

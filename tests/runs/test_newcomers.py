@@ -2,21 +2,7 @@
 
 import pytest
 import torch
-from helpers.support import (
-    FIXED,
-    FixedBook,
-    Graphs,
-    Make,
-    PlanBook,
-    TokenBook,
-    contexts,
-    drive,
-    outline_of,
-    requests_of,
-    run_all,
-    start,
-    taking_turns,
-)
+from helpers import support
 
 from specsot.engine.run.core import EngineCore
 from specsot.ops.attention.backends import AttentionPlan
@@ -30,22 +16,25 @@ DRAFTED = ("bim_eagle", "batching_eagle")
 @pytest.mark.parametrize("graph", DRAFTED)
 @pytest.mark.parametrize("most", [8, 2, 1])
 @pytest.mark.parametrize(
-    ("family", "share"), taking_turns(("llama", "qwen2", "qwen3"), ("outline", "prompt"))
+    ("family", "share"), support.taking_turns(("llama", "qwen2", "qwen3"), ("outline", "prompt"))
 )
 def test_a_branch_drafts_as_well_as_one_sequence_with_the_same_ids(
-    family: str, share: str, most: int, graph: str, tiny: Make, graphs: Graphs
+    family: str, share: str, most: int, graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     """The fork leaves the drafter nothing to guess, and neither does a late start: prefix rows are
     shared, and each branch owns the row that pairs the last shared feature with its first token."""
     made = tiny(family)
     book = made.book(share, stop_ids=())
-    outline, sets = outline_of(4, {3: (1,)}), (*FIXED, f"layout.max_num_branches={most}")
+    outline, sets = (
+        support.outline_of(4, {3: (1,)}),
+        (*support.FIXED, f"layout.max_num_branches={most}"),
+    )
     full = graphs.session(graph, made.models, book, outline=outline, budget=24, sets=sets)
-    request = requests_of(run_all(full, ["hello"]))[0]
-    alone = FixedBook({b.name: ids for b, ids in contexts(request, book, False)})
-    plain = graphs.session("eagle", made.models, alone, budget=24, sets=FIXED)
+    request = support.requests_of(support.run_all(full, ["hello"]))[0]
+    alone = support.FixedBook({b.name: ids for b, ids in support.contexts(request, book, False)})
+    plain = graphs.session("eagle", made.models, alone, budget=24, sets=support.FIXED)
     for branch in request.branches:
-        twin = requests_of(run_all(plain, [branch.name]))[0].branches[0]
+        twin = support.requests_of(support.run_all(plain, [branch.name]))[0].branches[0]
         assert branch.tokens == twin.tokens
         assert branch.accepted == twin.accepted
     assert sum(sum(branch.accepted) for branch in request.branches) > 14, "drafts were accepted"
@@ -54,17 +43,17 @@ def test_a_branch_drafts_as_well_as_one_sequence_with_the_same_ids(
 @pytest.mark.parametrize("graph", DRAFTED)
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_the_drafters_rows_are_those_of_one_sequence(
-    share: str, graph: str, tiny: Make, graphs: Graphs
+    share: str, graph: str, tiny: support.Make, graphs: support.Graphs
 ) -> None:
     made, compared = tiny("llama"), 0
-    book = PlanBook(130, share, ())
+    book = support.PlanBook(130, share, ())
     book.text = "PLAN\n1|50|-|-|One\n2|50|-|1|Two\n3|50|-|-|Three\nEND"
     for budget in (16, 17, 18):
         sets = (f"skeleton.max_tokens={budget}", "layout.max_num_branches=2")
         session = graphs.session(graph, made.models, book, sets=sets)
-        run = start(session, ["hello", "again"])
+        run = support.start(session, ["hello", "again"])
         while not run.finished:
-            drive(run, until=lambda run: run.state == "expand_root")
+            support.drive(run, until=lambda run: run.state == "expand_root")
             for branch in run.branches:
                 _compare_drafter_rows(run, branch, _context(branch, book))
                 compared += 1
@@ -73,11 +62,11 @@ def test_the_drafters_rows_are_those_of_one_sequence(
     assert compared > 60
 
 
-def _context(branch: Branch, book: TokenBook) -> list[int]:
+def _context(branch: Branch, book: support.TokenBook) -> list[int]:
     request = branch.request
     if branch.is_root:
         return [*request.prefix, *request.tail]
-    return dict(contexts(request, book, False))[branch]
+    return dict(support.contexts(request, book, False))[branch]
 
 
 def _compare_drafter_rows(run: EngineCore, branch: Branch, context: list[int]) -> None:

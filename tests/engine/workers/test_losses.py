@@ -5,20 +5,7 @@ from collections.abc import Callable
 from threading import Thread
 
 import pytest
-from helpers.clusters import (
-    BEES,
-    CAMPING,
-    Chaos,
-    ThreadHost,
-    before_regroup,
-    branches_given,
-    checked_run,
-    decoder,
-    mid_branch,
-    on_workers,
-    outline_begun,
-    session_of,
-)
+from helpers import clusters
 
 from specsot.engine.errors import ClusterError
 from specsot.engine.events import OUTLINE
@@ -45,33 +32,33 @@ def outline_asked(director: Director, run: Run) -> bool:
 
 MOMENTS: dict[str, tuple[Callable[[Director, Run], bool], Callable[[Director], RunWorker]]] = {
     "while an outline is asked for": (outline_asked, writer),
-    "in the middle of an outline": (outline_begun, writer),
-    "between outline and regroup": (before_regroup, writer),
-    "as branches are given": (branches_given, decoder),
-    "in the middle of a branch": (mid_branch, decoder),
+    "in the middle of an outline": (clusters.outline_begun, writer),
+    "between outline and regroup": (clusters.before_regroup, writer),
+    "as branches are given": (clusters.branches_given, clusters.decoder),
+    "in the middle of a branch": (clusters.mid_branch, clusters.decoder),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_lost_worker_changes_nothing(moment: str) -> None:
-    session = session_of("bim_eagle", *SETS)
-    chaos = Chaos(*MOMENTS[moment])
-    ran = checked_run(session, [BEES, CAMPING], chaos=chaos)
+    session = clusters.session_of("bim_eagle", *SETS)
+    chaos = clusters.Chaos(*MOMENTS[moment])
+    ran = clusters.checked_run(session, [clusters.BEES, clusters.CAMPING], chaos=chaos)
     assert len(chaos.lost) == ran.director.workers.losses == 1
     assert [one["worker"] for one in ran.told("lost")] == chaos.lost
     assert {one.name for one in ran.director.workers.workers}.isdisjoint(chaos.lost)
 
 
 def hang(member: RunWorker) -> None:
-    assert isinstance(member.host, ThreadHost)
+    assert isinstance(member.host, clusters.ThreadHost)
     member.host.flows.clear()
 
 
 def test_what_was_committed_is_not_written_again() -> None:
     """By those that go on for a worker that hangs."""
-    session = session_of("bim_plain", *SETS, budget=24)
-    chaos = Chaos(mid_branch, decoder, hang)
-    ran = checked_run(session, [BEES], chaos=chaos, deadline=2.0)
+    session = clusters.session_of("bim_plain", *SETS, budget=24)
+    chaos = clusters.Chaos(clusters.mid_branch, clusters.decoder, hang)
+    ran = clusters.checked_run(session, [clusters.BEES], chaos=chaos, deadline=2.0)
     assert [one["why"] for one in ran.told("lost")] == ["has not answered for 2 s"]
     (again,) = ran.told("again")
     assert again["branches"]
@@ -81,8 +68,13 @@ def test_what_was_committed_is_not_written_again() -> None:
 
 
 def test_the_only_worker_is_replaced() -> None:
-    session = session_of("bim_eagle", *SETS)
-    ran = checked_run(session, [BEES], workers=1, chaos=Chaos(mid_branch, decoder))
+    session = clusters.session_of("bim_eagle", *SETS)
+    ran = clusters.checked_run(
+        session,
+        [clusters.BEES],
+        workers=1,
+        chaos=clusters.Chaos(clusters.mid_branch, clusters.decoder),
+    )
     assert [one["worker"] for one in ran.told("worker")] == ["worker-1"]
 
 
@@ -96,23 +88,23 @@ def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.Mo
         send(link, message)
 
     monkeypatch.setattr(WorkerLink, "send", send_or_lose)
-    session = session_of("bim_eagle", *SETS)
-    ran = checked_run(session, [BEES], deadline=1.0)
+    session = clusters.session_of("bim_eagle", *SETS)
+    ran = clusters.checked_run(session, [clusters.BEES], deadline=1.0)
     assert lost and ran.director.workers.losses == 1
 
 
 def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
-    class Broken(ThreadHost):
+    class Broken(clusters.ThreadHost):
         async def start(self) -> Pipe:
             raise ClusterError("no memory")
 
     source = WorkerSource(lambda number, part: Broken(protocol.Load({}), lambda connection: None))
     with pytest.raises(ClusterError, match=r"3 workers in a row were lost: .*: no memory"):
-        on_workers(session_of("bim_plain"), [BEES], source=source)
+        clusters.on_workers(clusters.session_of("bim_plain"), [clusters.BEES], source=source)
 
 
 def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
-    process = WorkerProcess(lambda job: session_of("autoregressive"))
+    process = WorkerProcess(lambda job: clusters.session_of("autoregressive"))
 
     def drive(*orders: protocol.Load | protocol.Assign) -> tuple[protocol.WorkerSocket, Thread]:
         ours, theirs = socket.socketpair()
@@ -123,7 +115,7 @@ def test_a_driver_that_is_gone_leaves_nothing_for_the_next() -> None:
             driver.send(order)
         return driver, thread
 
-    first, thread = drive(protocol.Load({}), protocol.Assign("1", BEES, MigratedRequest()))
+    first, thread = drive(protocol.Load({}), protocol.Assign("1", clusters.BEES, MigratedRequest()))
     replies = iter(one for one in first if not isinstance(one, protocol.Heartbeat))
     assert isinstance(next(replies), protocol.Ready)
     loop = process.loop

@@ -7,15 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from helpers.attention import (
-    DIM,
-    HEADS,
-    attend_naively,
-    attended,
-    batches,
-    drawn,
-    scene,
-)
+from helpers import attention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -97,14 +89,14 @@ def test_which_requests_are_computed_side_by_side(name: str) -> None:
     kv = pool_of(sizes, region, 8192)
     members = [one for one, size in zip(members_of(queries), sizes, strict=True) if size]
     for order in (members, members[::-1]):  # in the order of their slots
-        made = batches(kv, order, backend)
+        made = attention.batches(kv, order, backend)
         assert [(stack.keys, stack.rows_Gq[:, 0].tolist()) for stack in made] == expected
         if backend != "dense":
             check(kv, members, made)
 
 
 def test_a_slot_has_a_place_in_its_run() -> None:
-    (stack,) = batches(pool_of([40] * 5, 64), members_of([6] * 5), "grouped")
+    (stack,) = attention.batches(pool_of([40] * 5, 64), members_of([6] * 5), "grouped")
     assert stack.places(np.array([[7], [67]]), np.array([0, 1])).tolist() == [[7], [3]]
 
 
@@ -113,14 +105,14 @@ def test_a_group_never_reaches_behind_the_pool() -> None:
     for root, (region, size) in enumerate(((30, 25), (10, 5))):
         kv.open_(root, region)
         kv.append_([root] * size, range(size), home=root)
-    made = batches(kv, members_of([2, 2]), "auto")
+    made = attention.batches(kv, members_of([2, 2]), "auto")
     assert [stack.keys for stack in made] == [SlotRun(0, 25), SlotRun(30, 5)]
 
 
 def test_the_first_members_may_have_to_be_alone() -> None:
     kv = pool_of([300] * 3, 512)
     one, two, three = members_of([2] * 3)
-    made = batches(kv, [three, one, two], "auto", isolated=True)
+    made = attention.batches(kv, [three, one, two], "auto", isolated=True)
     assert [stack.keys for stack in made] == [SlotRun(1024, 300), SlotRun(0, 300, 512, 2)]
     assert [stack.rows_Gq[:, 0].tolist() for stack in made] == [[4], [0, 2]]
 
@@ -128,7 +120,7 @@ def test_the_first_members_may_have_to_be_alone() -> None:
 def test_slots_that_lie_too_far_apart_are_a_list_of_their_own() -> None:
     kv = pool_of([4, 200, 4], 0)
     kv.append_([0] * 2, [4, 5], home=0)
-    made = batches(kv, members_of([1, 1, 1]), "grouped")
+    made = attention.batches(kv, members_of([1, 1, 1]), "grouped")
     lists = [one for one in made if not isinstance(one.keys, SlotRun)]
     assert [one.keys.tolist() for one in lists] == [[[0, 1, 2, 3, 208, 209]]]
     check(kv, members_of([1, 1, 1]), made)
@@ -152,7 +144,7 @@ def test_rows_of_a_pool(name: str) -> None:
     for row, size in used.items():
         kv.append_([row] * size, range(size), row, row)
     members = [QuerySequence(np.array([2 * b, 2 * b + 1]), row, ()) for b, row in enumerate(rows)]
-    (stack,) = batches(kv, members, backend)
+    (stack,) = attention.batches(kv, members, backend)
     filled = [one for one in members if backend == "dense" or one.row in used]
     assert stack.keys == SlotRun(*run)
     assert stack.rows_Gq.tolist() == [one.rows.tolist() for one in filled]
@@ -164,7 +156,7 @@ def test_rows_of_a_pool_come_in_any_order_and_with_gaps(backend: str) -> None:
     for row in range(5):
         kv.append_([row] * 300, range(300), row, row)
     members = [QuerySequence(np.array([s]), row, ()) for s, row in enumerate((4, 0, 2, 3))]
-    made = batches(kv, members, backend)
+    made = attention.batches(kv, members, backend)
     assert [(stack.keys, stack.rows_Gq[:, 0].tolist()) for stack in made] == [
         (SlotRun(0, 300, 800, 2), [1, 2]), (SlotRun(1200, 300, 400, 2), [3, 0])
     ]  # fmt: skip
@@ -186,9 +178,9 @@ def test_every_row_is_in_one_group_which_costs_little_more_than_its_own_slots(
         kv.append_([root] * 3, range(3), home=root)
     members = members_of(queries[: len(sizes)])
     for even in (False, True):
-        made = batches(kv, members, "grouped", equal_lengths=even)
+        made = attention.batches(kv, members, "grouped", equal_lengths=even)
         check(kv, members, made)
-        alone = sum(cost(batches(kv, [one], "grouped")) for one in members)
+        alone = sum(cost(attention.batches(kv, [one], "grouped")) for one in members)
         assert cost(made) <= MAX_WASTE * alone + MAX_WASTED_ENTRIES * len(made)
         for stack in made if even else ():
             firsts = stack.rows_Gq[:, 0].tolist()
@@ -197,7 +189,7 @@ def test_every_row_is_in_one_group_which_costs_little_more_than_its_own_slots(
 
 def test_a_forward_by_hand_is_one_group() -> None:
     causal = AttentionPlan.causal(3)
-    assert drawn(causal.groups[0].mask_GqK[0]) == "#..\n##.\n###"
+    assert attention.drawn(causal.groups[0].mask_GqK[0]) == "#..\n##.\n###"
     mask_BQK = torch.ones(2, 3, 4, dtype=torch.bool)
     told = AttentionPlan.dense(mask_BQK, torch.arange(4)[None], first=5, stride=7)
     assert told.groups[0].mask_GqK is mask_BQK and told.groups[0].rows_Gq is None
@@ -230,7 +222,7 @@ def test_rows_in_their_natural_order_need_no_index(
 
 def queries(rows: int) -> Tensor:
     draw = torch.Generator().manual_seed(rows)
-    return torch.randn(rows, HEADS, DIM, generator=draw, dtype=torch.float64)
+    return torch.randn(rows, attention.HEADS, attention.DIM, generator=draw, dtype=torch.float64)
 
 
 CASES = {
@@ -249,11 +241,11 @@ CASES = {
 def test_all_backends_attend_to_what_the_rule_allows(case: str, even: bool, draw: Random) -> None:
     """Segments on the way to the root, committed or prompts of this forward, not behind the row;
     of its own tree a node sees its ancestors."""
-    one = scene(draw, *CASES[case])
+    one = attention.scene(draw, *CASES[case])
     rows = replace(one.rows, blend=object() if even else None)  # type: ignore[arg-type]
     q_Nhd = queries(rows.tokens_BQ.numel())
-    expected = attend_naively(one, q_Nhd)
+    expected = attention.attend_naively(one, q_Nhd)
     for name in ("dense", "grouped", "cascade"):
-        out_NI = attended(plan_attention(rows, one.kv, attention=name), q_Nhd, one.kv)
+        out_NI = attention.attended(plan_attention(rows, one.kv, attention=name), q_Nhd, one.kv)
         for row, expected_I in expected.items():
             assert torch.allclose(out_NI[row], expected_I, atol=1e-9), (name, row)

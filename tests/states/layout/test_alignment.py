@@ -1,17 +1,6 @@
 """Left padding under ``batching``: the vectors of seed 000 section 5, by layout and manager."""
 
-from helpers.managers import (
-    accepted,
-    admit_,
-    chain,
-    commit_,
-    fork_,
-    manager,
-    proposal,
-    request,
-    running,
-    tree_rows_,
-)
+from helpers import managers
 
 from specsot.ops.kv.pool import NO_SEGMENT
 from specsot.ops.types import AlignmentState, ContinuousDecodingState, DraftRows
@@ -23,17 +12,19 @@ SLOTS = 400
 def test_rows_of_unequal_acceptance_are_left_padded() -> None:
     """Section 5.2: 3, 1 and 2 rows of three chains stay. The drafter's row j is for token j + 1:
     the accepted drafts, then the target's own token."""
-    made = manager("batching", "eagle3", capacity=SLOTS, most=3)
-    branches = running(made, *(request(str(n), tail=range(n)) for n in (100, 98, 99)), first=7)
+    made = managers.manager("batching", "eagle3", capacity=SLOTS, most=3)
+    branches = managers.running(
+        made, *(managers.request(str(n), tail=range(n)) for n in (100, 98, 99)), first=7
+    )
     assert [branch.length for branch in branches] == [100, 98, 99]
     made.drafter.intake_()
-    offer = proposal(*[chain(30, 31)] * 3)
-    batch = tree_rows_(made, offer)
+    offer = managers.proposal(*[managers.chain(30, 31)] * 3)
+    batch = managers.tree_rows_(made, offer)
     rows = batch.rows
     assert rows.alignment == AlignmentState((0, 0, 0), (3, 3, 3), (0, 0, 0)), "equal trees"
     assert rows.positions_BQ.tolist() == [[n, n + 1, n + 2] for n in (100, 98, 99)]
-    outcome = accepted(batch, offer, [[1, 2], [], [1]], [60, 61, 62])
-    summary = commit_(made, batch, outcome=outcome)
+    outcome = managers.accepted(batch, offer, [[1, 2], [], [1]], [60, 61, 62])
+    summary = managers.commit_(made, batch, outcome=outcome)
     assert summary.committed == (3, 1, 2) and summary.accepted == (2, 0, 1)
     assert [branch.length for branch in made.active] == [103, 99, 101]
     unequal = made.drafter.intake_()
@@ -61,19 +52,19 @@ def test_rows_of_unequal_acceptance_are_left_padded() -> None:
 
 def test_a_newcomers_prompt_rides_beside_the_running_rows() -> None:
     """Section 5.3."""
-    made = manager("batching", "eagle3", capacity=SLOTS, most=3)
-    one = request("0", prefix=[1] * 50, tail=range(100))
-    running(made, one, first=7)
+    made = managers.manager("batching", "eagle3", capacity=SLOTS, most=3)
+    one = managers.request("0", prefix=[1] * 50, tail=range(100))
+    managers.running(made, one, first=7)
     for index, size in ((1, 100), (2, 200)):
         branch = made.table.new_branch(one, index, 10)
         branch.prompt = PromptTokens(tuple(range(size)))
         one.branches.append(branch)
         if index == 1:
-            commit_(made, fork_(made), [8])
+            managers.commit_(made, managers.fork_(made), [8])
     assert [branch.length for branch in made.active] == [150, 150]
     made.drafter.intake_()
-    offer = proposal(chain(30), chain(30))
-    batch = admit_(made, offer)
+    offer = managers.proposal(managers.chain(30), managers.chain(30))
+    batch = managers.admit_(made, offer)
     rows = batch.rows
     state = rows.alignment
     assert isinstance(state, ContinuousDecodingState)
@@ -95,7 +86,7 @@ def test_a_newcomers_prompt_rides_beside_the_running_rows() -> None:
     assert rows.slots_BQ[2].tolist() == list(range(first, first + 200)), "after its prefix's copy"
     assert rows.nodes_ST.tolist() == [[198, 199], [398, 399]]
     assert rows.tips_R.tolist() == [599]
-    commit_(made, batch, [5], accepted(batch, offer, [[1], [1]], [60, 61]))
+    managers.commit_(made, batch, [5], managers.accepted(batch, offer, [[1], [1]], [60, 61]))
     owner_BK = made.kv.owner[: 3 * SLOTS].reshape(3, SLOTS)
     assert (owner_BK >= 0).sum(1).tolist() == [152, 152, 250] == [b.length for b in made.active]
     assert [b.tokens for b in made.active] == [[7, 30, 60], [8, 30, 61], [5]]

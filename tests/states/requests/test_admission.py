@@ -4,19 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from helpers import support
 from helpers.managers import request as request_of
-from helpers.support import (
-    Graphs,
-    Make,
-    SizedBook,
-    branches_of,
-    check_lossless,
-    check_rows,
-    drive,
-    requests_of,
-    start,
-    taking_turns,
-)
 
 from specsot.engine.prepare.inputs import Prompt
 from specsot.states.admission import CapacityModel, request_slots
@@ -37,7 +26,7 @@ def outline(lengths: Sequence[int], deps: dict[int, tuple[int, ...]] | None = No
 
 
 @pytest.fixture
-def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
+def run_of(tiny: support.Make, graphs: support.Graphs) -> Callable[..., Run]:
     """run_of(outlines, capacity, graph): one request per outline."""
 
     def make(
@@ -49,7 +38,7 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
         most: int = 6,
     ) -> Run:
         made = tiny("llama")
-        book = SizedBook(130, "outline", ())
+        book = support.SizedBook(130, "outline", ())
         sets = (f"drafter.num_draft_tokens={nodes}",) if "eagle" in graph else ()
         session = graphs.session(
             graph,
@@ -59,7 +48,7 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
             budget=BUDGET,
             sets=(*sets, f"layout.kv_slots={capacity}", f"layout.max_num_branches={most}"),
         )
-        run = start(session, [])
+        run = support.start(session, [])
         for index, given in enumerate(outlines):
             prompt = Prompt(str(index), "hello", max_new_tokens=budgets[index])
             request = session.request(prompt)
@@ -70,36 +59,36 @@ def run_of(tiny: Make, graphs: Graphs) -> Callable[..., Run]:
 
 
 def own_rows(run: Run) -> int:
-    request = requests_of(run)[0]
+    request = support.requests_of(run)[0]
     return len(request.prefix) + len(request.tail) + len(request.given_ids) + 3
 
 
 def test_a_branch_that_finds_no_room_beside_others_waits_for_them(
-    run_of: Callable[..., Run], tiny: Make
+    run_of: Callable[..., Run], tiny: support.Make
 ) -> None:
     probe = run_of([outline([5])], 2000)
     shared, tree = own_rows(probe), 7
     long = 250
     capacity = shared + long + BUDGET + tree + 10
     run = run_of([outline([long]), outline([5, 6])], capacity)
-    both = sum(request_slots(r) for r in requests_of(run)) + 2 * tree
+    both = sum(request_slots(r) for r in support.requests_of(run)) + 2 * tree
     assert both <= capacity, "both requests were meant to be open at once"
-    drive(run)
-    assert [b.finish for b in branches_of(run)] == [Finish.LENGTH] * 3, [
-        (b.name, b.note) for b in branches_of(run)
+    support.drive(run)
+    assert [b.finish for b in support.branches_of(run)] == [Finish.LENGTH] * 3, [
+        (b.name, b.note) for b in support.branches_of(run)
     ]
-    check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+    support.check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
 
 
 def test_requests_that_shut_each_other_out_come_to_an_end(
-    run_of: Callable[..., Run], tiny: Make
+    run_of: Callable[..., Run], tiny: support.Make
 ) -> None:
     shared, tree = own_rows(run_of([outline([5])], 2000)), 7
     long = 250
     capacity = shared + long + BUDGET + tree + 10
     alike = [outline([long]), outline([long])]
-    run = drive(run_of(alike, capacity))
-    first, second = branches_of(run)
+    run = support.drive(run_of(alike, capacity))
+    first, second = support.branches_of(run)
     assert (first.finish, first.tokens) == (Finish.REFUSED, [])
     assert first.note == "no room with the other requests"
     assert second.finish is Finish.LENGTH
@@ -113,10 +102,10 @@ def test_requests_that_shut_each_other_out_come_to_an_end(
 @pytest.mark.parametrize("nodes", [6, 30])
 def test_admitted_branches_always_run_to_their_end(nodes: int, run_of: Callable[..., Run]) -> None:
     given, full = outline([9, 30, 2, 60, 7, 7], {4: (1, 2)}), 0
-    need = request_slots(requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
+    need = request_slots(support.requests_of(run_of([given], 2000, nodes=nodes))[0]) + nodes + 1
     for capacity in range(max(need, 6 * (nodes + 1)), need + 180, 36):
-        run = drive(run_of([given] * 2, capacity, nodes=nodes))
-        for branch in branches_of(run):
+        run = support.drive(run_of([given] * 2, capacity, nodes=nodes))
+        for branch in support.branches_of(run):
             assert branch.finish in (Finish.LENGTH, Finish.REFUSED)
             assert len(branch.tokens) == (BUDGET if branch.finish is Finish.LENGTH else 0)
         full = max(full, run.manager.kv.peak_length / capacity)
@@ -147,23 +136,23 @@ def test_a_rounds_trees_are_counted_for_the_worst_number_of_branches(
 
 
 @pytest.mark.parametrize(
-    ("most", "graph"), taking_turns((1, 2, 3, 5), ("batching_plain", "batching_eagle"))
+    ("most", "graph"), support.taking_turns((1, 2, 3, 5), ("batching_plain", "batching_eagle"))
 )
 def test_rows_are_handed_out_as_slots_are(
-    most: int, graph: str, run_of: Callable[..., Run], tiny: Make
+    most: int, graph: str, run_of: Callable[..., Run], tiny: support.Make
 ) -> None:
     given = outline([9, 30, 2, 60, 7, 7], {4: (1, 2), 6: (5,)})
     run, order, peak = run_of([given] * 3, 400, graph, most=most), list[str](), 0
     while not run.finished:
         run.advance()
-        check_rows(run)
+        support.check_rows(run)
         peak = max(peak, len(run.branches))
-        opened = [r.key for r in requests_of(run) if r.stage is not Stage.WAITING]
+        opened = [r.key for r in support.requests_of(run) if r.stage is not Stage.WAITING]
         order += [key for key in opened if key not in order]
     assert order == ["0", "1", "2"] and peak == most
     assert run.manager.kv.rows == most
-    assert {b.finish for b in branches_of(run)} == {Finish.LENGTH}
-    check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
+    assert {b.finish for b in support.branches_of(run)} == {Finish.LENGTH}
+    support.check_lossless(run, run.board["prompts"], tiny("llama").reference, plain=False)
 
 
 def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
@@ -171,8 +160,8 @@ def test_a_branch_too_long_for_a_row_is_refused_and_all_others_run(
 ) -> None:
     shared = own_rows(run_of([outline([5])], 2000, "batching_eagle"))
     capacity = shared + 100 + BUDGET + 7
-    run = drive(run_of([outline([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
-    for request in requests_of(run):
+    run = support.drive(run_of([outline([100, 101, 100])] * 2, capacity, "batching_eagle", most=2))
+    for request in support.requests_of(run):
         first, second, third = request.branches
         assert (first.finish, third.finish) == (Finish.LENGTH, Finish.LENGTH)
         assert second.finish is Finish.REFUSED and second.tokens == []
@@ -186,8 +175,8 @@ def test_rows_that_idle_prefixes_hold_are_used_by_their_own_branches(
     for graph in ("bim_plain", "batching_plain"):
         run = run_of([outline((3, 3, 3))] * 8, 400, graph, budgets=(BUDGET,) * 8)
         busy: list[int] = []
-        drive(run, until=lambda run, busy=busy: bool(busy.append(len(run.branches))))
-        assert all(len(b.tokens) == BUDGET for b in branches_of(run) if not b.is_root)
+        support.drive(run, until=lambda run, busy=busy: bool(busy.append(len(run.branches))))
+        assert all(len(b.tokens) == BUDGET for b in support.branches_of(run) if not b.is_root)
         rounds[graph] = sum(count > 0 for count in busy)
     assert rounds["batching_plain"] <= 1.3 * rounds["bim_plain"]
 

@@ -1,16 +1,7 @@
 """Where the rows of a request will lie: shares of the pool, so that requests lie side by side."""
 
 import pytest
-from helpers.managers import (
-    chain,
-    limits,
-    manager,
-    open_requests_,
-    proposal,
-    request,
-    running,
-    tree_rows_,
-)
+from helpers import managers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +11,12 @@ from specsot.states.admission import REGION_STEP, Admission, CapacityModel, requ
 
 
 def admission(capacity: int, most: int) -> Admission:
-    return manager(capacity=max(capacity, 8), most=most).admission
+    return managers.manager(capacity=max(capacity, 8), most=most).admission
 
 
 @given(st.integers(8, 3000), st.integers(1, 9), st.integers(0, 400), st.integers(1, 400))
 def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budget: int) -> None:
-    one = request(prefix=[1] * prompt, budget=budget)
+    one = managers.request(prefix=[1] * prompt, budget=budget)
     found = admission(capacity, most)
     needed = request_slots(one) + found.capacity.tree_slots(1)
     share = capacity // most
@@ -39,41 +30,41 @@ def test_a_region_holds_its_request(capacity: int, most: int, prompt: int, budge
 @pytest.mark.parametrize(("nodes", "beams", "size"), [(0, 1, 64), (30, 1, 128), (0, 4, 192)])
 def test_beams_and_trees_are_counted(nodes: int, beams: int, size: int) -> None:
     model = CapacityModel(4096, 64, nodes, beams=beams)
-    rules = Admission(capacity=model, limits=limits(capacity=4096, most=64))
-    assert rules.region(request(budget=40))[0] == size
+    rules = Admission(capacity=model, limits=managers.limits(capacity=4096, most=64))
+    assert rules.region(managers.request(budget=40))[0] == size
 
 
 def test_requests_that_run_together_are_one_group() -> None:
-    made = manager(drafter="ngram", capacity=512, most=4)
-    running(made, *(request(key, prefix=[5] * 9) for key in "abcd"))
-    batch = tree_rows_(made, proposal(*[chain(50)] * 4))
+    made = managers.manager(drafter="ngram", capacity=512, most=4)
+    managers.running(made, *(managers.request(key, prefix=[5] * 9) for key in "abcd"))
+    batch = managers.tree_rows_(made, managers.proposal(*[managers.chain(50)] * 4))
     (group,) = plan_attention(batch.rows, made.kv).groups
     assert group.keys == SlotRun(0, 13, 128, 4)
 
 
 def test_a_share_is_used_again_when_its_request_has_ended() -> None:
-    made = manager(capacity=512, most=4)
-    made_branches = running(made, *(request(key) for key in "abcd"))
+    made = managers.manager(capacity=512, most=4)
+    made_branches = managers.running(made, *(managers.request(key) for key in "abcd"))
     second = made_branches[1].request
     made.table.cancel("b")
     made.lifecycle.release_and_prepare_()
     assert second.prefix_owner not in made.kv.regions
-    late = request("e")
-    batch = open_requests_(made, late)
+    late = managers.request("e")
+    batch = managers.open_requests_(made, late)
     assert [b.request for b in batch.newcomers] == [late]
     assert made.kv.regions[late.prefix_owner].first == 128
 
 
 @pytest.mark.parametrize("drafter", ["none", "vanilla"])
 def test_every_pool_has_a_region_for_a_request(drafter: str) -> None:
-    made, one = manager(drafter=drafter, capacity=512), request()
-    open_requests_(made, one)
+    made, one = managers.manager(drafter=drafter, capacity=512), managers.request()
+    managers.open_requests_(made, one)
     for pool in made.pools:
         region = pool.regions[one.prefix_owner]
         assert (region.first, region.size) == (0, 128)
 
 
 def test_rows_of_a_pool_need_no_regions() -> None:
-    made, one = manager("batching"), request()
-    open_requests_(made, one)
+    made, one = managers.manager("batching"), managers.request()
+    managers.open_requests_(made, one)
     assert not made.kv.regions

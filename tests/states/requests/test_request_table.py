@@ -5,18 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.managers import (
-    accepted,
-    chain,
-    commit_,
-    fan_out_,
-    limits,
-    manager,
-    proposal,
-    request,
-    running,
-    tree_rows_,
-)
+from helpers import managers
 from transitions import MachineError
 
 from specsot.states.request import (
@@ -32,8 +21,11 @@ from specsot.states.request_table import RequestTable
 
 
 def test_requests_keep_the_order_of_their_submission_and_branches_follow_their_prefix() -> None:
-    table, some = RequestTable(limits(max_positions=9)), [request(key) for key in "ca"]
-    some.append(request("b", budget=10, outline_budget=11))
+    table, some = (
+        RequestTable(managers.limits(max_positions=9)),
+        [managers.request(key) for key in "ca"],
+    )
+    some.append(managers.request("b", budget=10, outline_budget=11))
     for one in some:
         table.add(one)
     assert table.requests == table.unfinished == some
@@ -47,7 +39,7 @@ def test_requests_keep_the_order_of_their_submission_and_branches_follow_their_p
 
 
 def test_what_ended_is_handed_over_once_and_nothing_of_it_stays() -> None:
-    table, some = RequestTable(limits()), [request(key) for key in "ab"]
+    table, some = RequestTable(managers.limits()), [managers.request(key) for key in "ab"]
     for one in some:
         table.add(one)
     assert table.forget_finished() == []
@@ -59,10 +51,10 @@ def test_what_ended_is_handed_over_once_and_nothing_of_it_stays() -> None:
 
 
 def test_the_number_of_a_branch_is_what_its_rows_are_shown_with() -> None:
-    made, one = manager(), request(tail=[7], outline_budget=4)
-    (root,) = running(made, one)
+    made, one = managers.manager(), managers.request(tail=[7], outline_budget=4)
+    (root,) = managers.running(made, one)
     root.end(Finish.STOP)
-    branches = fan_out_(made, one, [], [[41], [42]])
+    branches = managers.fan_out_(made, one, [], [[41], [42]])
     owners = [one.prefix_owner, root.owner, *(branch.owner for branch in branches)]
     assert [made.table.bim(owner) for owner in owners] == [-1, -1, 0, 1]
     assert made.table.bim(99) == -1
@@ -70,13 +62,13 @@ def test_the_number_of_a_branch_is_what_its_rows_are_shown_with() -> None:
 
 @pytest.mark.parametrize("layout", ["bim", "batching", "paged"])
 def test_a_cancelled_request_ends_at_the_next_step_and_keeps_its_text(layout: str) -> None:
-    made = manager(layout, "ngram")
-    first, second = running(made, request("a"), request("b"))
+    made = managers.manager(layout, "ngram")
+    first, second = managers.running(made, managers.request("a"), managers.request("b"))
     made.table.cancel("a")
     assert made.active == [first, second], "a step that has begun is finished"
-    offer = proposal(chain(50), chain(51))
-    batch = tree_rows_(made, offer)
-    commit_(made, batch, outcome=accepted(batch, offer, [[1], [1]], [90, 91]))
+    offer = managers.proposal(managers.chain(50), managers.chain(51))
+    batch = managers.tree_rows_(made, offer)
+    managers.commit_(made, batch, outcome=managers.accepted(batch, offer, [[1], [1]], [90, 91]))
     assert (first.finish, first.tokens) == (Finish.CANCELLED, [20, 50, 90])
     assert made.active == [second] and first.request.finished
     assert made.kv.current_length == second.length
@@ -84,9 +76,9 @@ def test_a_cancelled_request_ends_at_the_next_step_and_keeps_its_text(layout: st
 
 
 def test_a_request_that_is_cancelled_before_it_starts_never_does() -> None:
-    made = manager(most=1)
-    running(made, request("a"))
-    late = request("b")
+    made = managers.manager(most=1)
+    managers.running(made, managers.request("a"))
+    late = managers.request("b")
     made.lifecycle.submit(late)
     made.table.cancel("b")
     made.table.cancel("unknown")
@@ -96,8 +88,8 @@ def test_a_request_that_is_cancelled_before_it_starts_never_does() -> None:
 
 
 def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
-    made = manager(capacity=16)
-    long, longer = request("a", budget=15), request("b", prefix=[1] * 1000)
+    made = managers.manager(capacity=16)
+    long, longer = managers.request("a", budget=15), managers.request("b", prefix=[1] * 1000)
     made.lifecycle.submit(long)
     made.lifecycle.submit(longer)
     assert [b.note for one in (long, longer) for b in one.branches] == [
@@ -126,7 +118,7 @@ def test_every_stage_is_reached_and_every_life_ends(kind: str) -> None:
 
 
 def test_a_way_that_is_none_is_a_fault_of_ours() -> None:
-    made, one = manager(), request()
+    made, one = managers.manager(), managers.request()
     made.lifecycle.submit(one)
     with pytest.raises(MachineError, match="merge"):
         branch = made.table.new_branch(one, 0, 3)
@@ -150,7 +142,7 @@ def test_a_way_that_is_none_is_a_fault_of_ours() -> None:
     ],
 )
 def test_how_a_branch_and_its_request_end(finish: Finish, stage: Stage) -> None:
-    made, one = manager(), request()
+    made, one = managers.manager(), managers.request()
     made.lifecycle.submit(one)
     branch = made.table.new_branch(one, 0, 3)
     branch.end(finish)
