@@ -1,6 +1,7 @@
 """Tiny models in files, sessions of the embedded models, and the command line in this process."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -59,7 +60,8 @@ def session(embedded: Embedded) -> Callable[..., Session]:
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # `serve` lowers the priority of its process
     return CommandLine(capsys)
 
 
