@@ -70,11 +70,11 @@ class DamagedChunk(ValueError):
     """A cached file is not a valid chunk; the message names the file and the reason."""
 
 
+@dataclass(frozen=True, slots=True)
 class ChunkFiles:
     """The folder of a chunk store. Processes may share it: files appear complete."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def path(self, digest: str) -> Path:
         return self.folder / f"{digest}{SUFFIX}"

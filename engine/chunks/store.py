@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 30  # default limit of chunks in memory and in a folder
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A chunk in memory; `versions` are torch's counts of what was done to its tensors in place."""
 
     name: str
@@ -145,12 +144,11 @@ class ChunkStore:
             finally:
                 part.unlink(missing_ok=True)
             files.trim(self.max_bytes)
-            return True
-        except (OSError, SafetensorError) as error:
-            self.notes.append(f"{path}: cannot be written: {error}")
-        except UsageError as error:
-            self.notes.append(str(error))
-        return False
+        except (OSError, SafetensorError, UsageError) as error:
+            place = "" if isinstance(error, UsageError) else f"{path}: cannot be written: "
+            self.notes.append(f"{place}{error}")
+            return False
+        return True
 
 
 def _check(key: ChunkKey, chunk: ChunkKV) -> None:

@@ -14,14 +14,7 @@ from typing import Any
 from ...ops.registry import guard, op
 from ...states.phases.merge import Answer, delivered
 from ...states.phases.parse import fan_out_
-from ...states.request import (
-    ENDING_OF,
-    Branch,
-    Finish,
-    MigratedBranch,
-    MigratedRequest,
-    move,
-)
+from ...states.request import COMPLETE, Branch, Finish, MigratedBranch, MigratedRequest, move
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, Committed
@@ -33,14 +26,7 @@ from ..run.core import EngineCore
 from ..run.session import Session
 from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
-from .worker_groups import (
-    NO_GROUP,
-    RECEIVE_INTERVAL,
-    Report,
-    RunWorker,
-    WorkerGroup,
-    WorkerGroups,
-)
+from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
 
 MACHINE = "machines/cluster"
 
@@ -88,8 +74,7 @@ class RequestState:
     @property
     def outlined(self) -> bool:
         """Whether its outline has ended and was not parsed."""
-        root = self.request.root
-        return root is not None and root.ended and not self.request.branches
+        return self.request.outline_ended
 
     @property
     def unassigned(self) -> list[Branch]:
@@ -102,8 +87,7 @@ class RequestState:
 
     @property
     def ended(self) -> bool:
-        branches = self.request.branches
-        return bool(branches) and all(branch.ended for branch in branches)
+        return self.request.finished
 
     def running(self) -> Iterator[tuple[WorkerGroup, Branch]]:
         """Branches that a group has, the root branch among them, with the group."""
@@ -135,12 +119,12 @@ class RequestState:
         """End a branch; a request ends with an outline that cannot be written."""
         branch = self.branch_of(index)
         request = self.request
-        if branch is None:
+        if branch is None or request.finished:
             return
         if not branch.ended:
             branch.end(finish, note)
         self.assigned.pop(index, None)
-        unwritten = index == OUTLINE and finish not in (Finish.STOP, Finish.LENGTH)
+        unwritten = index == OUTLINE and finish not in COMPLETE
         if unwritten or finish is Finish.FAILED:
             request.finish = finish
             request.why = note
@@ -153,9 +137,8 @@ class RequestState:
                 if not other.ended:
                     other.end(finish, note)
         self._read_prompts_()
-        if self.ended:
-            move(request, ENDING_OF[request.finish])
-            self.table.ended += 1
+        if request.branches and all(branch.ended for branch in request.branches):
+            self.table.close(request)
 
     def parse_(self) -> None:
         """Parse the outline into branches, with the prompts of those that have no dependencies."""
@@ -192,10 +175,11 @@ class RequestState:
         request = self.request
         lost = {index for index, group in self.assigned.items() if group not in present}
         names = [branch.name for branch in request.all_branches() if branch.index in lost]
-        self.assigned = {i: group for i, group in self.assigned.items() if i not in lost}
+        for index in lost:
+            del self.assigned[index]
         self.sent -= lost
         self.holders = {group for group in self.holders if group in present}
-        if self.source is not None and self.source not in present:
+        if self.source not in present:
             self.source = next(iter(self.holders), None)
         return names
 
@@ -410,8 +394,8 @@ def group_changed(cluster: Director) -> bool:
 @guard("outlines_wanted")
 def outlines_wanted(cluster: Director) -> bool:
     """An outline is to be written, and a group has capacity for it."""
-    free = cluster.free(cluster.workers.writers)
-    return bool(free) and any(state.needs_writer for state in cluster.states)
+    wanted = any(state.needs_writer for state in cluster.states)
+    return wanted and bool(cluster.free(cluster.workers.writers))
 
 
 @guard("outlines_written")
@@ -423,8 +407,8 @@ def outlines_written(cluster: Director) -> bool:
 @guard("branches_wanted")
 def branches_wanted(cluster: Director) -> bool:
     """A branch can be decoded that no group has, and a group has capacity for it."""
-    free = cluster.free(cluster.workers.decoders)
-    return bool(free) and any(state.unassigned for state in cluster.states)
+    wanted = any(state.unassigned for state in cluster.states)
+    return wanted and bool(cluster.free(cluster.workers.decoders))
 
 
 @guard("all_ended")

@@ -35,7 +35,7 @@ from ..run.scoring import Scorer
 from ..run.session import Session, derive_seed, load, tie
 from ..shell import complain
 from . import protocol
-from .worker_loop import OpenRequest, OrderQueue, WorkerEngine, WorkerLoop, load_job
+from .worker_loop import OpenRequest, OrderQueue, Send, WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
@@ -227,8 +227,9 @@ class Refusal(ValueError):
 class ServedGraph(WorkerEngine):
     """One graph's engine and its open requests. watched: record the transitions for `picture`."""
 
-    def __init__(self, session: Session, send: Callable[[protocol.Message], None]) -> None:
-        super().__init__(session, send, rounds=self._round_done, sink=self._happened)
+    def __init__(self, session: Session, send: Send) -> None:
+        engine = Engine(session, threaded=False, rounds=self._round_done, sink=self._happened)
+        super().__init__(engine, send)
         self.name = session.program.graph.name
         self.watched = False
         self.progress_time = 0.0

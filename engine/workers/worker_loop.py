@@ -31,7 +31,6 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from ...models.decoder import part
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, place
 from ...states.graph.load import load_program, op_table
-from ...states.machine import Sink
 from ...states.prefix_cache import PrefixCache
 from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
@@ -50,6 +49,8 @@ from . import protocol
 BACKLOG = 128
 MAX_TRIES = 3  # connections to a store, each with its part of the deadline
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
+Send = Callable[[protocol.Message], None]
+Rounds = Callable[[RoundSummary], None]
 
 
 def parts_of(job: Job, block: ClusterBlock) -> int:
@@ -99,7 +100,7 @@ class AssignedPart(OpenRequest):
         assert handle.request is not None
         super().__init__(handle)
         self._id = order.id
-        self._engine = engine
+        self._cache = engine.manager.prefixes
         self._request = handle.request
         self._writes_outline = not order.part.branches
         self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
@@ -118,26 +119,18 @@ class AssignedPart(OpenRequest):
                     yield self._last
         if self.handle.done and self._writes_outline and self._last is not None:
             ids = self._request.body.ids
-            cache = self._engine.manager.prefixes
-            rows = () if cache is None else cache.movable_rows(ids, self._request.cache_salt)
+            salt = self._request.cache_salt
+            rows = () if self._cache is None else self._cache.movable_rows(ids, salt)
             yield self._last._replace(branch=OUTLINE, rows=rows)
 
 
 class WorkerEngine:
-    """An engine of a worker and its open requests by id. send: sends what the requests bring.
-    rounds, sink: as of `Engine`."""
+    """An engine of a worker and its open requests by id. send: sends what the requests bring."""
 
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[protocol.Message], None],
-        *,
-        rounds: Callable[[RoundSummary], None] | None = None,
-        sink: Sink | None = None,
-    ) -> None:
-        self.session = session
+    def __init__(self, engine: Engine, send: Send) -> None:
+        self.engine = engine
+        self.session = engine.session
         self.send = send
-        self.engine = Engine(session, threaded=False, rounds=rounds, sink=sink)
         self.requests: dict[str, OpenRequest] = {}
 
     def advance(self) -> None:
@@ -164,22 +157,15 @@ class TensorParallelEngine(WorkerEngine):
     Raises RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be
     sharded."""
 
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[protocol.Message], None],
-        rounds: Callable[[RoundSummary], None],
-        ranks: Ranks | None,
-    ) -> None:
+    def __init__(self, session: Session, send: Send, rounds: Rounds, ranks: Ranks | None) -> None:
         leads = ranks is None or ranks.index == 0
         self.ranks = ranks
         if ranks is not None:
             session = copy(session)
             target = ShardedDecoder(session.models.target, ranks)
             session.models = replace(session.models, target=target)
-        super().__init__(
-            session, send if leads else lambda message: None, rounds=rounds if leads else None
-        )
+        engine = Engine(session, threaded=False, rounds=rounds if leads else None)
+        super().__init__(engine, send if leads else lambda message: None)
 
     @property
     def cache(self) -> PrefixCache:
@@ -249,15 +235,14 @@ def connect(order: protocol.FormGroup) -> Any:
     """The store of a group; raises RuntimeError if it is not reached before the deadline."""
     deadline = timedelta(seconds=order.block.deadline)
     address = (order.block.interface, order.port)
-    for tries in reversed(range(MAX_TRIES)):
+    for tries in range(1, MAX_TRIES + 1):
         try:  # one connection in some thousands is not answered: then another one is made
             store = TCPStore(*address, timeout=deadline / MAX_TRIES, wait_for_workers=False)
             store.set_timeout(deadline)
-            break
+            return store
         except RuntimeError:
-            if not tries:
+            if tries == MAX_TRIES:
                 raise
-    return store
 
 
 class GroupMembership:
@@ -470,8 +455,7 @@ class WorkerLoop:
             engine = TensorParallelEngine(
                 self.session, self._send, lambda done: self.meter.forward_done(done, 0), ranks
             )
-            engines = {**self.engines, tp: engine}
-            self.engines = dict(sorted(engines.items(), reverse=True))
+            self.engines = dict(sorted({**self.engines, tp: engine}.items(), reverse=True))
         return self.engines[tp]
 
     def _engine_in(self, tp: int, number: int) -> TensorParallelEngine | None:
