@@ -231,7 +231,7 @@ class Director:
         order = Assign(id, state.prompt, part, tp=group.tp, group=group.number)
         # All workers get what some do together, in one order.
         for worker in self.workers.group if group.tp > 1 else group.workers:
-            worker.post(order)
+            worker.send(order)
 
     def drop_lost_(self) -> None:
         present = {*self.workers.decoders, *self.workers.writers}

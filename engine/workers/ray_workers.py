@@ -22,7 +22,7 @@ from threading import Thread, current_thread, main_thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ..errors import ClusterError, UsageError, message_of
+from ..errors import ClusterError, UsageError, first_line, message_of
 from ..prepare.job import Job
 from ..prepare.options import LOCAL, ClusterBlock
 from ..shell import complain
@@ -116,14 +116,12 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
                 ray.init(**settings)
                 break
             except Exception as error:  # Ray raises it as such when its own start takes too long
-                first = str(error).strip().split("\n", 1)[0]
-                if address != LOCAL:
-                    raise ClusterError(f"no Ray cluster at {address}: {first}") from None
-                kill_processes(settings["_temp_dir"])
-                if tries == HEAD_TRIES:
-                    raise ClusterError(
-                        f"Ray does not start, tried {tries} times: {first}"
-                    ) from None
+                why = f"no Ray cluster at {address}"
+                if address == LOCAL:
+                    kill_processes(folder)
+                    why = f"Ray does not start, tried {tries} times"
+                if address != LOCAL or tries == HEAD_TRIES:
+                    raise ClusterError(f"{why}: {first_line(error)}") from None
         if in_main:
             signal.signal(signal.SIGTERM, before)
         try:
@@ -152,12 +150,9 @@ class RayWorker:
         """Connect to a driver, unless there is one."""
         if self._busy:
             return False
+        connection = connect_to(address, port, secret)
         self._busy = True
-        try:
-            self._connections.put(connect_to(address, port, secret))
-        except OSError:
-            self._busy = False
-            raise
+        self._connections.put(connection)
         return True
 
     def state(self) -> str:
@@ -254,10 +249,6 @@ class RayHost:
     _actor: Any = None
     _expected: asyncio.Future[Connection] | None = None
 
-    @property
-    def _job(self) -> str:
-        return job_digest(self.first)
-
     async def start(self) -> Pipe:
         from ray.exceptions import RayError
 
@@ -272,6 +263,7 @@ class RayHost:
                 if not expected.done():
                     connecting.result()
                 pipe, self.pid = await expected
+                return pipe
         except TimeoutError:
             raise ClusterError(f"it has not connected within {START_DEADLINE:g} s") from None
         except ClusterError:
@@ -283,13 +275,13 @@ class RayHost:
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             self.listener.expected.pop(secret, None)
-        return pipe
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
         import ray
 
-        for _, actor in await self._call(lambda: actors(f"{self._job}-")) if self._job else ():
+        job = job_digest(self.first)
+        for _, actor in await self._call(lambda: actors(f"{job}-")) if job else ():
             with suppress(ray.exceptions.RayError, TimeoutError):
                 if await self._send_secret(actor, secret, self.deadline):
                     self._actor = actor
@@ -298,9 +290,9 @@ class RayHost:
         self.adopted = False
         kind: Any = ray.remote(RayWorker)
         settings: dict[str, Any] = {"lifetime": "detached"} if self.detached else {}
-        if self._job:
+        if job:
             kept = "" if self.detached else "run-"  # what ends with this run is not for others
-            settings["name"] = f"{kept}{self._job}-{secrets.token_hex(8)}"
+            settings["name"] = f"{kept}{job}-{secrets.token_hex(8)}"
         actor = kind.options(
             num_gpus=num_gpus(self.first),
             max_restarts=0,

@@ -211,7 +211,7 @@ class WorkerGroups(Membership[RunWorker]):
         self._expected = (kind, number)
         replies = self._replies = {}
         for worker, order in orders.items():
-            worker.post(order)
+            worker.send(order)
         while any(worker in self.workers and worker not in replies for worker in orders):
             self.receive_()
         self._expected = (None, 0)
