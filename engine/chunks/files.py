@@ -155,8 +155,7 @@ class ChunkFiles:
         return True
 
     def trim(self, max_bytes: int) -> None:
-        """Remove what killed writers left, and the least recently used files until the others have
-        at most `max_bytes`."""
+        """Remove what killed writers left, and the least recently used files above `max_bytes`."""
         for path in self._files(PART):
             if time.time_ns() - _stat(path)[0] > ABANDONED_SECONDS * 1e9:
                 path.unlink(missing_ok=True)

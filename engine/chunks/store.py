@@ -66,8 +66,7 @@ class ChunkStore:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def get(self, key: ChunkKey) -> ChunkKV | None:
-        """The chunk of a key, now the most recently used one; None on a miss. Raises RuntimeError
-        if the chunk was written to."""
+        """The chunk of a key, now the latest, or None; raises RuntimeError if it was written to."""
         digest = key.digest
         entry = self._entries.get(digest) or self._load(key)
         if entry is None:

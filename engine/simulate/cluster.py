@@ -104,8 +104,7 @@ class SimulatedWorker(Simulation):
 
 
 class ClusterSimulation:
-    """A cluster on arrivals in the order of time. Raises UsageError: the graph cannot be
-    simulated."""
+    """A cluster on arrivals in the order of time; raises UsageError: not with this graph."""
 
     def __init__(
         self, graph: Graph, cost: StepCost, policy: str, setup: ClusterSetup, seed: int = 0

@@ -73,8 +73,7 @@ class Workload:
 
 
 def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file. Raises
-    UsageError: it is none of these."""
+    """The arrivals that `poisson:RATE`, `bursts:RATE:SIZE` or a file names; raises UsageError."""
     kind, *numbers = spec.split(":")
     try:
         if (kind, len(numbers)) in (("poisson", 1), ("bursts", 2)):
@@ -102,8 +101,7 @@ def _generated(
 
 
 def _recorded(path: Path) -> Iterator[Arrival]:
-    """Arrivals from a file of JSON lines with the fields of `Arrival`, in the order of time. Raises
-    UsageError: a line is not one."""
+    """Arrivals from a file of JSON lines with the fields of `Arrival`; raises UsageError."""
     before = 0.0
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -245,8 +243,7 @@ class ServedFigures:
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
-    """Quantiles of durations: the smallest one that a share of them does not exceed, 0.0 without
-    any."""
+    """Quantiles of durations: the smallest that a share does not exceed; 0.0 without any."""
     values = np.quantile(seconds or [0.0], QUANTILES, method="inverted_cdf")
     return {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
 

@@ -34,11 +34,10 @@ MACHINE = "machines/cluster"
 
 
 class RequestState:
-    """A submitted request with its seed, budget and branches, in host integers, so that any worker
-    can continue it. Raises PromptError.
+    """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
 
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
-    and have them. assigned: the group that decodes a branch, by its index; sent: those that it has
+    and have them. assigned: the group that decodes a branch, by its index; sent: those that it
     received."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
@@ -188,9 +187,8 @@ class RequestState:
 
 
 class Director:
-    """Requests, workers, and which group decodes what. report: takes events for the trace. tokens:
-    committed, by worker. figures: of the prefixes that were sent: bytes that arrived, seconds,
-    collectives that failed."""
+    """Requests, workers, and which group decodes what. tokens: committed, by worker. figures: of
+    the prefixes that were sent: bytes that arrived, seconds, collectives that failed."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.workers = workers
@@ -270,8 +268,7 @@ class Director:
         return {worker.name: counts for worker, counts in replies.items()}
 
     def send_prefix_(self, state: RequestState) -> None:
-        """Send a request's prefix to the groups that lack it, if a group has it. Where that fails,
-        they compute it."""
+        """Send a request's prefix to the groups that lack it; where that fails, they compute it."""
         while set(state.assigned.values()) - state.holders:
             group = self.workers.group
             source = state.source

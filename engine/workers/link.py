@@ -55,8 +55,7 @@ class WorkerHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSource:
-    """host: of worker number i with part p of the target's weights. services: open while workers
-    run."""
+    """host: of worker number i with part p of the target's weights. services: open meanwhile."""
 
     host: Callable[[int, int], WorkerHost]
     parts: int = 1

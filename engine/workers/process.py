@@ -2,8 +2,7 @@
 
 In a server's process one thread reads messages, one tokenizes for `/tokenize`, and one drives all
 engines in turn. Several graphs share one target, which is loaded once; each has its own drafter and
-pools. A request goes from its message to the engine, and back to text; nothing of a stop text is
-ever sent."""
+pools. A request goes from its message to the engine, and back to text, without its stop text."""
 
 import os
 import socket
@@ -113,8 +112,7 @@ class ScoreRows:
 
 
 class ServedRequest(OpenRequest):
-    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds, which
-    others append to."""
+    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds."""
 
     def __init__(self, engine: Engine, message: protocol.Submit, handle: Handle) -> None:
         super().__init__(handle)
@@ -399,8 +397,7 @@ class ServedGraph(WorkerEngine):
 
 
 class EngineProcess:
-    """Engines of several graphs over one target, fed through a socket until it is closed. Raises
-    Exception: what prevents loading."""
+    """Engines of several graphs over one target, fed through a socket until it is closed."""
 
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe

@@ -264,8 +264,7 @@ class BranchEnded(NamedTuple):
 
 class Regrouped(NamedTuple):
     """A collective is over. bytes: received; stored: they were needed and had space. collective:
-    its seconds. error: why it failed. rows: what the source has, where it no longer has the
-    requested rows: then none were sent."""
+    its seconds. error: why it failed. rows: what the source has; None if it sent the rows."""
 
     number: int
     bytes: int = 0

@@ -57,9 +57,8 @@ Result = TypeVar("Result")
 
 def set_up_ray(address: str) -> None:
     """Authentication by token, no statistics; must precede the first import of Ray. The token is
-    that of the cluster that `specsot cluster up` has started at this address, or that of the
-    environment, or a new one. Raises UsageError: Ray is not installed. ClusterError: nothing
-    answers at the address."""
+    that of `specsot cluster up` at this address, or that of the environment, or a new one. Raises
+    UsageError: Ray is not installed. ClusterError: nothing answers at the address."""
     if find_spec("ray") is None:
         raise UsageError(NO_RAY)
     if address != LOCAL:
@@ -229,13 +228,12 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
 
 @dataclass(eq=False)
 class RayHost:
-    """Runs a worker as an actor of the cluster that this process is a driver of.
-
-    With a `Load` a free actor of the same job is used before one is started.
+    """Runs a worker as an actor of the cluster that this process is a driver of. With a `Load` a
+    free actor of the same job is used before one is started.
 
     caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
-    detached: the actor outlives this driver, unless it is lost. adopted: so does one that was there
-    before. place: see `reserved`."""
+    detached, adopted: the actor outlives, or was there before, this driver. place: see
+    `reserved`."""
 
     first: Start | Load
     listener: WorkerListener
@@ -398,8 +396,7 @@ def job_workers(
 
 
 def load_workers(job: Job, block: ClusterBlock) -> None:
-    """Start workers of a job on a cluster that stay, and wait until their models are loaded. Raises
-    ClusterError: they cannot start."""
+    """Start workers of a job on a cluster that stay, and wait for them; raises ClusterError."""
     from .worker_groups import WorkerGroups
 
     with (

@@ -359,8 +359,7 @@ def control_path() -> Path:
 
 
 class ReplicaControl:
-    """The server's side of the socket. Raises UsageError: another server with --workers runs, or
-    the socket cannot be created."""
+    """The server's side of the socket; raises UsageError: there is another one, or no socket."""
 
     def __init__(self, router: Router, address: str) -> None:
         self._router = router

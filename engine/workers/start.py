@@ -40,8 +40,7 @@ def divided(job: Job) -> Job:
 
 
 def check_cluster(job: Job, block: ClusterBlock) -> None:
-    """Raise UsageError for what only one engine does, and for workers that cannot compute together
-    as the block says."""
+    """Raise UsageError for what only one engine does, and for groups that cannot be formed."""
     for name in SINGLE_OPTIONS:
         if getattr(job.options, name):
             raise UsageError(f"{flag_of(name)} looks into one engine: not with --workers")
@@ -107,8 +106,7 @@ def replica_router(
 
     jobs: of the served graphs. start: first message of a server's only engine. step_limit: of
     `HangLimits`; a replica that hangs is lost at once. Raises UsageError: Ray is not installed, or
-    another server with --workers runs here. ClusterError: the cluster does not exist, or another
-    one runs here."""
+    another server runs here. ClusterError: the cluster does not exist, or another one runs here."""
     set_up_ray(block.address)
     with ExitStack() as stack:
         if block.address == LOCAL:

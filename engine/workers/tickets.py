@@ -54,8 +54,7 @@ class PromptRoutes:
         self._index = PrefixIndex(BLOCK * BYTES_PER_TOKEN)
 
     def choose_(self, request: Request, replicas: Iterable[Replica]) -> Replica | None:
-        """The replica that would have read a request's prompt first, and has it from then on; None
-        if there is none."""
+        """The replica that would have read a request's prompt first, and has it from then on."""
         beginning, whole = _prompt_of(request)
         keys = prefix_keys(beginning, self._index.block)
         holders = self._index.find(keys)
@@ -72,8 +71,7 @@ class PromptRoutes:
 
 
 def _prompt_of(request: Request) -> tuple[bytes, int]:
-    """What comes first in a prompt: equal bytes are equal prompts up to there; and about how many
-    tokens it has."""
+    """What comes first in a prompt, for comparison, and about how many tokens it has."""
     if not isinstance(request, Submit):
         return b"", 0
     prompt = request.prompt
@@ -89,8 +87,7 @@ def _prompt_of(request: Request) -> tuple[bytes, int]:
 
 
 class AnswerLengths:
-    """Mean lengths of the answers of each graph, with and without an outline: what the next ones
-    are expected to be."""
+    """Mean lengths of the answers of each graph, with and without an outline."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, bool], float] = {}

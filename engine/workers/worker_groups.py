@@ -39,9 +39,8 @@ class RunWorker(WorkerLink):
 
 @dataclass(eq=False, slots=True)
 class WorkerGroup:
-    """Workers that decode together, as one; only the first sends replies. A group of one lives as
-    long as its worker, one of several as long as the process group. place: among those of its
-    size."""
+    """Workers that decode together; only the first sends replies. A group of one lives as long as
+    its worker, one of several as long as the process group. place: among those of its size."""
 
     workers: tuple[RunWorker, ...]
     place: int = 0

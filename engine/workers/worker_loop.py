@@ -154,8 +154,7 @@ class WorkerEngine:
 class TensorParallelEngine(WorkerEngine):
     """One engine of a worker of a run. Workers that compute a decoder together have one each, which
     do the same; only the first rank sends, and counts `rounds`. ranks: None for this worker alone.
-    Raises RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be
-    sharded."""
+    Raises RankLost: the other ranks did not come. ModelError, ValueError: as `ShardedDecoder`."""
 
     def __init__(self, session: Session, send: Send, rounds: Rounds, ranks: Ranks | None) -> None:
         leads = ranks is None or ranks.index == 0
@@ -503,8 +502,7 @@ class WorkerLoop:
     def _exchange(self, order: protocol.Regroup, groups: GroupMembership) -> protocol.Regrouped:
         """This worker's part in a `Regroup`. Workers that wrote an outline together have its target
         rows each with its own heads, and the drafters' rows whole; a worker keeps the heads that it
-        decodes branches with. Raises RuntimeError: the collective did not end before the deadline,
-        or a worker is lost."""
+        decodes branches with. Raises RuntimeError: the deadline has passed, or a worker is lost."""
         source = self._engine_in(order.tp, order.group)
         destination = self.engines.get(groups.order.block.branches.tp)
         present = None
