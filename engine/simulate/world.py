@@ -368,8 +368,7 @@ class Simulation:
         request.arrival = place
         self.manager.lifecycle.submit(request)
         self._live[request.prefix_owner] = live
-        waiting = len(self.manager.table.waiting)
-        self.served.most_waiting = max(self.served.most_waiting, waiting)
+        self.served.most_waiting = max(self.served.most_waiting, len(self.manager.table.waiting))
 
     def _new(self, count: int) -> tuple[int, ...]:
         """Ids of no other text, so that only shared prefixes match."""
@@ -430,8 +429,7 @@ class Simulation:
                 kv_cache.drop_root_(request)
                 pending = self._new(1)
             request.common_prompt = request.opening + PromptTokens(pending)
-            texts = self._live[request.prefix_owner].arrival.texts
-            for index, length in enumerate(texts):
+            for index, length in enumerate(self._live[request.prefix_owner].arrival.texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
                 branch.point = Point(index + 1, hint, None, (), title="")

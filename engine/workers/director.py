@@ -5,9 +5,9 @@ they commit them. So what a lost worker had continues elsewhere behind its last 
 coins are keyed by position: the text is the same."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -87,12 +87,6 @@ class RequestState:
     @property
     def ended(self) -> bool:
         return self.request.finished
-
-    def running(self) -> Iterator[tuple[WorkerGroup, Branch]]:
-        """Branches that a group has, the root branch among them, with the group."""
-        for branch in self.request.all_branches():
-            if not branch.ended and branch.index in self.assigned:
-                yield self.assigned[branch.index], branch
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -210,10 +204,12 @@ class Director:
         """Tokens that each group is expected to write still, and branches that it can take."""
         loads = dict.fromkeys(groups, 0)
         capacity = {group: group.max_branches for group in groups}
-        for group, branch in chain.from_iterable(state.running() for state in self.states):
-            if group in loads:
-                loads[group] += expected_length(branch)
-                capacity[group] -= 1
+        for state in self.states:
+            for branch in state.request.all_branches():
+                group = state.assigned.get(branch.index)
+                if group is not None and group in loads and not branch.ended:
+                    loads[group] += expected_length(branch)
+                    capacity[group] -= 1
         return loads, capacity
 
     def free(self, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
@@ -225,8 +221,7 @@ class Director:
         """Send branches of a request to a group, or without any its outline."""
         id = f"{next(self._numbers)}"
         self._assignments[id] = (state, group)
-        part = state.part(branches)
-        order = Assign(id, state.prompt, part, tp=group.tp, group=group.number)
+        order = Assign(id, state.prompt, state.part(branches), tp=group.tp, group=group.number)
         # All workers get what some do together, in one order.
         for worker in self.workers.group if group.tp > 1 else group.workers:
             worker.send(order)
@@ -236,8 +231,7 @@ class Director:
         present |= {worker.single for worker in self.workers.workers}
         for id in [id for id, (_, group) in self._assignments.items() if group not in present]:
             del self._assignments[id]
-        names = [name for state in self.states for name in state.drop_lost_(present)]
-        if names:
+        if names := [name for state in self.states for name in state.drop_lost_(present)]:
             self.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:

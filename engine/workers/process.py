@@ -92,12 +92,10 @@ class ScoreRows:
             return
         models = self.engine.session.models
         scorer = self._scorers[index] = Scorer(models, models.target.max_positions)
-        if not self.echo:
-            scorer.read(context)
-            return
-        self.rows.append([index, context[0], self.engine.decode([context[0]]), None, []])
-        scorer.read(context[:1])
-        self._add(index, context[1:])
+        scorer.read(context[:1] if self.echo else context)
+        if self.echo:
+            self.rows.append([index, context[0], self.engine.decode([context[0]]), None, []])
+            self._add(index, context[1:])
 
     def score(self, index: int, tokens: Sequence[int]) -> None:
         """The next tokens of a branch."""
@@ -465,8 +463,7 @@ class EngineProcess:
                 if isinstance(message, protocol.Encode):
                     self._pipe.send(self._graphs[message.graph].encode(message))
                 else:
-                    graph = next(iter(self._graphs.values()))
-                    text = graph.engine.decode(message.token_ids)
+                    text = next(iter(self._graphs.values())).engine.decode(message.token_ids)
                     self._pipe.send(protocol.Decoded(message.id, text))
             except Exception as error:  # of a model's tokenizer
                 self._pipe.send(protocol.Refused(message.id, message_of(error)))

@@ -76,9 +76,8 @@ def set_up_ray(address: str) -> None:
 def check_address(address: str) -> None:
     """Raise ClusterError if no server of Ray's kind answers: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    place = (host.strip("[]"), int(port))
     try:
-        with socket.create_connection(place, ADDRESS_DEADLINE) as pipe:
+        with socket.create_connection((host.strip("[]"), int(port)), ADDRESS_DEADLINE) as pipe:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
                 return
             pipe.sendall(GRPC_START)

@@ -355,17 +355,13 @@ class WorkerLoop:
         self.session = session
         self.engines: dict[int, TensorParallelEngine] = {}
         self.groups: GroupMembership | None = None
-        self.meter = Meter()
-        self._store: Any = None  # of the driver
-        self._orders = OrderQueue()
-        self._pipe: protocol.WorkerSocket | None = None
 
     def serve(self, pipe: protocol.WorkerSocket) -> None:
         """Serve a driver until its connection is closed."""
+        self.meter = Meter()
         self._pipe = pipe
         self._orders = orders = OrderQueue()
-        self._store = None
-        self.meter = Meter()
+        self._store: Any = None
 
         def listen() -> None:
             for message in pipe:
@@ -389,8 +385,7 @@ class WorkerLoop:
             engine.requests.clear()
 
     def _send(self, message: protocol.Message) -> None:
-        assert self._pipe is not None
-        self._pipe.send(message)
+        self._pipe.send(message)  # of the driver at this time
 
     def _turn(self) -> None:
         """Execute orders, then make a step with every busy engine; waits a little if none is."""
@@ -463,7 +458,6 @@ class WorkerLoop:
         return self.engines.get(tp) if tp in groups and groups[tp][0] == number else None
 
     def _form_group(self, order: protocol.FormGroup) -> None:
-        assert self._pipe is not None
         error = ""
         self._leave()
         try:
