@@ -7,7 +7,7 @@ pools. A request goes from its message to the engine, and back to text, without 
 import os
 import socket
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -230,7 +230,7 @@ class ServedGraph(WorkerEngine):
         self.watched = False
         self.progress_time = 0.0
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
-        self._positions: list[int] = []  # drafts accepted at each depth
+        self._positions = Counter[int]()  # drafts accepted at each depth
         self._encoder = Encoder(session.models.tokenizer)
         self._leading = leading_id(session.models.tokenizer)
 
@@ -243,9 +243,7 @@ class ServedGraph(WorkerEngine):
         for tree in summary.trees:
             drafted = sum(token >= 0 for token in tree.tokens[1:])
             accepted = len(tree.path) - 1
-            self._positions += [0] * (accepted - len(self._positions))
-            for depth in range(accepted):
-                self._positions[depth] += 1
+            self._positions.update(range(accepted))
             request = self.requests.get(tree.branch.rpartition("/")[0])
             if isinstance(request, ServedRequest):
                 request.rounds.append((accepted, drafted))
@@ -351,7 +349,7 @@ class ServedGraph(WorkerEngine):
             raise Refusal(f"{param}: no token {wrong[0]}: the model has {size} of them", param)
 
     def counts(self) -> dict[str, Any]:
-        return asdict(self.engine.stats()) | {"positions": list(self._positions)}
+        return asdict(self.engine.stats()) | {"positions": [*self._positions.values()]}
 
     def picture(self) -> protocol.Picture:
         pool = pool_view(self.engine.core.board)

@@ -27,16 +27,9 @@ from ..prepare.job import Job
 from ..prepare.options import LOCAL, ClusterBlock
 from ..shell import complain
 from ..signals import ending_with
+from . import ray_head
 from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
 from .protocol import Load, Start, summed
-from .ray_head import (
-    HEAD_TRIES,
-    STORE_BYTES,
-    driver_folder,
-    kill_processes,
-    remove_folder,
-    standing_cluster,
-)
 
 ADDRESS_DEADLINE = 4.0  # seconds in which a cluster has to accept a connection, and to answer
 # What begins a gRPC connection (HTTP/2): the preface and empty settings; settings are the answer.
@@ -63,7 +56,7 @@ def set_up_ray(address: str) -> None:
         raise UsageError(NO_RAY)
     if address != LOCAL:
         check_address(address)
-    cluster = standing_cluster()
+    cluster = ray_head.standing_cluster()
     os.environ["AUTOSCALER_METRIC_PORT"] = str(NO_PORT)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -96,29 +89,28 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
 
     settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
     settings["logging_level"] = "ERROR"
-    before = signal.getsignal(signal.SIGTERM)
     in_main = current_thread() is main_thread()
     with ExitStack() as stack:
         if address == LOCAL:
-            folder = stack.enter_context(driver_folder())
-            stack.enter_context(ending_with(partial(remove_folder, folder)))
-            before = signal.getsignal(signal.SIGTERM)
+            folder = stack.enter_context(ray_head.driver_folder())
+            stack.enter_context(ending_with(partial(ray_head.remove_folder, folder)))
             private: Any = import_module("ray._private.utils")
             private.set_sigterm_handler = lambda handler: None  # Ray's raises SystemExit
-            settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
+            settings |= {"num_cpus": workers, "object_store_memory": ray_head.STORE_BYTES}
             settings |= {"include_dashboard": False, "_temp_dir": folder}
         else:
             settings["address"] = address
-        for tries in range(1, HEAD_TRIES + 1):
+        before = signal.getsignal(signal.SIGTERM)
+        for tries in range(1, ray_head.HEAD_TRIES + 1):
             try:
                 ray.init(**settings)
                 break
             except Exception as error:  # Ray raises it as such when its own start takes too long
                 why = f"no Ray cluster at {address}"
                 if address == LOCAL:
-                    kill_processes(folder)
+                    ray_head.kill_processes(folder)
                     why = f"Ray does not start, tried {tries} times"
-                if address != LOCAL or tries == HEAD_TRIES:
+                if address != LOCAL or tries == ray_head.HEAD_TRIES:
                     raise ClusterError(f"{why}: {first_line(error)}") from None
         if in_main:
             signal.signal(signal.SIGTERM, before)

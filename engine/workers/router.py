@@ -19,17 +19,10 @@ from ..shell import complain
 from . import protocol
 from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
 from .ray_head import cluster_file
-from .tickets import (
-    MAX_LOSSES,
-    AnswerLengths,
-    CountsByGraph,
-    DiffersError,
-    PromptRoutes,
-    Replica,
-    Ticket,
-)
+from .tickets import AnswerLengths, CountsByGraph, DiffersError, PromptRoutes, Replica, Ticket
 
 MAX_LIVES = 3  # of a replica in a row in which it is never ready
+MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it fails
 LATE = 1.0  # seconds after a request's time in which its engine can end it
 POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
@@ -198,19 +191,19 @@ class Router(Membership[Replica]):
                 replica.draining = False
                 staying.append(replica)
                 report(f"{replica.name} stays")
-        new = [self._add() for _ in range(count - len(staying))]
+        start = monotonic()
+        starting = [self._add() for _ in range(count - len(staying))]
         staying.sort(key=lambda one: (one.ready, len(one.expected)))
         for replica in staying[: max(len(staying) - count, 0)]:
             replica.draining = True
             report(f"{replica.name} drains, {len(replica.expected)} requests are open")
-        starts = dict.fromkeys(new, monotonic())
         draining = [replica for replica in self.links if replica.draining]
-        while starts or draining:
+        while starting or draining:
             await asyncio.sleep(POLL_INTERVAL)
-            for replica in [*starts]:
+            for replica in [*starting]:
                 if replica.ready:
-                    seconds = monotonic() - starts.pop(replica)
-                    report(f"{replica.name} is attached after {seconds:.1f} s")
+                    starting.remove(replica)
+                    report(f"{replica.name} is attached after {monotonic() - start:.1f} s")
                 elif replica.failed is not None:
                     self._count = sum(not one.draining for one in self.links)
                     raise ClusterError(replica.failed.message)

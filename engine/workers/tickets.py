@@ -13,8 +13,7 @@ from .placement import BLOCK, TOKENS_READ_PER_WRITTEN, PrefixIndex, prefix_keys
 from .protocol import Admitted, Ended, Message, Request, Submit, Wrote
 
 MAX_UNREAD = 4096  # messages that wait for a slow client before it is cut off
-MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it fails
-ISOLATING_LOSSES = 2  # from then on it does not run together with another such request
+ISOLATING_LOSSES = 2  # lost replicas after which a request runs without other such requests
 MIN_EXPECTED = 8  # tokens of an answer that has not ended
 BYTES_PER_TOKEN = 4  # of a text, about
 MAX_BEGINNING = 32 << 10  # bytes of a prompt that are compared

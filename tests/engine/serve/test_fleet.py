@@ -23,14 +23,8 @@ from specsot.engine.prepare.options import RunOptions
 from specsot.engine.workers.link import HangLimits, LinkState, WorkerGoneError, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Admitted, Encode, Ended, Message, Start, Submit, Wrote
-from specsot.engine.workers.router import Router
-from specsot.engine.workers.tickets import (
-    MAX_LOSSES,
-    DeliveredStream,
-    DiffersError,
-    PromptRoutes,
-    Replica,
-)
+from specsot.engine.workers.router import MAX_LOSSES, Router
+from specsot.engine.workers.tickets import DeliveredStream, DiffersError, PromptRoutes, Replica
 from specsot.states.text.grammar import schema_grammar
 
 LOADS = Lock()
