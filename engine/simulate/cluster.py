@@ -84,14 +84,13 @@ class SimulatedWorker(Simulation):
     is a `TextTag`.
 
     number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
-    with the regroup after a step. stepping: members in a step of their own. owed: the group has
-    just stepped, so the worker steps next. worked: busy seconds."""
+    with the regroup after a step. owed: the group has just stepped, so the worker steps next.
+    worked: busy seconds."""
 
     number = 0
     members: Sequence["SimulatedWorker"] = ()
     group: "SimulatedWorker | None" = None
     in_step = False
-    stepping = 0
     owed = False
     worked = 0.0
 
@@ -99,7 +98,7 @@ class SimulatedWorker(Simulation):
     def blocked(self) -> bool:
         """Whether others step first: members before their group, the group before a worker."""
         if self.group is None:
-            return self.stepping > 0
+            return any(member.in_step for member in self.members)
         return self.group.in_step or not (self.group.is_idle or self.owed)
 
 
@@ -211,8 +210,6 @@ class ClusterSimulation:
         worker.in_step = worker.step()
         worker.worked += worker.now - start
         if worker.in_step:
-            if worker.group is not None:
-                worker.group.stepping += 1
             self._later(worker.now, partial(self._stepped, worker))
 
     def _stepped(self, worker: SimulatedWorker) -> None:
@@ -230,8 +227,6 @@ class ClusterSimulation:
                 self._regrouped(worker, written)
             return
         worker.in_step = False
-        if worker.group is not None:
-            worker.group.stepping -= 1
         for job in written:
             self._spread(job, [worker.number], 0)
         if worker.group is not None:

@@ -49,7 +49,6 @@ class StepCost:
 
     @property
     def mean_tokens(self) -> float:
-        """Mean number of tokens that a round of a branch commits."""
         return sum(int(k) * n for k, n in self.tokens.items()) / sum(self.tokens.values())
 
     def round_tokens(self, rng: random.Random) -> Iterator[int]:

@@ -291,7 +291,6 @@ class Simulation:
         self.busy = 0.0
         self.started: list[Live] = []
         self.ended: list[Live] = []
-        self._shares_outline = limits.share_outline
         self._inbox = Inbox(serves=True)
         self._rng = random.Random(f"simulation {seed}")
         self._round_tokens = cost.round_tokens(self._rng)
@@ -422,7 +421,7 @@ class Simulation:
         for request in [r for r in table.open.values() if r.outline_ended]:
             root = request.root
             assert root is not None
-            if self._shares_outline:
+            if self.manager.limits.share_outline:
                 kv_cache.promote_root_(request)
                 pending = tuple(root.pending)
             else:

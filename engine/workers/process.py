@@ -87,7 +87,6 @@ class ScoreRows:
     _scorers: dict[int, Scorer] = field(default_factory=dict)
 
     def start(self, index: int, context: Sequence[int]) -> None:
-        """A branch will continue these tokens."""
         if self.top < 0:
             return
         models = self.engine.session.models
@@ -98,7 +97,6 @@ class ScoreRows:
             self._add(index, context[1:])
 
     def score(self, index: int, tokens: Sequence[int]) -> None:
-        """The next tokens of a branch."""
         if self.top >= 0 and not self.silent:
             self._add(index, tokens)
 
@@ -112,8 +110,9 @@ class ScoreRows:
 class ServedRequest(OpenRequest):
     """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds."""
 
-    def __init__(self, engine: Engine, message: protocol.Submit, handle: Handle) -> None:
+    def __init__(self, message: protocol.Submit, handle: Handle) -> None:
         super().__init__(handle)
+        engine = handle.engine
         self.message = message
         self.rounds: list[tuple[int, int]] = []
         self._decode = engine.decode
@@ -261,7 +260,7 @@ class ServedGraph(WorkerEngine):
         else:
             self.send(protocol.Admitted(message.id, prompt_tokens))
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
-            self.requests[message.id] = ServedRequest(self.engine, message, handle)
+            self.requests[message.id] = ServedRequest(message, handle)
 
     def encode(self, message: protocol.Encode) -> protocol.Encoded | protocol.Refused:
         """The tokens of a text, or of the whole prompt with it."""

@@ -316,20 +316,17 @@ class RayHost:
         """End the actor's process; on the thread that calls Ray."""
         import ray
 
-        actor = self._actor
-        pid = self.pid
-        self._actor = None
-        self.pid = None
-        if actor is not None:
+        if self._actor is not None:
             with suppress(ray.exceptions.RayError, ValueError, RuntimeError):
-                ray.kill(actor, no_restart=True)
-        if pid is not None:
+                ray.kill(self._actor, no_restart=True)
+        if self.pid is not None:
             deadline = monotonic() + END_DEADLINE
             with suppress(OSError):  # it has ended
                 while monotonic() < deadline:
-                    os.kill(pid, 0)
+                    os.kill(self.pid, 0)
                     sleep(POLL_INTERVAL)
-                os.kill(pid, signal.SIGKILL)  # a stopped process does not react to Ray
+                os.kill(self.pid, signal.SIGKILL)  # a stopped process does not react to Ray
+        self._actor = self.pid = None
 
 
 def actors(prefix: str = "") -> list[tuple[str, Any]]:
@@ -376,7 +373,6 @@ def ray_workers(
 def job_workers(
     job: Job, block: ClusterBlock, *, detached: bool = False
 ) -> AbstractContextManager[WorkerSource]:
-    """Workers of a run's job."""
     from .worker_loop import job_values, parts_of
 
     def load(number: int, part: int) -> Load:

@@ -258,7 +258,6 @@ class Router(Membership[Replica]):
         self._place_waiting()
 
     def _place(self, ticket: Ticket) -> None:
-        """Give a request to a replica, if there is one for it."""
         blocked = ticket.isolated and any(
             other.isolated and other.replica is not None for other in self._tickets.values()
         )

@@ -214,7 +214,6 @@ class Ticket:
         self._delivered.restart_()
 
     def fail_(self, why: str, finish: str = "failed") -> None:
-        """End the request without an answer."""
         if not isinstance(self.request, Submit):
             self.deliver(None)
             return

@@ -129,12 +129,10 @@ class WorkerGroups(Membership[RunWorker]):
 
     @property
     def writers(self) -> list[WorkerGroup]:
-        """Groups that write outlines."""
         return self.groups(self.block.skeleton.tp)
 
     @property
     def decoders(self) -> list[WorkerGroup]:
-        """Groups that decode branches."""
         return self.groups(self.block.branches.tp)
 
     @property

@@ -96,11 +96,11 @@ class AssignedPart(OpenRequest):
     """A part of a request in an engine: its new tokens, the ends of its branches, or the end of its
     outline with the rows of the prefix that others can get, once these are retained."""
 
-    def __init__(self, order: protocol.Assign, handle: Handle, engine: Engine) -> None:
+    def __init__(self, order: protocol.Assign, handle: Handle) -> None:
         assert handle.request is not None
         super().__init__(handle)
         self._id = order.id
-        self._cache = engine.manager.prefixes
+        self._cache = handle.engine.manager.prefixes
         self._request = handle.request
         self._writes_outline = not order.part.branches
         self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
@@ -179,7 +179,7 @@ class TensorParallelEngine(WorkerEngine):
             note = message_of(error)
             self.send(protocol.BranchEnded(order.id, OUTLINE, finish="failed", note=note))
         else:
-            self.requests[order.id] = AssignedPart(order, handle, self.engine)
+            self.requests[order.id] = AssignedPart(order, handle)
 
     def advance(self) -> None:
         """The same; raises RankLost if the other ranks are lost: the parts cannot continue here."""
