@@ -51,7 +51,7 @@ class ChunkStore:
     the folder can change answers. Not thread-safe.
 
     max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
-    tensors. hits, misses: of `get`. bytes: of the chunks in memory. notes: problems of files."""
+    tensors. bytes: of the chunks in memory. notes: problems of files."""
 
     def __init__(
         self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"
@@ -59,8 +59,6 @@ class ChunkStore:
         self.max_bytes = max_bytes
         self.device = torch.device(device)
         self.files = None if folder is None else ChunkFiles(folder)
-        self.hits = 0
-        self.misses = 0
         self.bytes = 0
         self.notes: list[str] = []
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -70,12 +68,10 @@ class ChunkStore:
         digest = key.digest
         entry = self._entries.get(digest) or self._load(key)
         if entry is None:
-            self.misses += 1
             return None
         if _versions(entry.chunk) != entry.versions:
             self._forget(digest)
             raise RuntimeError(f"the cached chunk {digest[:12]} ({entry.name}) was written to")
-        self.hits += 1
         self._store(digest, entry)
         if self.files is not None:
             self.files.touch(digest)

@@ -434,7 +434,7 @@ class ClusterRecorder(Recorder):
         director: Director = board["cluster"]
         counts = director.count_()
         present = director.workers.workers
-        weights = {one.name: one.greeting.weights[1] for one in present if one.greeting}
+        weights = {one.name: one.greeting.weights for one in present if one.greeting}
         meter = meter_of([one.counts for one in counts.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
         memory: dict[str, Any] = summed(

@@ -94,12 +94,12 @@ class SnapshotRequest(NamedTuple):
 
 class Ready(NamedTuple):
     """The models are loaded. graphs: `ServedGraph.facts` of a server's, by name. max_branches:
-    decoded concurrently. weights: address of the first parameter, and bytes of all."""
+    decoded concurrently. weights: bytes of the target's."""
 
     graphs: Mapping[str, Mapping[str, Any]] = {}
     pid: int = 0
     max_branches: int = 0
-    weights: tuple[int, int] = (0, 0)
+    weights: int = 0
 
 
 class Heartbeat(NamedTuple):

@@ -368,13 +368,9 @@ class WorkerLoop:
                 orders.put(message)
             orders.put(None)
 
-        weights = [*self.session.models.target.parameters()]
-        ready = protocol.Ready(
-            pid=os.getpid(),
-            max_branches=self.session.program.graph.layout.max_num_branches,
-            weights=(weights[0].data_ptr(), sum(one.nbytes for one in weights)),
-        )
-        pipe.send(ready)
+        most = self.session.program.graph.layout.max_num_branches
+        weights = sum(one.nbytes for one in self.session.models.target.parameters())
+        pipe.send(protocol.Ready(pid=os.getpid(), max_branches=most, weights=weights))
         Thread(target=listen, daemon=True).start()
         while not pipe.closed:
             self._turn()
