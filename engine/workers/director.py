@@ -71,11 +71,6 @@ class RequestState:
         return root is not None and not root.ended and OUTLINE not in self.assigned
 
     @property
-    def outlined(self) -> bool:
-        """Whether its outline has ended and was not parsed."""
-        return self.request.outline_ended
-
-    @property
     def unassigned(self) -> list[Branch]:
         """Branches that could be decoded, and that no group has."""
         return [
@@ -83,10 +78,6 @@ class RequestState:
             for branch in self.request.branches
             if not branch.ended and len(branch.prompt) and branch.index not in self.assigned
         ]
-
-    @property
-    def ended(self) -> bool:
-        return self.request.finished
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -332,7 +323,7 @@ def write_outlines_(cluster: Director) -> None:
 def read_outlines_(cluster: Director) -> None:
     """Parse finished outlines into branches; an unreadable one falls back to one plain answer."""
     for state in cluster.states:
-        if state.outlined:
+        if state.request.outline_ended:
             state.parse_()
             cluster.report({"event": "outline", "request": state.request.key})
 
@@ -392,7 +383,7 @@ def outlines_wanted(cluster: Director) -> bool:
 @guard("outlines_written")
 def outlines_written(cluster: Director) -> bool:
     """An outline is written and is to be parsed."""
-    return any(state.outlined for state in cluster.states)
+    return any(state.request.outline_ended for state in cluster.states)
 
 
 @guard("branches_wanted")
@@ -405,7 +396,7 @@ def branches_wanted(cluster: Director) -> bool:
 @guard("all_ended")
 def all_ended(cluster: Director) -> bool:
     """All requests have ended."""
-    return all(state.ended for state in cluster.states)
+    return all(state.request.finished for state in cluster.states)
 
 
 # -- a run ----------------------------------------------------------------------------------------

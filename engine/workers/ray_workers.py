@@ -208,11 +208,8 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
                 complain(f"waiting for the cluster at {block.address}: {shown()}")
                 told = True
             sleep(POLL_INTERVAL)
-        if standing:
-            yield SPREAD
-        else:
-            place = PlacementGroupSchedulingStrategy(group)
-            yield {"num_cpus": share, "scheduling_strategy": place}
+        place = PlacementGroupSchedulingStrategy(group)
+        yield SPREAD if standing else {"num_cpus": share, "scheduling_strategy": place}
     finally:
         remove_placement_group(group)
 

@@ -498,11 +498,10 @@ class WorkerLoop:
         present = None
         parts = list[Tensor]()  # of each pool
         if source is not None:
-            cache = source.cache
             try:
-                parts = cache.take_out(order.ids, order.rows, order.cache_salt)
+                parts = source.cache.take_out(order.ids, order.rows, order.cache_salt)
             except LookupError:  # evicted since
-                present = cache.movable_rows(order.ids, order.cache_salt)
+                present = source.cache.movable_rows(order.ids, order.cache_salt)
         start = perf_counter()
         received = _broadcast(order, groups, self.session, parts)
         seconds = perf_counter() - start
