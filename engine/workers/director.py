@@ -370,7 +370,8 @@ def merge_all(branches: RequestTable, prompts: PromptBook) -> tuple[Answer, ...]
 @guard("group_changed")
 def group_changed(cluster: Director) -> bool:
     """A worker is lost, or a new one is ready."""
-    return cluster.workers.outdated
+    workers = cluster.workers
+    return len(workers.workers) < workers.block.workers or workers.group != workers.eligible
 
 
 @guard("outlines_wanted")

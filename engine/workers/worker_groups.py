@@ -135,11 +135,6 @@ class WorkerGroups(Membership[RunWorker]):
     def decoders(self) -> list[WorkerGroup]:
         return self.groups(self.block.branches.tp)
 
-    @property
-    def outdated(self) -> bool:
-        """Whether a worker is missing, or eligible for the group and not in it."""
-        return len(self.workers) < self.block.workers or self.group != self.eligible
-
     def fill_(self) -> None:
         """Start the workers that are missing; raises ClusterError."""
         while len(self.workers) < self.block.workers:
