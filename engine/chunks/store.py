@@ -184,8 +184,7 @@ def _versions(chunk: ChunkKV) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> ChunkKV:
-    """A chunk's tensors, mapped into memory; raises FileNotFoundError, or DamagedChunk if it cannot
-    be read or its digest differs from its header."""
+    """A chunk's tensors, mapped into memory; raises FileNotFoundError, DamagedChunk."""
     try:
         with torch.inference_mode(False), safe_open(path, framework="pt") as file:
             expected = (file.metadata() or {}).get("sha256")

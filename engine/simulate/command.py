@@ -23,8 +23,7 @@ def simulate(
     setups: Sequence[ClusterSetup] = (),
     seed: int,
 ) -> dict[str, Document]:
-    """All policies on the same arrivals, or all clusters under one policy; with the real duration
-    of each simulation, and its speed in units."""
+    """All policies on the same arrivals, or all clusters under one policy; with real durations."""
     if setups and len(policies) != 1:
         raise UsageError("--cluster compares clusters under one policy: --policies NAME")
     results = {}

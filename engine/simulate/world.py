@@ -399,8 +399,7 @@ class Simulation:
         return rows
 
     def _append(self, branch: Branch, count: int) -> int:
-        """Append up to `count` tokens to a branch, and end it at the length of its text; returns
-        the number of tokens."""
+        """Append up to `count` tokens to a branch, which may end it; returns their number."""
         live = self._live[branch.request.prefix_owner]
         arrival = live.arrival
         goal = max(arrival.outline if branch.is_root else arrival.texts[branch.index], 1)

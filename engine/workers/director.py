@@ -466,8 +466,7 @@ def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
 def directed(
     workers: WorkerGroups, session: Session, prompts: Sequence[Prompt], write: Write | None = None
 ) -> tuple[EngineCore, Recorder]:
-    """A run on loaded workers before its first transition, with its recorder. Raises PromptError: a
-    text that cannot be a prompt."""
+    """A run on loaded workers before its first transition, and its recorder; raises PromptError."""
     recorder = ClusterRecorder(session.prompts.decode, write)
     workers.report = recorder.report
     director = Director(session, workers, recorder.report)

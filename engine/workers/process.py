@@ -58,8 +58,6 @@ class StopTexts:
         """Text that is certain to precede any stop."""
         if self.match is not None:
             return ""
-        if not (self.stops and text):
-            return text
         text = self.pending + text
         matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if matches:  # of stops with the same start, the one that ends first is complete first
