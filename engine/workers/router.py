@@ -327,10 +327,8 @@ class Router(Membership[Replica]):
             while True:
                 await some.wait()
                 some.clear()
-                pictures = [*latest.values()]
-                latest.clear()
-                for picture in pictures:
-                    yield picture
+                while latest:
+                    yield latest.pop(next(iter(latest)))
         finally:
             self.watchers.discard(watcher)
             if not self.watchers:
