@@ -17,7 +17,6 @@ import yaml
 
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.files import SHIPPED
 from ..prepare.options import SESSION, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, json_text
@@ -33,28 +32,19 @@ from .experiment import (
     experiment_of,
     experiment_of_sides,
     prepare_experiment,
-    text_of,
 )
 
-TEN_PROMPTS = SHIPPED / "prompts" / "ten.txt"  # plans, broad subjects, one with a short answer
 MOST_GRAPHS = 26
 MOST_POINTS = 256
 MOST_SHOWN = 20  # problems and changes of an experiment
-RESULT = "result.json"
-TABLE = "table.csv"
-PAGE = "table.md"
-REQUEST_FILE = "asked.json"
-SAVED_OPTIONS = (*SESSION, "prompts")  # options that an interrupted experiment goes on with
-OF_THIS_CALL = ("out", "baseline", "plot")  # options that it does not
+REQUEST_FILE = "asked.json"  # what an interrupted experiment goes on with
+OF_THIS_CALL = ("out", "baseline", "plot")  # options that are not in it
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
 
-# -- the commands ------------------------------------------------------------------------------
-
 
 def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None = None) -> int:
-    """Measure sides, each GRAPH or GRAPH@SET,SET..., once for each prompt; returns the exit
-    code."""
+    """Measure sides, each GRAPH or GRAPH@SET,SET..., once for each prompt."""
     if not 2 <= len(sides) <= MOST_GRAPHS:
         raise UsageError(f"compare takes from 2 to {MOST_GRAPHS} graphs, not {len(sides)}")
     experiment = experiment_of_sides("compare", sides, repeats=1, figures=COMPARED)
@@ -64,7 +54,7 @@ def compare_command(sides: Sequence[str], options: RunOptions, out: Path | None 
 def sweep_command(
     graph: str, vary: Sequence[str], options: RunOptions, out: Path | None = None
 ) -> int:
-    """Measure a graph at every point of a grid, once for each prompt; returns the exit code."""
+    """Measure a graph at every point of a grid, once for each prompt."""
     experiment = experiment_of_sides(
         "sweep", [graph], vary=grid_of(vary), repeats=1, figures=COMPARED
     )
@@ -88,19 +78,17 @@ def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
 def bench_command(
     bench_options: BenchOptions, options: RunOptions, resume: Path | None = None
 ) -> int:
-    """Measure and return the exit code; resume: the folder of an interrupted experiment."""
+    """Measure an experiment; resume: the folder of an interrupted one."""
     if resume is not None:
         bench_options, options = _resumed(resume, bench_options, options)
-    out = bench_options.out
-    baseline = bench_options.baseline
-    before = None if baseline is None else _read_baseline(baseline)
+    baseline = None if bench_options.baseline is None else _read_baseline(bench_options.baseline)
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
-    if bench_options.plot and out is None:
+    if bench_options.plot and bench_options.out is None:
         raise UsageError("--plot: name a folder for the pictures with --out DIR")
     experiment, source = experiment_of(bench_options)
     prepared = prepare_experiment(experiment, options, source)
-    return _report(prepared, options, out, bench_options=bench_options, baseline=before)
+    return _report(prepared, options, bench_options.out, bench_options, baseline=baseline)
 
 
 def _report(
@@ -110,15 +98,13 @@ def _report(
     bench_options: BenchOptions | None = None,
     baseline: Mapping[str, Any] | None = None,
 ) -> int:
-    """Measure, deliver table and notes, and report problems on stderr; returns the exit code.
-    bench_options: saved for a call that resumes."""
+    """Measure, deliver table and notes, report problems. bench_options: saved for `--resume`."""
     experiment = prepared.experiment
     files = None if out is None else RunFolder.at(out)
     if files is not None and bench_options and not (files.path / REQUEST_FILE).exists():
-        usual = RunOptions()
-        values = {name: getattr(options, name) for name in SAVED_OPTIONS}
+        values = {name: getattr(options, name) for name in (*SESSION, "prompts")}
         asked = {n: v for n, v in asdict(bench_options).items() if n not in OF_THIS_CALL}
-        changed = {n: v for n, v in values.items() if v not in (None, getattr(usual, n))}
+        changed = {name: value for name, value in values.items() if value not in (None, ())}
         files.write_json(REQUEST_FILE, {"asked": asked, "options": changed})
     for note in prepared.notes:
         complain(f"note: {note}")
@@ -129,7 +115,6 @@ def _report(
     result = measure(prepared, files)
     rows = [*result["rows"].values()]
     worse: list[str] = []
-    measured: list[str] = []
     notes = [render.NO_ROWS]
     if rows:
         ratios = "the first side at the same point, within rounds: median and interval"
@@ -138,7 +123,6 @@ def _report(
         if BY_PROMPT in experiment.figures:
             ratios += "; by prompt: the lowest and the highest"
         notes = [*render.equality_lines(result), f"Ratios are to {ratios}."]
-        measured = render.measured_words(result)
     if rows and baseline is not None:
         _check_same(baseline, result)
         worse, better = changes(baseline, result)
@@ -148,12 +132,13 @@ def _report(
     code = Code(result["exit_code"]) or (Code.REGRESSION if worse else Code.OK)
     result["exit_code"] = int(code)
     best = [result["best"]] if result["best"] else []
+    measured = render.measured_words(result) if rows else []
     if files is not None:
-        files.write_json(RESULT, result)
+        files.write_json("result.json", result)
     if files is not None and rows:
         facts = [*measured, f"command: `{result['setup']['command']}`"]
-        files.write_text(TABLE, render.csv_of(rows))
-        files.write_text(PAGE, render.page(experiment, rows, [*notes, *best], facts))
+        files.write_text("table.csv", render.csv_of(rows))
+        files.write_text("table.md", render.page(experiment, rows, [*notes, *best], facts))
         if bench_options and bench_options.plot:
             render.draw_all(experiment, rows, files.path)
     text = json_text(result)
@@ -206,15 +191,11 @@ def _read_baseline(file: Path) -> dict[str, Any]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    old, new = (
-        {
-            "prompts": result["setup"]["prompts"],
-            "dtype": {graph["dtype"] for graph in result["setup"]["graphs"].values()},
-            "models": {graph["model_hash"] for graph in result["setup"]["graphs"].values()},
-        }
-        for result in (before, now)
-    )
-    if unlike := [name for name in old if old[name] != new[name]]:
+    setups = [result["setup"] for result in (before, now)]
+    measured = {"prompts": [setup["prompts"] for setup in setups]}
+    for name, key in {"dtype": "dtype", "models": "model_hash"}.items():
+        measured[name] = [{graph[key] for graph in setup["graphs"].values()} for setup in setups]
+    if unlike := [name for name, (old, new) in measured.items() if old != new]:
         raise UsageError(f"--baseline: it was measured with other {', '.join(unlike)}")
     if not before["rows"].keys() & now["rows"].keys():
         raise UsageError("--baseline: it has no row of these")
@@ -296,8 +277,8 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
         best: dict[int | None, Any] = {}
         for parts in (1, SEVERAL) if branched and name == BRANCHED else (SEVERAL,):
             vary = [f"{PARTS}={parts}"] if branched else []
-            others = {key: value for key, value in drafter.items() if key != name}
-            sides = [_drafter_sets({name: value, **others}) for value in values]
+            others = [f"drafter.{key}={value}" for key, value in drafter.items() if key != name]
+            sides = [",".join([f"drafter.{name}={value}", *others]) for value in values]
             found = _speeds(replace(bench_options, vary=vary, out=None), options, sides)
             if not found:
                 raise UsageError(f"--tune: no prompt was answered with drafter.{name}")
@@ -308,8 +289,8 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
             gains.append(f"{name}{at}: {best[parts]} (against plain decoding: {shown})")
             complain(gains[-1])
         drafter[name] = best if len(set(best.values())) > 1 else best[SEVERAL]
-    models = {} if options.drafter_model is None else {"model": options.drafter_model}
-    profile: dict[str, Any] = {"model": job.options.model, "drafters": {kind: models | drafter}}
+    model = {} if options.drafter_model is None else {"model": options.drafter_model}
+    profile: dict[str, Any] = {"model": job.options.model, "drafters": {kind: model | drafter}}
     if options.dtype is not None:
         profile["dtype"] = options.dtype
     profiles = {"profiles": {options.profile or "tuned": profile}}
@@ -324,16 +305,6 @@ def tune_command(bench_options: BenchOptions, options: RunOptions) -> int:
     shown = json_text({"drafter": drafter, "gains": gains}) if options.as_json else text
     delivered = deliver(shown, str(bench_options.out or ""))
     return Code.OK if delivered and not faults else Code.FAILED
-
-
-def _drafter_sets(settings: Mapping[str, Any]) -> str:
-    texts = []
-    for name, value in settings.items():
-        text = text_of(value)
-        if isinstance(value, dict):  # the keys of a map stay numbers
-            text = "{" + ", ".join(f"{parts}: {item}" for parts, item in value.items()) + "}"
-        texts.append(f"drafter.{name}={text}")
-    return ",".join(texts)
 
 
 def _speeds(bench_options: BenchOptions, options: RunOptions, sides: Sequence[str]) -> list[float]:

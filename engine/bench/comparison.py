@@ -31,10 +31,6 @@ from ..shell import complain, measuring, working
 from .experiment import DRAWS, FIGURES, LEVEL, PER_TOKEN, Estimate, Prepared, references_of
 from .peers import with_peers
 from .sides import (
-    CUT,
-    END,
-    BranchAnswer,
-    BranchComparison,
     ComparedPrompt,
     GraphPair,
     SharedModels,
@@ -42,7 +38,7 @@ from .sides import (
     SideRun,
     answer_all,
     compare_branches,
-    counts,
+    equality_of,
     letters,
     pairs_of,
     warm_up,
@@ -69,11 +65,6 @@ class Comparison:
     def runs(self, side: Side) -> list[SideRun]:
         return [one.runs[side.letter] for one in self.rounds]
 
-    def branches(self, pair: GraphPair) -> list[tuple[str, BranchComparison]]:
-        """Of a compared pair, with the keys of their prompts."""
-        letter = pair.other.letter
-        return [(one.prompt.key, b) for one in self.rounds for b in one.results.get(letter, ())]
-
 
 def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparison:
     """Answer every prompt with each side, and compare; rounds in the files are not repeated. Raises
@@ -93,7 +84,7 @@ def compare_jobs(prepared: Prepared, files: RunFolder | None = None) -> Comparis
         for note in dict.fromkeys(both):
             complain(f"note: {note}")
         setup = _setup(sides, prepared)
-        prompts = dict(enumerate([*items] * prepared.experiment.repeats))
+        prompts = dict(enumerate(items * prepared.experiment.repeats))
         rounds: dict[int, ComparedPrompt] = {}
         if files is not None:
             setup = _begun(files, setup)
@@ -169,8 +160,7 @@ def _begun(files: RunFolder, setup: dict[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{place}: cannot be read: {error}") from None
     saved = old if isinstance(old, dict) else {}
     new = json.loads(json.dumps(setup))
-    unlike = [name for name in new if name != COMMAND and saved.get(name) != new[name]]
-    if unlike:
+    if unlike := [name for name in new if name != COMMAND and saved.get(name) != new[name]]:
         reason = f"holds a comparison with other {', '.join(unlike)}: name another folder"
         raise UsageError(f"{files.path}: {reason}")
     return {**setup, COMMAND: saved.get(COMMAND, setup[COMMAND])}
@@ -192,8 +182,7 @@ def _saved_rounds(files: RunFolder, prompts: Mapping[int, Prompt]) -> dict[int, 
 
 
 def measure(prepared: Prepared, files: RunFolder | None = None) -> dict[str, Any]:
-    """All rounds, and their result as plain data; raises UsageError, ModelError, GraphError,
-    PromptError."""
+    """All rounds, and their result as plain data; raises what `compare_jobs` raises."""
     return document_of(compare_jobs(prepared, files), prepared)
 
 
@@ -208,7 +197,13 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
         times.setdefault(one.prompt.key, []).append(meter.seconds / max(meter.tokens, 1))
     shares = [one.cpu_share for one in rounds]
     spreads = [(max(t) - min(t)) / median(t) for t in times.values() if len(t) > 1]
-    equality = [_equality(comparison, pair) for pair in comparison.pairs]
+    equality = [equality_of(pair, rounds) for pair in comparison.pairs]
+    equal = {
+        pair["graph"]: ("!" if pair["different"] else "")
+        + "{equal}/{branches} ={reference}".format_map(pair)
+        for pair in equality
+        if pair["compared"]
+    }
     failures = sum(pair["different"] for pair in equality if pair.get("promised"))
     problems = [line for one in rounds for run in one.runs.values() for line in run.problems]
     code = Code.UNEQUAL if failures else Code.FAILED if problems else Code.OK
@@ -217,22 +212,26 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
     divergences = {}
     if prepared.experiment.probe and rounds and not code:
         divergences = _divergences(comparison.sides, prepared.prompts.items)
+    keys = [one.prompt.key for one in rounds]
+    prompts = [keys.index(key) for key in keys]
     rows: dict[str, dict[str, Any]] = {}
     sides = zip(prepared.entries, comparison.sides, references, strict=True)
     for entry, side, at in sides if rounds else ():
         reference = comparison.sides[at]
-        figures = _figures(comparison, side, reference)
+        runs = (comparison.runs(side), comparison.runs(reference))
+        measured = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
+        figures = {name: figure for name, figure in measured.items() if figure is not None}
         if side.letter in divergences:
             figures["kl"] = Estimate(divergences[side.letter])
         meter = Meter()
-        for run in comparison.runs(side):
+        for run in runs[0]:
             meter.add(run.meter)
         label = " ".join((entry.side, *(f"{path}={value}" for path, value in entry.varied.items())))
         rows[f"{label} ({side.letter})" if label in rows else label] = {
             "side": entry.side,
             "varied": dict(entry.varied),
             "reference": reference.letter,
-            "equal": _equal_branches(equality, side.letter),
+            "equal": equal.get(side.letter, "-"),
             "figures": {
                 name: [None if n is None else float(f"{n:.6g}") for n in figure]
                 for name, figure in figures.items()
@@ -264,54 +263,6 @@ def document_of(comparison: Comparison, prepared: Prepared) -> dict[str, Any]:
         "problems": problems,
         "differences": failures,
     }
-
-
-def _figures(comparison: Comparison, side: Side, reference: Side) -> dict[str, Estimate]:
-    runs = (comparison.runs(side), comparison.runs(reference))
-    keys = [one.prompt.key for one in comparison.rounds]
-    prompts = [keys.index(key) for key in keys]
-    measured = {name: figure.measure(*runs, prompts) for name, figure in FIGURES.items()}
-    return {name: figure for name, figure in measured.items() if figure is not None}
-
-
-def _equality(comparison: Comparison, pair: GraphPair) -> dict[str, Any]:
-    letters = {"reference": pair.reference.letter, "graph": pair.other.letter}
-    if pair.why_not:
-        return {**letters, "compared": False, "reason": pair.why_not}
-    branches = comparison.branches(pair)
-    return {
-        **letters,
-        "compared": True,
-        "promised": pair.promised,
-        **counts([branch for _, branch in branches]),
-        "differences": [
-            {"prompt": key, **_difference(pair, branch)}
-            for key, branch in branches
-            if branch.result in (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
-        ],
-    }
-
-
-def _difference(pair: GraphPair, branch: BranchComparison) -> dict[str, Any]:
-    plain = {"branch": branch.branch, "result": str(branch.result)}
-    if branch.difference is None:
-        return plain
-    difference = asdict(branch.difference)
-    decode = pair.reference.session.prompts.decode
-    for key, token in (("reference", difference["reference"]), ("graph", difference.pop("other"))):
-        end = {END: "stop", CUT: "length"}.get(token)  # how the answer ended instead
-        text = decode([token]) if end is None else None
-        difference[key] = {"id": None if end else token, "text": text, "end": end}
-    return {**plain, **difference}
-
-
-def _equal_branches(equality: Sequence[Mapping[str, Any]], letter: str) -> str:
-    """The number of branches equal to those of the reference; `-` for a reference."""
-    for pair in equality:
-        if pair["compared"] and pair["graph"] == letter:
-            bad = "!" if pair["different"] else ""
-            return f"{bad}{pair['equal']}/{pair['branches']} ={pair['reference']}"
-    return "-"
 
 
 def best_of(
@@ -353,11 +304,11 @@ def _divergences(sides: Sequence[Side], prompts: Sequence[Prompt]) -> dict[str, 
     means = {}
     with working("comparing what is blended with full prefills ..."), StopSignal() as halt:
         for side in (side for side in sides if side.blends):
+            limit = side.job.program.graph.limits.max_rounds
             values: list[float] = []
             for prompt in prompts:
                 run, recorder = recorded(side.session, [prompt], None)
                 probed = probe_blends(run, recorder)
-                limit = side.job.program.graph.limits.max_rounds
                 drive(run, recorder, max_rounds=limit, stop=halt)
                 values += probed.kl
                 run.close()

@@ -23,10 +23,10 @@ from ..prepare.job import Job, prepare
 from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, WeightFormat
 
 if TYPE_CHECKING:
-    from ..record.metrics import Meter
     from .sides import SideRun
 
     Runs = Sequence[SideRun]
+    Measured = Callable[[SideRun], tuple[float, float]]  # with a whole of 0 where it means nothing
 
 PLAIN = "autoregressive"
 ASSISTED = "hf-assisted"
@@ -48,9 +48,8 @@ EXPERIMENTS = "experiments"
 PROMPTS = {"ten": "ten.txt", "hard": "hard.txt", "documents": "documents.jsonl"}
 MOST_ROWS = 256
 BY_PROMPT = "speedup_by_prompt"
-COMPARED = (  # figures that `specsot compare` and `sweep` show
-    *(BY_PROMPT, "tau_step", "tokens", "target_forwards", "ms_per_round", "kv_held_mb"),
-)
+# Figures that `specsot compare` and `sweep` show.
+COMPARED = (BY_PROMPT, "tau_step", "tokens", "target_forwards", "ms_per_round", "kv_held_mb")
 
 Place = tuple[str | int, ...]
 
@@ -115,8 +114,7 @@ class Experiment(Spec):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row: a graph or a peer at one point; at: places in the file, by setting; `` is the
-    side."""
+    """One row: a graph or a peer at one point. at: places in the file by setting, `` the side's."""
 
     side: str
     varied: Mapping[str, str]
@@ -220,8 +218,7 @@ def entries_of(experiment: Experiment) -> list[Entry]:
     ]
     rows = [Entry(side, {}, {"": ("against", n)}) for n, side in enumerate(experiment.against)]
     for number, side in enumerate(experiment.sides):
-        fixed = read_side(side)[0] in PEERS
-        for point in product(*([] if fixed else axes)):
+        for point in product(*([] if read_side(side)[0] in PEERS else axes)):
             varied = {path: value for path, value, _ in point}
             at: dict[str, Place] = {path: place for path, _, place in point}
             rows.append(Entry(side, varied, {"": ("sides", number), **at}))
@@ -266,9 +263,9 @@ class Prepared:
     """A checked experiment; notes: for the user."""
 
     experiment: Experiment
-    entries: list[Entry]
-    jobs: list[Job]
     prompts: Prompts
+    entries: list[Entry] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -283,13 +280,13 @@ def prepare_experiment(
     prompts = read_file(options.prompts or _prompts_file(experiment, source))
     if experiment.count is not None:
         prompts = replace(prompts, items=prompts.items[: experiment.count])
-    prepared = Prepared(experiment, [], [], prompts)
-    notes: dict[str, None] = {}
+    prepared = Prepared(experiment, prompts)
+    notes = prepared.notes
     problems: list[Problem] = []
     for entry in entries_of(experiment):
         if entry.peer == LLAMA_CPP and find_spec("llama_cpp") is None:
             why = "llama-cpp-python is not installed (docs/cli.md)"
-            notes[f"{entry.side} is left out: {why}"] = None
+            notes.append(f"{entry.side} is left out: {why}")
             continue
         try:
             prepared.jobs.append(_job(entry, prepared, options))
@@ -299,17 +296,17 @@ def prepare_experiment(
         except (UsageError, OutlineError) as error:
             if source is None or not isinstance(error, LacksDrafterError):
                 raise UsageError(f"{entry.name}: {error}") from None
-            notes[f"{entry.side} is left out: {error}"] = None
+            notes.append(f"{entry.side} is left out: {error}")
     if problems:
         raise GraphError(problems)
+    notes[:] = dict.fromkeys(notes)  # one for all points of a side
     if not prepared.jobs:
         raise UsageError("\n".join(notes))
-    return replace(prepared, notes=list(notes))
+    return prepared
 
 
 def experiment_of(bench_options: BenchOptions) -> tuple[Experiment, Source | None]:
-    """What `specsot bench` is to measure, with its file if it has one; raises UsageError,
-    GraphError."""
+    """What `specsot bench` measures, and its file if it has one; raises UsageError, GraphError."""
     refs = bench_options.refs
     source = None
     if len(refs) == 1 and (file := find_experiment(refs[0])) is not None:
@@ -410,7 +407,6 @@ def _placed(
 # -- figures -----------------------------------------------------------------------------------
 
 Values = npt.NDArray[np.float64]
-Quotient = tuple[float, float]  # with a whole of 0 where it means nothing
 DRAWS = 2000
 LEVEL = 0.95
 MS = 1e6  # nanoseconds
@@ -436,8 +432,7 @@ def resampled(groups: Sequence[int]) -> npt.NDArray[np.int64]:
     places = random.random((DRAWS, len(rounds_of), sizes.max()))
     table = np.stack([np.resize(rounds, sizes.max()) for rounds in rounds_of])
     within = (places * sizes[picked][..., None]).astype(np.int64)
-    numbers: npt.NDArray[np.int64] = table[picked[..., None], within].reshape(DRAWS, -1)
-    return numbers
+    return np.asarray(table[picked[..., None], within].reshape(DRAWS, -1))
 
 
 def estimate(groups: Sequence[int], of: Callable[[npt.NDArray[np.int64]], Values]) -> Estimate:
@@ -458,21 +453,30 @@ class Figure:
     better: 1, -1, or 0 for neither. timed: by clocks."""
 
     kind: Literal["median", "range", "largest", "sums", "same", "probe"]
-    of: "Callable[[SideRun], Quotient]" = lambda run: (0, 0)
+    of: "Measured" = lambda run: (0, 0)
     better: int = 1
     form: str = ".2f"
     timed: bool = False
     paired: bool = False
 
     def measure(self, runs: "Runs", reference: "Runs", prompts: Sequence[int]) -> Estimate | None:
-        """Of finished rounds, None if it means something in none; prompts: the number of each
-        round's."""
+        """Of finished rounds; None if it means nothing. prompts: the number of each round's."""
         if self.kind == "same":
             same = np.array([a.digest == b.digest for a, b in zip(runs, reference, strict=True)])
             return estimate(prompts, lambda at: same[at].mean(-1))
-        groups, mine, theirs = self.quotients(runs, reference, prompts)
+        groups: list[int] = []
+        pairs: list[tuple[tuple[float, float], tuple[float, float]]] = []
+        for run, other, group in zip(runs, reference, prompts, strict=True):
+            if run.problems or (self.paired and other.problems):
+                continue
+            one = self.of(run)
+            two = self.of(other) if self.paired else (1.0, 1.0)
+            if one[1] and two[1] and not (self.paired and 0 in (one[0], two[0])):
+                groups.append(group)
+                pairs.append((one, two))
         if not groups:
             return None
+        mine, theirs = np.array(pairs, float).swapaxes(0, 1)  # [rounds, part and whole] each
         if self.kind == "sums":
             return estimate(groups, lambda at: mine[at].sum(-2)[..., 0] / mine[at].sum(-2)[..., 1])
         each = mine[:, 0] / mine[:, 1]
@@ -484,97 +488,72 @@ class Figure:
             return Estimate(float(np.median(each)), float(each.min()), float(each.max()))
         return estimate(groups, lambda at: np.median(each[at], axis=-1))
 
-    def quotients(
-        self, runs: "Runs", reference: "Runs", prompts: Sequence[int]
-    ) -> tuple[list[int], Values, Values]:
-        """The prompts of the rounds with a figure, and [rounds, part and whole] of this side and of
-        the reference, 1 / 1 unless paired."""
-        groups: list[int] = []
-        pairs: list[tuple[Quotient, Quotient]] = []
-        for run, other, group in zip(runs, reference, prompts, strict=True):
-            if run.problems or (self.paired and other.problems):
-                continue
-            one = self.of(run)
-            two = self.of(other) if self.paired else (1.0, 1.0)
-            if one[1] and two[1] and not (self.paired and 0 in (one[0], two[0])):
-                groups.append(group)
-                pairs.append((one, two))
-        values = np.array(pairs, float).reshape(-1, 2, 2)
-        return groups, values[:, 0], values[:, 1]
 
-
-def _first_token(run: "SideRun") -> Quotient:
-    return run.first_token / MS, float(run.first_token > 0)
-
-
-def _last_token(run: "SideRun") -> Quotient:
-    return run.last_token / MS, float(run.last_token > 0)
-
-
-def _decode(run: "SideRun") -> Quotient:
-    return (run.last_token - run.first_token) / MS, run.decoded
-
-
-def _per_token(run: "SideRun") -> Quotient:
+def _per_token(run: "SideRun") -> tuple[float, float]:
     return 1e3 * run.meter.seconds, run.meter.tokens
 
 
-def _tau(run: "SideRun") -> Quotient:
+def _speedup(of: "Measured", kind: Any = "median") -> Figure:
+    return Figure(kind, of, timed=True, paired=True)
+
+
+def _milliseconds(mark: str) -> "Measured":
+    return lambda run: (getattr(run, mark) / MS, float(getattr(run, mark) > 0))
+
+
+def _kv(name: str) -> Figure:
+    return Figure("largest", lambda run: (run.kv.get(name, 0) / MB, float(bool(run.kv))), -1)
+
+
+def _counter(name: str, better: int = -1) -> Figure:
+    """A counter of `Meter`."""
+    return Figure("median", lambda run: (getattr(run.meter, name), 1), better, ".0f")
+
+
+def _ours(figure: Figure) -> Figure:
+    """The figure of our own engine only: peers do not count this."""
+    return replace(figure, of=lambda run: figure.of(run) if run.meter.rows else (0.0, 0.0))
+
+
+def _tau(run: "SideRun") -> tuple[float, float]:
     lengths = run.meter.lengths
     return sum(n * count for n, count in lengths.items()), lengths.total()
 
 
-def _overhead(meter: "Meter") -> Quotient:
-    whole = meter.in_run + meter.open_ops
-    return whole - meter.in_ops, whole
-
-
-def _ours(of: "Callable[[Meter], Quotient]") -> "Callable[[SideRun], Quotient]":
-    """Of what only our own engine counts."""
-    return lambda run: of(run.meter) if run.meter.rows else (0.0, 0.0)
-
-
-def _host_reads(run: "SideRun") -> Quotient:
-    return run.host_reads, run.meter.forwards if run.meter.rows else 0
-
-
-def _kv(name: str) -> "Callable[[SideRun], Quotient]":
-    return lambda run: (run.kv.get(name, 0) / MB, float(bool(run.kv)))
-
-
-def _speedup(of: "Callable[[SideRun], Quotient]", kind: Any = "median") -> Figure:
-    return Figure(kind, of, timed=True, paired=True)
+def _overhead(run: "SideRun") -> tuple[float, float]:
+    whole = run.meter.in_run + run.meter.open_ops
+    return whole - run.meter.in_ops, whole
 
 
 PER_TOKEN = "speedup_per_token"
 FIGURES: Mapping[str, Figure] = {
-    "speedup_decode": _speedup(_decode),
-    "speedup_ttlt": _speedup(_last_token),
-    "speedup_ttft": _speedup(_first_token),
+    "speedup_decode": _speedup(lambda r: ((r.last_token - r.first_token) / MS, r.decoded)),
+    "speedup_ttlt": _speedup(_milliseconds("last_token")),
+    "speedup_ttft": _speedup(_milliseconds("first_token")),
     PER_TOKEN: _speedup(_per_token),
     BY_PROMPT: _speedup(_per_token, "range"),
     "length_ratio": Figure("median", lambda r: (1, r.meter.tokens), 0, paired=True),
     "tau_step": Figure("sums", _tau),
     "tau_request": Figure("median", lambda r: (r.meter.tau_step, 1)),
-    "acceptance_rate": Figure("sums", _ours(lambda m: (m.accepted, m.drafted)), form=".3f"),
+    "acceptance_rate": Figure("sums", lambda r: (r.meter.accepted, r.meter.drafted), form=".3f"),
     "tokens_per_target_forward": Figure("sums", lambda r: (r.meter.tokens, r.meter.forwards)),
     "ms_per_token": Figure("median", _per_token, -1, timed=True),
-    "ms_to_first_token": Figure("median", _first_token, -1, ".0f", timed=True),
-    "ms_to_last_token": Figure("median", _last_token, -1, ".0f", timed=True),
+    "ms_to_first_token": Figure("median", _milliseconds("first_token"), -1, ".0f", timed=True),
+    "ms_to_last_token": Figure("median", _milliseconds("last_token"), -1, ".0f", timed=True),
     "ms_per_round": Figure("sums", lambda r: (_per_token(r)[0], r.meter.forwards), -1, timed=True),
-    "overhead_share": Figure("sums", _ours(_overhead), -1, ".3f", timed=True),
-    "host_reads_per_round": Figure("sums", _host_reads, -1),
-    "tokens": Figure("median", lambda r: (r.meter.tokens, 1), 0, ".0f"),
-    "target_forwards": Figure("median", lambda r: (r.meter.forwards, 1), -1, ".0f"),
-    "rows": Figure("median", _ours(lambda m: (m.rows, 1)), -1, ".0f"),
-    "rows_empty": Figure("median", _ours(lambda m: (m.padding, 1)), -1, ".0f"),
-    "drafter_forwards": Figure("median", _ours(lambda m: (m.draft_forwards, 1)), -1, ".0f"),
-    "drafter_rows": Figure("median", _ours(lambda m: (m.draft_rows, 1)), -1, ".0f"),
-    "drafter_rows_empty": Figure("median", _ours(lambda m: (m.draft_padding, 1)), -1, ".0f"),
-    "padding_waste": Figure("sums", _ours(lambda m: (m.padding, m.rows)), -1, ".3f"),
-    "kv_held_mb": Figure("largest", _kv("held"), -1),
-    "kv_moved_mb": Figure("largest", _kv("moved"), -1),
+    "overhead_share": _ours(Figure("sums", _overhead, -1, ".3f", timed=True)),
+    "host_reads_per_round": _ours(Figure("sums", lambda r: (r.host_reads, r.meter.forwards), -1)),
+    "tokens": _counter("tokens", better=0),
+    "target_forwards": _counter("forwards"),
+    "rows": _ours(_counter("rows")),
+    "rows_empty": _ours(_counter("padding")),
+    "drafter_forwards": _ours(_counter("draft_forwards")),
+    "drafter_rows": _ours(_counter("draft_rows")),
+    "drafter_rows_empty": _ours(_counter("draft_padding")),
+    "padding_waste": Figure("sums", lambda r: (r.meter.padding, r.meter.rows), -1, ".3f"),
+    "kv_held_mb": _kv("held"),
+    "kv_moved_mb": _kv("moved"),
     "same_answer": Figure("same", better=0),
     "kl": Figure("probe", better=-1, form=".4f"),
-    "kv_allocated_mb": Figure("largest", _kv("allocated"), -1),
+    "kv_allocated_mb": _kv("allocated"),
 }

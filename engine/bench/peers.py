@@ -25,7 +25,6 @@ from ...models.codes import FULL
 from ...models.files import ModelError
 from ...models.integer import as_reference
 from ...models.load.weights import load_target
-from ...states.graph.graph import Sampling
 from ...states.request import Branch, Finish, Request, move
 from ..errors import UsageError
 from ..prepare.inputs import Prompt
@@ -56,8 +55,8 @@ class Steps:
         """Required by transformers."""
 
 
+# Decodes a request after these ids, up to a number of tokens, and reports its steps.
 Generate = Callable[[Request, list[int], int, Steps], list[int]]
-"""Decodes a request after these ids, up to a number of tokens, and reports its steps."""
 
 
 def _answer(
@@ -77,17 +76,18 @@ def _answer(
     request.branches = [branch]
     move(request, "run")
     move(request, "finish")
-    counts = [*steps.counts]
-    times = steps.times
+    counts = steps.counts
     counts[-1] -= stopped
     lengths = Counter(counts if drafts else counts[1:])
     meter = Meter(forwards=len(counts), rounds=lengths.total(), tokens=sum(counts), lengths=lengths)
     meter.in_run = meter.in_ops = whole
-    meter.marks[request.key] = Marks(times[0], None, times[-1])
+    first = steps.times[0]
+    last = steps.times[-1]
+    meter.marks[request.key] = Marks(first, None, last)
     return SideRun(
         meter,
-        first_token=times[0],
-        last_token=times[-1],
+        first_token=first,
+        last_token=last,
         decoded=sum(counts[1:]),
         digest=output_digest(answers_of([request], side.session.prompts)),
         request=request,
@@ -103,20 +103,16 @@ DRAWN = ("temperature", "top_k", "top_p")  # settings of `sampling` that both ha
 def with_peers(sides: Sequence[Side], names: Sequence[str]) -> list[Side]:
     """The sides, with their peers; models are loaded once. Raises UsageError."""
     load = cache(_load)
-    return [
-        replace(side, peer=_peer(name, side, load)) if name else side
-        for side, name in zip(sides, names, strict=True)
-    ]
+    pairs = zip(sides, names, strict=True)
+    return [replace(side, peer=_peer(name, side, load)) if name else side for side, name in pairs]
 
 
 def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
     graph = side.job.program.graph
     sampling = graph.sampling
     options = side.job.options
-    usual = Sampling.model_validate({}).model_copy(
-        update={setting: getattr(sampling, setting) for setting in DRAWN}
-    )
-    if usual != sampling.model_copy(update={"accept": usual.accept, "rule": usual.rule}):
+    changed = sampling.model_dump(exclude_defaults=True).keys()
+    if changed - {*DRAWN, "accept", "rule"}:
         raise UsageError(f"{name}: of `sampling` it knows {', '.join(DRAWN)} only")
     target, drafter = model_folders(side.job)
     if name == LLAMA_CPP:
@@ -151,8 +147,7 @@ def _peer(name: str, side: Side, load: Callable[..., Any]) -> Peer:
                 streamer=steps,
                 **extra,
             )
-        tokens: list[int] = out[0, len(ids) :].tolist()
-        return tokens
+        return [*out[0, len(ids) :].tolist()]
 
     return Peer(name, partial(_answer, generate, bool(extra)))
 
@@ -177,8 +172,8 @@ def _llama_cpp(side: Side, folder: Path) -> Peer:
     except ImportError as error:
         raise UsageError(f"{LLAMA_CPP}: llama-cpp-python cannot be imported: {error}") from None
     options = side.job.options
-    kind = options.weights
-    stored = DTYPES.get(options.dtype) if kind == FULL else KINDS[kind]
+    full = options.weights == FULL
+    stored = DTYPES.get(options.dtype) if full else KINDS[options.weights]
     if stored is None or options.device != "cpu":
         raise UsageError(f"{LLAMA_CPP}: not in {options.dtype} on {options.device}")
     temporary = TemporaryDirectory(prefix="specsot-gguf-")
@@ -202,7 +197,7 @@ def _llama_cpp(side: Side, folder: Path) -> Peer:
                 break
         return tokens
 
-    return Peer(LLAMA_CPP, partial(_answer, generate, False), "" if kind == FULL else stored.name)
+    return Peer(LLAMA_CPP, partial(_answer, generate, False), "" if full else stored.name)
 
 
 def write_gguf(file: Path, folder: Path, stored: Stored) -> Path:

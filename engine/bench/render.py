@@ -114,8 +114,7 @@ def console(experiment: Experiment, rows: Rows, notes: Iterable[str], stream: Te
 
 
 def equality_lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """For each pair of sides how many branches are equal, or why they are not compared; then the
-    first differences."""
+    """For each pair how many branches are equal, or why it is not compared; then differences."""
     graphs = result["setup"]["graphs"]
     for pair in result["equality"]:
         names = f"{pair['graph']} and {pair['reference']}"
@@ -126,8 +125,8 @@ def equality_lines(result: Mapping[str, Any]) -> Iterator[str]:
         words += [f"{pair[name]} {word}" for name, word in WORDS.items() if pair[name]]
         note = "" if pair["promised"] else f" (not promised in {graphs[pair['graph']]['dtype']})"
         yield f"{names}: {', '.join(words)} ({pair['equal_tokens']:,} tokens){note}"
-    compared = [pair for pair in result["equality"] if pair["compared"]]
-    every = [(pair, difference) for pair in compared for difference in pair["differences"]]
+    pairs = result["equality"]
+    every = [(pair, difference) for pair in pairs for difference in pair.get("differences", ())]
     for pair, difference in every[:MOST]:
         yield from ("", *_difference(pair, difference))
     if len(every) > MOST:
@@ -135,8 +134,8 @@ def equality_lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _difference(pair: Mapping[str, Any], difference: Mapping[str, Any]) -> Iterator[str]:
-    names = f"{pair['graph']} and {pair['reference']}"
-    where = f"{names}, prompt {difference['prompt']}, branch {difference['branch']}"
+    where = "{graph} and {reference}, ".format_map(pair)
+    where += "prompt {prompt}, branch {branch}".format_map(difference)
     if "position" not in difference:
         yield f"{where}: another prompt, though nothing before it differs"
         return
@@ -165,8 +164,6 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     setup = result["setup"]
     noise = result["noise"]
     rounds = result["rounds"]
-    machine = setup["machine"]
-    versions = setup["versions"]
     dtypes, threads = (
         ", ".join(sorted({str(graph[name]) for graph in setup["graphs"].values()}))
         for name in ("dtype", "threads")
@@ -175,12 +172,12 @@ def measured_words(result: Mapping[str, Any]) -> list[str]:
     repeats = f"{rounds // prompts} repeats" if rounds >= 2 * prompts else "once each"
     spread = "" if noise["spread"] is None else f"; repeats differ by {noise['spread']:.0%}"
     quiet = "other load on the machine" if noise["disturbed"] else "no other load"
-    libraries = f"torch {versions['torch']}, transformers {versions['transformers']}"
     busy = f"a busy loop got {noise['cpu_share']:.0%} of a CPU"
     return [
         f"{prompts} prompts, {repeats}: {rounds} rounds; status {result['status']}",
         f"dtype {dtypes}, threads {threads}",
-        f"{machine['processor']}, {machine['cpus']} CPUs, {libraries}",
+        "{processor}, {cpus} CPUs, ".format_map(setup["machine"])
+        + "torch {torch}, transformers {transformers}".format_map(setup["versions"]),
         f"{quiet}: {busy} (at worst {noise['cpu_share_lowest']:.0%}){spread}",
     ]
 
@@ -216,12 +213,10 @@ def draw_all(experiment: Experiment, rows: Rows, folder: Path) -> list[Path]:
             shown = [row for row in rows if plot.y in row["figures"]]
             if not shown:
                 continue
-            width, height = SIZE
-            if plot.x is None:
-                height = max(height, 1 + BAR * len(shown))
-            picture = Figure(figsize=(width, height), layout="constrained")
+            picture = Figure(figsize=SIZE, layout="constrained")
             axes = picture.add_subplot()
             if plot.x is None:
+                picture.set_figheight(max(SIZE[1], 1 + BAR * len(shown)))
                 _bars(axes, plot.y, shown)
             else:
                 _lines(axes, plot.y, plot.x, shown)
@@ -241,9 +236,9 @@ def _bars(axes: Any, name: str, rows: Rows) -> None:
     style = {"ecolor": "#222222", "capsize": 3}
     bars = axes.barh(places, values, 0.6, color=COLOURS[0], xerr=_errors(figures), **style)
     names = short_names([row["side"] for row in rows])
-    points = (" ".join(f"{p}={v}" for p, v in row["varied"].items()) for row in rows)
-    labels = (f"{names[row['side']]} {point}" for row, point in zip(rows, points, strict=True))
-    axes.set_yticks(places, [label.rstrip() for label in labels])
+    points = [[f"{path}={value}" for path, value in row["varied"].items()] for row in rows]
+    labels = [[names[row["side"]], *point] for row, point in zip(rows, points, strict=True)]
+    axes.set_yticks(places, [*map(" ".join, labels)])
     axes.invert_yaxis()
     axes.bar_label(bars, [format(value, FIGURES[name].form) for value in values], padding=5)
     axes.margins(x=0.12)

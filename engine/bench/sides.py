@@ -6,7 +6,7 @@ already differs follows from a difference that is counted where it first occurs.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from itertools import chain, count, product
@@ -159,8 +159,7 @@ def letters() -> Iterator[str]:
 
 
 def warm_up(sides: Sequence[Side], prompts: Sequence[Prompt], halt: StopSignal) -> None:
-    """Run the first prompt for some rounds that no figure counts, and all prompts where a graph
-    reuses chunks of documents, so that every chunk is read."""
+    """Run rounds that no figure counts: of the first prompt, or of all where chunks are reused."""
     for side in sides if prompts else ():
         set_up_torch(threads_of(side.job), side.job.options.device)
         if side.peer is not None:
@@ -191,8 +190,8 @@ def answer_all(
                 seconds = (monotonic() - start_time) / done * (every - done)
                 left = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
                 remaining = f", about {left} left"
-            name = f"{side.letter} {side.name}"
-            show(f"prompt {place} of {len(prompts)}{remaining}: {name} ...", done / every)
+            title = f"prompt {place} of {len(prompts)}{remaining}: {side.letter} {side.name} ..."
+            show(title, done / every)
             runs[side.letter] = _answer(side, prompt, halt)
             if halt.status is not None:
                 return
@@ -205,7 +204,7 @@ def _answer(side: Side, prompt: Prompt, halt: StopSignal) -> SideRun:
     if side.peer is not None:
         return side.peer.answer(side, prompt, None)
     run, recorder, status = perform(side.session, [prompt], stop=halt)
-    (request,) = run.board["branches"].requests
+    (request,) = run.requests
     meter = recorder.meter
     answers = answers_of([request], side.session.prompts)
     problems = refusals(answers)
@@ -309,11 +308,11 @@ def _facts(side: Side) -> dict[str, Any]:
 
 
 def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComparison]:
-    """All branches of a prompt, the outline first; none of a pair that is not compared."""
+    """All branches of a prompt, the outline first."""
     # By name (`outline`, or the number), with the ids before the answer.
     decoded: list[dict[str, tuple[Branch, list[int]]]] = []
     complete = True
-    for side in (pair.reference, pair.other) if not pair.why_not else ():
+    for side in (pair.reference, pair.other):
         request = prompt.runs[side.letter].request
         complete = complete and all(map(_finished, request.all_branches()))
         branches = contexts(request, side.session.prompts)
@@ -337,8 +336,7 @@ def compare_branches(pair: GraphPair, prompt: ComparedPrompt) -> list[BranchComp
         return results
     # Nothing to follow from: contexts differ that must not, unless one side was not finished.
     fault = BranchAnswer.DIFFERENT if complete else BranchAnswer.UNFINISHED
-    follows = BranchAnswer.FOLLOWS
-    return [replace(r, result=fault) if r.result is follows else r for r in results]
+    return [replace(r, result=fault) if r.result is BranchAnswer.FOLLOWS else r for r in results]
 
 
 def _finished(branch: Branch) -> bool:
@@ -363,6 +361,39 @@ def _first_difference(
         ends = [order_V[[*stops] if token == END else token].max() for token in tokens]
         margin = abs(float(ends[0]) - float(ends[1]))
     return Difference(place, before, *tokens, margin)
+
+
+def equality_of(pair: GraphPair, prompts: Sequence[ComparedPrompt]) -> dict[str, Any]:
+    """How many branches of a pair are equal, and what differs, as plain data."""
+    letter = pair.other.letter
+    both = {"reference": pair.reference.letter, "graph": letter}
+    if pair.why_not:
+        return {**both, "compared": False, "reason": pair.why_not}
+    branches = [(one.prompt.key, b) for one in prompts for b in one.results.get(letter, ())]
+    return {
+        **both,
+        "compared": True,
+        "promised": pair.promised,
+        **counts([branch for _, branch in branches]),
+        "differences": [
+            {"prompt": key, "branch": branch.branch, "result": str(branch.result)}
+            | _described(pair, branch.difference)
+            for key, branch in branches
+            if branch.result in (BranchAnswer.DIFFERENT, BranchAnswer.TIE)
+        ],
+    }
+
+
+def _described(pair: GraphPair, difference: Difference | None) -> dict[str, Any]:
+    if difference is None:
+        return {}
+    plain = asdict(difference)
+    decode = pair.reference.session.prompts.decode
+    for key, token in (("reference", difference.reference), ("graph", plain.pop("other"))):
+        end = {END: "stop", CUT: "length"}.get(token)  # how the answer ended instead
+        text = decode([token]) if end is None else None
+        plain[key] = {"id": None if end else token, "text": text, "end": end}
+    return plain
 
 
 def counts(branches: Sequence[BranchComparison]) -> dict[str, int]:

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ...models.codes import EXACT, is_exact
 from ...models.files import ModelError
 from ...states.graph.graph import Graph
-from ..bench.command import TEN_PROMPTS
 from ..errors import Code, UsageError
-from ..prepare.files import graph_names
+from ..prepare.files import SHIPPED, graph_names
 from ..prepare.inputs import read_file
 from ..prepare.job import Job, model_folders, prepare, redact
 from ..prepare.options import SESSION, RunOptions, flag_of
@@ -71,9 +70,7 @@ def page(document: Mapping[str, Any]) -> str:
         "graph": f"{graph['file']} ({kinds})",
         "graph hash": f"`{graph['hash']}`",
         **{kind: f"{one['name']} `{one['hash']}`" for kind, one in document["models"].items()},
-        "dtype, device, threads": ", ".join(
-            str(document[name]) for name in ("dtype", "device", "threads")
-        ),
+        "dtype, device, threads": "{dtype}, {device}, {threads}".format_map(document),
         "prompts": str(document["prompts"]),
         "versions": ", ".join(f"{name} {n}" for name, n in document["versions"].items()),
     }
@@ -178,8 +175,10 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
 
     graph = job.program.graph
     provenance = made_with(job)
-    hashes = {"target": provenance.model_hash, "drafter": provenance.drafter_hash}
-    names = {"target": job.options.model, "drafter": job.options.drafter_model}
+    models = {"target": {"name": redact(job.options.model), "hash": provenance.model_hash}}
+    if provenance.drafter_hash is not None:
+        name = redact(job.options.drafter_model)
+        models["drafter"] = {"name": name, "hash": provenance.drafter_hash}
     # The command that makes this certificate again.
     words = ["specsot", "certify", redact(job.options.graph), *(["--quick"] if quick else [])]
     for name in ("prompts", *SESSION):
@@ -188,11 +187,7 @@ def _facts(job: Job, options: RunOptions, quick: bool, prompts: int) -> dict[str
             words.append(f"{flag_of(name)} {redact(str(value))}")
     return {
         "command": " ".join([*words, *(f"--set {setting}" for setting in options.sets)]),
-        "models": {
-            kind: {"name": redact(names[kind]), "hash": value}
-            for kind, value in hashes.items()
-            if value is not None
-        },
+        "models": models,
         "dtype": job.options.dtype,
         "weights": job.options.weights,
         "device": job.options.device,
@@ -219,12 +214,8 @@ def certify_command(
     out: Path | None = None,
     every: bool = False,
 ) -> int:
-    """Certify graphs one after another and return the exit code; errors end as one message.
-
-    Args:
-        options: of every graph, as of `specsot run`.
-        out: where `<graph>.md` and `<graph>.json` go; None prints the page.
-        every: all shipped graphs; one whose models are not there is named and left out."""
+    """Certify graphs one after another. out: where `<graph>.md` and `<graph>.json` go; None prints
+    the page. every: all shipped graphs; one whose models are not there is named and left out."""
     if bool(graphs) == every:
         raise UsageError("name the graphs to certify, or give --all")
     jobs = [prepared_job(name, options) for name in (graph_names() if every else graphs)]
@@ -253,11 +244,10 @@ def certify_command(
 
 
 def prepared_job(graph: str, options: RunOptions) -> Job:
-    prompts = read_file(options.prompts or TEN_PROMPTS)
+    prompts = read_file(options.prompts or SHIPPED / "prompts" / "ten.txt")
     job = prepare(replace(options, graph=graph), prompts=prompts)
     if not is_exact(job.options.dtype, job.options.weights):
-        which = " and ".join(EXACT)
-        reason = f"tokens of full weights are promised in {which} only"
+        reason = f"tokens of full weights are promised in {' and '.join(EXACT)} only"
         raise UsageError(f"--dtype {job.options.dtype}: {reason}")
     resolved = job.program.graph
     searched = resolved.skeleton is not None and resolved.skeleton.documents == "branches"

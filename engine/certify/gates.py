@@ -26,7 +26,7 @@ from ..models import new_pool
 from ..prepare.inputs import Prompt
 from ..run.core import EngineCore
 from ..run.scoring import context_segments, contexts, full_prefill
-from .reference import SHOWN, Bench, Check, Repeat
+from .reference import Bench, Check, Repeat, judged
 
 MOST_STEPS = 100_000  # transitions after which a run counts as hanging
 COMPARED = 60  # branches of a probe whose drafter rows are computed again
@@ -59,7 +59,7 @@ class ProbedRun:
     trial: Trial
     side: Side
     run: EngineCore
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
 
     @property
     def branches(self) -> list[Branch]:
@@ -75,11 +75,7 @@ class ProbedRun:
 
     @cached_property
     def repeat(self) -> Repeat | None:
-        def rerun() -> Iterator[tuple[Side, Request]]:
-            again = self.again()
-            return ((again.side, request) for request in again.requests)
-
-        return self.bench.repeat(rerun)
+        return self.bench.repeat(self.side, lambda: self.again().requests)
 
     def agree(self, expected: Sequence[Sequence[int]]) -> list[str]:
         """What is wrong with answers that should be these; in doubt transformers decides."""
@@ -117,7 +113,7 @@ class Rig:
     wrong: dict[str, str] = field(default_factory=dict)
 
     @cached_property
-    def free(self) -> "ProbedRun":
+    def free(self) -> ProbedRun:
         """The run without stop ids."""
         return self.probe(Trial())
 
@@ -136,8 +132,7 @@ class Rig:
             return  # a search's rows are a tree, which has tests of its own
         expected = sum(_rows(manager, request) for request in manager.requests)
         expected += manager.kv_cache.num_cached_rows
-        used = target.current_length
-        if used != expected:
+        if (used := target.current_length) != expected:
             self.wrong.setdefault("rows", f"{run.state}: {used} slots in use for {expected} rows")
         for branch in manager.active:
             positions = target.position[_slots(manager, target, branch)].tolist()
@@ -147,7 +142,7 @@ class Rig:
             if sorted(positions) != sorted(chain.from_iterable(ranges)):
                 self.wrong.setdefault("gap", f"{run.state}: {branch.name} has a gap among its rows")
 
-    def probe(self, trial: Trial) -> "ProbedRun":
+    def probe(self, trial: Trial) -> ProbedRun:
         """Run a trial to its end."""
         bench = self.bench
         greedy = () if bench.graph.beam is not None else ("sampling.temperature=0",)
@@ -163,8 +158,7 @@ class Rig:
         for request in requests:
             request.budget = request.budget if trial.tokens is None else trial.tokens
             request.stop_ids = request.stop_ids if trial.stops is None else trial.stops
-        run = self._drive(side, requests)
-        return ProbedRun(bench, trial, side, run, requests=tuple(requests))
+        return ProbedRun(bench, trial, side, self._drive(side, requests), requests=requests)
 
     def _drive(self, side: Side, requests: Sequence[Request]) -> EngineCore:
         """To the end, checked after every phase; raises RuntimeError if there is none."""
@@ -172,7 +166,6 @@ class Rig:
 
         def sink(event: Event) -> None:
             if isinstance(event, OpRan):
-                self.forwards += event.op == FORWARD
                 ops.append(event.op)
                 if event.op == PLANNED:
                     self.chunks += len(run.board["step"].chunks)
@@ -181,26 +174,18 @@ class Rig:
         pools = run.manager.pools
         places = [pool.data.data_ptr() for pool in pools]
         most = self.compared + COMPARED if run.board["kv_draft"] is not None else 0
-
-        def look() -> bool:
+        while not run.finished:
             if run.steps >= MOST_STEPS:
                 raise RuntimeError(f"no end after {MOST_STEPS} transitions")
-            if run.steps == 0:
-                return True
+            ops.clear()
+            run.advance()
+            self.forwards += ops.count(FORWARD)
             self.look(run)
             if DRAFTED in ops and self.compared < most:
-                pooled = [part for part in run.board["drafter"].parts if part.kv is not None]
-                pairs = ((drafter, branch) for drafter in pooled for branch in drafter.active)
-                for drafter, branch in pairs:
-                    if not branch.reads:
+                for drafter in (part for part in run.board["drafter"].parts if part.kv is not None):
+                    for branch in (branch for branch in drafter.active if not branch.reads):
                         self.compared += 1
                         self.worst = max(self.worst, off_by(side, run, drafter, branch))
-            ops.clear()
-            return True
-
-        while run.step(look):
-            pass
-        look()
         self.runs += 1
         self.reads += run.board["host"].reads
         self.forked += sum(pool.ledger.bytes["fork"] for pool in pools)
@@ -229,9 +214,8 @@ def _slots(manager: Any, pool: KVCache, branch: Branch) -> list[int]:
 
 
 def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
-    """The largest difference of a branch's rows in a drafter's pool from the same rows computed
-    anew, as a share of the largest number. Valid right after that drafter read what was
-    committed."""
+    """The largest difference of a branch's rows in a drafter's pool from those computed anew, as a
+    share of the largest number. Valid right after that drafter read what was committed."""
     pool = drafter.kv
     models = side.session.models
     ids = [*dict(contexts(branch.request, side.session.prompts))[branch], *branch.tokens]
@@ -239,13 +223,12 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
     slots = _slots(run.board["branches"], pool, branch)
     if pool.position[slots].tolist() != list(range(rows)):
         return float("inf")
-    place = (models.dtype, models.device)
     with torch.inference_mode():
         fresh = new_pool(drafter.model, rows, 1, models)
         features_QF = None
         if taps := getattr(drafter.model, "tap_ids", ()):
-            output, _ = full_prefill(models.target, ids[:rows], *place, taps=taps)
-            features_QF = output.taps_QF
+            place = (models.dtype, models.device)
+            features_QF = full_prefill(models.target, ids[:rows], *place, taps=taps)[0].taps_QF
         ids_1Q = torch.tensor([ids[: rows + 1]], device=models.device)
         drafter.write_rows_(ids_1Q, rows, features_QF, fresh)
         expected = fresh.data[:, :, :, :rows]
@@ -254,11 +237,10 @@ def off_by(side: Side, run: Run, drafter: Drafter, branch: Branch) -> float:
 
 
 def memory_checks(rig: Rig) -> Iterator[Check]:
-    wrong = list(rig.wrong.values())
-    figures = {"runs": rig.runs, "phases": rig.phases, "faults": len(wrong)}
+    figures = {"runs": rig.runs, "phases": rig.phases, "faults": len(rig.wrong)}
     text = f"pools and book agree after each of {rig.phases} phases of {rig.runs} runs"
     text += ", and pools are empty at the end"
-    yield Check("memory/integrity", not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
+    yield judged("memory/integrity", text, figures, [*rig.wrong.values()])
     reads = {"reads": rig.reads, "forwards": rig.forwards}
     text = f"{rig.reads} host reads for {rig.forwards} forwards of the target"
     yield Check("memory/one host read per forward", rig.reads <= rig.forwards, reads, text)
@@ -294,8 +276,7 @@ TOP_P = 0.5
 FILTERS = {"top_k": f"top_k={TOP_K}", "top_p": f"top_p={TOP_P}"}
 EDGE = 1e-3  # of a score: float noise may move equally likely tokens over a border
 
-GateResult = tuple[str, Mapping[str, float], list[str]]
-"""What was tried, figures, and what is wrong."""
+GateResult = tuple[str, Mapping[str, float], list[str]]  # what was tried, figures, what is wrong
 
 
 def gate_checks(bench: Bench) -> Iterator[Check]:
@@ -309,14 +290,12 @@ def gate_checks(bench: Bench) -> Iterator[Check]:
     for name, gate in gates.items():
         bench.tell(f"gate: {name} ...")
         try:
-            text, figures, wrong = gate()
+            check = judged(f"gates/{name}", *gate())
         except Exception as error:
             if is_told(error):
                 raise
-            yield Check(f"gates/{name}", False, {}, f"the run died: {message_of(error)}")
-        else:
-            text = "; ".join([text, *wrong[:SHOWN]])
-            yield Check(f"gates/{name}", not wrong, figures, text)
+            check = Check(f"gates/{name}", False, {}, f"the run died: {message_of(error)}")
+        yield check
     yield from memory_checks(rig)
 
 
@@ -331,8 +310,7 @@ def _end_inside(rig: Rig) -> GateResult:
     """The stop id is one that is drafted and accepted, with further accepted drafts behind it."""
     branches = rig.free.branches
     early = next(filter(None, map(_early, branches)), None)
-    stop = branches[0].tokens[2] if early is None else early
-    run, wrong = _stopped(rig, stop)
+    run, wrong = _stopped(rig, branches[0].tokens[2] if early is None else early)
     stopped = [branch for branch in run.branches if branch.finish is Finish.STOP]
     within = sum(bool(b.accepted) and b.accepted[-1] > b.emitted[-1] for b in stopped)
     text = f"{len(stopped)} of {len(run.branches)} branches end at a token that a longer answer has"
@@ -395,12 +373,12 @@ def _newcomers(rig: Rig) -> GateResult:
 def _endless(rig: Rig) -> GateResult:
     """One of the first two branches never meets the stop id that ends others."""
     branches = rig.free.branches
-    best = (0, -1, -1)
+    candidates = [(0, -1, -1)]
     for number, branch in enumerate(branches[:2]):
         others = [set(other.tokens) for other in branches if other is not branch]
         for token in set().union(*others) - set(branch.tokens):
-            best = max(best, (sum(token in tokens for tokens in others), number, token))
-    ends, number, token = best
+            candidates.append((sum(token in tokens for tokens in others), number, token))
+    ends, number, token = max(candidates)
     if not ends:
         return "no token ends some branches and not others", {"ended": 0}, []
     run, wrong = _stopped(rig, token, TWO_AT_A_TIME)
@@ -456,8 +434,7 @@ def _schedules(rig: Rig) -> GateResult:
         if runs_out:
             sets += ["scheduler.admission=optimistic", *small]
         for more in SPARE if runs_out else SPARE[:1]:
-            kv_slots = -(-(slots + more) // block) * block
-            size = [f"layout.kv_slots={kv_slots}"] if runs_out else []
+            size = [f"layout.kv_slots={-(-(slots + more) // block) * block}"] if runs_out else []
             run = rig.probe(replace(trial, sets=(*sets, *size)))
             wrong += run.agree([branch.tokens for branch in free.branches])
             counts.update(_scheduled(run))
@@ -494,15 +471,14 @@ def _crowded(free: ProbedRun) -> tuple[int, tuple[str, ...]]:
     if free.side.job.program.graph.skeleton is None:
         second = min(request.prompt_size for request in free.requests)
     else:
-        second = max(len(branch.prompt) for branch in free.branches)
+        second = min(len(branch.prompt) for branch in free.branches)
     trees = capacity.tree_slots(min(2, capacity.max_active)) - capacity.tree_slots(1)
     return slots + second + trees, small
 
 
 def _odd_tokens(rig: Rig) -> GateResult:
     """Token 0 and the pad token begin every answer, as any other token would."""
-    tokenizer = rig.free.side.session.models.tokenizer
-    pad = getattr(tokenizer, "pad_token_id", None) or 0
+    pad = getattr(rig.free.side.session.models.tokenizer, "pad_token_id", None) or 0
     run = rig.probe(Trial((f"sampling.forced=[0, {pad}]",)))
     which = f"the tokens 0 and {pad}" if pad else "token 0, which is the pad token or there is none"
     text, figures, wrong = _comparison(f"answers that begin with {which}", run)
@@ -529,7 +505,7 @@ def filter_gate(bench: Bench, name: str) -> GateResult:
     """Tokens that a filter of transformers cuts away are drawn without the setting only."""
     free, every = _cut_away(bench, name)
     wrong, count = _cut_away(bench, name, FILTERS[name])
-    figures: dict[str, float] = {"tokens": count, "outside": wrong, "outside_without": free}
+    figures = {"tokens": count, "outside": wrong, "outside_without": free}
     text = f"at temperature {FILTER_HEAT:g}, {wrong} of {count} tokens are outside of"
     text += f" {FILTERS[name]} that were drawn with it, {free} of {every} drawn without it"
     text += "" if free else ": too sure a model for this to tell anything"
@@ -547,8 +523,7 @@ def _cut_away(bench: Bench, name: str, *settings: str) -> tuple[int, int]:
     for branch, context in Rig(bench).probe(trial).answers():
         ids = [*context, *branch.tokens]
         logits_QV = bench.reference.logits(ids, bench.dtype, context_segments(branch))
-        logits_QV = logits_QV[len(context) - 1 : -1]
-        scores_QV = heat(None, logits_QV.double())
+        scores_QV = heat(None, logits_QV[len(context) - 1 : -1].double())
         likely_QV = keep(None, scores_QV.clone())
         least_Q1 = scores_QV.masked_fill(likely_QV.isinf(), torch.inf).amin(1, keepdim=True)
         tokens_Q1 = torch.tensor(branch.tokens, device=logits_QV.device)[:, None]

@@ -20,6 +20,7 @@ from ...states.graph.load import load_program, op_table
 from ...states.request import Branch, Finish, Request
 from ...states.sampling import rules_of
 from ..bench.sides import END, TIE, ComparedPrompt, SharedModels, Side, answer_all
+from ..errors import first_line
 from ..prepare.inputs import Prompt
 from ..prepare.job import Job
 from ..run.core import StopSignal
@@ -58,8 +59,7 @@ QUICK = Extent(3, 48, 1, 2, seeds=2, drawn_tokens=24, answers=1000, gate_tokens=
 
 @dataclass(frozen=True, slots=True)
 class Transformers:
-    """The checkpoint of a folder in transformers, loaded once for each dtype; weights: quantised as
-    the target."""
+    """A checkpoint in transformers, loaded once for each dtype, quantised as the target."""
 
     folder: Path
     device: str
@@ -79,9 +79,8 @@ class Transformers:
                     lambda own: load(dtype=own), getattr(torch, dtype), self.weights
                 )
             except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-                reason = str(error).strip().split("\n", 1)[0]
-                message = f"transformers cannot load it, so there is no reference: {reason}"
-                raise ModelError(self.folder, message) from None
+                reason = "transformers cannot load it, so there is no reference: "
+                raise ModelError(self.folder, reason + first_line(error)) from None
             self._loaded[dtype] = model.train(False).to(self.device)
         return self._loaded[dtype]
 
@@ -97,8 +96,7 @@ class Transformers:
     def generate(
         self, branch: Branch, context: Sequence[int], dtype: str, **beams: Any
     ) -> tuple[list[int], float | None]:
-        """What `generate` writes for a branch, the stop token included, and a beam search's score;
-        a grammar becomes a logits processor."""
+        """What `generate` writes under a branch's grammar, stop token included; a beam's score."""
         ids_1Q = torch.tensor([list(context)], device=self.device)
         grammar = _grammar_of(branch)
 
@@ -122,7 +120,7 @@ class Transformers:
                 **beams,
             )
         scores = getattr(output, "sequences_scores", None)
-        tokens: list[int] = output.sequences[0, len(context) :].tolist()
+        tokens = output.sequences[0, len(context) :].tolist()
         return tokens, None if scores is None else float(scores[0])
 
 
@@ -201,31 +199,35 @@ class Bench:
     def tally(self) -> "TeacherTally":
         return TeacherTally(self.reference, self.dtype)
 
-    def repeat(self, rerun: Callable[[], Iterable[tuple[Side, Request]]]) -> "Repeat | None":
+    def repeat(self, side: Side, rerun: Callable[[], Iterable[Request]]) -> "Repeat | None":
         """Whether a rerun in float64, once, at the first numeric tie, equals transformers in
         float64; None for a run in float64, where nothing may differ."""
 
         @cache
         def repeat() -> bool:
             tally = TeacherTally(self.reference, "float64")
-            for side, request in rerun():
+            for request in rerun():
                 tally.hold(side, request, None)
             return tally.good
 
         return None if self.dtype == "float64" else repeat
 
     def repeated(self, side: Side, prompt: Prompt) -> "Repeat | None":
-        def rerun() -> Iterator[tuple[Side, Request]]:
-            job = replace(side.job, options=replace(side.job.options, dtype="float64"))
-            exact = self.side(job)
-            for answer in self.answers([exact], [prompt]):
-                yield exact, answer.runs[exact.letter].request
+        def rerun() -> Iterator[Request]:
+            exact = replace(side.job, options=replace(side.job.options, dtype="float64"))
+            for answer in self.answers([self.side(exact)], [prompt]):
+                yield answer.runs["A"].request
 
-        return self.repeat(rerun)
+        return self.repeat(side, rerun)
 
 
 Repeat = Callable[[], bool]  # whether the same run in float64 is as it must be
 Fault = tuple[str, float | None]  # what is wrong, and the margin of the target's token
+
+
+def judged(name: str, text: str, figures: Mapping[str, float], wrong: Sequence[str]) -> Check:
+    """A check that passes if nothing is wrong."""
+    return Check(name, not wrong, figures, "; ".join([text, *wrong[:SHOWN]]))
 
 
 def number_of(number: int, word: str, ending: str = "s") -> str:
@@ -281,8 +283,7 @@ class TeacherTally:
         """One answer; a numeric tie is counted, anything else that differs is a fault."""
         self.branches += 1
         self.tokens += len(branch.tokens)
-        fault = self.first_wrong(branch, context)
-        if fault is None:
+        if (fault := self.first_wrong(branch, context)) is None:
             return
         text, margin = fault
         if repeat is not None and margin is not None and margin < TIE and repeat():
@@ -302,10 +303,9 @@ class TeacherTally:
             return f"{len(answer)} tokens, the budget is {branch.budget}", None
         ids = [*context, *branch.tokens]
         logits_QV = self.reference.logits(ids, self.dtype, context_segments(branch))
-        logits_QV = logits_QV[len(context) - 1 :]
+        own_tokens = _own_tokens(branch, context, logits_QV[len(context) - 1 :])
         # An answer that left its grammar has fewer places than tokens.
-        places = zip(answer, _own_tokens(branch, context, logits_QV), strict=False)
-        for place, (token, (best, order_V)) in enumerate(places, 1):
+        for place, (token, (best, order_V)) in enumerate(zip(answer, own_tokens, strict=False), 1):
             if token != (END if best in stops else best):
                 name = "the end" if token == END else str(token)
                 score = order_V[sorted(stops)].max() if token == END else order_V[token]
@@ -317,9 +317,8 @@ class TeacherTally:
 def _own_tokens(
     branch: Branch, context: Sequence[int], logits_QV: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """For each place of an answer the target's token, under a grammar the best legal one, and its
-    scores; ends where the answer leaves the grammar. logits_QV: behind the context and each
-    token."""
+    """The target's token at each place of an answer, under a grammar the best legal one, with all
+    scores, until the answer leaves the grammar. logits_QV: behind the context and each token."""
     if branch.matcher is None and rules_of(branch).plain:
         yield from zip(logits_QV.argmax(-1).tolist(), logits_QV, strict=True)
         return

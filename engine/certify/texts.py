@@ -34,7 +34,7 @@ from ..run.scoring import contexts
 from ..run.writer import answers_of
 from ..workers.start import divided, on_workers
 from .gates import Rig, Trial, neutral_sampling
-from .reference import SHOWN, Bench, Check, Repeat, TeacherTally, number_of
+from .reference import Bench, Check, Repeat, TeacherTally, judged, number_of
 
 GREEDY = "sampling.temperature=0"
 MATCH = ("sampling.accept=match", "sampling.skip_sample_adjustment=false")
@@ -67,9 +67,9 @@ def greedy_checks(bench: Bench) -> Iterator[Check]:
     texts += [answer.text for answer in answers]
     found = sorted({marker for marker in markers for text in texts if marker in text})
     words = f"no text of {len(markers)} control tokens in {len(texts)} texts"
-    words += f"; found {', '.join(found)}" if found else ""
     figures = {"texts": len(texts), "markers": len(markers), "found": len(found)}
-    yield Check("greedy/no marker text", not found, figures, words)
+    wrong = [f"found {', '.join(found)}"] if found else []
+    yield judged("greedy/no marker text", words, figures, wrong)
 
 
 def _hold_generated(
@@ -103,22 +103,18 @@ def sampled_checks(bench: Bench) -> Iterator[Check]:
     same with filters, and a temperature of exactly 1."""
     heat = bench.graph.sampling.temperature or 1.0
     seeds = bench.extent.seeds
-    name = f"temperature {heat:g}"
-    graph_sets = (*MATCH, f"sampling.temperature={heat}")
-    settings = {
-        name: graph_sets,
-        f"{name}, top_k 20, top_p 0.9": (*graph_sets, *SAMPLING_FILTERS),
-        "temperature 1": HEATED,
-    }
+    own = (*MATCH, f"sampling.temperature={heat}")
+    settings: dict[str, Sequence[str]] = {f"temperature {heat:g}": own}
+    settings[f"temperature {heat:g}, top_k 20, top_p 0.9"] = (*own, *SAMPLING_FILTERS)
+    settings["temperature 1"] = HEATED
     for name, sets in settings.items():
         tally = bench.tally()
-        results = list[BranchComparison]()
+        results: list[BranchComparison] = []
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             for pair, answer in _twin_answers(bench, sets, seed, bench.drawn_prompts):
                 results += compare_branches(pair, answer)
-                twin = pair.reference
-                repeat = bench.repeated(twin, answer.prompt)
-                tally.hold(twin, answer.runs[twin.letter].request, repeat)
+                repeat = bench.repeated(pair.reference, answer.prompt)
+                tally.hold(pair.reference, answer.runs["A"].request, repeat)
         title = f"{name}, {seeds} seeds, with its drafter and without one"
         yield _equality(bench, f"sampled/{name}/twin", title, results, seeds=seeds)
         title = f"{name}, {seeds} seeds, drawn from transformers' logits"
@@ -146,7 +142,7 @@ def _equality(
     number = counts(results)
     tokens = number["equal_tokens"]
     exact = bench.dtype == "float64"
-    faults = {BranchAnswer.DIFFERENT, *([BranchAnswer.TIE] if exact else [])}
+    faults = [BranchAnswer.DIFFERENT, BranchAnswer.TIE] if exact else [BranchAnswer.DIFFERENT]
     ties = 0 if exact else number["tie"]
     wrong = []
     for result in (result for result in results if result.result in faults):
@@ -160,10 +156,8 @@ def _equality(
     figures |= {"branches": number["branches"], "equal": number["equal"], "tokens": tokens}
     figures |= {"ties": ties, "refused": number["unfinished"], "differences": len(wrong)}
     equal = f"{number['equal']} of {number['branches']} branches are equal"
-    text = f"{title}: {tokens} tokens in {equal}"
-    text += f", {ties} numeric ties" if ties else ""
-    passed = not wrong and tokens > 0
-    return Check(name, passed, figures, "; ".join([text, *wrong[:SHOWN]]))
+    text = f"{title}: {tokens} tokens in {equal}{f', {ties} numeric ties' if ties else ''}"
+    return replace(judged(name, text, figures, wrong), passed=not wrong and tokens > 0)
 
 
 NEAR = {"float32": 1e-4, "float64": 1e-9}  # of a score's difference
@@ -215,8 +209,8 @@ def _beam_check(bench: Bench, name: str, title: str, trials: list[Trial]) -> Che
 
 def _off(bench: Bench, branch: Branch, context: list[int], dtype: str) -> float:
     assert bench.graph.beam is not None
-    beam = bench.graph.beam.model_dump()
-    tokens, score = bench.reference.generate(branch, context, dtype, **beam)
+    search = bench.graph.beam.model_dump()
+    tokens, score = bench.reference.generate(branch, context, dtype, **search)
     if branch.finish is Finish.STOP and tokens[-1] in branch.request.stop_ids:
         tokens = tokens[:-1]
     if tokens != branch.tokens:
@@ -244,8 +238,7 @@ def blended_checks(bench: Bench) -> Iterator[Check]:
         tally = bench.tally()
         side = made.side(made.changed(*sets, "blend.plan=plain", tokens=most))
         for answer in made.answers([side], prompts):
-            repeat = made.repeated(side, answer.prompt)
-            tally.hold(side, answer.runs["A"].request, repeat)
+            tally.hold(side, answer.runs["A"].request, made.repeated(side, answer.prompt))
         title = f"documents in the {place}, every row computed: greedy decoding of transformers"
         yield tally.check(f"blended/{place}, nothing reused", title)
         answers = _twin_answers(made, sets, FIRST_SEED, prompts)
@@ -293,7 +286,7 @@ def worker_checks(bench: Bench) -> Iterator[Check]:
             run, recorder = directed(session, prompts, None)
             while run.step():
                 pass
-            requests = run.board["branches"].requests
+            requests = run.requests
             figures = recorder.figures(run.board)["cluster"]
         for prompt, request in zip(prompts, requests, strict=True):
             tally.hold(side, request, bench.repeated(side, prompt))
@@ -354,9 +347,8 @@ def acceptance_checks(bench: Bench) -> Iterator[Check]:
 def _law(bench: Bench, ids: Sequence[int]) -> dict[Answer, float]:
     law: dict[Answer, float] = {(): 1.0}
     for _ in range(LENGTH):
-        beginnings = law
-        law = {}
-        for beginning, chance in beginnings.items():
+        for beginning in [*law]:
+            chance = law.pop(beginning)
             logits_V = bench.reference.logits([*ids, *beginning], bench.dtype)[-1]
             best = logits_V.double().topk(CHOICES)
             chances = (best.values / HEAT).softmax(-1).tolist()

@@ -5,6 +5,7 @@ transformers over context and answer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,7 @@ COUNTS = ("tokens", "own", "ties", "grammar", "wrong")
 
 @dataclass(frozen=True, slots=True)
 class DecodedText:
-    """The decoded answer of one context; ended: a stop token followed it; constrained: by a
-    grammar."""
+    """The decoded answer of one context. ended: with a stop token; constrained: by a grammar."""
 
     name: str
     context: Sequence[int]
@@ -69,7 +69,7 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
         target = manifest["models"]["target"]
         dtype = manifest["dtype"]
         weights = manifest.get("weights") or FULL
-        texts = [text for line in outputs.values() for text in decoded_texts(line)]
+        texts = [*chain.from_iterable(map(decoded_texts, outputs.values()))]
         stops = set(target["stop_ids"])
         graph = manifest["graph"]["resolved"]
         rules = Sampling.model_validate(graph["sampling"]).rules()
@@ -92,14 +92,13 @@ def verify_command(ref: str, runs: Path, as_json: bool, threads: int | None) -> 
             show(f"{text.name}, {number} of {len(texts)} ...")
             findings.append(_compared(model, dtype, stops, text))
     exact = is_exact(dtype, weights)
-    wrong = sum(finding.wrong for finding in findings)
-    code = Code.UNEQUAL if wrong and exact else Code.OK if findings else Code.FAILED
+    total = Finding("all", **{name: sum(getattr(f, name) for f in findings) for name in COUNTS})
+    code = Code.UNEQUAL if total.wrong and exact else Code.OK if findings else Code.FAILED
     if as_json:
         rows = [asdict(finding) for finding in findings]
         document = {"schema_version": SCHEMA, "exit_code": code, "dtype": dtype, "branches": rows}
         put(json_text(document))
         return code
-    total = Finding("all", **{name: sum(getattr(f, name) for f in findings) for name in COUNTS})
     total.first = next((f"{one.name}: {one.first}" for one in findings if one.wrong), "")
     lines = [finding.words for finding in (*findings, total)]
     if not exact:
@@ -115,19 +114,16 @@ def decoded_texts(line: Mapping[str, Any]) -> Iterator[DecodedText]:
         ended = line["outline_finish_reason"] == "stop"
         context = line["outline_context_ids"]
         yield DecodedText(f"{name}, outline", context, ids, ended, constrained=True)
+    word = "part" if line["outline"] is not None else "sample"
+    several = word == "part" or len(line["parts"]) > 1
     combined = [] if line["combined"] is None else [line["combined"]]
     for part in (*line["parts"], *combined):
-        if part["token_ids"] or part["finish_reason"] == "stop":
-            word = "part" if line["outline"] is not None else "sample"
-            several = word == "part" or len(line["parts"]) > 1
-            title = f", {word} {part['index'] + 1}" if several else ""
-            yield DecodedText(
-                f"{name}{title}",
-                part["context_ids"] or (),
-                part["token_ids"],
-                part["finish_reason"] == "stop",
-                segments=segments_from(part.get("context_segments") or ()),
-            )
+        ids = part["token_ids"]
+        ended = part["finish_reason"] == "stop"
+        if ids or ended:
+            title = f"{name}, {word} {part['index'] + 1}" if several else name
+            segments = segments_from(part.get("context_segments") or ())
+            yield DecodedText(title, part["context_ids"] or (), ids, ended, segments=segments)
 
 
 def _reference(target: Mapping[str, Any], dtype: str, weights: str, threads: int) -> "Transformers":
@@ -151,19 +147,18 @@ def _compared(model: "Transformers", dtype: str, stops: set[int], text: DecodedT
         raise UsageError(f"{text.name}: its context is not that of its segments")
     logits_QV = model.logits(ids, dtype, text.segments)[len(text.context) - 1 :].double()
     finding = Finding(text.name)
-    end = [-1] if text.ended else []
-    for place, (token, logits_V) in enumerate(zip((*text.tokens, *end), logits_QV, strict=False)):
+    tokens = (*text.tokens, *([-1] if text.ended else []))
+    for place, (token, logits_V) in enumerate(zip(tokens, logits_QV, strict=False), 1):
         best = int(logits_V.argmax())
         chosen = max(stops, key=lambda stop: float(logits_V[stop])) if token < 0 else token
-        margin = float(logits_V[best] - logits_V[chosen])
         finding.tokens += 1
         if best == chosen:
             finding.own += 1
         elif text.constrained:
             finding.grammar += 1
-        elif margin < TIE:
+        elif float(logits_V[best] - logits_V[chosen]) < TIE:
             finding.ties += 1
         else:
-            finding.first = finding.first or f"token {place + 1} is {chosen}, it says {best}"
+            finding.first = finding.first or f"token {place} is {chosen}, it says {best}"
             finding.wrong += 1
     return finding

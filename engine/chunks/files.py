@@ -70,11 +70,11 @@ class DamagedChunk(ValueError):
     """A cached file is not a valid chunk; the message names the file and the reason."""
 
 
+@dataclass(frozen=True, slots=True)
 class ChunkFiles:
     """The folder of a chunk store. Processes may share it: files appear complete."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def path(self, digest: str) -> Path:
         return self.folder / f"{digest}{SUFFIX}"
@@ -155,8 +155,7 @@ class ChunkFiles:
         return True
 
     def trim(self, max_bytes: int) -> None:
-        """Remove what killed writers left, and the least recently used files until the others have
-        at most `max_bytes`."""
+        """Remove what killed writers left, and the least recently used files above `max_bytes`."""
         for path in self._files(PART):
             if time.time_ns() - _stat(path)[0] > ABANDONED_SECONDS * 1e9:
                 path.unlink(missing_ok=True)

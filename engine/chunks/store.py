@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 30  # default limit of chunks in memory and in a folder
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A chunk in memory; `versions` are torch's counts of what was done to its tensors in place."""
 
     name: str
@@ -52,7 +51,7 @@ class ChunkStore:
     the folder can change answers. Not thread-safe.
 
     max_bytes: of the tensors in memory, and of the files in the folder. device: of the stored
-    tensors. hits, misses: of `get`. bytes: of the chunks in memory. notes: problems of files."""
+    tensors. bytes: of the chunks in memory. notes: problems of files."""
 
     def __init__(
         self, max_bytes: int, folder: Path | None = None, device: torch.device | str = "cpu"
@@ -60,24 +59,19 @@ class ChunkStore:
         self.max_bytes = max_bytes
         self.device = torch.device(device)
         self.files = None if folder is None else ChunkFiles(folder)
-        self.hits = 0
-        self.misses = 0
         self.bytes = 0
         self.notes: list[str] = []
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def get(self, key: ChunkKey) -> ChunkKV | None:
-        """The chunk of a key, now the most recently used one; None on a miss. Raises RuntimeError
-        if the chunk was written to."""
+        """The chunk of a key, now the latest, or None; raises RuntimeError if it was written to."""
         digest = key.digest
         entry = self._entries.get(digest) or self._load(key)
         if entry is None:
-            self.misses += 1
             return None
         if _versions(entry.chunk) != entry.versions:
             self._forget(digest)
             raise RuntimeError(f"the cached chunk {digest[:12]} ({entry.name}) was written to")
-        self.hits += 1
         self._store(digest, entry)
         if self.files is not None:
             self.files.touch(digest)
@@ -145,12 +139,11 @@ class ChunkStore:
             finally:
                 part.unlink(missing_ok=True)
             files.trim(self.max_bytes)
-            return True
-        except (OSError, SafetensorError) as error:
-            self.notes.append(f"{path}: cannot be written: {error}")
-        except UsageError as error:
-            self.notes.append(str(error))
-        return False
+        except (OSError, SafetensorError, UsageError) as error:
+            place = "" if isinstance(error, UsageError) else f"{path}: cannot be written: "
+            self.notes.append(f"{place}{error}")
+            return False
+        return True
 
 
 def _check(key: ChunkKey, chunk: ChunkKV) -> None:
@@ -191,8 +184,7 @@ def _versions(chunk: ChunkKV) -> tuple[int, ...]:
 
 
 def _read(path: Path) -> ChunkKV:
-    """A chunk's tensors, mapped into memory; raises FileNotFoundError, or DamagedChunk if it cannot
-    be read or its digest differs from its header."""
+    """A chunk's tensors, mapped into memory; raises FileNotFoundError, DamagedChunk."""
     try:
         with torch.inference_mode(False), safe_open(path, framework="pt") as file:
             expected = (file.metadata() or {}).get("sha256")

@@ -84,39 +84,26 @@ class SimulatedWorker(Simulation):
     is a `TextTag`.
 
     number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
-    with the regroup after a step. stepping: members in a step of their own. owed: the group has
-    just stepped, so the worker steps next. worked: busy seconds."""
+    with the regroup after a step. owed: the group has just stepped, so the worker steps next.
+    worked: busy seconds."""
 
-    def __init__(
-        self, graph: Graph, cost: StepCost, policy: str, seed: str, *, number: int
-    ) -> None:
-        super().__init__(graph, cost, policy, seed)
-        self.number = number
-        self.members: Sequence[SimulatedWorker] = ()
-        self.group: SimulatedWorker | None = None
-        self.in_step = False
-        self.stepping = 0
-        self.owed = False
-        self.worked = 0.0
+    number = 0
+    members: Sequence["SimulatedWorker"] = ()
+    group: "SimulatedWorker | None" = None
+    in_step = False
+    owed = False
+    worked = 0.0
 
     @property
     def blocked(self) -> bool:
         """Whether others step first: members before their group, the group before a worker."""
         if self.group is None:
-            return self.stepping > 0
+            return any(member.in_step for member in self.members)
         return self.group.in_step or not (self.group.is_idle or self.owed)
-
-    def start(self, now: float) -> bool:
-        """Start a step, if there is anything to do; afterwards `self.now` is its end."""
-        self.now = start = max(self.now, now)
-        self.in_step = self.step()
-        self.worked += self.now - start
-        return self.in_step
 
 
 class ClusterSimulation:
-    """A cluster on arrivals in the order of time. Raises UsageError: the graph cannot be
-    simulated."""
+    """A cluster on arrivals in the order of time; raises UsageError: not with this graph."""
 
     def __init__(
         self, graph: Graph, cost: StepCost, policy: str, setup: ClusterSetup, seed: int = 0
@@ -124,10 +111,10 @@ class ClusterSimulation:
         self.setup = setup
         self.served = ClusterFigures(workers=setup.workers)
         self.now = 0.0
-        self.workers = [
-            SimulatedWorker(graph, cost, policy, f"{seed}/{number}", number=number)
-            for number in range(setup.workers)
-        ]
+        numbers = range(setup.workers)
+        self.workers = [SimulatedWorker(graph, cost, policy, f"{seed}/{i}") for i in numbers]
+        for number, worker in enumerate(self.workers):
+            worker.number = number
         self.loads = placement.Loads(setup.workers)
         self.beginnings = placement.PrefixIndex()
         tree = self.workers[0].manager.capacity.round_rows(1)
@@ -137,7 +124,8 @@ class ClusterSimulation:
         self.groups = list[SimulatedWorker]()
         for first in range(0, setup.workers, setup.tp) if setup.tp > 1 else ():
             number = len(self.groups)
-            group = SimulatedWorker(graph, together, policy, f"{seed}/{-1 - number}", number=number)
+            group = SimulatedWorker(graph, together, policy, f"{seed}/{-1 - number}")
+            group.number = number
             group.members = self.workers[first : first + setup.tp]
             for member in group.members:
                 member.group = group
@@ -218,9 +206,10 @@ class ClusterSimulation:
         if worker.in_step or worker.blocked:
             return
         worker.owed = False
-        if worker.start(self.now):
-            if worker.group is not None:
-                worker.group.stepping += 1
+        worker.now = start = max(worker.now, self.now)
+        worker.in_step = worker.step()
+        worker.worked += worker.now - start
+        if worker.in_step:
             self._later(worker.now, partial(self._stepped, worker))
 
     def _stepped(self, worker: SimulatedWorker) -> None:
@@ -238,8 +227,6 @@ class ClusterSimulation:
                 self._regrouped(worker, written)
             return
         worker.in_step = False
-        if worker.group is not None:
-            worker.group.stepping -= 1
         for job in written:
             self._spread(job, [worker.number], 0)
         if worker.group is not None:

@@ -23,8 +23,7 @@ def simulate(
     setups: Sequence[ClusterSetup] = (),
     seed: int,
 ) -> dict[str, Document]:
-    """All policies on the same arrivals, or all clusters under one policy; with the real duration
-    of each simulation, and its speed in units."""
+    """All policies on the same arrivals, or all clusters under one policy; with real durations."""
     if setups and len(policies) != 1:
         raise UsageError("--cluster compares clusters under one policy: --policies NAME")
     results = {}
@@ -49,8 +48,7 @@ def _served(world: Simulation | ClusterSimulation, source: Source, unit: str) ->
 def cluster_setups(
     workers: str, tp: str, links: str, *, shape: str, together: bool
 ) -> list[ClusterSetup]:
-    """All combinations of comma-separated numbers and links; raises UsageError for an invalid
-    one."""
+    """All combinations of comma-separated numbers and links; raises UsageError."""
     model = shape_of(shape)
     return [
         ClusterSetup(count, ranks, link_of(link), model, together=together)
@@ -94,8 +92,7 @@ def described(policies: Mapping[str, Document]) -> str:
 
 
 def clusters_described(clusters: Mapping[str, Document]) -> str:
-    """A line per cluster, in seconds, regroup and send in milliseconds; and the duration of each
-    simulation."""
+    """A line per cluster, in seconds, regroup and send in ms; the duration of each simulation."""
     head = f"{'cluster':28} {'tok/s':>9} {'first p50':>9} {'p95':>8} {'answer p50':>10} {'p95':>8}"
     lines = [f"{head} {'busy':>5} {'hits':>5} {'regroup':>8} {'sent':>7} {'send':>8}"]
     ends = []

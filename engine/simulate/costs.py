@@ -49,7 +49,6 @@ class StepCost:
 
     @property
     def mean_tokens(self) -> float:
-        """Mean number of tokens that a round of a branch commits."""
         return sum(int(k) * n for k, n in self.tokens.items()) / sum(self.tokens.values())
 
     def round_tokens(self, rng: random.Random) -> Iterator[int]:
@@ -143,8 +142,7 @@ LINKS = {
 
 
 def link_of(text: str) -> Link:
-    """`loopback`, `10gbe`, `100gbe`, `nvlink`, or microseconds a step and GB/s, as in `25:1.25`;
-    raises UsageError."""
+    """A name in LINKS, or microseconds a step and GB/s, as in `25:1.25`; raises UsageError."""
     if text in LINKS:
         return LINKS[text]
     numbers = re.fullmatch(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", text)
@@ -154,8 +152,7 @@ def link_of(text: str) -> Link:
 
 
 class ModelShape(NamedTuple):
-    """Sizes of a target: layers, hidden size, bytes of a token's keys and values, vocabulary, bytes
-    of a number."""
+    """Sizes of a target; kv_bytes: keys and values of a token; itemsize: bytes of a number."""
 
     layers: int
     hidden: int
@@ -185,8 +182,7 @@ def shape_of(text: str) -> ModelShape:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost(StepCost):
     """Steps of a tensor-parallel group: a rank computes its part of a forward, plus two all-reduces
-    a layer and one gather of the logits. Every rank drafts for itself. tree: rows of a branch in a
-    round, all with logits."""
+    a layer and one gather of the logits. Every rank drafts. tree: rows of a branch in a round."""
 
     ranks: int
     link: Link

@@ -73,8 +73,7 @@ class Workload:
 
 
 def arrivals(spec: str, count: int, work: Workload, seed: int) -> Iterator[Arrival]:
-    """The arrivals that `--arrivals` names: `poisson:RATE`, `bursts:RATE:SIZE`, or a file. Raises
-    UsageError: it is none of these."""
+    """The arrivals that `poisson:RATE`, `bursts:RATE:SIZE` or a file names; raises UsageError."""
     kind, *numbers = spec.split(":")
     try:
         if (kind, len(numbers)) in (("poisson", 1), ("bursts", 2)):
@@ -102,8 +101,7 @@ def _generated(
 
 
 def _recorded(path: Path) -> Iterator[Arrival]:
-    """Arrivals from a file of JSON lines with the fields of `Arrival`, in the order of time. Raises
-    UsageError: a line is not one."""
+    """Arrivals from a file of JSON lines with the fields of `Arrival`; raises UsageError."""
     before = 0.0
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -245,8 +243,7 @@ class ServedFigures:
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
-    """Quantiles of durations: the smallest one that a share of them does not exceed, 0.0 without
-    any."""
+    """Quantiles of durations: the smallest that a share does not exceed; 0.0 without any."""
     values = np.quantile(seconds or [0.0], QUANTILES, method="inverted_cdf")
     return {f"p{round(100 * q)}": float(v) for q, v in zip(QUANTILES, values, strict=True)}
 
@@ -294,7 +291,6 @@ class Simulation:
         self.busy = 0.0
         self.started: list[Live] = []
         self.ended: list[Live] = []
-        self._shares_outline = limits.share_outline
         self._inbox = Inbox(serves=True)
         self._rng = random.Random(f"simulation {seed}")
         self._round_tokens = cost.round_tokens(self._rng)
@@ -371,8 +367,7 @@ class Simulation:
         request.arrival = place
         self.manager.lifecycle.submit(request)
         self._live[request.prefix_owner] = live
-        waiting = len(self.manager.table.waiting)
-        self.served.most_waiting = max(self.served.most_waiting, waiting)
+        self.served.most_waiting = max(self.served.most_waiting, len(self.manager.table.waiting))
 
     def _new(self, count: int) -> tuple[int, ...]:
         """Ids of no other text, so that only shared prefixes match."""
@@ -404,8 +399,7 @@ class Simulation:
         return rows
 
     def _append(self, branch: Branch, count: int) -> int:
-        """Append up to `count` tokens to a branch, and end it at the length of its text; returns
-        the number of tokens."""
+        """Append up to `count` tokens to a branch, which may end it; returns their number."""
         live = self._live[branch.request.prefix_owner]
         arrival = live.arrival
         goal = max(arrival.outline if branch.is_root else arrival.texts[branch.index], 1)
@@ -426,15 +420,14 @@ class Simulation:
         for request in [r for r in table.open.values() if r.outline_ended]:
             root = request.root
             assert root is not None
-            if self._shares_outline:
+            if self.manager.limits.share_outline:
                 kv_cache.promote_root_(request)
                 pending = tuple(root.pending)
             else:
                 kv_cache.drop_root_(request)
                 pending = self._new(1)
             request.common_prompt = request.opening + PromptTokens(pending)
-            texts = self._live[request.prefix_owner].arrival.texts
-            for index, length in enumerate(texts):
+            for index, length in enumerate(self._live[request.prefix_owner].arrival.texts):
                 branch = table.new_branch(request, index, request.budget)
                 hint = max(round(length * self._rng.uniform(*HINT_FACTORS)), 1)
                 branch.point = Point(index + 1, hint, None, (), title="")

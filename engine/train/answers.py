@@ -2,8 +2,6 @@
 one conversation's number, question and samples (`Written`) as exact ids. Graphs with an outline
 give the outline and the parts as a run writes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,8 +23,7 @@ def answer_file(options: RunOptions, prompts: Path, out: Path, at_once: int, len
     """Answer a file's conversations through a graph; returns how many lines `out` has."""
     conversations = read_conversations(prompts, questions=True)
     options = replace(options, graph=options.graph or "autoregressive")
-    kind = prepare(options).program.graph.layout.kind
-    rows = 1 if kind == "batching" else at_once
+    rows = 1 if prepare(options).program.graph.layout.kind == "batching" else at_once
     sizes = [f"layout.max_num_branches={at_once}", f"layout.kv_slots={rows * length}"]
     job = prepare(replace(options, sets=(*sizes, *(options.sets or ()))))
     return Answering(load(job), out, length).write(conversations)
@@ -39,6 +36,7 @@ class Answering:
         models = session.models
         stops = models.stop_ids
         self.session = session
+        self.run = session.start([], lambda event: None)
         self.coder = ChatCoder(models.target.config.path.parent, models.tokenizer, stops)
         self.out = out
         self.length = length
@@ -61,9 +59,7 @@ class Answering:
         self.out.write_text("".join(done.values()), encoding="utf-8")
         waiting = iter([n for n in range(len(conversations)) if n not in done])
         count = len(done)
-        run = self.session.start([], lambda event: None)
-        manager = run.manager
-        self._submitted = manager.lifecycle.submit
+        manager = self.run.manager
         limit = 2 * self.session.program.graph.layout.max_num_branches
         title = f"{self.out.name}: {{}} of {len(conversations)} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
@@ -72,14 +68,14 @@ class Answering:
                     self._submit(number, conversations[number], 0, [])
                 if not manager.unfinished:
                     break
-                run.step()
+                self.run.step()
                 for request in manager.table.forget_finished():
                     if line := self._finished(request):
                         file.write(line)
                         file.flush()
                         count += 1
                         tell(title.format(count))
-        run.close()
+        self.run.close()
         return len(read_lines(self.out))
 
     def _submit(self, number: int, talk: Conversation, turn: int, samples: list[Written]) -> None:
@@ -91,7 +87,7 @@ class Answering:
             request = replace(request, prefix=PromptTokens(), tail=PromptTokens(tuple(ids)))
             request.budget = min(request.budget, max(self.length - len(ids), 1))
         self._open[request.key] = talk, turn, samples
-        self._submitted(request)
+        self.run.manager.lifecycle.submit(request)
 
     def _finished(self, request: Request) -> str | None:
         """After a finished request: submit the next turn, or return the conversation's line."""
@@ -100,8 +96,7 @@ class Answering:
         branches = request.branches
         if self.outlines:
             if request.root is not None:
-                outline = [self._pieces(request.root)]
-                samples.append(Written("outline", request.prefix.ids, outline))
+                samples.append(Written("outline", request.prefix.ids, [self._pieces(request.root)]))
             if parts := [self._pieces(branch) for branch in branches if branch.tokens]:
                 samples.append(Written("parts", request.context, parts))
         elif branches[0].finish is not Finish.REFUSED and len(branches[0].prompt) < self.length:

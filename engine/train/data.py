@@ -1,12 +1,11 @@
 """Packed training rows: several samples per row, each seeing only itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 GOLD = 1.0  # weight of what the model has to write; what it reads counts less
 
@@ -21,12 +20,11 @@ class Tokens:
     positions: list[int]
 
     @classmethod
-    def linear(cls, ids: list[int], weights: list[float]) -> Tokens:
+    def linear(cls, ids: list[int], weights: list[float]) -> "Tokens":
         return cls(ids, weights, [0] * len(ids), list(range(len(ids))))
 
 
-Source = Callable[[int], Tokens]
-"""An endless row of samples: the sample of a number, always the same."""
+Source = Callable[[int], Tokens]  # endless: the sample of a number, always the same
 
 
 @dataclass(slots=True)
@@ -42,10 +40,9 @@ class TrainingBatch:
 
     def written(self) -> Tensor:
         """float [rows, length], 1 where the token itself is one that the model has to write."""
-        counted = (self.weights >= GOLD).float()
-        return torch.cat([torch.zeros_like(counted[:, :1]), counted[:, :-1]], dim=1)
+        return pad((self.weights >= GOLD)[:, :-1].float(), (1, 0))
 
-    def to(self, device: torch.device) -> TrainingBatch:
+    def to(self, device: torch.device) -> "TrainingBatch":
         names = ("ids", "positions", "labels", "weights", "mask")
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
@@ -57,7 +54,7 @@ def trimmed(tokens: Tokens, length: int) -> Tokens:
 
 def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
     shape = (len(rows), length)
-    ids, positions, labels = (torch.zeros(shape, dtype=torch.long) for _ in range(3))
+    ids, positions = (torch.zeros(shape, dtype=torch.long) for _ in range(2))
     samples, segments = (torch.full(shape, -1, dtype=torch.long) for _ in range(2))
     weights = torch.zeros(shape)
     for r, row in enumerate(rows):
@@ -70,13 +67,11 @@ def pack(rows: list[list[Tokens]], length: int) -> TrainingBatch:
             weights[r, span] = torch.tensor(tokens.weights)
             samples[r, span] = number
             start = span.stop
-    labels[:, :-1] = ids[:, 1:]
-    weights = torch.cat([weights[:, 1:], weights.new_zeros(len(rows), 1)], dim=1)
+    labels, next_weights = (pad(x[:, 1:], (0, 1)) for x in (ids, weights))
     same = samples[:, :, None] == samples[:, None, :]
     related = (segments[:, :, None] == segments[:, None, :]) | (segments[:, None, :] == 0)
-    return TrainingBatch(
-        ids, positions, labels, weights, mask=(same & related).tril()[:, None], samples=rows
-    )
+    mask = (same & related).tril()[:, None]
+    return TrainingBatch(ids, positions, labels, next_weights, mask=mask, samples=rows)
 
 
 @dataclass(slots=True)

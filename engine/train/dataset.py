@@ -1,7 +1,5 @@
 """Samples of a drafter's training: conversations and answers of JSONL files, as token ids."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter, defaultdict
@@ -19,7 +17,7 @@ from torch import Tensor
 from ...models.files import ModelError
 from ...models.load.chat_format import chat_format
 from ...states.text.tokens import PromptError, check_question
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from ..prepare.inputs import json_object, numbered_lines, read_text
 from .data import GOLD, Source, Tokens, TrainingBatch, pack, trimmed
 from .settings import ConversationFile, DrafterTraining
@@ -58,7 +56,7 @@ class Conversation:
     def text(self) -> str:
         return "\n".join(turn.text for turn in self.turns if turn.role == "user")
 
-    def head(self, count: int) -> Conversation:
+    def head(self, count: int) -> "Conversation":
         return Conversation(self.place, self.turns[:count])
 
 
@@ -115,8 +113,8 @@ def _turn(role: Any, text: Any, where: str) -> Turn:
     return Turn(ROLES[role], text)
 
 
+# The turn, or -1 for text of the format; ids; whether the model has to write them.
 Part = tuple[int, list[int], bool]
-"""The turn, or -1 for text of the format; ids; whether the model has to write them."""
 
 
 class ChatCoder:
@@ -157,15 +155,14 @@ class ChatCoder:
         """The turns and the format's text between them; what ends an answer's turn is its part."""
         turns = conversation.turns
         marked = [{"role": turn.role, "content": f"Turn{i}Mark"} for i, turn in enumerate(turns)]
+        where = f"{conversation.place}: the target's chat format"
         try:
             text = chat_format(self._tokenizer).text(marked, generation=generation)
         except Exception as error:  # a chat format can raise anything
-            reason = "refuses it: " + str(error).strip().split("\n", 1)[0]
-            raise UsageError(f"{conversation.place}: the target's chat format {reason}") from None
+            raise UsageError(f"{where} refuses it: {first_line(error)}") from None
         pieces = MARK.split(str(text))
         if [int(number) for number in pieces[1::2]] != list(range(len(turns))):
-            message = "the target's chat format drops or moves a turn"
-            raise UsageError(f"{conversation.place}: {message}")
+            raise UsageError(f"{where} drops or moves a turn")
         first, *others = (self._encode(piece) for piece in pieces[::2])
         parts = [(-1, first, False)]
         for number, (turn, after) in enumerate(zip(turns, others, strict=True)):
@@ -185,8 +182,7 @@ class ChatCoder:
         return list(self._tokenizer.encode(text, **options))
 
 
-Piece = tuple[Sequence[int], bool]
-"""Token ids, and whether the target wrote them."""
+Piece = tuple[Sequence[int], bool]  # token ids, and whether the target wrote them
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +195,15 @@ class Written:
 
     def tokens(self) -> Tokens:
         """As a training sample; the trunk has no loss weight."""
-        ids = list(self.trunk)
         size = len(self.trunk)
-        weights = [0.0] * size
-        segments = [0] * size
-        positions = list(range(size))
+        tokens = Tokens.linear(list(self.trunk), [0.0] * size)
         for number, pieces in enumerate(self.branches, 1):
-            branch = [(token, GOLD * written) for part, written in pieces for token in part]
-            ids += [token for token, _ in branch]
-            weights += [weight for _, weight in branch]
-            segments += [number] * len(branch)
-            positions += range(size, size + len(branch))
-        return Tokens(ids, weights, segments, positions)
+            ids = [token for part, _ in pieces for token in part]
+            tokens.ids += ids
+            tokens.weights += [GOLD * written for part, written in pieces for _ in part]
+            tokens.segments += [number] * len(ids)
+            tokens.positions += range(size, size + len(ids))
+        return tokens
 
 
 def read_lines(file: Path) -> list[list[Written]]:
@@ -248,15 +241,13 @@ class Dataset:
     held_out: list[HeldOutPrompt]
 
 
-DatasetBuilder = Callable[[DrafterTraining, Teacher], Dataset]
-"""Builds a dataset from the settings and the target of a training."""
+DatasetBuilder = Callable[[DrafterTraining, Teacher], Dataset]  # of a training's target
 
 
 def conversation_dataset(
     file: ConversationFile, settings: DrafterTraining, teacher: Teacher
 ) -> Dataset:
-    """Conversations, shuffled in every epoch; some lines of each file are held out, a tenth of them
-    at most."""
+    """Conversations, shuffled in every epoch; at most a tenth of each file's lines is held out."""
     samples: list[Tokens] = []
     held_out: list[HeldOutPrompt] = []
     for path in file.prompts:
@@ -283,9 +274,8 @@ def conversation_dataset(
     samples = [trimmed(sample, settings.length) for sample in samples]
     samples = [s for s in samples if sum(weight >= GOLD for weight in s.weights) > 1]
     if not samples:
-        names = ", ".join(map(str, file.prompts))
         what = f"no answer of two tokens or more within {settings.length} tokens"
-        raise UsageError(f"{names}: {what}")
+        raise UsageError(f"{', '.join(map(str, file.prompts))}: {what}")
     count = len(samples)
 
     @lru_cache(2)
@@ -333,13 +323,12 @@ def rounds(hits_SK: Tensor, first: int) -> list[int]:
     """Tokens committed by each round of a chain of drafts, including the target's own token. A
     draft counts only if all drafts before it are right, so the hits of every root determine the
     rounds."""
-    rows: list[list[bool]] = hits_SK.tolist()
+    rights = hits_SK.long().cumprod(1).sum(1).tolist()
     root = first
-    last = len(rows) - 1
+    last = len(rights) - 1
     gains = []
     while root < last:
-        right = next((k for k, hit in enumerate(rows[root]) if not hit), len(rows[root]))
-        gains.append(min(right + 1, last - root))
+        gains.append(min(rights[root] + 1, last - root))
         root += gains[-1]
     return gains
 

@@ -6,8 +6,6 @@ token at its own position. The arithmetic follows SpecForge (`dflash_family_mode
 letters: S tokens and M blocks of a sequence, P rows of a block; keys of a row are [S context tokens
 | M * P block rows], queries the M * P block rows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +39,7 @@ class Blocks:
     size: int
 
     @classmethod
-    def sample(cls, batch: TrainingBatch, count: int, size: int, coins_BC: Tensor) -> Blocks:
+    def sample(cls, batch: TrainingBatch, count: int, size: int, coins_BC: Tensor) -> "Blocks":
         """At most `count` blocks a sequence: of the assistant's tokens that another one follows
         those with the lowest coins (uniform, for each token but the last). ValueError without any.
         """
@@ -129,8 +127,7 @@ class Blocks:
 
 
 class BlockLoss(NamedTuple):
-    """The mean loss of the counted rows, whose weights sum to `weight`; accuracy: the share of them
-    whose best id is right."""
+    """The mean over counted rows, whose weights sum to `weight`; accuracy: of their best ids."""
 
     loss: Tensor
     accuracy: Tensor
@@ -156,9 +153,8 @@ def block_loss(
     inputs of its head (teacher_BSH); the rest is the token itself, as in the paper."""
     # Only counted rows: the head is the largest product.
     rows = blocks.counted().flatten().nonzero().flatten()
-    hidden_RH = blocks.hidden(drafter, taps_BSF).flatten(0, 1)[rows]
     labels_R = blocks.at(blocks.batch.ids).flatten()[rows]
-    logits_RV = drafter.logits(hidden_RH)
+    logits_RV = drafter.logits(blocks.hidden(drafter, taps_BSF).flatten(0, 1)[rows])
     losses_R = F.cross_entropy(logits_RV, labels_R, reduction="none")
     if teacher_BSH is not None:
         with torch.no_grad():
@@ -174,8 +170,8 @@ def block_loss(
     decay_R = torch.exp(-(rows % blocks.size - 1) / gamma)
     weight = decay_R.sum()
     right = (logits_RV.argmax(-1) == labels_R).sum()
-    tiny = torch.finfo(weight.dtype).tiny  # fixed blocks may count nothing
-    loss = (losses_R * decay_R).sum() / weight.clamp_min(tiny)
+    # Fixed blocks may count nothing.
+    loss = (losses_R * decay_R).sum() / weight.clamp_min(torch.finfo(weight.dtype).tiny)
     return BlockLoss(loss, right / max(len(labels_R), 1), weight)
 
 
@@ -224,18 +220,15 @@ class DFlashTrainer(Trainer):
         super().__init__(settings, teacher, drafter.to(teacher.device))
 
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
-        output = self.teacher.read(batch, self.model.tap_ids)
+        features_BSF, hidden_BSH, _ = self.teacher.read(batch, self.model.tap_ids)
         coins_BC = torch.rand(batch.ids[:, 1:].shape, generator=generator).to(batch.ids.device)
-        count = self.settings.num_anchors
-        blocks = Blocks.sample(batch, count, self.model.block_size, coins_BC)
+        anchors = self.settings.num_anchors
+        blocks = Blocks.sample(batch, anchors, self.model.block_size, coins_BC)
         share = self.settings.distillation
+        soft_BSH = hidden_BSH if share else None
         with self.teacher.low_precision():
             loss, accuracy, _ = block_loss(
-                self.model,
-                output.features_BSF,
-                blocks,
-                distillation=share,
-                teacher_BSH=output.hidden_BSH if share else None,
+                self.model, features_BSF, blocks, distillation=share, teacher_BSH=soft_BSH
             )
         return loss, {"accuracy": accuracy}
 
@@ -247,5 +240,4 @@ class DFlashTrainer(Trainer):
         drafts_Q = self.model.logits(blocks.hidden(self.model, features_BSF)[0]).argmax(-1)
         inside_MP = (blocks.places_BMP < blocks.length)[0]
         right_MP = (drafts_Q.view(inside_MP.shape) == blocks.at(batch.ids)[0]) & inside_MP
-        before = right_MP.new_zeros(sample.first, right_MP.shape[1])
-        return torch.cat((before, right_MP))[:, 1:]
+        return F.pad(right_MP, (0, 0, sample.first, 0))[:, 1:]

@@ -6,8 +6,6 @@ only itself. The loss of EAGLE-1 and EAGLE-2 is the papers' (arXiv 2401.15077): 
 target's next feature, and a share of the cross-entropy with the target's distribution for it; true
 features get some noise. EAGLE-3 learns the target's distribution alone."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,9 +44,7 @@ class EagleInputs:
 
 def shift(x: Tensor, by: int = 1) -> Tensor:
     """Rows moved to the left along axis 1, zeros entering at the end."""
-    if by == 0:
-        return x
-    return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1)
+    return torch.cat((x[:, by:], torch.zeros_like(x[:, :by])), 1) if by else x
 
 
 class EagleTrainer(Trainer):
@@ -186,8 +182,7 @@ class Eagle2Trainer(EagleTrainer):
         distances_R = F.cross_entropy(logits_RV, teacher_RV, reduction="none")
         losses_R = near_R + self.settings.classification * distances_R
         right_R = logits_RV.argmax(-1) == shift(inputs.best_BS, step).flatten()[rows]
-        accuracy = right_R.sum() / counted_BS.sum().clamp_min(1e-6)
-        return losses_R.sum() / counted_BS.numel(), accuracy
+        return losses_R.sum() / counted_BS.numel(), right_R.sum() / counted_BS.sum().clamp_min(1e-6)
 
 
 class Eagle3Trainer(EagleTrainer):
@@ -215,18 +210,19 @@ class Eagle3Trainer(EagleTrainer):
         drafter.t2d.fill_(False)[ids] = True
 
     @classmethod
-    def create(cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset) -> Eagle3Trainer:
+    def create(
+        cls, settings: Eagle3Training, teacher: Teacher, dataset: Dataset
+    ) -> "Eagle3Trainer":
         size = settings.draft_vocabulary
         whole = teacher.config.vocab_size
+        file = settings.checkpoint
         if size > whole:
             raise UsageError(f"--draft-vocabulary {size}: the target has {whole}")
-        if not (settings.resume and settings.checkpoint.exists()):
+        if not (settings.resume and file.exists()):
             return cls(settings, teacher, frequent_ids(dataset, size, whole))
-        state = load_checkpoint(settings.checkpoint)
-        ids: Tensor = state["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
+        ids: Tensor = load_checkpoint(file)["model"].get("t2d", torch.zeros(0)).nonzero().flatten()
         if len(ids) != size:
-            reason = f"of a training that drafts {len(ids)} different ids"
-            raise UsageError(f"{settings.checkpoint}: {reason}")
+            raise UsageError(f"{file}: of a training that drafts {len(ids)} different ids")
         return cls(settings, teacher, ids)
 
     def goals(self, output: TeacherOutput) -> Tensor:

@@ -4,9 +4,6 @@ A step depends on the samples, the seed and the number of the step; on the time 
 minutes ends the training. So an interrupted and resumed training takes the same steps as another.
 """
 
-from __future__ import annotations
-
-import hashlib
 import json
 import math
 import os
@@ -18,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,7 +30,7 @@ from ...models.drafters.eagle import Eagle, Eagle3
 from ...models.layers import PoolModel
 from ...models.load.chat_format import SETTINGS, TEMPLATE
 from ...models.load.tokenizer import VOCABULARIES
-from ..errors import UsageError
+from ..errors import UsageError, first_line
 from ..shell import measuring
 from .data import Packer, TrainingBatch
 from .dataset import Dataset, DatasetBuilder, HeldOutPrompt, held_out_tau
@@ -51,8 +49,7 @@ def learning_rate(done: float, peak: float, warmup: float = 0.02, floor: float =
 
 
 class MuonAdamW:
-    """Muon for the matrices of the layers and AdamW for everything else; what a drafter fuses is
-    trained in its published parts."""
+    """Muon for the layers' matrices, AdamW for the rest; fused ones are trained in their parts."""
 
     def __init__(self, model: nn.Module, lr: float, head_lr: float) -> None:
         self.model = model
@@ -67,7 +64,6 @@ class MuonAdamW:
         muon = torch.optim.Muon(matrices, lr, weight_decay=0.02, adjust_lr_fn="match_rms_adamw")
         adam = torch.optim.AdamW(others, head_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
         self.optimizers: dict[str, torch.optim.Optimizer] = {"layers": muon, "others": adam}
-        self.peaks = {"layers": lr, "others": head_lr}
 
     def step(self, done: float) -> None:
         """One update at the learning rates for this share of the training."""
@@ -77,9 +73,9 @@ class MuonAdamW:
             )
             for name, part in self.parts.items():
                 part.grad = gradients[name]
-        for name, optimizer in self.optimizers.items():
+        for optimizer in self.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(done, self.peaks[name])
+                group["lr"] = learning_rate(done, peak=optimizer.defaults["lr"])
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
@@ -97,8 +93,7 @@ TOKENIZER_FILES += ["generation_config.json", "special_tokens_map.json"]
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+    return dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
 @contextmanager
@@ -150,9 +145,10 @@ def write_json(content: dict[str, Any], path: Path) -> None:
 
 
 IDENTITY_SAMPLES = 8  # samples whose ids identify the dataset
-LIMITS = ("minutes", "tokens", "steps", "save_minutes", "measure_minutes")
-# Settings that may differ when a training is resumed.
-FREE = (*LIMITS, "out", "run", "resume", "force", "device", "threads")
+FREE = (  # settings that may differ when a training is resumed
+    *("minutes", "tokens", "steps", "save_minutes", "measure_minutes"),
+    *("out", "run", "resume", "force", "device", "threads"),
+)
 
 
 @dataclass(slots=True)
@@ -171,8 +167,7 @@ class Progress:
         return max(shares, default=spent["minutes"] / MINUTES)
 
 
-LossReport = tuple[Tensor, dict[str, Tensor]]
-"""The loss, to be differentiated, and further figures of the log by name."""
+LossReport = tuple[Tensor, dict[str, Tensor]]  # the loss, and further figures of the log by name
 
 
 class Trainer(ABC):
@@ -189,7 +184,7 @@ class Trainer(ABC):
         self.optimizer = MuonAdamW(model, settings.lr, settings.head_lr)
 
     @classmethod
-    def create(cls, settings: Any, teacher: Teacher, dataset: Dataset) -> Trainer:
+    def create(cls, settings: Any, teacher: Teacher, dataset: Dataset) -> "Trainer":
         """A trainer of this dataset; raises UsageError for settings that the target excludes."""
         return cls(settings, teacher)  # type: ignore[call-arg]
 
@@ -252,8 +247,7 @@ def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[st
     batch = batch.to(torch.device(settings.device))
     loss, figures = trainer.loss(batch, step_generator(settings.seed, progress.step))
     loss.backward()  # type: ignore[no-untyped-call]
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    torch.nn.utils.clip_grad_norm_(trained, 1.0)
+    torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0)
     trainer.optimizer.step(progress.done(settings))
     values = {name: value.item() for name, value in {"loss": loss, **figures}.items()}
     if not math.isfinite(values["loss"]):
@@ -267,8 +261,8 @@ def _step(trainer: Trainer, batch: TrainingBatch, progress: Progress) -> dict[st
 def _identity(settings: DrafterTraining, dataset: Dataset) -> dict[str, str]:
     identity = {k: str(v) for k, v in asdict(settings).items() if k not in FREE}
     samples = [dataset.source(index).ids for index in range(IDENTITY_SAMPLES)]
-    texts = hashlib.sha256(repr((dataset.distinct, samples)).encode()).hexdigest()
-    return identity | {"texts": texts[:12]}
+    identity["texts"] = sha256(repr((dataset.distinct, samples)).encode()).hexdigest()[:12]
+    return identity
 
 
 def _checkpoint(trainer: Trainer, dataset: Dataset, progress: Progress) -> None:
@@ -301,14 +295,13 @@ def _restore(trainer: Trainer, dataset: Dataset) -> Progress:
         trainer.optimizer.load_state_dict(state["optimizer"])
         return Progress(**state["progress"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).strip().split("\n", 1)[0]
+        reason = first_line(error)
         raise UsageError(f"{file}: of a training with other settings ({reason})") from None
 
 
 @contextmanager
 def training_log(path: Path, title: str) -> Iterator[Callable[..., None]]:
-    """Yields report(done, standing="", **values), done being a share: it appends the values to a
-    log as a JSON line, and shows them with the text `standing`."""
+    """Yields report(done, standing="", **values), which appends to a log and shows a line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file, measuring(title) as show:
 

@@ -1,7 +1,5 @@
 """The target of a drafter's training: its outputs for a batch, and its greedy answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -69,8 +67,7 @@ class Teacher:
                 row = pack([[tokens]], len(tokens.ids)).to(self.device)
                 output = self._run_model(row, taps, best, exact=False)
                 halves = (x.bfloat16() if x.is_floating_point() else x for x in output)
-                stored = TeacherOutput(*(x.cpu() for x in halves))
-                self._cache[id(tokens)] = tokens, stored
+                self._cache[id(tokens)] = tokens, TeacherOutput(*(x.cpu() for x in halves))
         length = batch.ids.shape[1]
         rows = [[self._cache[id(tokens)][1] for tokens in row] for row in batch.samples]
 
@@ -148,11 +145,10 @@ def draw_(views: Mapping[str, Tensor], seed: int) -> None:
     """Random initial weights."""
     torch.manual_seed(seed)
     for name, view in views.items():
-        if view.is_floating_point():
-            if view.ndim == 1:
-                view.fill_(0.0 if name.endswith(".bias") else 1.0)
-            else:
-                view.normal_(std=0.02)
+        if view.is_floating_point() and view.ndim == 1:
+            view.fill_(0.0 if name.endswith(".bias") else 1.0)
+        elif view.is_floating_point():
+            view.normal_(std=0.02)
 
 
 @torch.no_grad()

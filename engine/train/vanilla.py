@@ -1,7 +1,5 @@
 """Training of a vanilla drafter: a small language model of the target's tokenizer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +43,14 @@ class VanillaTrainer(Trainer):
         model: Any = Qwen3ForCausalLM(config)
         super().__init__(settings, teacher, model.to(teacher.device))
 
-    def _hidden(self, batch: TrainingBatch) -> Tensor:
-        """[B, S, H] the inputs of the head."""
-        hidden: Tensor = run_rows(self.model.model, batch).last_hidden_state
-        return hidden
-
     def loss(self, batch: TrainingBatch, generator: torch.Generator) -> LossReport:
         rows = (batch.weights.flatten() >= GOLD).nonzero().flatten()
         labels_R = batch.labels.flatten()[rows]
         hidden_BSH = self.teacher.read(batch).hidden_BSH
         teacher_RV = log_softmax(self.teacher.logits(hidden_BSH.flatten(0, 1)[rows]).float(), -1)
         with self.teacher.low_precision():
-            logits_RV = self._hidden(batch).flatten(0, 1)[rows] @ self.model.lm_head.weight.T
+            own_BSH = run_rows(self.model.model, batch).last_hidden_state
+            logits_RV = own_BSH.flatten(0, 1)[rows] @ self.model.lm_head.weight.T
         drafts_RV = log_softmax(logits_RV.float(), -1)
         plain = cross_entropy(logits_RV.float(), labels_R)
         distilled = kl_div(drafts_RV, teacher_RV, reduction="batchmean", log_target=True)
@@ -67,7 +61,8 @@ class VanillaTrainer(Trainer):
 
     def draft_hits(self, sample: HeldOutPrompt) -> Tensor:
         batch = sample.batch(self.teacher.device)
-        drafts_S = (self._hidden(batch)[0] @ self.model.lm_head.weight.T).argmax(-1)
+        hidden_SH = run_rows(self.model.model, batch).last_hidden_state[0]
+        drafts_S = (hidden_SH @ self.model.lm_head.weight.T).argmax(-1)
         right_S = drafts_S == batch.labels[0]
         right_S[-1] = False  # nothing follows
         later = torch.cat((right_S, right_S.new_zeros(self.settings.gamma - 1)))

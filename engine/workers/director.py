@@ -5,23 +5,16 @@ they commit them. So what a lost worker had continues elsewhere behind its last 
 coins are keyed by position: the text is the same."""
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from time import monotonic
 from typing import Any
 
 from ...ops.registry import guard, op
 from ...states.phases.merge import Answer, delivered
 from ...states.phases.parse import fan_out_
-from ...states.request import (
-    ENDING_OF,
-    Branch,
-    Finish,
-    MigratedBranch,
-    MigratedRequest,
-    move,
-)
+from ...states.request import COMPLETE, Branch, Finish, MigratedBranch, MigratedRequest, move
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, Committed
@@ -33,14 +26,7 @@ from ..run.core import EngineCore
 from ..run.session import Session
 from .placement import assign_branches, expected_length
 from .protocol import Assign, CountWork, Output, Regroup, Regrouped, WorkCounts, summed
-from .worker_groups import (
-    NO_GROUP,
-    RECEIVE_INTERVAL,
-    Report,
-    RunWorker,
-    WorkerGroup,
-    WorkerGroups,
-)
+from .worker_groups import NO_GROUP, RECEIVE_INTERVAL, Report, RunWorker, WorkerGroup, WorkerGroups
 
 MACHINE = "machines/cluster"
 
@@ -48,11 +34,10 @@ MACHINE = "machines/cluster"
 
 
 class RequestState:
-    """A submitted request with its seed, budget and branches, in host integers, so that any worker
-    can continue it. Raises PromptError.
+    """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
 
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
-    and have them. assigned: the group that decodes a branch, by its index; sent: those that it has
+    and have them. assigned: the group that decodes a branch, by its index; sent: those that it
     received."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
@@ -86,12 +71,6 @@ class RequestState:
         return root is not None and not root.ended and OUTLINE not in self.assigned
 
     @property
-    def outlined(self) -> bool:
-        """Whether its outline has ended and was not parsed."""
-        root = self.request.root
-        return root is not None and root.ended and not self.request.branches
-
-    @property
     def unassigned(self) -> list[Branch]:
         """Branches that could be decoded, and that no group has."""
         return [
@@ -99,17 +78,6 @@ class RequestState:
             for branch in self.request.branches
             if not branch.ended and len(branch.prompt) and branch.index not in self.assigned
         ]
-
-    @property
-    def ended(self) -> bool:
-        branches = self.request.branches
-        return bool(branches) and all(branch.ended for branch in branches)
-
-    def running(self) -> Iterator[tuple[WorkerGroup, Branch]]:
-        """Branches that a group has, the root branch among them, with the group."""
-        for branch in self.request.all_branches():
-            if not branch.ended and branch.index in self.assigned:
-                yield self.assigned[branch.index], branch
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -135,12 +103,12 @@ class RequestState:
         """End a branch; a request ends with an outline that cannot be written."""
         branch = self.branch_of(index)
         request = self.request
-        if branch is None:
+        if branch is None or request.finished:
             return
         if not branch.ended:
             branch.end(finish, note)
         self.assigned.pop(index, None)
-        unwritten = index == OUTLINE and finish not in (Finish.STOP, Finish.LENGTH)
+        unwritten = index == OUTLINE and finish not in COMPLETE
         if unwritten or finish is Finish.FAILED:
             request.finish = finish
             request.why = note
@@ -153,9 +121,8 @@ class RequestState:
                 if not other.ended:
                     other.end(finish, note)
         self._read_prompts_()
-        if self.ended:
-            move(request, ENDING_OF[request.finish])
-            self.table.ended += 1
+        if request.branches and all(branch.ended for branch in request.branches):
+            self.table.close(request)
 
     def parse_(self) -> None:
         """Parse the outline into branches, with the prompts of those that have no dependencies."""
@@ -192,10 +159,11 @@ class RequestState:
         request = self.request
         lost = {index for index, group in self.assigned.items() if group not in present}
         names = [branch.name for branch in request.all_branches() if branch.index in lost]
-        self.assigned = {i: group for i, group in self.assigned.items() if i not in lost}
+        for index in lost:
+            del self.assigned[index]
         self.sent -= lost
         self.holders = {group for group in self.holders if group in present}
-        if self.source is not None and self.source not in present:
+        if self.source not in present:
             self.source = next(iter(self.holders), None)
         return names
 
@@ -204,9 +172,8 @@ class RequestState:
 
 
 class Director:
-    """Requests, workers, and which group decodes what. report: takes events for the trace. tokens:
-    committed, by worker. figures: of the prefixes that were sent: bytes that arrived, seconds,
-    collectives that failed."""
+    """Requests, workers, and which group decodes what. tokens: committed, by worker. figures: of
+    the prefixes that were sent: bytes that arrived, seconds, collectives that failed."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.workers = workers
@@ -228,10 +195,12 @@ class Director:
         """Tokens that each group is expected to write still, and branches that it can take."""
         loads = dict.fromkeys(groups, 0)
         capacity = {group: group.max_branches for group in groups}
-        for group, branch in chain.from_iterable(state.running() for state in self.states):
-            if group in loads:
-                loads[group] += expected_length(branch)
-                capacity[group] -= 1
+        for state in self.states:
+            for branch in state.request.all_branches():
+                group = state.assigned.get(branch.index)
+                if group is not None and group in loads and not branch.ended:
+                    loads[group] += expected_length(branch)
+                    capacity[group] -= 1
         return loads, capacity
 
     def free(self, groups: Sequence[WorkerGroup]) -> list[WorkerGroup]:
@@ -243,19 +212,17 @@ class Director:
         """Send branches of a request to a group, or without any its outline."""
         id = f"{next(self._numbers)}"
         self._assignments[id] = (state, group)
-        part = state.part(branches)
-        order = Assign(id, state.prompt, part, tp=group.tp, group=group.number)
+        order = Assign(id, state.prompt, state.part(branches), tp=group.tp, group=group.number)
         # All workers get what some do together, in one order.
         for worker in self.workers.group if group.tp > 1 else group.workers:
-            worker.post(order)
+            worker.send(order)
 
     def drop_lost_(self) -> None:
         present = {*self.workers.decoders, *self.workers.writers}
         present |= {worker.single for worker in self.workers.workers}
         for id in [id for id, (_, group) in self._assignments.items() if group not in present]:
             del self._assignments[id]
-        names = [name for state in self.states for name in state.drop_lost_(present)]
-        if names:
+        if names := [name for state in self.states for name in state.drop_lost_(present)]:
             self.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:
@@ -286,8 +253,7 @@ class Director:
         return {worker.name: counts for worker, counts in replies.items()}
 
     def send_prefix_(self, state: RequestState) -> None:
-        """Send a request's prefix to the groups that lack it, if a group has it. Where that fails,
-        they compute it."""
+        """Send a request's prefix to the groups that lack it; where that fails, they compute it."""
         while set(state.assigned.values()) - state.holders:
             group = self.workers.group
             source = state.source
@@ -357,7 +323,7 @@ def write_outlines_(cluster: Director) -> None:
 def read_outlines_(cluster: Director) -> None:
     """Parse finished outlines into branches; an unreadable one falls back to one plain answer."""
     for state in cluster.states:
-        if state.outlined:
+        if state.request.outline_ended:
             state.parse_()
             cluster.report({"event": "outline", "request": state.request.key})
 
@@ -404,33 +370,34 @@ def merge_all(branches: RequestTable, prompts: PromptBook) -> tuple[Answer, ...]
 @guard("group_changed")
 def group_changed(cluster: Director) -> bool:
     """A worker is lost, or a new one is ready."""
-    return cluster.workers.outdated
+    workers = cluster.workers
+    return len(workers.workers) < workers.block.workers or workers.group != workers.eligible
 
 
 @guard("outlines_wanted")
 def outlines_wanted(cluster: Director) -> bool:
     """An outline is to be written, and a group has capacity for it."""
-    free = cluster.free(cluster.workers.writers)
-    return bool(free) and any(state.needs_writer for state in cluster.states)
+    wanted = any(state.needs_writer for state in cluster.states)
+    return wanted and bool(cluster.free(cluster.workers.writers))
 
 
 @guard("outlines_written")
 def outlines_written(cluster: Director) -> bool:
     """An outline is written and is to be parsed."""
-    return any(state.outlined for state in cluster.states)
+    return any(state.request.outline_ended for state in cluster.states)
 
 
 @guard("branches_wanted")
 def branches_wanted(cluster: Director) -> bool:
     """A branch can be decoded that no group has, and a group has capacity for it."""
-    free = cluster.free(cluster.workers.decoders)
-    return bool(free) and any(state.unassigned for state in cluster.states)
+    wanted = any(state.unassigned for state in cluster.states)
+    return wanted and bool(cluster.free(cluster.workers.decoders))
 
 
 @guard("all_ended")
 def all_ended(cluster: Director) -> bool:
     """All requests have ended."""
-    return all(state.ended for state in cluster.states)
+    return all(state.request.finished for state in cluster.states)
 
 
 # -- a run ----------------------------------------------------------------------------------------
@@ -459,7 +426,7 @@ class ClusterRecorder(Recorder):
         director: Director = board["cluster"]
         counts = director.count_()
         present = director.workers.workers
-        weights = {one.name: one.greeting.weights[1] for one in present if one.greeting}
+        weights = {one.name: one.greeting.weights for one in present if one.greeting}
         meter = meter_of([one.counts for one in counts.values()], self.meter)
         meter.tokens = sum(director.tokens.values())
         memory: dict[str, Any] = summed(
@@ -499,8 +466,7 @@ def meter_of(counts: Sequence[Mapping[str, Any]], director: Meter) -> Meter:
 def directed(
     workers: WorkerGroups, session: Session, prompts: Sequence[Prompt], write: Write | None = None
 ) -> tuple[EngineCore, Recorder]:
-    """A run on loaded workers before its first transition, with its recorder. Raises PromptError: a
-    text that cannot be a prompt."""
+    """A run on loaded workers before its first transition, and its recorder; raises PromptError."""
     recorder = ClusterRecorder(session.prompts.decode, write)
     workers.report = recorder.report
     director = Director(session, workers, recorder.report)

@@ -55,8 +55,7 @@ class WorkerHost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WorkerSource:
-    """Where workers come from. host: of worker number i with part p of the target's weights.
-    services: open while workers run."""
+    """host: of worker number i with part p of the target's weights. services: open meanwhile."""
 
     host: Callable[[int, int], WorkerHost]
     parts: int = 1
@@ -102,14 +101,12 @@ class ProcessHost:
 
 
 class WorkerListener:
-    """Listens at an address of this machine; a connection without an `expected` secret is
-    closed."""
+    """Listens at an address of this machine; closes connections without an `expected` secret."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.port = 0
         self.expected: dict[str, asyncio.Future[Connection]] = {}
-        self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(
@@ -119,8 +116,7 @@ class WorkerListener:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._server is not None:
-            self._server.close()
+        self._server.close()
 
     def expect(self) -> tuple[str, "asyncio.Future[Connection]"]:
         """A new secret, and the worker that will present it."""
@@ -176,8 +172,8 @@ class LinkState(StrEnum):
 @dataclass(eq=False)
 class WorkerLink:
     """A worker's process and the connection to it. failed: why the worker cannot start. why: its
-    process ended, the last time. greeting: of this life. lives: processes started so far; messages:
-    received in this life; stuck: seconds without progress, of the last heartbeat."""
+    process ended, the last time. lives: processes started so far; greeting, messages (their
+    number): of this life; stuck: seconds without progress, of the last heartbeat."""
 
     name: str
     host: WorkerHost
@@ -210,7 +206,7 @@ class WorkerLink:
         return self.closed or self.failed is not None
 
     def _set(self, state: LinkState) -> None:
-        if not self.closed:
+        if state is not self.state and not self.closed:
             self.state = state
             self.members.on_state(self)
 
@@ -221,21 +217,19 @@ class WorkerLink:
         self.stuck = 0.0
         self.greeting = None
         self.why = "has ended"
-        if self.lives > 1:
-            self._set(LinkState.STARTING)
+        self._set(LinkState.STARTING)
         watch = asyncio.create_task(self._watch(self.members.limits))
         try:
             reader, self._writer = await self.host.start()
             with closing(self._writer):
-                if not (self.ended or self.over):
+                if not self.ended:
                     self.send(self.host.first)
                     await self._listen(reader)
         except (ClusterError, OSError) as error:
             self.why = f"cannot be started: {error}"
         finally:
             watch.cancel()
-            if self.state is not LinkState.DEAD:
-                self._set(LinkState.DEAD)
+            self._set(LinkState.DEAD)
             await self.host.reap()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -282,16 +276,12 @@ class WorkerLink:
                 complain(f"{self.name} answers again")
                 self._set(LinkState.READY)
 
-    def send(self, message: Message) -> None:
-        """Raises WorkerGoneError."""
+    def send(self, message: Message) -> bool:
+        """False if the connection is closed; the loss of the worker is noticed elsewhere."""
         if self._writer is None or self._writer.is_closing():
-            raise WorkerGoneError("the engine's process has ended")
+            return False
         self._writer.write(encode(message))
-
-    def post(self, message: Message) -> None:
-        """Send a message; the loss of the worker is noticed elsewhere."""
-        with suppress(WorkerGoneError):
-            self.send(message)
+        return True
 
     def cut(self, why: str) -> None:
         """End this life at once; nothing more is received of it."""

@@ -30,8 +30,7 @@ def prefix_keys(ids: Sequence[int], block: int = BLOCK) -> list[int]:
 
 
 class Loads:
-    """Tokens that each worker will write: a heap whose outdated entries are dropped when they come
-    up. tokens: by worker."""
+    """Tokens that each worker will write, as a heap with outdated entries. tokens: by worker."""
 
     def __init__(self, workers: int) -> None:
         self.tokens = [0] * workers

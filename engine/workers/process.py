@@ -2,13 +2,12 @@
 
 In a server's process one thread reads messages, one tokenizes for `/tokenize`, and one drives all
 engines in turn. Several graphs share one target, which is loaded once; each has its own drafter and
-pools. A request goes from its message to the engine, and back to text; nothing of a stop text is
-ever sent."""
+pools. A request goes from its message to the engine, and back to text, without its stop text."""
 
 import os
 import socket
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -35,7 +34,7 @@ from ..run.scoring import Scorer
 from ..run.session import Session, derive_seed, load, tie
 from ..shell import complain
 from . import protocol
-from .worker_loop import OpenRequest, OrderQueue, WorkerEngine, WorkerLoop, load_job
+from .worker_loop import OpenRequest, OrderQueue, Send, WorkerEngine, WorkerLoop, load_job
 
 REPORT_INTERVAL = 0.25  # seconds between two `Counts`
 PICTURE_INTERVAL = 0.125  # seconds
@@ -59,8 +58,6 @@ class StopTexts:
         """Text that is certain to precede any stop."""
         if self.match is not None:
             return ""
-        if not (self.stops and text):
-            return text
         text = self.pending + text
         matches = [(at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if matches:  # of stops with the same start, the one that ends first is complete first
@@ -88,20 +85,16 @@ class ScoreRows:
     _scorers: dict[int, Scorer] = field(default_factory=dict)
 
     def start(self, index: int, context: Sequence[int]) -> None:
-        """A branch will continue these tokens."""
         if self.top < 0:
             return
         models = self.engine.session.models
         scorer = self._scorers[index] = Scorer(models, models.target.max_positions)
-        if not self.echo:
-            scorer.read(context)
-            return
-        self.rows.append([index, context[0], self.engine.decode([context[0]]), None, []])
-        scorer.read(context[:1])
-        self._add(index, context[1:])
+        scorer.read(context[:1] if self.echo else context)
+        if self.echo:
+            self.rows.append([index, context[0], self.engine.decode([context[0]]), None, []])
+            self._add(index, context[1:])
 
     def score(self, index: int, tokens: Sequence[int]) -> None:
-        """The next tokens of a branch."""
         if self.top >= 0 and not self.silent:
             self._add(index, tokens)
 
@@ -113,11 +106,11 @@ class ScoreRows:
 
 
 class ServedRequest(OpenRequest):
-    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds, which
-    others append to."""
+    """The output of one `Submit`. rounds: tokens accepted and drafted in each of its rounds."""
 
-    def __init__(self, engine: Engine, message: protocol.Submit, handle: Handle) -> None:
+    def __init__(self, message: protocol.Submit, handle: Handle) -> None:
         super().__init__(handle)
+        engine = handle.engine
         self.message = message
         self.rounds: list[tuple[int, int]] = []
         self._decode = engine.decode
@@ -227,13 +220,14 @@ class Refusal(ValueError):
 class ServedGraph(WorkerEngine):
     """One graph's engine and its open requests. watched: record the transitions for `picture`."""
 
-    def __init__(self, session: Session, send: Callable[[protocol.Message], None]) -> None:
-        super().__init__(session, send, rounds=self._round_done, sink=self._happened)
+    def __init__(self, session: Session, send: Send) -> None:
+        engine = Engine(session, threaded=False, rounds=self._round_done, sink=self._happened)
+        super().__init__(engine, send)
         self.name = session.program.graph.name
         self.watched = False
         self.progress_time = 0.0
         self.moves = deque[list[Any]](maxlen=MAX_MOVES)
-        self._positions: list[int] = []  # drafts accepted at each depth
+        self._positions = Counter[int]()  # drafts accepted at each depth
         self._encoder = Encoder(session.models.tokenizer)
         self._leading = leading_id(session.models.tokenizer)
 
@@ -246,9 +240,7 @@ class ServedGraph(WorkerEngine):
         for tree in summary.trees:
             drafted = sum(token >= 0 for token in tree.tokens[1:])
             accepted = len(tree.path) - 1
-            self._positions += [0] * (accepted - len(self._positions))
-            for depth in range(accepted):
-                self._positions[depth] += 1
+            self._positions.update(range(accepted))
             request = self.requests.get(tree.branch.rpartition("/")[0])
             if isinstance(request, ServedRequest):
                 request.rounds.append((accepted, drafted))
@@ -266,7 +258,7 @@ class ServedGraph(WorkerEngine):
         else:
             self.send(protocol.Admitted(message.id, prompt_tokens))
             handle = self.engine.submit(prompt, timeout=message.timeout, settings=settings)
-            self.requests[message.id] = ServedRequest(self.engine, message, handle)
+            self.requests[message.id] = ServedRequest(message, handle)
 
     def encode(self, message: protocol.Encode) -> protocol.Encoded | protocol.Refused:
         """The tokens of a text, or of the whole prompt with it."""
@@ -354,7 +346,7 @@ class ServedGraph(WorkerEngine):
             raise Refusal(f"{param}: no token {wrong[0]}: the model has {size} of them", param)
 
     def counts(self) -> dict[str, Any]:
-        return asdict(self.engine.stats()) | {"positions": list(self._positions)}
+        return asdict(self.engine.stats()) | {"positions": [*self._positions.values()]}
 
     def picture(self) -> protocol.Picture:
         pool = pool_view(self.engine.core.board)
@@ -398,8 +390,7 @@ class ServedGraph(WorkerEngine):
 
 
 class EngineProcess:
-    """Engines of several graphs over one target, fed through a socket until it is closed. Raises
-    Exception: what prevents loading."""
+    """Engines of several graphs over one target, fed through a socket until it is closed."""
 
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
@@ -467,8 +458,7 @@ class EngineProcess:
                 if isinstance(message, protocol.Encode):
                     self._pipe.send(self._graphs[message.graph].encode(message))
                 else:
-                    graph = next(iter(self._graphs.values()))
-                    text = graph.engine.decode(message.token_ids)
+                    text = next(iter(self._graphs.values())).engine.decode(message.token_ids)
                     self._pipe.send(protocol.Decoded(message.id, text))
             except Exception as error:  # of a model's tokenizer
                 self._pipe.send(protocol.Refused(message.id, message_of(error)))

@@ -94,12 +94,12 @@ class SnapshotRequest(NamedTuple):
 
 class Ready(NamedTuple):
     """The models are loaded. graphs: `ServedGraph.facts` of a server's, by name. max_branches:
-    decoded concurrently. weights: address of the first parameter, and bytes of all."""
+    decoded concurrently. weights: bytes of the target's."""
 
     graphs: Mapping[str, Mapping[str, Any]] = {}
     pid: int = 0
     max_branches: int = 0
-    weights: tuple[int, int] = (0, 0)
+    weights: int = 0
 
 
 class Heartbeat(NamedTuple):
@@ -264,8 +264,7 @@ class BranchEnded(NamedTuple):
 
 class Regrouped(NamedTuple):
     """A collective is over. bytes: received; stored: they were needed and had space. collective:
-    its seconds. error: why it failed. rows: what the source has, where it no longer has the
-    requested rows: then none were sent."""
+    its seconds. error: why it failed. rows: what the source has; None if it sent the rows."""
 
     number: int
     bytes: int = 0

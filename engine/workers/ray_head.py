@@ -64,9 +64,8 @@ def standing_cluster() -> StandingCluster | None:
 
 
 def start_head(workers: int, graph: str, *, stays: bool = True) -> StandingCluster:
-    """Start Ray on this machine, and write its file. Without `stays` its processes end when
-    this one ends in any way. Raises ClusterError: a cluster is up already, or Ray does not
-    start."""
+    """Start Ray on this machine, and write its file. Without `stays` its processes end when this
+    one ends in any way. Raises ClusterError: a cluster is up already, or Ray does not start."""
     present = standing_cluster()
     if present is not None and present.alive:
         raise ClusterError(f"a cluster is up at {present.address}: specsot cluster down ends it")

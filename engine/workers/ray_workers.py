@@ -22,21 +22,14 @@ from threading import Thread, current_thread, main_thread
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from ..errors import ClusterError, UsageError, message_of
+from ..errors import ClusterError, UsageError, first_line, message_of
 from ..prepare.job import Job
 from ..prepare.options import LOCAL, ClusterBlock
 from ..shell import complain
 from ..signals import ending_with
+from . import ray_head
 from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
 from .protocol import Load, Start, summed
-from .ray_head import (
-    HEAD_TRIES,
-    STORE_BYTES,
-    driver_folder,
-    kill_processes,
-    remove_folder,
-    standing_cluster,
-)
 
 ADDRESS_DEADLINE = 4.0  # seconds in which a cluster has to accept a connection, and to answer
 # What begins a gRPC connection (HTTP/2): the preface and empty settings; settings are the answer.
@@ -57,14 +50,13 @@ Result = TypeVar("Result")
 
 def set_up_ray(address: str) -> None:
     """Authentication by token, no statistics; must precede the first import of Ray. The token is
-    that of the cluster that `specsot cluster up` has started at this address, or that of the
-    environment, or a new one. Raises UsageError: Ray is not installed. ClusterError: nothing
-    answers at the address."""
+    that of `specsot cluster up` at this address, or that of the environment, or a new one. Raises
+    UsageError: Ray is not installed. ClusterError: nothing answers at the address."""
     if find_spec("ray") is None:
         raise UsageError(NO_RAY)
     if address != LOCAL:
         check_address(address)
-    cluster = standing_cluster()
+    cluster = ray_head.standing_cluster()
     os.environ["AUTOSCALER_METRIC_PORT"] = str(NO_PORT)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -77,9 +69,8 @@ def set_up_ray(address: str) -> None:
 def check_address(address: str) -> None:
     """Raise ClusterError if no server of Ray's kind answers: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    place = (host.strip("[]"), int(port))
     try:
-        with socket.create_connection(place, ADDRESS_DEADLINE) as pipe:
+        with socket.create_connection((host.strip("[]"), int(port)), ADDRESS_DEADLINE) as pipe:
             if os.environ.get("RAY_USE_TLS", "0") != "0":
                 return
             pipe.sendall(GRPC_START)
@@ -98,32 +89,29 @@ def ray_driver(address: str, workers: int = 1) -> Iterator[None]:
 
     settings: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
     settings["logging_level"] = "ERROR"
-    before = signal.getsignal(signal.SIGTERM)
     in_main = current_thread() is main_thread()
     with ExitStack() as stack:
         if address == LOCAL:
-            folder = stack.enter_context(driver_folder())
-            stack.enter_context(ending_with(partial(remove_folder, folder)))
-            before = signal.getsignal(signal.SIGTERM)
+            folder = stack.enter_context(ray_head.driver_folder())
+            stack.enter_context(ending_with(partial(ray_head.remove_folder, folder)))
             private: Any = import_module("ray._private.utils")
             private.set_sigterm_handler = lambda handler: None  # Ray's raises SystemExit
-            settings |= {"num_cpus": workers, "object_store_memory": STORE_BYTES}
+            settings |= {"num_cpus": workers, "object_store_memory": ray_head.STORE_BYTES}
             settings |= {"include_dashboard": False, "_temp_dir": folder}
         else:
             settings["address"] = address
-        for tries in range(1, HEAD_TRIES + 1):
+        before = signal.getsignal(signal.SIGTERM)
+        for tries in range(1, ray_head.HEAD_TRIES + 1):
             try:
                 ray.init(**settings)
                 break
             except Exception as error:  # Ray raises it as such when its own start takes too long
-                first = str(error).strip().split("\n", 1)[0]
-                if address != LOCAL:
-                    raise ClusterError(f"no Ray cluster at {address}: {first}") from None
-                kill_processes(settings["_temp_dir"])
-                if tries == HEAD_TRIES:
-                    raise ClusterError(
-                        f"Ray does not start, tried {tries} times: {first}"
-                    ) from None
+                why = f"no Ray cluster at {address}"
+                if address == LOCAL:
+                    ray_head.kill_processes(folder)
+                    why = f"Ray does not start, tried {tries} times"
+                if address != LOCAL or tries == ray_head.HEAD_TRIES:
+                    raise ClusterError(f"{why}: {first_line(error)}") from None
         if in_main:
             signal.signal(signal.SIGTERM, before)
         try:
@@ -152,12 +140,9 @@ class RayWorker:
         """Connect to a driver, unless there is one."""
         if self._busy:
             return False
+        connection = connect_to(address, port, secret)
         self._busy = True
-        try:
-            self._connections.put(connect_to(address, port, secret))
-        except OSError:
-            self._busy = False
-            raise
+        self._connections.put(connection)
         return True
 
     def state(self) -> str:
@@ -223,24 +208,20 @@ def reserved(block: ClusterBlock, workers: Sequence[Start | Load]) -> Iterator[M
                 complain(f"waiting for the cluster at {block.address}: {shown()}")
                 told = True
             sleep(POLL_INTERVAL)
-        if standing:
-            yield SPREAD
-        else:
-            place = PlacementGroupSchedulingStrategy(group)
-            yield {"num_cpus": share, "scheduling_strategy": place}
+        place = PlacementGroupSchedulingStrategy(group)
+        yield SPREAD if standing else {"num_cpus": share, "scheduling_strategy": place}
     finally:
         remove_placement_group(group)
 
 
 @dataclass(eq=False)
 class RayHost:
-    """Runs a worker as an actor of the cluster that this process is a driver of.
-
-    With a `Load` a free actor of the same job is used before one is started.
+    """Runs a worker as an actor of the cluster that this process is a driver of. With a `Load` a
+    free actor of the same job is used before one is started.
 
     caller: the thread that calls Ray. deadline: seconds in which a free actor has to answer.
-    detached: the actor outlives this driver, unless it is lost. adopted: so does one that was there
-    before. place: see `reserved`."""
+    detached, adopted: the actor outlives, or was there before, this driver. place: see
+    `reserved`."""
 
     first: Start | Load
     listener: WorkerListener
@@ -253,10 +234,6 @@ class RayHost:
     _ended: bool = False
     _actor: Any = None
     _expected: asyncio.Future[Connection] | None = None
-
-    @property
-    def _job(self) -> str:
-        return job_digest(self.first)
 
     async def start(self) -> Pipe:
         from ray.exceptions import RayError
@@ -272,6 +249,7 @@ class RayHost:
                 if not expected.done():
                     connecting.result()
                 pipe, self.pid = await expected
+                return pipe
         except TimeoutError:
             raise ClusterError(f"it has not connected within {START_DEADLINE:g} s") from None
         except ClusterError:
@@ -283,13 +261,13 @@ class RayHost:
         finally:
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             self.listener.expected.pop(secret, None)
-        return pipe
 
     async def _connect(self, secret: str) -> None:
         """Have a free actor of the same job connect, else a new one."""
         import ray
 
-        for _, actor in await self._call(lambda: actors(f"{self._job}-")) if self._job else ():
+        job = job_digest(self.first)
+        for _, actor in await self._call(lambda: actors(f"{job}-")) if job else ():
             with suppress(ray.exceptions.RayError, TimeoutError):
                 if await self._send_secret(actor, secret, self.deadline):
                     self._actor = actor
@@ -298,9 +276,9 @@ class RayHost:
         self.adopted = False
         kind: Any = ray.remote(RayWorker)
         settings: dict[str, Any] = {"lifetime": "detached"} if self.detached else {}
-        if self._job:
+        if job:
             kept = "" if self.detached else "run-"  # what ends with this run is not for others
-            settings["name"] = f"{kept}{self._job}-{secrets.token_hex(8)}"
+            settings["name"] = f"{kept}{job}-{secrets.token_hex(8)}"
         actor = kind.options(
             num_gpus=num_gpus(self.first),
             max_restarts=0,
@@ -335,20 +313,17 @@ class RayHost:
         """End the actor's process; on the thread that calls Ray."""
         import ray
 
-        actor = self._actor
-        pid = self.pid
-        self._actor = None
-        self.pid = None
-        if actor is not None:
+        if self._actor is not None:
             with suppress(ray.exceptions.RayError, ValueError, RuntimeError):
-                ray.kill(actor, no_restart=True)
-        if pid is not None:
+                ray.kill(self._actor, no_restart=True)
+        if self.pid is not None:
             deadline = monotonic() + END_DEADLINE
             with suppress(OSError):  # it has ended
                 while monotonic() < deadline:
-                    os.kill(pid, 0)
+                    os.kill(self.pid, 0)
                     sleep(POLL_INTERVAL)
-                os.kill(pid, signal.SIGKILL)  # a stopped process does not react to Ray
+                os.kill(self.pid, signal.SIGKILL)  # a stopped process does not react to Ray
+        self._actor = self.pid = None
 
 
 def actors(prefix: str = "") -> list[tuple[str, Any]]:
@@ -395,7 +370,6 @@ def ray_workers(
 def job_workers(
     job: Job, block: ClusterBlock, *, detached: bool = False
 ) -> AbstractContextManager[WorkerSource]:
-    """Workers of a run's job."""
     from .worker_loop import job_values, parts_of
 
     def load(number: int, part: int) -> Load:
@@ -406,8 +380,7 @@ def job_workers(
 
 
 def load_workers(job: Job, block: ClusterBlock) -> None:
-    """Start workers of a job on a cluster that stay, and wait until their models are loaded. Raises
-    ClusterError: they cannot start."""
+    """Start workers of a job on a cluster that stay, and wait for them; raises ClusterError."""
     from .worker_groups import WorkerGroups
 
     with (

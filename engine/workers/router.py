@@ -19,17 +19,10 @@ from ..shell import complain
 from . import protocol
 from .link import HangLimits, LinkState, Membership, WorkerGoneError, WorkerSource
 from .ray_head import cluster_file
-from .tickets import (
-    MAX_LOSSES,
-    AnswerLengths,
-    CountsByGraph,
-    DiffersError,
-    PromptRoutes,
-    Replica,
-    Ticket,
-)
+from .tickets import AnswerLengths, CountsByGraph, DiffersError, PromptRoutes, Replica, Ticket
 
 MAX_LIVES = 3  # of a replica in a row in which it is never ready
+MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it fails
 LATE = 1.0  # seconds after a request's time in which its engine can end it
 POLL_INTERVAL = 0.1  # seconds
 DRAINING = "draining"  # state of a replica that gets no further requests
@@ -74,12 +67,10 @@ class Router(Membership[Replica]):
         states = {replica.state for replica in self.links}
         if self.closed:
             return LinkState.CLOSED
-        if LinkState.READY in states:
-            return LinkState.READY
-        waits = LinkState.STARTING in states or not (states or self.failed)
-        if waits:
+        if not (states or self.failed):
             return LinkState.STARTING
-        return LinkState.HUNG if LinkState.HUNG in states else LinkState.DEAD
+        best = (LinkState.READY, LinkState.STARTING, LinkState.HUNG)
+        return next((state for state in best if state in states), LinkState.DEAD)
 
     @property
     def ready(self) -> bool:
@@ -134,7 +125,7 @@ class Router(Membership[Replica]):
                 for replica in [*self.links]:
                     if replica.draining and not (replica.closed or replica.expected):
                         replica.close()
-                for ticket in [one for one in self._tickets.values() if not one.ended]:
+                for ticket in self._unended:
                     if ticket.replica is None and ticket.remaining_seconds <= 0:
                         self._fail(ticket, "no replica was available", "timeout")
                     elif ticket.remaining_seconds <= -LATE:
@@ -146,10 +137,14 @@ class Router(Membership[Replica]):
     def _over(self) -> bool:
         return self.closed or self.failed is not None
 
+    @property
+    def _unended(self) -> list[Ticket]:
+        return [ticket for ticket in self._tickets.values() if not ticket.ended]
+
     async def close(self) -> None:
         """End all requests and all replicas."""
         self.closed = True
-        for ticket in [one for one in self._tickets.values() if not one.ended]:
+        for ticket in self._unended:
             self._fail(ticket, "", "shutdown")
         self.end_all()
 
@@ -167,7 +162,7 @@ class Router(Membership[Replica]):
             assert link.greeting is not None
             self.graphs = link.greeting.graphs
             if self.watchers:
-                link.post(protocol.SnapshotRequest(True))
+                link.send(protocol.SnapshotRequest(True))
             if not self.single:
                 where = f" (process {link.host.pid})" if link.host.pid is not None else ""
                 complain(f"{link.name} is ready{where}")
@@ -183,8 +178,7 @@ class Router(Membership[Replica]):
                 complain(f"{link.name} is given up: {link.failed.message}")
             else:
                 self.failed = link.failed
-        for waiting in self._waiting:
-            self._place(waiting)
+        self._place_waiting()
 
     async def scale(self, count: int, report: Callable[[str], None]) -> None:
         """Have `count` replicas: new ones get requests once they are loaded, those too many end
@@ -197,19 +191,19 @@ class Router(Membership[Replica]):
                 replica.draining = False
                 staying.append(replica)
                 report(f"{replica.name} stays")
-        new = [self._add() for _ in range(count - len(staying))]
+        start = monotonic()
+        starting = [self._add() for _ in range(count - len(staying))]
         staying.sort(key=lambda one: (one.ready, len(one.expected)))
         for replica in staying[: max(len(staying) - count, 0)]:
             replica.draining = True
             report(f"{replica.name} drains, {len(replica.expected)} requests are open")
-        starts = dict.fromkeys(new, monotonic())
         draining = [replica for replica in self.links if replica.draining]
-        while starts or draining:
+        while starting or draining:
             await asyncio.sleep(POLL_INTERVAL)
-            for replica in [*starts]:
+            for replica in [*starting]:
                 if replica.ready:
-                    seconds = monotonic() - starts.pop(replica)
-                    report(f"{replica.name} is attached after {seconds:.1f} s")
+                    starting.remove(replica)
+                    report(f"{replica.name} is attached after {monotonic() - start:.1f} s")
                 elif replica.failed is not None:
                     self._count = sum(not one.draining for one in self.links)
                     raise ClusterError(replica.failed.message)
@@ -246,7 +240,7 @@ class Router(Membership[Replica]):
         """End a request without an answer; its replica is to drop it."""
         ticket.fail_(why, finish)
         if ticket.replica is not None:
-            ticket.replica.post(protocol.Cancel(ticket.request.id))
+            ticket.replica.send(protocol.Cancel(ticket.request.id))
         self._withdraw(ticket)
 
     def _forget(self, ticket: Ticket) -> None:
@@ -260,31 +254,26 @@ class Router(Membership[Replica]):
         if replica is not None:
             replica.expected.pop(ticket.request.id, None)
             if not ticket.ended:
-                replica.post(protocol.Cancel(ticket.request.id))
-        for waiting in self._waiting:
-            self._place(waiting)
+                replica.send(protocol.Cancel(ticket.request.id))
+        self._place_waiting()
 
     def _place(self, ticket: Ticket) -> None:
-        """Give a request to a replica, if there is one for it."""
         blocked = ticket.isolated and any(
             other.isolated and other.replica is not None for other in self._tickets.values()
         )
         request = ticket.remaining_request
         replicas = [one for one in self.links if one.ready and not (blocked or one.draining)]
         while replica := self._routes.choose_(request, replicas):
-            try:
-                replica.send(request)
-            except WorkerGoneError:  # its loss is about to be noticed
-                replicas.remove(replica)
-                continue
-            ticket.replica = replica
-            replica.expected[request.id] = ticket.remaining_tokens
-            return
+            if replica.send(request):
+                ticket.replica = replica
+                replica.expected[request.id] = ticket.remaining_tokens
+                return
+            replicas.remove(replica)  # its loss is about to be noticed
 
-    @property
-    def _waiting(self) -> list[Ticket]:
-        """Requests that have no replica yet."""
-        return [one for one in self._tickets.values() if one.replica is None and not one.ended]
+    def _place_waiting(self) -> None:
+        for ticket in self._unended:
+            if ticket.replica is None:
+                self._place(ticket)
 
     def _lost(self, ticket: Ticket) -> None:
         """The replica of a request is lost: it continues in another one, if that is useful."""
@@ -311,9 +300,7 @@ class Router(Membership[Replica]):
                 self._pictured[message.graph] = (link, message.running)
                 for watcher in [*self.watchers]:
                     watcher(message)
-        elif (ticket := self._tickets.get(getattr(message, "id", ""))) is None:
-            return
-        elif ticket.replica is link:
+        elif (ticket := self._tickets.get(getattr(message, "id", ""))) and ticket.replica is link:
             try:
                 ticket.deliver(message)
             except DiffersError as error:
@@ -340,10 +327,8 @@ class Router(Membership[Replica]):
             while True:
                 await some.wait()
                 some.clear()
-                pictures = [*latest.values()]
-                latest.clear()
-                for picture in pictures:
-                    yield picture
+                while latest:
+                    yield latest.pop(next(iter(latest)))
         finally:
             self.watchers.discard(watcher)
             if not self.watchers:
@@ -351,7 +336,7 @@ class Router(Membership[Replica]):
 
     def _request_pictures(self, on: bool) -> None:
         for replica in self.links:
-            replica.post(protocol.SnapshotRequest(on))
+            replica.send(protocol.SnapshotRequest(on))
 
 
 # -- how other processes of this machine read and change the replicas -----------------------------
@@ -364,8 +349,7 @@ def control_path() -> Path:
 
 
 class ReplicaControl:
-    """The server's side of the socket. Raises UsageError: another server with --workers runs, or
-    the socket cannot be created."""
+    """The server's side of the socket; raises UsageError: there is another one, or no socket."""
 
     def __init__(self, router: Router, address: str) -> None:
         self._router = router

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..limits import usable_cpus
 from ..prepare.job import Job, read_cluster, threads_of
-from ..prepare.options import LOCAL, ClusterBlock
+from ..prepare.options import LOCAL, ClusterBlock, flag_of
 from ..signals import ending_with
 from .link import HangLimits, ProcessHost, WorkerSource
 from .protocol import Start
@@ -27,14 +27,7 @@ if TYPE_CHECKING:
 
     Starts = Callable[..., tuple[EngineCore, Recorder]]  # as `recorded`
 
-SINGLE_OPTIONS = {
-    "step": "--step",
-    "breaks": "--break",
-    "trace": "--trace",
-    "slow": "--slow",
-    "explain_rounds": "--explain-rounds",
-    "probe_blend": "--probe-blend",
-}
+SINGLE_OPTIONS = ("step", "breaks", "trace", "slow", "explain_rounds", "probe_blend")
 
 
 def divided(job: Job) -> Job:
@@ -47,11 +40,10 @@ def divided(job: Job) -> Job:
 
 
 def check_cluster(job: Job, block: ClusterBlock) -> None:
-    """Raise UsageError for what only one engine does, and for workers that cannot compute together
-    as the block says."""
-    for name, flag in SINGLE_OPTIONS.items():
+    """Raise UsageError for what only one engine does, and for groups that cannot be formed."""
+    for name in SINGLE_OPTIONS:
         if getattr(job.options, name):
-            raise UsageError(f"{flag} looks into one engine: not with --workers")
+            raise UsageError(f"{flag_of(name)} looks into one engine: not with --workers")
     graph = job.program.graph
     skeleton = graph.skeleton
     blocks = {
@@ -114,8 +106,7 @@ def replica_router(
 
     jobs: of the served graphs. start: first message of a server's only engine. step_limit: of
     `HangLimits`; a replica that hangs is lost at once. Raises UsageError: Ray is not installed, or
-    another server with --workers runs here. ClusterError: the cluster does not exist, or another
-    one runs here."""
+    another server runs here. ClusterError: the cluster does not exist, or another one runs here."""
     set_up_ray(block.address)
     with ExitStack() as stack:
         if block.address == LOCAL:

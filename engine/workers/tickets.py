@@ -13,8 +13,7 @@ from .placement import BLOCK, TOKENS_READ_PER_WRITTEN, PrefixIndex, prefix_keys
 from .protocol import Admitted, Ended, Message, Request, Submit, Wrote
 
 MAX_UNREAD = 4096  # messages that wait for a slow client before it is cut off
-MAX_LOSSES = 4  # replicas that may be lost while they have a request; then it fails
-ISOLATING_LOSSES = 2  # from then on it does not run together with another such request
+ISOLATING_LOSSES = 2  # lost replicas after which a request runs without other such requests
 MIN_EXPECTED = 8  # tokens of an answer that has not ended
 BYTES_PER_TOKEN = 4  # of a text, about
 MAX_BEGINNING = 32 << 10  # bytes of a prompt that are compared
@@ -54,8 +53,7 @@ class PromptRoutes:
         self._index = PrefixIndex(BLOCK * BYTES_PER_TOKEN)
 
     def choose_(self, request: Request, replicas: Iterable[Replica]) -> Replica | None:
-        """The replica that would have read a request's prompt first, and has it from then on; None
-        if there is none."""
+        """The replica that would have read a request's prompt first, and has it from then on."""
         beginning, whole = _prompt_of(request)
         keys = prefix_keys(beginning, self._index.block)
         holders = self._index.find(keys)
@@ -72,8 +70,7 @@ class PromptRoutes:
 
 
 def _prompt_of(request: Request) -> tuple[bytes, int]:
-    """What comes first in a prompt: equal bytes are equal prompts up to there; and about how many
-    tokens it has."""
+    """What comes first in a prompt, for comparison, and about how many tokens it has."""
     if not isinstance(request, Submit):
         return b"", 0
     prompt = request.prompt
@@ -89,8 +86,7 @@ def _prompt_of(request: Request) -> tuple[bytes, int]:
 
 
 class AnswerLengths:
-    """Mean lengths of the answers of each graph, with and without an outline: what the next ones
-    are expected to be."""
+    """Mean lengths of the answers of each graph, with and without an outline."""
 
     def __init__(self) -> None:
         self._means: dict[tuple[str, bool], float] = {}
@@ -218,7 +214,6 @@ class Ticket:
         self._delivered.restart_()
 
     def fail_(self, why: str, finish: str = "failed") -> None:
-        """End the request without an answer."""
         if not isinstance(self.request, Submit):
             self.deliver(None)
             return

@@ -39,9 +39,8 @@ class RunWorker(WorkerLink):
 
 @dataclass(eq=False, slots=True)
 class WorkerGroup:
-    """Workers that decode together, as one; only the first sends replies. A group of one lives as
-    long as its worker, one of several as long as the process group. place: among those of its
-    size."""
+    """Workers that decode together; only the first sends replies. A group of one lives as long as
+    its worker, one of several as long as the process group. place: among those of its size."""
 
     workers: tuple[RunWorker, ...]
     place: int = 0
@@ -130,18 +129,11 @@ class WorkerGroups(Membership[RunWorker]):
 
     @property
     def writers(self) -> list[WorkerGroup]:
-        """Groups that write outlines."""
         return self.groups(self.block.skeleton.tp)
 
     @property
     def decoders(self) -> list[WorkerGroup]:
-        """Groups that decode branches."""
         return self.groups(self.block.branches.tp)
-
-    @property
-    def outdated(self) -> bool:
-        """Whether a worker is missing, or eligible for the group and not in it."""
-        return len(self.workers) < self.block.workers or self.group != self.eligible
 
     def fill_(self) -> None:
         """Start the workers that are missing; raises ClusterError."""
@@ -211,7 +203,7 @@ class WorkerGroups(Membership[RunWorker]):
         self._expected = (kind, number)
         replies = self._replies = {}
         for worker, order in orders.items():
-            worker.post(order)
+            worker.send(order)
         while any(worker in self.workers and worker not in replies for worker in orders):
             self.receive_()
         self._expected = (None, 0)

@@ -32,7 +32,6 @@ from ...models.codes import FULL
 from ...models.decoder import part
 from ...models.sharded import RankLost, Ranks, ShardedDecoder, place
 from ...states.graph.load import load_program, op_table
-from ...states.machine import Sink
 from ...states.prefix_cache import PrefixCache
 from ...states.round import RoundSummary
 from ...states.yaml.source import Source, decode
@@ -50,6 +49,8 @@ from . import protocol
 BACKLOG = 128
 MAX_TRIES = 3  # connections to a store, each with its part of the deadline
 IDLE_INTERVAL = 0.2  # seconds between two checks whether an idle worker shall end
+Send = Callable[[protocol.Message], None]
+Rounds = Callable[[RoundSummary], None]
 
 
 def parts_of(job: Job, block: ClusterBlock) -> int:
@@ -95,11 +96,11 @@ class AssignedPart(OpenRequest):
     """A part of a request in an engine: its new tokens, the ends of its branches, or the end of its
     outline with the rows of the prefix that others can get, once these are retained."""
 
-    def __init__(self, order: protocol.Assign, handle: Handle, engine: Engine) -> None:
+    def __init__(self, order: protocol.Assign, handle: Handle) -> None:
         assert handle.request is not None
         super().__init__(handle)
         self._id = order.id
-        self._engine = engine
+        self._cache = handle.engine.manager.prefixes
         self._request = handle.request
         self._writes_outline = not order.part.branches
         self._resumed = {branch.index: len(branch.tokens) for branch in order.part.branches}
@@ -118,26 +119,18 @@ class AssignedPart(OpenRequest):
                     yield self._last
         if self.handle.done and self._writes_outline and self._last is not None:
             ids = self._request.body.ids
-            cache = self._engine.manager.prefixes
-            rows = () if cache is None else cache.movable_rows(ids, self._request.cache_salt)
+            salt = self._request.cache_salt
+            rows = () if self._cache is None else self._cache.movable_rows(ids, salt)
             yield self._last._replace(branch=OUTLINE, rows=rows)
 
 
 class WorkerEngine:
-    """An engine of a worker and its open requests by id. send: sends what the requests bring.
-    rounds, sink: as of `Engine`."""
+    """An engine of a worker and its open requests by id. send: sends what the requests bring."""
 
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[protocol.Message], None],
-        *,
-        rounds: Callable[[RoundSummary], None] | None = None,
-        sink: Sink | None = None,
-    ) -> None:
-        self.session = session
+    def __init__(self, engine: Engine, send: Send) -> None:
+        self.engine = engine
+        self.session = engine.session
         self.send = send
-        self.engine = Engine(session, threaded=False, rounds=rounds, sink=sink)
         self.requests: dict[str, OpenRequest] = {}
 
     def advance(self) -> None:
@@ -161,25 +154,17 @@ class WorkerEngine:
 class TensorParallelEngine(WorkerEngine):
     """One engine of a worker of a run. Workers that compute a decoder together have one each, which
     do the same; only the first rank sends, and counts `rounds`. ranks: None for this worker alone.
-    Raises RankLost: the other ranks did not come. ModelError, ValueError: the models cannot be
-    sharded."""
+    Raises RankLost: the other ranks did not come. ModelError, ValueError: as `ShardedDecoder`."""
 
-    def __init__(
-        self,
-        session: Session,
-        send: Callable[[protocol.Message], None],
-        rounds: Callable[[RoundSummary], None],
-        ranks: Ranks | None,
-    ) -> None:
+    def __init__(self, session: Session, send: Send, rounds: Rounds, ranks: Ranks | None) -> None:
         leads = ranks is None or ranks.index == 0
         self.ranks = ranks
         if ranks is not None:
             session = copy(session)
             target = ShardedDecoder(session.models.target, ranks)
             session.models = replace(session.models, target=target)
-        super().__init__(
-            session, send if leads else lambda message: None, rounds=rounds if leads else None
-        )
+        engine = Engine(session, threaded=False, rounds=rounds if leads else None)
+        super().__init__(engine, send if leads else lambda message: None)
 
     @property
     def cache(self) -> PrefixCache:
@@ -194,7 +179,7 @@ class TensorParallelEngine(WorkerEngine):
             note = message_of(error)
             self.send(protocol.BranchEnded(order.id, OUTLINE, finish="failed", note=note))
         else:
-            self.requests[order.id] = AssignedPart(order, handle, self.engine)
+            self.requests[order.id] = AssignedPart(order, handle)
 
     def advance(self) -> None:
         """The same; raises RankLost if the other ranks are lost: the parts cannot continue here."""
@@ -249,15 +234,14 @@ def connect(order: protocol.FormGroup) -> Any:
     """The store of a group; raises RuntimeError if it is not reached before the deadline."""
     deadline = timedelta(seconds=order.block.deadline)
     address = (order.block.interface, order.port)
-    for tries in reversed(range(MAX_TRIES)):
+    for tries in range(1, MAX_TRIES + 1):
         try:  # one connection in some thousands is not answered: then another one is made
             store = TCPStore(*address, timeout=deadline / MAX_TRIES, wait_for_workers=False)
             store.set_timeout(deadline)
-            break
+            return store
         except RuntimeError:
-            if not tries:
+            if tries == MAX_TRIES:
                 raise
-    return store
 
 
 class GroupMembership:
@@ -371,30 +355,22 @@ class WorkerLoop:
         self.session = session
         self.engines: dict[int, TensorParallelEngine] = {}
         self.groups: GroupMembership | None = None
-        self.meter = Meter()
-        self._store: Any = None  # of the driver
-        self._orders = OrderQueue()
-        self._pipe: protocol.WorkerSocket | None = None
 
     def serve(self, pipe: protocol.WorkerSocket) -> None:
         """Serve a driver until its connection is closed."""
+        self.meter = Meter()
         self._pipe = pipe
         self._orders = orders = OrderQueue()
-        self._store = None
-        self.meter = Meter()
+        self._store: Any = None
 
         def listen() -> None:
             for message in pipe:
                 orders.put(message)
             orders.put(None)
 
-        weights = [*self.session.models.target.parameters()]
-        ready = protocol.Ready(
-            pid=os.getpid(),
-            max_branches=self.session.program.graph.layout.max_num_branches,
-            weights=(weights[0].data_ptr(), sum(one.nbytes for one in weights)),
-        )
-        pipe.send(ready)
+        most = self.session.program.graph.layout.max_num_branches
+        weights = sum(one.nbytes for one in self.session.models.target.parameters())
+        pipe.send(protocol.Ready(pid=os.getpid(), max_branches=most, weights=weights))
         Thread(target=listen, daemon=True).start()
         while not pipe.closed:
             self._turn()
@@ -405,8 +381,7 @@ class WorkerLoop:
             engine.requests.clear()
 
     def _send(self, message: protocol.Message) -> None:
-        assert self._pipe is not None
-        self._pipe.send(message)
+        self._pipe.send(message)  # of the driver at this time
 
     def _turn(self) -> None:
         """Execute orders, then make a step with every busy engine; waits a little if none is."""
@@ -470,8 +445,7 @@ class WorkerLoop:
             engine = TensorParallelEngine(
                 self.session, self._send, lambda done: self.meter.forward_done(done, 0), ranks
             )
-            engines = {**self.engines, tp: engine}
-            self.engines = dict(sorted(engines.items(), reverse=True))
+            self.engines = dict(sorted({**self.engines, tp: engine}.items(), reverse=True))
         return self.engines[tp]
 
     def _engine_in(self, tp: int, number: int) -> TensorParallelEngine | None:
@@ -480,7 +454,6 @@ class WorkerLoop:
         return self.engines.get(tp) if tp in groups and groups[tp][0] == number else None
 
     def _form_group(self, order: protocol.FormGroup) -> None:
-        assert self._pipe is not None
         error = ""
         self._leave()
         try:
@@ -519,18 +492,16 @@ class WorkerLoop:
     def _exchange(self, order: protocol.Regroup, groups: GroupMembership) -> protocol.Regrouped:
         """This worker's part in a `Regroup`. Workers that wrote an outline together have its target
         rows each with its own heads, and the drafters' rows whole; a worker keeps the heads that it
-        decodes branches with. Raises RuntimeError: the collective did not end before the deadline,
-        or a worker is lost."""
+        decodes branches with. Raises RuntimeError: the deadline has passed, or a worker is lost."""
         source = self._engine_in(order.tp, order.group)
         destination = self.engines.get(groups.order.block.branches.tp)
         present = None
         parts = list[Tensor]()  # of each pool
         if source is not None:
-            cache = source.cache
             try:
-                parts = cache.take_out(order.ids, order.rows, order.cache_salt)
+                parts = source.cache.take_out(order.ids, order.rows, order.cache_salt)
             except LookupError:  # evicted since
-                present = cache.movable_rows(order.ids, order.cache_salt)
+                present = source.cache.movable_rows(order.ids, order.cache_salt)
         start = perf_counter()
         received = _broadcast(order, groups, self.session, parts)
         seconds = perf_counter() - start

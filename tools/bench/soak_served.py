@@ -28,7 +28,7 @@ SETS = (
 
 def check(engine: Engine) -> None:
     """Raise AssertionError unless everything adds up."""
-    branches = engine._branches
+    branches = engine.manager
     for pool in branches.pools:
         pool.check_integrity()
     if branches.prefixes is not None:
@@ -71,10 +71,10 @@ def main() -> None:
     questions = [*islice(cycle(mixed(args.requests, args.seed)), args.requests)]
     noted = soak(engine, questions, args.at_once, args.seed)
     check(engine)
-    found, kept = engine.stats(), engine._branches.prefixes
+    found, kept = engine.stats(), engine.manager.prefixes
     held = 0 if kept is None else kept.idle + kept.pinned
-    assert found.slots == 0, f"{found.slots} slots are needed by nobody"
-    assert engine._branches.kv.current_length == held, "slots are not accounted for"
+    assert found.slots == 0, f"{found.slots} slots are in use after the last request"
+    assert engine.manager.kv.current_length == held, "slots are not accounted for"
     ends = ", ".join(f"{count} {name}" for name, count in sorted(found.ended.items()))
     growth = slope(noted)
     print(

@@ -222,7 +222,7 @@ def test_a_session_finds_what_was_added(cache: Cache, tiny: tuple[Path, Path]) -
     ((name, ids),) = chunks_of(document, session.prompts, 512)
     assert name == "bees.txt" and session.prompts.decode(ids).startswith("Document: Bees make")
     found, made = maker.chunk(ids)
-    assert not made and maker.store.hits == 1 and found.rows == len(ids)
+    assert not made and found.rows == len(ids)
     again, made = fresh.chunk(ids)
     assert made and torch.equal(again.keys_LRgd, found.keys_LRgd)
     assert found.features_RF is not None and again.features_RF is not None

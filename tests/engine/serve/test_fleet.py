@@ -24,7 +24,7 @@ from specsot.engine.workers import tickets
 from specsot.engine.workers.link import HangLimits, LinkState, WorkerGoneError, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.protocol import Admitted, Encode, Ended, Message, Start, Submit, Wrote
-from specsot.engine.workers.router import Router
+from specsot.engine.workers.router import MAX_LOSSES, Router
 from specsot.states.text.grammar import schema_grammar
 
 LOADS = Lock()
@@ -378,14 +378,14 @@ def test_replicas_come_and_go_under_load_and_a_request_that_kills_fails_alone() 
             await own.fleet.scale(3, lines.append)
             assert [one.result for one in await hearing] == [one.result for one in wanted]
             bad = asyncio.create_task(hear(own.fleet, asked("bad", BEES)))
-            for _ in range(tickets.MAX_LOSSES):
+            for _ in range(MAX_LOSSES):
                 await until(lambda: any(one["open"] for one in own.fleet.replicas))
                 again = own.fleet.reruns + 1
                 own.hosts[own.busiest].end()
                 await until(lambda again=again: own.fleet.reruns == again or bad.done())
             told = (await bad)[-1]
             assert isinstance(told, Ended) and told.finish == "failed"
-            assert f"{tickets.MAX_LOSSES} replicas" in told.note
+            assert f"{MAX_LOSSES} replicas" in told.note
             await until(lambda: sum(one["state"] == "ready" for one in own.fleet.replicas) == 3)
             hearing, reruns = asyncio.create_task(hear_all(own.fleet, many)), own.fleet.reruns
             await until(lambda: all(one["open"] for one in own.fleet.replicas))

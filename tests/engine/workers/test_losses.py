@@ -21,7 +21,7 @@ SETS = ("sampling.temperature=0.8",)
 
 
 def writer(director: Director) -> RunWorker:
-    states = sorted(director.states, key=lambda one: one.outlined)
+    states = sorted(director.states, key=lambda one: one.request.outline_ended)
     groups = (one.assigned.get(OUTLINE, one.source) for one in states)
     return next(group.leader for group in groups if group is not None)
 
