@@ -224,9 +224,13 @@ class Decoder(PoolModel):
 
     def logits(self, x_RH: Tensor) -> Tensor:
         """[R, H] after the last layer -> [R, V]; float32, of a float64 model float64."""
-        logits_RV = wide_logits(self.normalise(x_RH, self.norm.weight, self.norm.eps), self.lm_head)
-        if self.integer and self.dtype != torch.float64:
-            logits_RV = logits_RV.float()
+        normed_RH = self.normalise(x_RH, self.norm.weight, self.norm.eps)
+        head = self.lm_head.integer if self.integer else None
+        if head is None:
+            logits_RV = wide_logits(normed_RH, self.lm_head)
+        else:
+            dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+            logits_RV = head.product(normed_RH, dtype=dtype)
         if self.known_tokens < logits_RV.shape[1]:
             logits_RV[:, self.known_tokens :] = -torch.inf
         return logits_RV

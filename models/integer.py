@@ -30,10 +30,12 @@ class IntegerWeight:
             count = 1 if isinstance(codes, Int8) else 2
             self.digits = digits(integers_IO, count) if integers_IO.is_cpu else [integers_IO]
 
-    def product(self, x_NI: Tensor, added: Tensor | None = None) -> Tensor:
-        """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
+    def product(
+        self, x_NI: Tensor, added: Tensor | None = None, dtype: torch.dtype = torch.float64
+    ) -> Tensor:
+        """[N, I] -> [N, O] in float64 or float32, plus a residual [N, O] or a bias [O]."""
         if self.packed is not None:
-            return self.packed.product(x_NI, added)
+            return self.packed.product(x_NI, added, dtype)
         integers_NI, scale_N1 = quantised(x_NI)
         if x_NI.is_cpu:
             sums_NO = torch.zeros((), dtype=torch.float64)
@@ -44,7 +46,7 @@ class IntegerWeight:
         else:  # exact in float64
             sums_NO = integers_NI @ self.digits[0].double()
         out_NO: Tensor = sums_NO * (scale_N1 * self.scale_O)
-        return out_NO if added is None else out_NO + added
+        return (out_NO if added is None else out_NO + added).to(dtype)
 
 
 def digits(integers: Tensor, count: int) -> list[Tensor]:
@@ -70,13 +72,13 @@ class PackedWeight:
         """What `kernels.linear` takes: addresses of blocks and scales, and the bits of a code."""
         return [self.blocks.ctypes.data, self.scale_O.ctypes.data, self.bits]
 
-    def product(self, x_NI: Tensor, added: Tensor | None) -> Tensor:
-        """[N, I] -> float64 [N, O], plus a residual [N, O] or a bias [O]."""
+    def product(self, x_NI: Tensor, added: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """As that of `IntegerWeight`."""
         shape = (x_NI.shape[0], self.scale_O.size)
         if added is None:
-            out_NO = torch.empty(shape, dtype=torch.float64)
+            out_NO = torch.empty(shape, dtype=dtype)
         else:
-            out_NO = added.double().expand(shape).clone()
+            out_NO = added.to(dtype).expand(shape).clone()
         self._multiply(
             x_NI=x_NI.double().contiguous().numpy(),
             blocks=self.blocks.ctypes.data,

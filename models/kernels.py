@@ -16,6 +16,7 @@ from .codes import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP, UP_FROM
 
 LANES = 16  # outputs of a block of packed weights
 FOUR = 4  # inputs whose products one instruction adds
+PANEL = 256  # outputs for which a tile's results are written one after another
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
 TERMS = 5  # numbers of a row's group, see `quantise`
@@ -287,11 +288,14 @@ def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
     sums = sums_TO.ctypes.data
     totals_TO = np.empty((MAX_TILE, LANES))
     width = groups * TERMS
-    for first in range(0, outputs, LANES):
-        last = min(first + LANES, outputs)
-        block = blocks + first // LANES * block_bytes
-        for row in range(0, rows, MAX_TILE):
-            tile = min(MAX_TILE, rows - row)
+    tiles = (rows + MAX_TILE - 1) // MAX_TILE
+    for step in range((outputs + PANEL - 1) // PANEL * tiles):
+        row = step % tiles * MAX_TILE
+        tile = min(MAX_TILE, rows - row)
+        panel = step // tiles * PANEL
+        for first in range(panel, min(panel + PANEL, outputs), LANES):
+            last = min(first + LANES, outputs)
+            block = blocks + first // LANES * block_bytes
             totals_TO[:tile] = 0.0
             for group in range(0, groups, SEGMENT):
                 count = min(SEGMENT, groups - group)
