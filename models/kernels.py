@@ -16,7 +16,7 @@ from .codes import CEILING, GROUP, INT4_OFFSET, MAX_CODE, MAX_STEP, UP_FROM
 
 LANES = 16  # outputs of a block of packed weights
 FOUR = 4  # inputs whose products one instruction adds
-PANEL = 256  # outputs for which a tile's results are written one after another
+PANEL = 128  # outputs whose sums a tile of rows has before they are scaled
 MAX_TILE = 8  # rows that one pass over a block of weights multiplies
 SEGMENT = 16  # groups of inputs whose sum fits into int32
 TERMS = 5  # numbers of a row's group, see `quantise`
@@ -29,6 +29,8 @@ INT32 = ir.IntType(32)
 INT64 = ir.IntType(64)
 VECTOR = ir.VectorType(INT32, LANES)
 BYTES = 4 * LANES  # of a vector
+HALF = ir.VectorType(ir.DoubleType(), GROUP // 2)  # of a group of inputs
+DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 
 
 def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
@@ -74,7 +76,8 @@ class TileWriter:
     """Writes the instructions that multiply a tile of rows by a block of weights.
 
     rows: of the tile. The other arguments are values of 64 bits: addresses of codes [rows, depth]
-    in int8, of terms [rows, width] in int32, of the block and of the sums [rows, 16] in int32."""
+    in int8, of terms [rows, width] in int32, of the block and of the sums [rows, PANEL] in float64, to
+    which the products of the groups are added."""
 
     def __init__(self, builder: Any, rows: int) -> None:
         self.builder = builder
@@ -178,9 +181,10 @@ class TileWriter:
         builder.cbranch(builder.icmp_signed("<", following, groups), loop, after)
         builder.position_at_end(after)
         for row in self.rows:
-            address = self.add(sums, row * BYTES)
-            pointer = builder.inttoptr(address, VECTOR.as_pointer())
-            builder.store(group_sums[row], pointer, align=4)
+            address = self.add(sums, row * PANEL * 8)
+            total = builder.sitofp(group_sums[row], DOUBLES)
+            total = builder.fadd(total, self.load(address, DOUBLES))
+            builder.store(total, builder.inttoptr(address, DOUBLES.as_pointer()), align=8)
 
 
 def tile_product(bits: int) -> Any:
@@ -188,7 +192,7 @@ def tile_product(bits: int) -> Any:
 
     Its arguments: the number of rows, and the places, those of `TileWriter.write`: the address of
     codes [rows, depth], depth, the address of terms [rows, width], width, the address of the block,
-    the number of groups, and the address of the sums [rows, 16]."""
+    the number of groups, and the address of the sums [rows, PANEL]."""
 
     @intrinsic
     def product(typing, rows, places):
@@ -228,45 +232,75 @@ FAST: Any = {**OPTIONS, "fastmath": {"reassoc", "contract", "nsz"}}
 MAXIMUM: Any = {**OPTIONS, "fastmath": {"reassoc", "nsz", "nnan"}}  # else a loop of `max` is slow
 
 
-@njit(**MAXIMUM)
-def largest_of(x_I):
-    largest = 0.0
-    for i in range(x_I.size):
-        largest = max(largest, abs(x_I[i]))
-    return largest
+def call_llvm(builder: Any, name: str, result: Any, value: Any) -> Any:
+    """A call of one of LLVM's own functions; without numbers that are not numbers."""
+    kind = ir.FunctionType(result, (value.type,))
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}")
+    return builder.call(function, (value,), fastmath=("nnan",) if "fmax" in name else ())
 
 
-@njit(**FAST)
-def quantise_half(x_I, inverse, codes_I):
-    """Write the codes of up to GROUP / 2 numbers; returns their sum."""
-    total = np.int32(0)
-    for i in range(x_I.size):
-        code = np.int32(np.floor(x_I[i] * inverse + UP_FROM))
-        codes_I[i] = np.int8(code)
-        total += code
-    return total
+@intrinsic
+def largest_of_half(typing: Any, numbers: Any) -> Any:
+    """The largest absolute value of GROUP / 2 float64 numbers at an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x_h = builder.load(builder.inttoptr(arguments[0], HALF.as_pointer()), align=8)
+        sizes_h = call_llvm(builder, f"fabs.v{HALF.count}f64", HALF, x_h)
+        return call_llvm(builder, f"vector.reduce.fmax.v{HALF.count}f64", HALF.element, sizes_h)
+
+    return types.float64(types.intp), generate
 
 
-@njit(**FAST)
+@intrinsic
+def quantise_half(typing: Any, numbers: Any, inverse: Any, codes: Any) -> Any:
+    """Write the int8 codes of GROUP / 2 float64 numbers to an address; returns their sum."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x_h = builder.load(builder.inttoptr(arguments[0], HALF.as_pointer()), align=8)
+        undefined = ir.Constant(HALF, ir.Undefined)
+        lane = builder.insert_element(undefined, arguments[1], ir.Constant(INT32, 0))
+        zeros = ir.Constant(ir.VectorType(INT32, HALF.count), [0] * HALF.count)
+        x_h = builder.fmul(x_h, builder.shuffle_vector(lane, undefined, zeros))
+        x_h = builder.fadd(x_h, ir.Constant(HALF, [UP_FROM] * HALF.count))
+        x_h = call_llvm(builder, f"floor.v{HALF.count}f64", HALF, x_h)
+        codes_h = builder.fptosi(x_h, zeros.type)
+        narrow = ir.VectorType(INT8, HALF.count)
+        place = builder.inttoptr(arguments[2], narrow.as_pointer())
+        builder.store(builder.trunc(codes_h, narrow), place, align=1)
+        return call_llvm(builder, f"vector.reduce.add.v{HALF.count}i32", INT32, codes_h)
+
+    return types.int32(types.intp, types.float64, types.intp), generate
+
+
+@njit(**OPTIONS)
 def quantise(x_I, bits, codes_I, terms_Gt):
     """Write the codes of a row and the terms of each group: its step, and what corrects the sums of
     unsigned weights. Of eight bits, one number; of four bits, two for each half of the group: minus
     the zero of the codes, and the factor of the offset. Returns the scale of the row."""
-    largest = largest_of(x_I)
+    groups = len(terms_Gt)
+    x_J = x_I
+    if x_I.size < groups * GROUP:
+        x_J = np.zeros(groups * GROUP)
+        x_J[: x_I.size] = x_I
+    half = GROUP // 2
+    numbers = x_J.ctypes.data
+    codes = codes_I.ctypes.data
+    top_G = np.empty(groups)
+    largest = 0.0
+    for g in range(groups):
+        first = numbers + 8 * g * GROUP
+        top_G[g] = max(largest_of_half(first), largest_of_half(first + 8 * half))
+        largest = max(largest, top_G[g])
     if largest == 0.0:
         largest = 1.0
     scale = largest / (MAX_CODE * MAX_STEP)
-    codes_I[x_I.size :] = 0
-    for g in range(len(terms_Gt)):
-        first = g * GROUP
-        middle = first + GROUP // 2
-        last = first + GROUP
-        top = largest_of(x_I[first:last])
-        step = max(np.floor(top * (MAX_STEP / largest) + CEILING), 1.0)
+    for g in range(groups):
+        step = max(np.floor(top_G[g] * (MAX_STEP / largest) + CEILING), 1.0)
         terms_Gt[g, 0] = np.int32(step)
         inverse = 1.0 / (scale * step)
-        lower = quantise_half(x_I[first:middle], inverse, codes_I[first:middle])
-        upper = quantise_half(x_I[middle:last], inverse, codes_I[middle:last])
+        first = numbers + 8 * g * GROUP
+        lower = quantise_half(first, inverse, codes + g * GROUP)
+        upper = quantise_half(first + 8 * half, inverse, codes + g * GROUP + half)
         if bits == 8:
             terms_Gt[g, 1] = -128 * (lower + upper)
         else:
@@ -278,25 +312,34 @@ def quantise(x_I, bits, codes_I, terms_Gt):
 
 
 @njit(**OPTIONS)
+def scale_sums(sums_O, scale, scale_O, out_O, add):
+    if add:
+        for o in range(sums_O.size):
+            out_O[o] += sums_O[o] * (scale * np.float64(scale_O[o]))
+    else:
+        for o in range(sums_O.size):
+            out_O[o] = sums_O[o] * (scale * np.float64(scale_O[o]))
+
+
+@njit(**OPTIONS)
 def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
     """Rows of codes by packed weights, from the address `blocks`: written to, or added to, out."""
     rows, depth = codes_NI.shape
     groups = depth // GROUP
     outputs = scale_O.size
     block_bytes = groups * (GROUP_BYTES_8 if bits == 8 else GROUP_BYTES_4)
-    sums_TO = np.empty((MAX_TILE, LANES), np.int32)
-    sums = sums_TO.ctypes.data
-    totals_TO = np.empty((MAX_TILE, LANES))
+    sums_TO = np.empty((MAX_TILE, PANEL))
     width = groups * TERMS
     tiles = (rows + MAX_TILE - 1) // MAX_TILE
     for step in range((outputs + PANEL - 1) // PANEL * tiles):
         row = step % tiles * MAX_TILE
         tile = min(MAX_TILE, rows - row)
         panel = step // tiles * PANEL
-        for first in range(panel, min(panel + PANEL, outputs), LANES):
-            last = min(first + LANES, outputs)
+        end = min(panel + PANEL, outputs)
+        sums_TO[:tile] = 0.0
+        for first in range(panel, end, LANES):
             block = blocks + first // LANES * block_bytes
-            totals_TO[:tile] = 0.0
+            sums = sums_TO.ctypes.data + 8 * (first - panel)
             for group in range(0, groups, SEGMENT):
                 count = min(SEGMENT, groups - group)
                 codes = codes_NI.ctypes.data + row * depth + group * GROUP
@@ -307,16 +350,14 @@ def product(codes_NI, terms_NGt, scale_N, blocks, scale_O, bits, out_NO, add):
                 else:
                     part = block + group * GROUP_BYTES_4
                     four_bit_tile(tile, (codes, depth, terms, width, part, count, sums))
-                for t in range(tile):
-                    for o in range(LANES):
-                        totals_TO[t, o] += np.float64(sums_TO[t, o])
-            for t in range(tile):
-                scale = scale_N[row + t]
-                for o in range(last - first):
-                    value = totals_TO[t, o] * (scale * np.float64(scale_O[first + o]))
-                    if add:
-                        value += out_NO[row + t, first + o]
-                    out_NO[row + t, first + o] = value
+        for t in range(tile):
+            scale_sums(
+                sums_TO[t, : end - panel],
+                scale_N[row + t],
+                scale_O[panel:end],
+                out_O=out_NO[row + t, panel:end],
+                add=add,
+            )
 
 
 @njit(**OPTIONS)

@@ -13,6 +13,7 @@ from numba.extending import intrinsic, overload
 from .kernels import FAST, MAXIMUM, OPTIONS, multiply, pointer
 
 MASKED = -1e300  # the score of a key that a query does not see
+BLOCK = 8  # keys that are computed or left out together
 
 
 def bitcast(source: Any, result: Any) -> Any:
@@ -70,9 +71,12 @@ def normalise(x_H, weight_H, eps, out_H):
 @njit(**FAST)
 def rotate(x_d, cos_d, sin_d, out_d):
     half = x_d.size // 2
+    lower_d, upper_d = x_d[:half], x_d[half:]
     for i in range(half):
-        out_d[i] = x_d[i] * cos_d[i] + x_d[i + half] * sin_d[i]
-        out_d[i + half] = x_d[i + half] * cos_d[i + half] + x_d[i] * sin_d[i + half]
+        out_d[i] = lower_d[i] * cos_d[i] + upper_d[i] * sin_d[i]
+    cos_d, sin_d, out_d = cos_d[half:], sin_d[half:], out_d[half:]
+    for i in range(half):
+        out_d[i] = upper_d[i] * cos_d[i] + lower_d[i] * sin_d[i]
 
 
 def stored(x):
@@ -115,53 +119,69 @@ def store(x_d, out_d):
 
 
 @njit(**FAST)
-def dot(x_d, y_d):
-    total = 0.0
-    for i in range(x_d.size):
-        total += x_d[i] * y_d[i]
-    return total
-
-
-@njit(**FAST)
-def add_product(a_4K, b_KN, first, last, out_4N):
-    """Add the product of two matrices to columns first to last. K is a multiple of four."""
+def add_product(a_4K, b_KN, inner, columns, out_4N):
+    """Add the product of two matrices over a range of K, of a multiple of four numbers, to the
+    columns of a range. Rows are sliced: numba would test each index of a range for its sign."""
+    first, last = columns
+    out0_N, out1_N = out_4N[0, first:last], out_4N[1, first:last]
+    out2_N, out3_N = out_4N[2, first:last], out_4N[3, first:last]
     a_K, b_K, c_K, d_K = a_4K[0], a_4K[1], a_4K[2], a_4K[3]
-    for k in range(0, a_4K.shape[1], 4):
+    for k in range(inner[0], inner[1], 4):
+        w_N, x_N = b_KN[k, first:last], b_KN[k + 1, first:last]
+        y_N, z_N = b_KN[k + 2, first:last], b_KN[k + 3, first:last]
         a0, a1, a2, a3 = a_K[k], a_K[k + 1], a_K[k + 2], a_K[k + 3]
         b0, b1, b2, b3 = b_K[k], b_K[k + 1], b_K[k + 2], b_K[k + 3]
         c0, c1, c2, c3 = c_K[k], c_K[k + 1], c_K[k + 2], c_K[k + 3]
         d0, d1, d2, d3 = d_K[k], d_K[k + 1], d_K[k + 2], d_K[k + 3]
-        for n in range(first, last):
-            w, x, y, z = b_KN[k, n], b_KN[k + 1, n], b_KN[k + 2, n], b_KN[k + 3, n]
-            out_4N[0, n] += a0 * w + a1 * x + a2 * y + a3 * z
-            out_4N[1, n] += b0 * w + b1 * x + b2 * y + b3 * z
-            out_4N[2, n] += c0 * w + c1 * x + c2 * y + c3 * z
-            out_4N[3, n] += d0 * w + d1 * x + d2 * y + d3 * z
+        for n in range(out0_N.size):
+            w, x, y, z = w_N[n], x_N[n], y_N[n], z_N[n]
+            out0_N[n] += a0 * w + a1 * x + a2 * y + a3 * z
+            out1_N[n] += b0 * w + b1 * x + b2 * y + b3 * z
+            out2_N[n] += c0 * w + c1 * x + c2 * y + c3 * z
+            out3_N[n] += d0 * w + d1 * x + d2 * y + d3 * z
+
+
+@njit(**OPTIONS)
+def clear(out_4N, columns):
+    for row in range(4):
+        out_N = out_4N[row, columns[0] : columns[1]]
+        for n in range(out_N.size):
+            out_N[n] = 0.0
 
 
 @njit(**MAXIMUM)
-def raise_to(scores_R, largest_R):
-    for r in range(scores_R.size):
-        largest_R[r] = max(largest_R[r], scores_R[r])
+def largest_of(scores_K, largest):
+    for k in range(scores_K.size):
+        largest = max(largest, scores_K[k])
+    return largest
 
 
 @njit(**FAST)
-def exponentials(scores_R, factor, largest_R, total_R):
-    """Replace scores by e^(factor * (score - largest)), masked ones by 0; add them to totals."""
-    for r in range(scores_R.size):
-        e = exp(factor * (scores_R[r] - largest_R[r]))
-        scores_R[r] = e if scores_R[r] > MASKED else 0.0
-        total_R[r] += scores_R[r]
+def exponentials(scores_K, factor, largest):
+    """Replace scores by e^(factor * (score - largest)), masked ones by 0; returns their sum."""
+    total = 0.0
+    for k in range(scores_K.size):
+        e = exp(factor * (scores_K[k] - largest))
+        scores_K[k] = e if scores_K[k] > MASKED else 0.0
+        total += scores_K[k]
+    return total
+
+
+@njit(**OPTIONS)
+def hide(scores_K, mask_K):
+    for k in range(mask_K.size):
+        scores_K[k] = scores_K[k] if mask_K[k] else MASKED
+    scores_K[mask_K.size :] = MASKED
 
 
 @njit(**OPTIONS)
 def visible(mask_qK, queries, low_B, high_B):
-    """For each four keys the range of queries among which are all that see one of them."""
+    """For each block of keys the range of queries among which are all that see one of them."""
     for block in range(low_B.size):
         low = queries
         high = 0
         for q in range(queries):
-            for k in range(4 * block, min(4 * block + 4, mask_qK.shape[1])):
+            for k in range(BLOCK * block, min(BLOCK * (block + 1), mask_qK.shape[1])):
                 if mask_qK[q, k]:
                     low = min(low, q)
                     high = q + 1
@@ -170,102 +190,91 @@ def visible(mask_qK, queries, low_B, high_B):
 
 
 @njit(**OPTIONS)
+def ranges_of(low_B, high_B, first, last, ranges_B2):
+    """The ranges of keys whose blocks one of the queries from first to last sees; how many."""
+    count = 0
+    for block in range(low_B.size):
+        if low_B[block] <= last and high_B[block] > first:
+            if count and ranges_B2[count - 1, 1] == block * BLOCK:
+                count -= 1
+            else:
+                ranges_B2[count, 0] = block * BLOCK
+            ranges_B2[count, 1] = (block + 1) * BLOCK
+            count += 1
+    return count
+
+
+@njit(**OPTIONS)
 def attend(q_Nhd, keys_gSd, values_gSd, groups_X, out_NI):
-    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`. R: all
-    queries of a sequence by the heads that share a key head; R, K and d are rounded up with zeros
-    to what one step multiplies. Four keys at a time have the range of queries that see one."""
+    """Attention of rows over slots of a layer of the pool; groups_X: see `CompiledLayers`. The
+    query heads that share a key head are computed together, four at a time, over the blocks of keys
+    that one of them sees; K and d are rounded up with zeros."""
     kv_heads, _, dim = keys_gSd.shape
     folded = q_Nhd.shape[1] // kv_heads
     factor = 1.0 / np.sqrt(np.float64(dim))
-    keys_4d = np.zeros((4, up(dim, 4)))
+    depth = up(dim, 4)
+    q_4d = np.zeros((4, depth))
     out_4d = np.empty((4, dim))
+    total_4 = np.empty(4)
     for x in range(len(groups_X)):
         rows_at, sequences, queries, count, slots_at, first, stride, mask_at = groups_X[x]
         mask_GqK = carray(pointer(mask_at, types.uint8), (sequences, queries, count))
         rows_Gq = carray(pointer(rows_at, types.int64), (sequences, queries))
         slots_GK = carray(pointer(slots_at, types.int64), (sequences, count))
-        low_B = np.empty(up(count, 4) // 4, np.int64)
-        high_B = np.empty(up(count, 4) // 4, np.int64)
-        values_Kd = np.zeros((up(count, 4), dim))
+        length = up(count, BLOCK)
+        low_B = np.empty(length // BLOCK, np.int64)
+        high_B = np.empty(length // BLOCK, np.int64)
+        ranges_B2 = np.empty((length // BLOCK, 2), np.int64)
+        keys_dK = np.zeros((depth, length))
+        values_Kd = np.zeros((length, dim))
+        scores_4K = np.zeros((4, length))
         for s in range(sequences):
             own = queries  # a shorter sequence repeats its last row
             while rows_at and own > 1 and rows_Gq[s, own - 1] == rows_Gq[s, own - 2]:
                 own -= 1
             visible(mask_GqK[s], own, low_B, high_B)
             size = own * folded
-            q_dR = np.zeros((up(dim, 4), up(size, 8)))
-            scores_KR = np.empty((up(count, 4), up(size, 8)))
-            weights_RK = np.zeros((up(size, 4), up(count, 4)))
-            largest_R = np.empty(up(size, 8))
-            total_R = np.empty(up(size, 8))
             for h in range(kv_heads):
-                for q in range(own):
-                    row = rows_Gq[s, q] if rows_at else s * queries + q
-                    for j in range(folded):
-                        for d in range(dim):
-                            q_dR[d, q * folded + j] = q_Nhd[row, h * folded + j, d]
-                largest_R[:] = MASKED
-                for block in range(low_B.size):
-                    low = low_B[block] * folded
-                    high = high_B[block] * folded
-                    if low >= high:
-                        continue
-                    start = 4 * block
-                    end = min(start + 4, count)
-                    for k in range(start, end):
-                        slot = slots_GK[s, k] if slots_at else first + s * stride + k
-                        widen(keys_gSd[h, slot], keys_4d[k - start])
-                        widen(values_gSd[h, slot], values_Kd[k])
-                    if size < 8:
-                        for k in range(start, end):
-                            for r in range(low, high):
-                                q = r // folded
-                                row = rows_Gq[s, q] if rows_at else s * queries + q
-                                head_d = q_Nhd[row, h * folded + r % folded]
-                                scores_KR[k, r] = dot(head_d, keys_4d[k - start])
-                    else:
-                        scores_KR[start : start + 4, low:high] = 0.0
-                        four_KR = scores_KR[start : start + 4]
-                        add_product(keys_4d, q_dR, low, last=high, out_4N=four_KR)
-                    for k in range(start, end):
-                        for q in range(low_B[block], high_B[block]):
-                            if not mask_GqK[s, q, k]:
-                                scores_KR[k, q * folded : (q + 1) * folded] = MASKED
-                        raise_to(scores_KR[k, low:high], largest_R[low:high])
-                total_R[:] = 0.0
-                for block in range(low_B.size):
-                    low = low_B[block] * folded
-                    high = high_B[block] * folded
-                    for k in range(4 * block, min(4 * block + 4, count)):
-                        weights_RK[:size, k] = 0.0
-                        if low < high:
-                            own_R = scores_KR[k, low:high]
-                            exponentials(
-                                own_R,
-                                factor,
-                                largest_R=largest_R[low:high],
-                                total_R=total_R[low:high],
-                            )
-                            weights_RK[low:high, k] = own_R
+                for k in range(count):
+                    slot = slots_GK[s, k] if slots_at else first + s * stride + k
+                    widen(keys_gSd[h, slot], keys_dK[:dim, k])
+                    widen(values_gSd[h, slot], values_Kd[k])
                 for r in range(0, size, 4):
-                    out_4d[:] = 0.0
-                    block = 0
-                    while block < low_B.size:
-                        end = block
-                        while end < low_B.size and not (
-                            low_B[end] * folded >= r + 4 or high_B[end] * folded <= r
-                        ):
-                            end += 1
-                        if end > block:
-                            part_4K = weights_RK[r : r + 4, 4 * block : 4 * end]
-                            part_Kd = values_Kd[4 * block : 4 * end]
-                            add_product(part_4K, part_Kd, 0, last=dim, out_4N=out_4d)
-                        block = end + 1
-                    for i in range(min(4, size - r)):
+                    some = min(4, size - r)
+                    for i in range(4):
+                        q = min(r + i, size - 1) // folded
+                        row = rows_Gq[s, q] if rows_at else s * queries + q
+                        own_d = q_Nhd[row, h * folded + (r + i) % folded]
+                        for d in range(dim):
+                            q_4d[i, d] = own_d[d]
+                    last = (r + some - 1) // folded
+                    ranges = ranges_of(low_B, high_B, r // folded, last=last, ranges_B2=ranges_B2)
+                    for place in range(ranges):
+                        keys = (ranges_B2[place, 0], ranges_B2[place, 1])
+                        clear(scores_4K, keys)
+                        add_product(q_4d, keys_dK, (0, depth), columns=keys, out_4N=scores_4K)
+                    for i in range(some):
+                        mask_K = mask_GqK[s, (r + i) // folded]
+                        largest = MASKED
+                        for place in range(ranges):
+                            start = ranges_B2[place, 0]
+                            end = ranges_B2[place, 1]
+                            hide(scores_4K[i, start:end], mask_K[start:end])
+                            largest = largest_of(scores_4K[i, start:end], largest)
+                        total_4[i] = 0.0
+                        for place in range(ranges):
+                            start = ranges_B2[place, 0]
+                            end = ranges_B2[place, 1]
+                            total_4[i] += exponentials(scores_4K[i, start:end], factor, largest)
+                    clear(out_4d, (0, dim))
+                    for place in range(ranges):
+                        keys = (ranges_B2[place, 0], ranges_B2[place, 1])
+                        add_product(scores_4K, values_Kd, keys, columns=(0, dim), out_4N=out_4d)
+                    for i in range(some):
                         q = (r + i) // folded
                         row = rows_Gq[s, q] if rows_at else s * queries + q
                         at = (h * folded + (r + i) % folded) * dim
-                        share = 1.0 / total_R[r + i] if total_R[r + i] > 0.0 else 0.0
+                        share = 1.0 / total_4[i] if total_4[i] > 0.0 else 0.0
                         for d in range(dim):
                             out_NI[row, at + d] = out_4d[i, d] * share
 
@@ -277,14 +286,13 @@ def up(count, step):
 
 
 @njit(**FAST)
-def gate(both_I, inner):
-    """silu(gate) * up, into the first half."""
-    for i in range(inner):
-        x = both_I[i]
-        size = abs(x)
-        e = exp(-size)
+def gate(gate_I, up_I):
+    """silu(gate) * up, in place of the gate."""
+    for i in range(gate_I.size):
+        x = gate_I[i]
+        e = exp(-abs(x))
         sigmoid = (1.0 if x >= 0.0 else e) / (1.0 + e)
-        both_I[i] = x * sigmoid * both_I[inner + i]
+        gate_I[i] = x * sigmoid * up_I[i]
 
 
 @njit(**OPTIONS)
@@ -355,5 +363,5 @@ def run_layers(
             normalise(x_NH[n], norm_H, eps, normed_NH[n])
         linear(normed_NH, own[11:15], both_NI, False)
         for n in range(rows):
-            gate(both_NI[n], inner)
+            gate(both_NI[n, :inner], both_NI[n, inner:])
         linear(both_NI[:, :inner], own[15:19], x_NH, True)
