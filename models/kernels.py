@@ -76,8 +76,8 @@ class TileWriter:
     """Writes the instructions that multiply a tile of rows by a block of weights.
 
     rows: of the tile. The other arguments are values of 64 bits: addresses of codes [rows, depth]
-    in int8, of terms [rows, width] in int32, of the block and of the sums [rows, PANEL] in float64, to
-    which the products of the groups are added."""
+    in int8, of terms [rows, width] in int32, of the block and of the sums [rows, PANEL] in float64,
+    to which the products of the groups are added."""
 
     def __init__(self, builder: Any, rows: int) -> None:
         self.builder = builder
