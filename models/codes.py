@@ -37,7 +37,7 @@ class Int8(NamedTuple):
     def of(cls, weight_OI: Tensor) -> Self:
         max_O = weight_OI.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
         scale_O = (max_O / MAX_CODE).bfloat16().float()
-        codes_OI = (weight_OI / scale_O[:, None]).round().clamp(-MAX_CODE, MAX_CODE)
+        codes_OI = (weight_OI / scale_O[:, None]).round_().clamp_(-MAX_CODE, MAX_CODE)
         return cls(codes_OI.to(torch.int8), scale_O)
 
     def integers(self) -> Tensor:

@@ -35,9 +35,10 @@ DOUBLES = ir.VectorType(ir.DoubleType(), LANES)
 
 def pack_int8(codes_OI: Any, scale_O: Any) -> Any:
     """Blocks [O / 16, I / 4, 16, 4] of uint8, 128 above the codes."""
-    padded = padded_rows(codes_OI, 0).astype(np.int16) + 128
+    padded = padded_rows(codes_OI, 0).view(np.uint8)
     ordered = padded.reshape(-1, LANES, padded.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
-    return aligned(ordered.astype(np.uint8))
+    blocks = aligned(ordered.shape)
+    return np.bitwise_xor(ordered, 128, out=blocks)
 
 
 def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> Any:
@@ -54,7 +55,11 @@ def pack_int4(codes_OI: Any, steps_OG: Any, offsets_OG: Any, scale_O: Any) -> An
     both = both.transpose((0, 2, 3, 4, 1, 5)).reshape(blocks, groups, -1)
     pairs = pairs.reshape((blocks, LANES, groups, 2, 2)).transpose((0, 2, 3, 1, 4))
     pairs = pairs.reshape(blocks, groups, -1).view(np.uint8)
-    return aligned(np.concatenate((both, pairs), -1))
+    codes = both.shape[-1]
+    packed = aligned((blocks, groups, codes + pairs.shape[-1]))
+    packed[..., :codes] = both
+    packed[..., codes:] = pairs
+    return packed
 
 
 def padded_rows(codes_OI: Any, zero: int) -> Any:
@@ -63,13 +68,12 @@ def padded_rows(codes_OI: Any, zero: int) -> Any:
     return np.pad(codes_OI, ((0, more[0]), (0, more[1])), constant_values=zero)
 
 
-def aligned(numbers: Any) -> Any:
-    """A copy of uint8 numbers that begins at a multiple of a vector's size."""
-    memory = np.empty(numbers.size + BYTES, np.uint8)
+def aligned(shape: tuple[int, ...]) -> Any:
+    """Memory for uint8 numbers that begins at a multiple of a vector's size."""
+    size = int(np.prod(shape))
+    memory = np.empty(size + BYTES, np.uint8)
     start = -memory.ctypes.data % BYTES
-    copy = memory[start : start + numbers.size].reshape(numbers.shape)
-    copy[:] = numbers
-    return copy
+    return memory[start : start + size].reshape(shape)
 
 
 class TileWriter:
