@@ -100,20 +100,20 @@ class RequestState:
         return next((branch for branch in branches if branch.index == index), None)
 
     def end_(self, index: int, finish: Finish, note: str) -> None:
-        """End a branch; a request ends with an outline that cannot be written."""
-        branch = self.branch_of(index)
+        """End a branch; a request ends with an outline that cannot be written, or a branch that
+        failed. An assignment that failed as a whole is an outline that failed."""
         request = self.request
-        if branch is None or request.finished:
-            return
-        if not branch.ended:
+        branch = self.branch_of(index)
+        if branch is not None and not branch.ended:
             branch.end(finish, note)
         self.assigned.pop(index, None)
         unwritten = index == OUTLINE and finish not in COMPLETE
         if unwritten or finish is Finish.FAILED:
             request.finish = finish
             request.why = note
+            self.assigned.clear()
         if unwritten:
-            if not branch.tokens:  # it has not started
+            if request.root is not None and not request.root.tokens:  # it has not started
                 request.root = None
             self.table.end_unstarted(request, finish, note)
         elif finish is Finish.FAILED:
@@ -226,10 +226,13 @@ class Director:
             self.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:
-        """Take in what a worker decoded; that of work that was taken back is dropped."""
+        """Take in what a worker decoded; that of work that was taken back, or of a request that has
+        ended, is dropped."""
         id = output.request if isinstance(output, Committed) else output.id
         state, group = self._assignments.get(id, (None, None))
         if state is None or group is None or group.leader is not worker:
+            return
+        if state.request.finished:  # another branch of it has failed
             return
         if isinstance(output, Committed):
             if (branch := state.branch_of(output.branch)) is not None:
