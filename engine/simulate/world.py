@@ -259,11 +259,14 @@ class WorkerFigures(ServedFigures):
 
 @dataclass(slots=True)
 class Live:
-    """An open request. tag: of the caller. received: rows of its prompt from another worker, which
-    are not computed. started: its first token is written. refused: a branch was refused."""
+    """An open request, or a text of a cluster's `job`. part: number of the text; load: tokens that
+    it counts. received: rows of its prompt from another worker, which are not computed. started:
+    its first token is written. refused: a branch was refused."""
 
     arrival: Arrival
-    tag: Any = None
+    job: Any = None
+    part: int = 0
+    load: int = 0
     received: int = 0
     started: bool = False
     refused: bool = False
