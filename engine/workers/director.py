@@ -14,7 +14,15 @@ from typing import Any
 from ...ops.registry import guard, op
 from ...states.phases.merge import Answer, delivered
 from ...states.phases.parse import fan_out_
-from ...states.request import COMPLETE, Branch, Finish, MigratedBranch, MigratedRequest, move
+from ...states.request import (
+    COMPLETE,
+    Branch,
+    Finish,
+    MigratedBranch,
+    MigratedRequest,
+    failing,
+    move,
+)
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, Committed
@@ -132,13 +140,17 @@ class RequestState:
         root = request.root
         assert skeleton is not None and root is not None
         tokens = root.tokens if request.given_outline is None else request.given_ids
-        request.outline = request.given_outline or prompts.read_outline(
-            tokens, max_branches=skeleton.max_branches, tools=skeleton.tools
-        )
-        if prompts.share == "outline":
-            request.prefix_parts.append(request.tail + tokens)
-        direct = skeleton.direct_tokens
-        fan_out_(self.table, self.session.reading, request, pending=(), direct_tokens=direct)
+        with failing(root):
+            request.outline = request.given_outline or prompts.read_outline(
+                tokens, max_branches=skeleton.max_branches, tools=skeleton.tools
+            )
+            if prompts.share == "outline":
+                request.prefix_parts.append(request.tail + tokens)
+            direct = skeleton.direct_tokens
+            fan_out_(self.table, self.session.reading, request, pending=(), direct_tokens=direct)
+        if root.finish is Finish.FAILED:
+            self.end_(OUTLINE, root.finish, root.note)
+            return
         request.context = list(self.prefix)
         request.prefix_length = len(request.context)
         move(request, "run")
@@ -152,7 +164,11 @@ class RequestState:
             if branch.point is None or branch.ended or len(branch.prompt):
                 continue
             if ended.issuperset(branch.point.deps):
-                branch.prompt = self.session.reading.branch(branch)
+                with failing(branch):
+                    branch.prompt = self.session.reading.branch(branch)
+                if branch.finish is Finish.FAILED:
+                    self.end_(branch.index, branch.finish, branch.note)
+                    return
 
     def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
         """Take back what groups had that are not present any more; names of its branches."""

@@ -4,6 +4,7 @@ import socket
 from collections.abc import Callable
 from threading import Thread
 from time import monotonic, sleep
+from typing import Any
 
 import pytest
 from helpers import clusters
@@ -18,7 +19,8 @@ from specsot.engine.workers.link import Pipe, WorkerLink, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
-from specsot.states.request import MigratedRequest
+from specsot.states.prompt_builder import PromptBuilder
+from specsot.states.request import MigratedRequest, Request
 
 SETS = ("sampling.temperature=0.8",)
 
@@ -124,6 +126,24 @@ def test_after_a_failed_branch_nothing_more_of_its_request_is_taken_in() -> None
     assert [one.note for one in failed.sections] == ["it broke"] * len(written)
     assert [[*one.tokens] for one in failed.sections] == written
     assert {one.finish for one in whole.sections} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("step", ["shared", "branch"])
+def test_a_prompt_that_cannot_be_built_fails_its_own_request(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = getattr(PromptBuilder, step)
+
+    def build_or_fail(builder: PromptBuilder, item: Any) -> Any:
+        request = item if isinstance(item, Request) else item.request
+        if request.key == clusters.CAMPING.key:
+            raise UnicodeError("no text")
+        return build(builder, item)
+
+    monkeypatch.setattr(PromptBuilder, step, build_or_fail)
+    session = clusters.session_of("bim_plain", *SETS, outline=outline_of(2))
+    ran = clusters.checked_run(session, [clusters.CAMPING, clusters.BEES])
+    assert {one.note for one in ran.answers[0].sections} == {"UnicodeError: no text"}
 
 
 def test_an_assignment_that_a_worker_cannot_start_ends_its_request(
