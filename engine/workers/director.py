@@ -45,8 +45,7 @@ class RequestState:
     """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
 
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
-    and have them. assigned: the group that decodes a branch, by its index; sent: those that it
-    received."""
+    and have them. assigned: the group that decodes a branch, by its index."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
         self.session = session
@@ -59,7 +58,6 @@ class RequestState:
         self.rows: tuple[int, ...] = ()
         self.holders: set[WorkerGroup] = set()
         self.assigned: dict[int, WorkerGroup] = {}
-        self.sent: set[int] = set()
         if request.outline_budget == 0:
             for index in range(request.samples):
                 branch = table.new_branch(request, index, request.budget)
@@ -120,14 +118,13 @@ class RequestState:
             request.finish = finish
             request.why = note
             self.assigned.clear()
-        if unwritten:
-            if request.root is not None and not request.root.tokens:  # it has not started
-                request.root = None
-            self.table.end_unstarted(request, finish, note)
-        elif finish is Finish.FAILED:
             for other in request.branches:
                 if not other.ended:
                     other.end(finish, note)
+        if unwritten and branch is not None and not branch.tokens:  # it has not started
+            request.root = None
+        if unwritten and not request.branches:
+            self.table.end_unstarted(request, finish, note)
         self._read_prompts_()
         if request.branches and all(branch.ended for branch in request.branches):
             self.table.close(request)
@@ -177,7 +174,6 @@ class RequestState:
         names = [branch.name for branch in request.all_branches() if branch.index in lost]
         for index in lost:
             del self.assigned[index]
-        self.sent -= lost
         self.holders = {group for group in self.holders if group in present}
         if self.source not in present:
             self.source = next(iter(self.holders), None)
@@ -188,8 +184,9 @@ class RequestState:
 
 
 class Director:
-    """Requests, workers, and which group decodes what. tokens: committed, by worker. figures: of
-    the prefixes that were sent: bytes that arrived, seconds, collectives that failed."""
+    """Requests, workers, and which group decodes what. placed: branches that their groups have not
+    received. tokens: committed, by worker. figures: of the prefixes that were sent: bytes that
+    arrived, seconds, collectives that failed."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.workers = workers
@@ -199,6 +196,7 @@ class Director:
         graph = session.program.graph
         self.table = RequestTable(RunLimits(graph, target.max_positions, target.vocab_size))
         self.states: list[RequestState] = []
+        self.placed: list[tuple[RequestState, list[tuple[Branch, WorkerGroup]]]] = []
         self.tokens: Counter[str] = Counter()
         self.figures: dict[str, Any] = {"count": 0, "rows": 0, "bytes": 0, "failed": 0}
         self.figures |= {"seconds": 0.0, "collective_seconds": 0.0}
@@ -350,6 +348,7 @@ def read_outlines_(cluster: Director) -> None:
 @op("cluster.regroup_")
 def regroup_(cluster: Director) -> None:
     """Place branches on groups, and send prefixes to those that lack them, one collective each."""
+    cluster.placed = []
     for state in cluster.states:
         loads, capacity = cluster.work(cluster.workers.decoders)
         placed = assign_branches(state.unassigned, loads, capacity, state.holders)
@@ -358,17 +357,17 @@ def regroup_(cluster: Director) -> None:
         if placed:
             names = {branch.name: group.name for branch, group in placed}
             cluster.report({"event": "placed", "branches": names})
+            cluster.placed.append((state, placed))
         cluster.send_prefix_(state)
 
 
 @op("cluster.give_branches_")
 def give_branches_(cluster: Director) -> None:
     """Send placed branches to their groups."""
-    for state in cluster.states:
+    for state, placed in cluster.placed:
         for group in cluster.workers.decoders:
-            unsent = {i for i, one in state.assigned.items() if one is group} - state.sent
-            if branches := [one for one in state.request.branches if one.index in unsent]:
-                state.sent |= {branch.index for branch in branches}
+            branches = [branch for branch, one in placed if one is group and not branch.ended]
+            if branches:
                 cluster.assign_(state, group, branches)
 
 
