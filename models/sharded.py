@@ -6,7 +6,7 @@ behind the MLP, a forward one more gather, of the logits. No weight is copied, s
 another group at once. All ranks make the same forwards in the same order: logits and taps are the
 same bits on each, and so is every decision that follows from them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -212,14 +212,11 @@ class _Gathered(_PartLinear):
         return torch.cat([logits_RV[:, :size] for logits_RV, size in parts], -1)
 
 
-def _rows(whole: Linear, ranges: Iterable[range]) -> Linear:
-    merged: list[range] = []
-    for span in ranges:
-        if merged and merged[-1].stop == span.start:
-            span = range(merged.pop().start, span.stop)
-        merged.append(span)
-    parts = [_view(whole, span, range(whole.in_features)) for span in merged]
-    return parts[0] if len(parts) == 1 else _Rows(parts)
+def _rows(whole: Linear, ranges: Sequence[range]) -> Linear:
+    columns = range(whole.in_features)
+    if sum(map(len, ranges)) == whole.out_features:
+        return _view(whole, range(whole.out_features), columns)
+    return _Rows([_view(whole, span, columns) for span in ranges])
 
 
 def _view(whole: Linear, rows: range, columns: range, bias: bool = True) -> Linear:

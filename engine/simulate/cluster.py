@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 from ...states.graph.graph import Graph
 from ..errors import UsageError
@@ -71,17 +70,8 @@ class ClusterJob:
     unwritten: int = 1
 
 
-class TextTag(NamedTuple):
-    """A text of a worker. tokens: its counted load."""
-
-    job: ClusterJob
-    part: int
-    tokens: int
-
-
 class SimulatedWorker(Simulation):
-    """One worker, or a group of workers (`members`) that write outlines together. The tag of a text
-    is a `TextTag`.
+    """One worker, or a group of workers (`members`) that write outlines together.
 
     number: among the workers, or among the groups. group: of a worker. in_step: busy, a group also
     with the regroup after a step. owed: the group has just stepped, so the worker steps next.
@@ -189,10 +179,10 @@ class ClusterSimulation:
         beginnings.note_(keys, chosen)
         worker = (self.groups if by_group else self.workers)[chosen]
         self._add_load(worker, tokens)
-        self._submit(worker, Live(first, TextTag(job, WHOLE_ANSWER, tokens)), job.ids)
+        self._submit(worker, Live(first, job, WHOLE_ANSWER, tokens), job.ids)
 
     def _submit(self, worker: SimulatedWorker, live: Live, ids: tuple[int, ...]) -> None:
-        worker.submit(live, ids, live.tag.job.number)
+        worker.submit(live, ids, live.job.number)
         self._step(worker)
 
     def _add_load(self, worker: SimulatedWorker, tokens: int) -> None:
@@ -245,12 +235,13 @@ class ClusterSimulation:
 
     def _collect(self, worker: SimulatedWorker) -> list[ClusterJob]:
         """Count the results of a step; returns the jobs whose outline is written."""
-        first = [live.tag.job for live in worker.started if live.tag.part == WHOLE_ANSWER]
+        first = [live.job for live in worker.started if live.part == WHOLE_ANSWER]
         self.served.time_to_first_token += [self.now - job.arrival.at for job in first]
         written = list[ClusterJob]()
-        for job, part, tokens in (live.tag for live in worker.ended):
-            self._add_load(worker, -tokens)
-            if part == WHOLE_ANSWER and job.arrival.outline and not self.setup.together:
+        for live in worker.ended:
+            job: ClusterJob = live.job
+            self._add_load(worker, -live.load)
+            if live.part == WHOLE_ANSWER and job.arrival.outline and not self.setup.together:
                 # The ids of the outline become part of the prefix.
                 job.ids += ((2 * job.number + 2) % MAX_IDS,) * job.arrival.outline
                 job.unwritten = len(job.arrival.texts)
@@ -283,7 +274,7 @@ class ClusterSimulation:
             texts = (job.arrival.texts[part],)
             arrival = Arrival(at, len(ids), texts, budget=job.arrival.budget)
             rows = len(job.ids) if number in sent else received
-            live = Live(arrival, TextTag(job, part, expected[part]), rows)
+            live = Live(arrival, job, part, expected[part], received=rows)
             if number in sent:
                 self._later(at, partial(self._submit, worker, live, ids))
             else:

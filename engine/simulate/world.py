@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ...ops.kv.pool import CopyLedger, KVCache, PoolFullError, Region, SlotTable
@@ -145,12 +144,6 @@ class CountedPool(KVCache):
             raise PoolFullError(f"{self.current_length} slots of {self.slots}")
         self._note_peak()
 
-    def release_(self, slots: npt.ArrayLike) -> None:
-        """Nothing: no slot has a number."""
-
-    def wipe_(self, owners: Iterable[int]) -> None:
-        """Nothing: there are no rows."""
-
     def open_(self, home: int, size: int, least: int | None = None) -> None:
         self.regions[home] = Region()
 
@@ -193,9 +186,6 @@ class CountedPool(KVCache):
         self.idle_length += (last - first) if idle else first - last
         (self._idle.add if idle else self._idle.discard)(owner)
         self._note_peak()
-
-    def _note_peak(self) -> None:
-        self.peak_length = max(self.peak_length, self.needed_length)
 
     def span_of(self, owner: int) -> tuple[int, int]:
         return self.spans.get(owner, (0, 0))
@@ -259,11 +249,14 @@ class WorkerFigures(ServedFigures):
 
 @dataclass(slots=True)
 class Live:
-    """An open request. tag: of the caller. received: rows of its prompt from another worker, which
-    are not computed. started: its first token is written. refused: a branch was refused."""
+    """An open request, or a text of a cluster's `job`. part: number of the text; load: tokens that
+    it counts. received: rows of its prompt from another worker, which are not computed. started:
+    its first token is written. refused: a branch was refused."""
 
     arrival: Arrival
-    tag: Any = None
+    job: Any = None
+    part: int = 0
+    load: int = 0
     received: int = 0
     started: bool = False
     refused: bool = False

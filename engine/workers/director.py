@@ -14,7 +14,15 @@ from typing import Any
 from ...ops.registry import guard, op
 from ...states.phases.merge import Answer, delivered
 from ...states.phases.parse import fan_out_
-from ...states.request import COMPLETE, Branch, Finish, MigratedBranch, MigratedRequest, move
+from ...states.request import (
+    COMPLETE,
+    Branch,
+    Finish,
+    MigratedBranch,
+    MigratedRequest,
+    failing,
+    move,
+)
 from ...states.request_table import RequestTable, RunLimits
 from ...states.text.prompts import PromptBook
 from ..events import OUTLINE, Committed
@@ -37,8 +45,7 @@ class RequestState:
     """A submitted request in host integers, so that any worker can continue it. Raises PromptError.
 
     source: has the rows of the prefix, `rows` of each pool; holders: groups that decode branches
-    and have them. assigned: the group that decodes a branch, by its index; sent: those that it
-    received."""
+    and have them. assigned: the group that decodes a branch, by its index."""
 
     def __init__(self, session: Session, table: RequestTable, prompt: Prompt) -> None:
         self.session = session
@@ -51,7 +58,6 @@ class RequestState:
         self.rows: tuple[int, ...] = ()
         self.holders: set[WorkerGroup] = set()
         self.assigned: dict[int, WorkerGroup] = {}
-        self.sent: set[int] = set()
         if request.outline_budget == 0:
             for index in range(request.samples):
                 branch = table.new_branch(request, index, request.budget)
@@ -100,26 +106,25 @@ class RequestState:
         return next((branch for branch in branches if branch.index == index), None)
 
     def end_(self, index: int, finish: Finish, note: str) -> None:
-        """End a branch; a request ends with an outline that cannot be written."""
-        branch = self.branch_of(index)
+        """End a branch; a request ends with an outline that cannot be written, or a branch that
+        failed. An assignment that failed as a whole is an outline that failed."""
         request = self.request
-        if branch is None or request.finished:
-            return
-        if not branch.ended:
+        branch = self.branch_of(index)
+        if branch is not None and not branch.ended:
             branch.end(finish, note)
         self.assigned.pop(index, None)
         unwritten = index == OUTLINE and finish not in COMPLETE
         if unwritten or finish is Finish.FAILED:
             request.finish = finish
             request.why = note
-        if unwritten:
-            if not branch.tokens:  # it has not started
-                request.root = None
-            self.table.end_unstarted(request, finish, note)
-        elif finish is Finish.FAILED:
+            self.assigned.clear()
             for other in request.branches:
                 if not other.ended:
                     other.end(finish, note)
+        if unwritten and branch is not None and not branch.tokens:  # it has not started
+            request.root = None
+        if unwritten and not request.branches:
+            self.table.end_unstarted(request, finish, note)
         self._read_prompts_()
         if request.branches and all(branch.ended for branch in request.branches):
             self.table.close(request)
@@ -132,13 +137,17 @@ class RequestState:
         root = request.root
         assert skeleton is not None and root is not None
         tokens = root.tokens if request.given_outline is None else request.given_ids
-        request.outline = request.given_outline or prompts.read_outline(
-            tokens, max_branches=skeleton.max_branches, tools=skeleton.tools
-        )
-        if prompts.share == "outline":
-            request.prefix_parts.append(request.tail + tokens)
-        direct = skeleton.direct_tokens
-        fan_out_(self.table, self.session.reading, request, pending=(), direct_tokens=direct)
+        with failing(root):
+            request.outline = request.given_outline or prompts.read_outline(
+                tokens, max_branches=skeleton.max_branches, tools=skeleton.tools
+            )
+            if prompts.share == "outline":
+                request.prefix_parts.append(request.tail + tokens)
+            direct = skeleton.direct_tokens
+            fan_out_(self.table, self.session.reading, request, pending=(), direct_tokens=direct)
+        if root.finish is Finish.FAILED:
+            self.end_(OUTLINE, root.finish, root.note)
+            return
         request.context = list(self.prefix)
         request.prefix_length = len(request.context)
         move(request, "run")
@@ -152,7 +161,11 @@ class RequestState:
             if branch.point is None or branch.ended or len(branch.prompt):
                 continue
             if ended.issuperset(branch.point.deps):
-                branch.prompt = self.session.reading.branch(branch)
+                with failing(branch):
+                    branch.prompt = self.session.reading.branch(branch)
+                if branch.finish is Finish.FAILED:
+                    self.end_(branch.index, branch.finish, branch.note)
+                    return
 
     def drop_lost_(self, present: Container[WorkerGroup]) -> list[str]:
         """Take back what groups had that are not present any more; names of its branches."""
@@ -161,7 +174,6 @@ class RequestState:
         names = [branch.name for branch in request.all_branches() if branch.index in lost]
         for index in lost:
             del self.assigned[index]
-        self.sent -= lost
         self.holders = {group for group in self.holders if group in present}
         if self.source not in present:
             self.source = next(iter(self.holders), None)
@@ -172,8 +184,9 @@ class RequestState:
 
 
 class Director:
-    """Requests, workers, and which group decodes what. tokens: committed, by worker. figures: of
-    the prefixes that were sent: bytes that arrived, seconds, collectives that failed."""
+    """Requests, workers, and which group decodes what. placed: branches that their groups have not
+    received. tokens: committed, by worker. figures: of the prefixes that were sent: bytes that
+    arrived, seconds, collectives that failed."""
 
     def __init__(self, session: Session, workers: WorkerGroups, report: Report) -> None:
         self.workers = workers
@@ -183,6 +196,7 @@ class Director:
         graph = session.program.graph
         self.table = RequestTable(RunLimits(graph, target.max_positions, target.vocab_size))
         self.states: list[RequestState] = []
+        self.placed: list[tuple[RequestState, list[tuple[Branch, WorkerGroup]]]] = []
         self.tokens: Counter[str] = Counter()
         self.figures: dict[str, Any] = {"count": 0, "rows": 0, "bytes": 0, "failed": 0}
         self.figures |= {"seconds": 0.0, "collective_seconds": 0.0}
@@ -226,10 +240,13 @@ class Director:
             self.report({"event": "again", "branches": names})
 
     def _receive_(self, worker: RunWorker, output: Output) -> None:
-        """Take in what a worker decoded; that of work that was taken back is dropped."""
+        """Take in what a worker decoded; that of work that was taken back, or of a request that has
+        ended, is dropped."""
         id = output.request if isinstance(output, Committed) else output.id
         state, group = self._assignments.get(id, (None, None))
         if state is None or group is None or group.leader is not worker:
+            return
+        if state.request.finished:  # another branch of it has failed
             return
         if isinstance(output, Committed):
             if (branch := state.branch_of(output.branch)) is not None:
@@ -331,6 +348,7 @@ def read_outlines_(cluster: Director) -> None:
 @op("cluster.regroup_")
 def regroup_(cluster: Director) -> None:
     """Place branches on groups, and send prefixes to those that lack them, one collective each."""
+    cluster.placed = []
     for state in cluster.states:
         loads, capacity = cluster.work(cluster.workers.decoders)
         placed = assign_branches(state.unassigned, loads, capacity, state.holders)
@@ -339,17 +357,17 @@ def regroup_(cluster: Director) -> None:
         if placed:
             names = {branch.name: group.name for branch, group in placed}
             cluster.report({"event": "placed", "branches": names})
+            cluster.placed.append((state, placed))
         cluster.send_prefix_(state)
 
 
 @op("cluster.give_branches_")
 def give_branches_(cluster: Director) -> None:
     """Send placed branches to their groups."""
-    for state in cluster.states:
+    for state, placed in cluster.placed:
         for group in cluster.workers.decoders:
-            unsent = {i for i, one in state.assigned.items() if one is group} - state.sent
-            if branches := [one for one in state.request.branches if one.index in unsent]:
-                state.sent |= {branch.index for branch in branches}
+            branches = [branch for branch, one in placed if one is group and not branch.ended]
+            if branches:
                 cluster.assign_(state, group, branches)
 
 

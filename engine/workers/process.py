@@ -9,6 +9,7 @@ import socket
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from math import inf
@@ -395,7 +396,6 @@ class EngineProcess:
     def __init__(self, pipe: protocol.WorkerSocket, start: protocol.Start) -> None:
         self._pipe = pipe
         self._orders = OrderQueue()
-        self._texts = OrderQueue()  # to tokenize, or to decode
         self._graphs: dict[str, ServedGraph] = {}
         self._report_time = 0.0
         self._picture_time = 0.0
@@ -405,7 +405,6 @@ class EngineProcess:
 
     def serve(self) -> None:
         Thread(target=self._listen, name="specsot-listen", daemon=True).start()
-        Thread(target=self._tokenize, name="specsot-tokenize", daemon=True).start()
         order = None
         while not self._pipe.closed:
             self._turn(order)
@@ -439,29 +438,27 @@ class EngineProcess:
 
     def _listen(self) -> None:
         """Tokenizes prompts on this thread, so that a long one does not delay the engines."""
-        for message in self._pipe:
-            match message:
-                case protocol.Encode() | protocol.Decode():
-                    self._texts.put(message)
-                case protocol.Submit():
-                    self._graphs[message.graph].submit(message)
-                    self._orders.put(None)
-                case protocol.Cancel() | protocol.SnapshotRequest():
-                    self._orders.put(message)
-        self._orders.put(None)
-        self._texts.put(None)
+        with ThreadPoolExecutor(1, "specsot-tokenize") as others:  # they delay no request
+            for message in self._pipe:
+                match message:
+                    case protocol.Encode() | protocol.Decode():
+                        others.submit(self._tokenize, message)
+                    case protocol.Submit():
+                        self._graphs[message.graph].submit(message)
+                        self._orders.put(None)
+                    case protocol.Cancel() | protocol.SnapshotRequest():
+                        self._orders.put(message)
+            self._orders.put(None)
 
-    def _tokenize(self) -> None:
-        """Answer `Encode` and `Decode` on a thread of their own: they delay no request."""
-        while isinstance(message := self._texts.get(), protocol.Encode | protocol.Decode):
-            try:
-                if isinstance(message, protocol.Encode):
-                    self._pipe.send(self._graphs[message.graph].encode(message))
-                else:
-                    text = next(iter(self._graphs.values())).engine.decode(message.token_ids)
-                    self._pipe.send(protocol.Decoded(message.id, text))
-            except Exception as error:  # of a model's tokenizer
-                self._pipe.send(protocol.Refused(message.id, message_of(error)))
+    def _tokenize(self, message: protocol.Encode | protocol.Decode) -> None:
+        try:
+            if isinstance(message, protocol.Encode):
+                self._pipe.send(self._graphs[message.graph].encode(message))
+            else:
+                text = next(iter(self._graphs.values())).engine.decode(message.token_ids)
+                self._pipe.send(protocol.Decoded(message.id, text))
+        except Exception as error:  # of a model's tokenizer
+            self._pipe.send(protocol.Refused(message.id, message_of(error)))
 
     def _turn(self, order: protocol.Message | None) -> None:
         """Execute orders, then make a step of every engine that has requests; pictures and counts

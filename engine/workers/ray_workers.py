@@ -29,7 +29,7 @@ from ..shell import complain
 from ..signals import ending_with
 from . import ray_head
 from .link import Connection, Pipe, WorkerListener, WorkerSource, connect_to
-from .protocol import Load, Start, summed
+from .protocol import Load, ProtocolError, Start, summed
 
 ADDRESS_DEADLINE = 4.0  # seconds in which a cluster has to accept a connection, and to answer
 # What begins a gRPC connection (HTTP/2): the preface and empty settings; settings are the answer.
@@ -153,7 +153,8 @@ class RayWorker:
 
         process = WorkerProcess()
         while True:
-            process.serve(self._connections.get())
+            with suppress(ProtocolError):  # a driver that is gone before its first message
+                process.serve(self._connections.get())
             self._busy = False
 
 

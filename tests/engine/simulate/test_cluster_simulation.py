@@ -96,7 +96,7 @@ def test_parts_stand_before_requests_that_came_later() -> None:
     hear = world._collect
 
     def hear_(worker: SimulatedWorker) -> list[ClusterJob]:
-        ended.extend((live.tag.job.number, live.tag.part) for live in worker.ended)
+        ended.extend((live.job.number, live.part) for live in worker.ended)
         return hear(worker)
 
     world._collect = hear_  # type: ignore[method-assign]

@@ -3,19 +3,24 @@
 import socket
 from collections.abc import Callable
 from threading import Thread
+from time import monotonic, sleep
+from typing import Any
 
 import pytest
 from helpers import clusters
+from helpers.support import outline_of
 
 from specsot.engine.errors import ClusterError
 from specsot.engine.events import OUTLINE
-from specsot.engine.workers import protocol
+from specsot.engine.run.engine import Engine
+from specsot.engine.workers import protocol, ray_workers
 from specsot.engine.workers.director import Director
 from specsot.engine.workers.link import Pipe, WorkerLink, WorkerSource
 from specsot.engine.workers.process import WorkerProcess
 from specsot.engine.workers.worker_groups import RunWorker
 from specsot.states.machine import Run
-from specsot.states.request import MigratedRequest
+from specsot.states.prompt_builder import PromptBuilder
+from specsot.states.request import MigratedRequest, Request
 
 SETS = ("sampling.temperature=0.8",)
 
@@ -91,6 +96,82 @@ def test_a_worker_that_is_lost_in_the_middle_of_a_regroup(monkeypatch: pytest.Mo
     session = clusters.session_of("bim_eagle", *SETS)
     ran = clusters.checked_run(session, [clusters.BEES], deadline=1.0)
     assert lost and ran.director.workers.losses == 1
+
+
+def test_after_a_failed_branch_nothing_more_of_its_request_is_taken_in() -> None:
+    """Other workers still write, and end, its other branches."""
+    written = list[list[int]]()
+
+    def fail_a_branch(director: Director) -> RunWorker:
+        state = director.states[0]
+        branch = next(one for one in state.request.branches if one.index in state.assigned)
+        group = state.assigned[branch.index]
+        id = next(id for id, pair in director._assignments.items() if pair == (state, group))
+        failed = protocol.BranchEnded(id, branch.index, "failed", "it broke")
+        director.workers.on_output(group.leader, failed)
+        assert state.request.finished
+        written.extend([*one.tokens] for one in state.request.branches)
+        return group.leader
+
+    def both_begun(director: Director, run: Run) -> bool:
+        state = director.states[0]
+        begun = [one for one in state.request.branches if one.tokens and not one.ended]
+        return len({state.assigned[one.index] for one in begun}) == 2
+
+    chaos = clusters.Chaos(both_begun, fail_a_branch, lambda worker: None)
+    session = clusters.session_of("bim_plain", *SETS, outline=outline_of(2))
+    ran = clusters.on_workers(session, [clusters.CAMPING, clusters.BEES], chaos=chaos)
+    assert chaos.lost and not ran.director.states[0].assigned
+    failed, whole = ran.answers
+    assert [one.note for one in failed.sections] == ["it broke"] * len(written)
+    assert [[*one.tokens] for one in failed.sections] == written
+    assert {one.finish for one in whole.sections} <= {"stop", "length"}
+
+
+@pytest.mark.parametrize("step", ["shared", "branch"])
+def test_a_prompt_that_cannot_be_built_fails_its_own_request(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = getattr(PromptBuilder, step)
+
+    def build_or_fail(builder: PromptBuilder, item: Any) -> Any:
+        request = item if isinstance(item, Request) else item.request
+        if request.key == clusters.CAMPING.key:
+            raise UnicodeError("no text")
+        return build(builder, item)
+
+    monkeypatch.setattr(PromptBuilder, step, build_or_fail)
+    session = clusters.session_of("bim_plain", *SETS, outline=outline_of(2))
+    ran = clusters.checked_run(session, [clusters.CAMPING, clusters.BEES])
+    assert {one.note for one in ran.answers[0].sections} == {"UnicodeError: no text"}
+
+
+def test_an_assignment_that_a_worker_cannot_start_ends_its_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one without an outline."""
+
+    def submit(*args: object, **settings: object) -> None:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(Engine, "submit", submit)
+    session = clusters.session_of("autoregressive", budget=12)
+    (answer,) = clusters.on_workers(session, [clusters.CAMPING]).answers
+    note = "ValueError: no such token"
+    assert [(one.finish, one.note) for one in answer.sections] == [("failed", note)]
+
+
+def test_a_driver_that_is_gone_at_once_leaves_a_ray_worker_free() -> None:
+    with socket.create_server((protocol.LOOPBACK, 0)) as listener:
+        worker = ray_workers.RayWorker(".")
+        for _ in range(2):
+            assert worker.connect(*listener.getsockname(), "0" * 32)
+            assert worker.state() == "in use"
+            listener.accept()[0].close()
+            limit = monotonic() + 20
+            while worker.state() != "free":
+                assert monotonic() < limit, "the worker is not free"
+                sleep(0.01)
 
 
 def test_workers_that_cannot_begin_end_the_run_with_their_reason() -> None:
