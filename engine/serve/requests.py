@@ -424,6 +424,58 @@ class CompletionRequest(SamplingFields):
         return drafts
 
 
+NOT_IN_RESPONSES = ("tools", "previous_response_id", "conversation", "prompt", "background")
+RESPONSE_NAMES = {  # of the chat's fields in a response request
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+}
+
+
+class TextOptions(RequestPart):
+    """The form of the text."""
+
+    format: ResponseFormat | None = None
+
+
+class ResponseRequest(SamplingFields):
+    """The body of POST /v1/responses."""
+
+    input: Text | Messages
+    instructions: Text | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=1)] = 1
+    text: TextOptions | None = None
+    metadata: dict[str, Any] | None = None
+    store: Flag = Field(False, description="ignored: responses are not stored")
+
+    def check_extras(self) -> list[str]:
+        for name in NOT_IN_RESPONSES:
+            if (self.model_extra or {}).get(name):
+                raise bad_field(
+                    name, "/v1/responses has only texts and stores nothing", UNSUPPORTED
+                )
+        return super().check_extras()
+
+    def chat(self) -> ChatRequest:
+        """The same request to the chat; raises ApiError."""
+        others = {"response_format", "stream_options", "max_tokens"}
+        shared = {*SamplingFields.model_fields} - others
+        values = self.model_dump(include=shared, exclude_unset=True)
+        said = self.input
+        turns: list[Any] = [{"role": "user", "content": said}] if isinstance(said, str) else [*said]
+        if self.instructions:
+            turns.insert(0, {"role": "system", "content": self.instructions})
+        values["messages"] = turns
+        if self.text is not None and self.text.format is not None:
+            values["response_format"] = self.text.format
+        if self.max_output_tokens is not None:
+            values["max_tokens"] = self.max_output_tokens
+        if self.stream:
+            values["stream_options"] = {"include_usage": True}
+        return validated(ChatRequest, values)
+
+
 class TokenizeRequest(RequestPart):
     """The body of POST /tokenize: a prompt, or messages."""
 
