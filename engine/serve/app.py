@@ -170,14 +170,14 @@ class Api:
         fields = read_fields(TokenizeRequest, await request.body())
         graph = self.graph(fields.model)
         self._admit_text()
-        prompt = Prompt(self.router.new_id(), fields.prompt or "")
+        prompt = Prompt("", fields.prompt or "")
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
-            talk = conversation(fields.messages)
-            if talk.prefill:
+            prompt, prefill = conversation(fields.messages)
+            if prefill:
                 raise invalid("messages: the last turn must be a user's", "messages")
-            prompt = replace(prompt, text=talk.question, past=talk.past, rules=talk.rules)
+        prompt = replace(prompt, key=self.router.new_id())
         encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {
             "count": len(encoded.token_ids),

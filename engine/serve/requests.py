@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
@@ -345,24 +345,24 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: Flag = True
 
     def drafts(self) -> list[Submit]:
-        talk = conversation(self.messages)
+        prompt, prefill = conversation(self.messages)
         wanted = self.continue_final_message or not self.add_generation_prompt
         if wanted and self.messages[-1].role != "assistant":
             raise bad_field("messages", "the last message must be the assistant's")
-        rules = talk.rules
+        rules = prompt.rules
         if tools := self.offered_tools():
             rules = "\n\n".join(filter(None, (rules, tools_text(tools))))
             if self.specsot.stream == "multiplexed":
                 raise bad_field("specsot", "stream: multiplexed is not available with tools")
-        turns = chain.from_iterable((turn.question, turn.answer) for turn in talk.past)
-        for text in (talk.question, rules, talk.prefill, *turns):
+        turns = chain.from_iterable((turn.question, turn.answer) for turn in prompt.past)
+        for text in (prompt.text, rules, prefill, *turns):
             check_length(text, "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_field("top_logprobs", "needs logprobs: true")
         limit = self.max_completion_tokens or self.max_tokens
-        prompt = Prompt("", talk.question, max_new_tokens=limit, past=talk.past, rules=rules)
+        prompt = replace(prompt, rules=rules, max_new_tokens=limit)
         top = (self.top_logprobs or 0) if self.logprobs else -1
-        return [Submit("", prompt, RequestSettings(prefill=talk.prefill), logprobs=top)]
+        return [Submit("", prompt, RequestSettings(prefill=prefill), logprobs=top)]
 
     def offered_tools(self) -> Sequence[Tool]:
         if self.tool_choice == "none":
@@ -494,18 +494,9 @@ class DetokenizeRequest(RequestPart):
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
-class Conversation(NamedTuple):
-    """The parts of a prompt that messages make. prefill: the beginning of the answer."""
-
-    question: str
-    past: tuple[PastTurn, ...]
-    rules: str
-    prefill: str = ""
-
-
-def conversation(messages: Sequence[ChatMessage]) -> Conversation:
+def conversation(messages: Sequence[ChatMessage]) -> tuple[Prompt, str]:
     """The prompt of messages, in which turns of one role that follow each other are one turn, and
-    results of tools are a user's; raises ApiError."""
+    results of tools are a user's; and the beginning of the answer. Raises ApiError."""
     rules: list[str] = []
     turns: list[tuple[str, str]] = []
     names: dict[str, str] = {}  # of called functions
@@ -533,7 +524,7 @@ def conversation(messages: Sequence[ChatMessage]) -> Conversation:
     texts = [text for _, text in turns]
     past = tuple(map(PastTurn, texts[:-1:2], texts[1:-1:2]))
     text = "\n\n".join(rule for rule in rules if rule.strip())
-    return Conversation(texts[-1], past, text, prefill)
+    return Prompt("", texts[-1], past=past, rules=text), prefill
 
 
 def _content(message: ChatMessage, where: str) -> str:
