@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
@@ -164,7 +164,9 @@ class Vendor(BaseModel):
 
 
 class SamplingFields(RequestPart):
-    """What both endpoints take."""
+    """What all endpoints take. not_here: fields that are refused, and why."""
+
+    not_here: ClassVar[Mapping[str, str]] = NOT_HERE
 
     model: Text | None = Field(
         None, max_length=200, description="a served graph; first if left out"
@@ -200,7 +202,7 @@ class SamplingFields(RequestPart):
     def check_extras(self) -> list[str]:
         """Names of ignored fields; raises ApiError for fields that must not be ignored."""
         extras = self.model_extra or {}
-        for name, why in NOT_HERE.items():
+        for name, why in self.not_here.items():
             if extras.get(name):
                 raise bad_field(name, why, UNSUPPORTED)
         if extras.get("modalities") not in (None, ["text"]):
@@ -424,7 +426,10 @@ class CompletionRequest(SamplingFields):
         return drafts
 
 
-NOT_IN_RESPONSES = ("tools", "previous_response_id", "conversation", "prompt", "background")
+NOT_IN_RESPONSES = dict.fromkeys(
+    ("tools", "previous_response_id", "conversation", "prompt", "background"),
+    "/v1/responses has only texts and stores nothing",
+)
 RESPONSE_NAMES = {  # of the chat's fields in a response request
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -441,6 +446,8 @@ class TextOptions(RequestPart):
 class ResponseRequest(SamplingFields):
     """The body of POST /v1/responses."""
 
+    not_here: ClassVar[Mapping[str, str]] = {**NOT_IN_RESPONSES, **NOT_HERE}
+
     input: Text | Messages
     instructions: Text | None = None
     max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
@@ -448,14 +455,6 @@ class ResponseRequest(SamplingFields):
     text: TextOptions | None = None
     metadata: dict[str, Any] | None = None
     store: Flag = Field(False, description="ignored: responses are not stored")
-
-    def check_extras(self) -> list[str]:
-        for name in NOT_IN_RESPONSES:
-            if (self.model_extra or {}).get(name):
-                raise bad_field(
-                    name, "/v1/responses has only texts and stores nothing", UNSUPPORTED
-                )
-        return super().check_extras()
 
     def chat(self) -> ChatRequest:
         """The same request to the chat; raises ApiError."""
