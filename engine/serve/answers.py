@@ -257,14 +257,8 @@ class Answers:
         choices = []
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
-            shape = {
-                "index": choice.index,
-                **({"message": choice.message(text)} if self._chat else {"text": text}),
-                "logprobs": choice.scores.shaped(choice.scores.rest(), chat=self._chat),
-                "finish_reason": choice.finish_reason(ended),
-                "stop_reason": ended.stop,
-            }
-            choices.append(shape)
+            content = {"message": choice.message(text)} if self._chat else {"text": text}
+            choices.append(self._shape(choice, content, choice.scores.rest(), ended))
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
         return {**self.envelope, "choices": choices, **self._totals(), "specsot": vendor}
@@ -349,17 +343,8 @@ class Answers:
         vendor: Mapping[str, Any] | None = None,
         rows: Sequence[Any] = (),
     ) -> dict[str, Any]:
-        shape: dict[str, Any] = {
-            "index": choice.index,
-            "logprobs": choice.scores.shaped(rows, chat=self._chat),
-            "finish_reason": None if ended is None else choice.finish_reason(ended),
-        }
-        if ended is not None:
-            shape["stop_reason"] = ended.stop
-        if self._chat:
-            shape["delta"] = delta
-        else:
-            shape["text"] = delta.get("content", "")
+        content = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        shape = self._shape(choice, content, rows, ended)
         chunk: dict[str, Any] = {**self.envelope, "choices": [shape]}
         if vendor is not None:
             chunk["specsot"] = vendor
@@ -367,6 +352,18 @@ class Answers:
         if options is not None and options.continuous_usage_stats:
             chunk["usage"] = self._token_counts(sum(choice.tokens for choice in self.choices))
         return chunk
+
+    def _shape(
+        self, choice: Choice, content: Mapping[str, Any], rows: Sequence[Any], ended: Ended | None
+    ) -> dict[str, Any]:
+        """A choice of the reply, or of a chunk."""
+        return {
+            "index": choice.index,
+            **content,
+            "logprobs": choice.scores.shaped(rows, chat=self._chat),
+            "finish_reason": None if ended is None else choice.finish_reason(ended),
+            **({} if ended is None else {"stop_reason": ended.stop}),
+        }
 
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""
