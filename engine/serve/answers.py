@@ -1,4 +1,5 @@
-"""Answers of requests, whole or streamed: their text, shapes of replies and token scores."""
+"""Answers of requests, whole or streamed: their text, their token scores, and their shapes in the
+chat, in text completions and in responses."""
 
 import asyncio
 import json
@@ -19,7 +20,14 @@ from ..workers.router import Router
 from ..workers.tickets import StalledError, Ticket
 from .forms import CallReader
 from .metrics import ServerMetrics
-from .requests import ApiError, ChatRequest, CompletionRequest, engine_gone, invalid
+from .requests import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    ResponseRequest,
+    engine_gone,
+    invalid,
+)
 
 LOWEST = -9999.0  # JSON has no -inf
 EVENT_FIELDS = {"outline": "titles", "opened": "title", "reused": "runs", "ended": "finish"}
@@ -155,15 +163,14 @@ class Choice:
 
 
 class Answers:
-    """All choices of a request; the reply or all its chunks have one id, time and model. echoed:
-    the prefix of each choice's text."""
+    """All choices of a request; the reply or all its chunks have one id, time and model."""
 
     def __init__(
-        self, fields: ChatRequest | CompletionRequest, model: str, echoed: Sequence[str]
+        self, fields: ChatRequest | CompletionRequest, model: str, metrics: ServerMetrics
     ) -> None:
         self.choices: list[Choice] = []
-        self._echoed = echoed
         self._fields = fields
+        self._metrics = metrics
         self._chat = isinstance(fields, ChatRequest)
         kind = "chat.completion" if self._chat else "text_completion"
         self.envelope = {
@@ -173,22 +180,14 @@ class Answers:
             "model": model,
         }
 
-    async def begin(
-        self, router: Router, metrics: ServerMetrics, submits: Sequence[Submit]
-    ) -> None:
+    async def begin(self, router: Router, submits: Sequence[Submit], echoed: Sequence[str]) -> None:
+        """Ask for all choices, each after its echoed text; raises ApiError for one refused."""
         try:
-            for index, (submit, echoed) in enumerate(zip(submits, self._echoed, strict=True)):
-                reader = CallReader() if self._fields.offered_tools() else None
-                self.choices.append(
-                    Choice(
-                        index=index,
-                        submit=submit,
-                        ticket=router.ask(submit),
-                        metrics=metrics,
-                        echoed=echoed,
-                        reader=reader,
-                    )
-                )
+            for index, (submit, text) in enumerate(zip(submits, echoed, strict=True)):
+                choice = Choice(index, submit, router.ask(submit), self._metrics, echoed=text)
+                if self._fields.offered_tools():
+                    choice.reader = CallReader()
+                self.choices.append(choice)
             for choice in self.choices:
                 first = await choice.ticket.next()
                 if isinstance(first, Refused):
@@ -258,14 +257,8 @@ class Answers:
         choices = []
         for choice, ended in zip(self.choices, self._ends, strict=True):
             text = choice.echoed + choice.readable(ended.text)
-            shape = {
-                "index": choice.index,
-                **({"message": choice.message(text)} if self._chat else {"text": text}),
-                "logprobs": choice.scores.shaped(choice.scores.rest(), chat=self._chat),
-                "finish_reason": choice.finish_reason(ended),
-                "stop_reason": ended.stop,
-            }
-            choices.append(shape)
+            content = {"message": choice.message(text)} if self._chat else {"text": text}
+            choices.append(self._shape(choice, content, choice.scores.rest(), ended))
         notes = [end.note for end in self._ends if end.note]
         vendor = {"graph": self.choices[0].submit.graph, "notes": notes}
         return {**self.envelope, "choices": choices, **self._totals(), "specsot": vendor}
@@ -350,17 +343,8 @@ class Answers:
         vendor: Mapping[str, Any] | None = None,
         rows: Sequence[Any] = (),
     ) -> dict[str, Any]:
-        shape: dict[str, Any] = {
-            "index": choice.index,
-            "logprobs": choice.scores.shaped(rows, chat=self._chat),
-            "finish_reason": None if ended is None else choice.finish_reason(ended),
-        }
-        if ended is not None:
-            shape["stop_reason"] = ended.stop
-        if self._chat:
-            shape["delta"] = delta
-        else:
-            shape["text"] = delta.get("content", "")
+        content = {"delta": delta} if self._chat else {"text": delta.get("content", "")}
+        shape = self._shape(choice, content, rows, ended)
         chunk: dict[str, Any] = {**self.envelope, "choices": [shape]}
         if vendor is not None:
             chunk["specsot"] = vendor
@@ -368,6 +352,18 @@ class Answers:
         if options is not None and options.continuous_usage_stats:
             chunk["usage"] = self._token_counts(sum(choice.tokens for choice in self.choices))
         return chunk
+
+    def _shape(
+        self, choice: Choice, content: Mapping[str, Any], rows: Sequence[Any], ended: Ended | None
+    ) -> dict[str, Any]:
+        """A choice of the reply, or of a chunk."""
+        return {
+            "index": choice.index,
+            **content,
+            "logprobs": choice.scores.shaped(rows, chat=self._chat),
+            "finish_reason": None if ended is None else choice.finish_reason(ended),
+            **({} if ended is None else {"stop_reason": ended.stop}),
+        }
 
     def _token_counts(self, written: int) -> dict[str, Any]:
         """A prompt counts once however many choices it has."""
@@ -412,3 +408,105 @@ def failure(ended: Ended) -> ApiError | None:
         return None
     status, reason, code = FAILED[ended.finish]
     return ApiError(status, f"{reason}: {ended.note}" if ended.note else reason, code=code)
+
+
+class ResponseAnswer:
+    """An answer of the chat in the shape of OpenAI's Responses API; the events of its stream carry
+    the response as far as it has come."""
+
+    def __init__(self, fields: ResponseRequest, answers: Answers) -> None:
+        self._answers = answers
+        self._item_id = f"msg_{uuid4().hex}"
+        self._number = 0  # of the next event
+        self._response: dict[str, Any] = {
+            "id": f"resp_{uuid4().hex}",
+            "object": "response",
+            "created_at": answers.envelope["created"],
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": fields.instructions,
+            "max_output_tokens": fields.max_output_tokens,
+            "metadata": fields.metadata or {},
+            "model": answers.envelope["model"],
+            "output": [],
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": fields.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": fields.top_p,
+            "usage": None,
+        }
+        if fields.text is not None:
+            self._response["text"] |= fields.text.model_dump(exclude_none=True)
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        """The complete response; raises what `Answers.whole` raises."""
+        answer = await self._answers.whole(request)
+        (choice,) = answer["choices"]
+        return self._ended(choice["message"]["content"], choice["finish_reason"], answer["usage"])
+
+    def _ended(self, text: str, finish: str, usage: Mapping[str, Any]) -> dict[str, Any]:
+        status = "incomplete" if finish == "length" else "completed"
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        self._response |= {
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if finish == "length" else None,
+            "output": [self._item(status, [_part(text)])],
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": cached},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+        return self._response
+
+    def _item(self, status: str, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        item = {"id": self._item_id, "type": "message", "role": "assistant"}
+        return {**item, "status": status, "content": parts}
+
+    async def streamed(self) -> AsyncIterator[dict[str, str]]:
+        """The response as server-sent events."""
+        part = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        scored = {**part, "logprobs": []}
+        item = {"output_index": 0, "item": self._item("in_progress", [])}
+        yield self._event("created", response=self._response)
+        yield self._event("in_progress", response=self._response)
+        yield self._event("output_item.added", **item)
+        yield self._event("content_part.added", **part, part=_part(""))
+        text = ""
+        finish = "stop"
+        async with aclosing(self._answers.chunks()) as chunks:
+            async for chunk in chunks:
+                if "error" in chunk:
+                    detail = {"code": "server_error", "message": chunk["error"]["message"]}
+                    self._response |= {"status": "failed", "error": detail}
+                    yield self._event("failed", response=self._response)
+                    return
+                for choice in chunk["choices"]:
+                    finish = choice["finish_reason"] or finish
+                    if piece := choice["delta"].get("content"):
+                        text += piece
+                        yield self._event("output_text.delta", **scored, delta=piece)
+                if not chunk["choices"]:
+                    self._ended(text, finish, chunk["usage"])
+        yield self._event("output_text.done", **scored, text=text)
+        yield self._event("content_part.done", **part, part=_part(text))
+        (done,) = self._response["output"]
+        yield self._event("output_item.done", output_index=0, item=done)
+        yield self._event(self._response["status"], response=self._response)
+
+    def _event(self, name: str, **values: Any) -> dict[str, str]:
+        kind = f"response.{name}"
+        event = {"type": kind, "sequence_number": self._number, **values}
+        self._number += 1
+        return {"event": kind, "data": json.dumps(event)}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.resources import files
@@ -23,15 +23,17 @@ from ..record.run_folder import SavedRun, saved_runs
 from ..workers.link import LinkState, WorkerGoneError
 from ..workers.protocol import Decode, Decoded, Encode, Encoded, Refused, encode
 from ..workers.router import Router
-from .answers import Answers
+from .answers import Answers, ResponseAnswer
 from .metrics import ServerMetrics
 from .requests import (
+    RESPONSE_NAMES,
     UNSUPPORTED,
     ApiError,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     ErrorBody,
+    ResponseRequest,
     SamplingFields,
     TokenizeRequest,
     conversation,
@@ -40,7 +42,6 @@ from .requests import (
     overloaded,
     read_fields,
 )
-from .responses import ResponseAnswer, ResponseRequest, renamed
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -74,46 +75,38 @@ class Api:
     async def responses(self, request: Request) -> Response:
         """Answer a text or a conversation, in the shape of the Responses API."""
         fields = read_fields(ResponseRequest, await request.body())
-        headers = _ignored(fields)
         try:
-            answer = ResponseAnswer(fields, await self._begun(fields.chat()))
-            if not fields.stream:
-                return JSONResponse(await answer.whole(request), headers=headers)
-        except ApiError as error:
-            raise renamed(error) from None
-        return self._stream(answer.streamed(), headers)
+            return await self._generate(request, fields)
+        except ApiError as error:  # blames a field of the chat
+            detail = error.body["error"]
+            detail["param"] = RESPONSE_NAMES.get(detail["param"], detail["param"])
+            raise
 
     async def embeddings(self, request: Request) -> Response:
         """No graph has them."""
         raise invalid("the model does not support embeddings", "model", UNSUPPORTED)
 
     async def _generate(
-        self, request: Request, fields: ChatRequest | CompletionRequest
+        self, request: Request, fields: ChatRequest | CompletionRequest | ResponseRequest
     ) -> Response:
         headers = _ignored(fields)
-        answers = await self._begun(fields)
-        if not fields.stream:
-            return JSONResponse(await answers.whole(request), headers=headers)
-        return self._stream(answers.streamed(), headers)
-
-    def _stream(self, events: AsyncIterator[Any], headers: Mapping[str, str]) -> Response:
-        stall = self.options.stall
-        return EventSourceResponse(
-            events, ping=PING, sep="\n", send_timeout=stall, headers=dict(headers)
-        )
-
-    async def _begun(self, fields: ChatRequest | CompletionRequest) -> Answers:
-        """The answers of an admitted request; raises ApiError."""
-        graph = self.graph(fields.model)
-        submits = fields.submits(graph, self.router.new_id, self.options.timeout)
+        asked = fields.chat() if isinstance(fields, ResponseRequest) else fields
+        graph = self.graph(asked.model)
+        submits = asked.submits(graph, self.router.new_id, self.options.timeout)
         self.admit(len(submits))
         echoed = [""] * len(submits)
-        if isinstance(fields, CompletionRequest) and fields.echo:
-            texts = [await self._text_of(prompt) for prompt in fields.prompts]
-            echoed = [text for text in texts for _ in range(fields.n)]
-        answers = Answers(fields, f"{OWNER}/{graph}", echoed)
-        await answers.begin(self.router, self.server_metrics, submits)
-        return answers
+        if isinstance(asked, CompletionRequest) and asked.echo:
+            texts = [await self._text_of(prompt) for prompt in asked.prompts]
+            echoed = [text for text in texts for _ in range(asked.n)]
+        begun = Answers(asked, f"{OWNER}/{graph}", self.server_metrics)
+        await begun.begin(self.router, submits, echoed)
+        answers = ResponseAnswer(fields, begun) if isinstance(fields, ResponseRequest) else begun
+        if not fields.stream:
+            return JSONResponse(await answers.whole(request), headers=headers)
+        stall = self.options.stall
+        return EventSourceResponse(
+            answers.streamed(), ping=PING, sep="\n", send_timeout=stall, headers=headers
+        )
 
     def graph(self, model: str | None) -> str:
         """The graph that a request's `model` names; raises ApiError."""
@@ -177,14 +170,14 @@ class Api:
         fields = read_fields(TokenizeRequest, await request.body())
         graph = self.graph(fields.model)
         self._admit_text()
-        prompt = Prompt(self.router.new_id(), fields.prompt or "")
+        prompt = Prompt("", fields.prompt or "")
         if (fields.prompt is None) == (fields.messages is None):
             raise invalid("give either prompt or messages", "prompt")
         if fields.messages is not None:
-            talk = conversation(fields.messages)
-            if talk.prefill:
+            prompt, prefill = conversation(fields.messages)
+            if prefill:
                 raise invalid("messages: the last turn must be a user's", "messages")
-            prompt = replace(prompt, text=talk.question, past=talk.past, rules=talk.rules)
+        prompt = replace(prompt, key=self.router.new_id())
         encoded: Encoded = await self._ask(Encode(graph, prompt, fields.messages is not None))
         body = {
             "count": len(encoded.token_ids),

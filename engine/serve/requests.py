@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import JSONResponse
@@ -164,7 +164,9 @@ class Vendor(BaseModel):
 
 
 class SamplingFields(RequestPart):
-    """What both endpoints take."""
+    """What all endpoints take. not_here: fields that are refused, and why."""
+
+    not_here: ClassVar[Mapping[str, str]] = NOT_HERE
 
     model: Text | None = Field(
         None, max_length=200, description="a served graph; first if left out"
@@ -200,7 +202,7 @@ class SamplingFields(RequestPart):
     def check_extras(self) -> list[str]:
         """Names of ignored fields; raises ApiError for fields that must not be ignored."""
         extras = self.model_extra or {}
-        for name, why in NOT_HERE.items():
+        for name, why in self.not_here.items():
             if extras.get(name):
                 raise bad_field(name, why, UNSUPPORTED)
         if extras.get("modalities") not in (None, ["text"]):
@@ -345,24 +347,24 @@ class ChatRequest(SamplingFields):
     add_generation_prompt: Flag = True
 
     def drafts(self) -> list[Submit]:
-        talk = conversation(self.messages)
+        prompt, prefill = conversation(self.messages)
         wanted = self.continue_final_message or not self.add_generation_prompt
         if wanted and self.messages[-1].role != "assistant":
             raise bad_field("messages", "the last message must be the assistant's")
-        rules = talk.rules
+        rules = prompt.rules
         if tools := self.offered_tools():
             rules = "\n\n".join(filter(None, (rules, tools_text(tools))))
             if self.specsot.stream == "multiplexed":
                 raise bad_field("specsot", "stream: multiplexed is not available with tools")
-        turns = chain.from_iterable((turn.question, turn.answer) for turn in talk.past)
-        for text in (talk.question, rules, talk.prefill, *turns):
+        turns = chain.from_iterable((turn.question, turn.answer) for turn in prompt.past)
+        for text in (prompt.text, rules, prefill, *turns):
             check_length(text, "messages")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_field("top_logprobs", "needs logprobs: true")
         limit = self.max_completion_tokens or self.max_tokens
-        prompt = Prompt("", talk.question, max_new_tokens=limit, past=talk.past, rules=rules)
+        prompt = replace(prompt, rules=rules, max_new_tokens=limit)
         top = (self.top_logprobs or 0) if self.logprobs else -1
-        return [Submit("", prompt, RequestSettings(prefill=talk.prefill), logprobs=top)]
+        return [Submit("", prompt, RequestSettings(prefill=prefill), logprobs=top)]
 
     def offered_tools(self) -> Sequence[Tool]:
         if self.tool_choice == "none":
@@ -424,6 +426,55 @@ class CompletionRequest(SamplingFields):
         return drafts
 
 
+NOT_IN_RESPONSES = dict.fromkeys(
+    ("tools", "previous_response_id", "conversation", "prompt", "background"),
+    "/v1/responses has only texts and stores nothing",
+)
+RESPONSE_NAMES = {  # of the chat's fields in a response request
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text",
+}
+
+
+class TextOptions(RequestPart):
+    """The form of the text."""
+
+    format: ResponseFormat | None = None
+
+
+class ResponseRequest(SamplingFields):
+    """The body of POST /v1/responses."""
+
+    not_here: ClassVar[Mapping[str, str]] = {**NOT_IN_RESPONSES, **NOT_HERE}
+
+    input: Text | Messages
+    instructions: Text | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_TOKENS)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=1)] = 1
+    text: TextOptions | None = None
+    metadata: dict[str, Any] | None = None
+    store: Flag = Field(False, description="ignored: responses are not stored")
+
+    def chat(self) -> ChatRequest:
+        """The same request to the chat; raises ApiError."""
+        others = {"response_format", "stream_options", "max_tokens"}
+        shared = {*SamplingFields.model_fields} - others
+        values = self.model_dump(include=shared, exclude_unset=True)
+        said = self.input
+        turns: list[Any] = [{"role": "user", "content": said}] if isinstance(said, str) else [*said]
+        if self.instructions:
+            turns.insert(0, {"role": "system", "content": self.instructions})
+        values["messages"] = turns
+        if self.text is not None and self.text.format is not None:
+            values["response_format"] = self.text.format
+        if self.max_output_tokens is not None:
+            values["max_tokens"] = self.max_output_tokens
+        if self.stream:
+            values["stream_options"] = {"include_usage": True}
+        return validated(ChatRequest, values)
+
+
 class TokenizeRequest(RequestPart):
     """The body of POST /tokenize: a prompt, or messages."""
 
@@ -442,18 +493,9 @@ class DetokenizeRequest(RequestPart):
 Fields = TypeVar("Fields", bound=BaseModel)
 
 
-class Conversation(NamedTuple):
-    """The parts of a prompt that messages make. prefill: the beginning of the answer."""
-
-    question: str
-    past: tuple[PastTurn, ...]
-    rules: str
-    prefill: str = ""
-
-
-def conversation(messages: Sequence[ChatMessage]) -> Conversation:
+def conversation(messages: Sequence[ChatMessage]) -> tuple[Prompt, str]:
     """The prompt of messages, in which turns of one role that follow each other are one turn, and
-    results of tools are a user's; raises ApiError."""
+    results of tools are a user's; and the beginning of the answer. Raises ApiError."""
     rules: list[str] = []
     turns: list[tuple[str, str]] = []
     names: dict[str, str] = {}  # of called functions
@@ -481,7 +523,7 @@ def conversation(messages: Sequence[ChatMessage]) -> Conversation:
     texts = [text for _, text in turns]
     past = tuple(map(PastTurn, texts[:-1:2], texts[1:-1:2]))
     text = "\n\n".join(rule for rule in rules if rule.strip())
-    return Conversation(texts[-1], past, text, prefill)
+    return Prompt("", texts[-1], past=past, rules=text), prefill
 
 
 def _content(message: ChatMessage, where: str) -> str:

@@ -364,6 +364,16 @@ class PromptBook:
                 "document_gap": pieces(template.document_gap),
             }
         self._turns = {name: self._encoder.literals(cut) for name, cut in texts.items()}
+        self._skeleton = self._split("skeleton")
+        self._opening: Turn = []
+        if share == "prompt" and template.examples:  # so that parts repeat the question
+            starts = [self._turns[name][0] for name in ("skeleton", "prompt.branch")]
+            pairs = enumerate(zip_longest(*starts))
+            common = next((i for i, (a, b) in pairs if a != b), len(starts[0]))
+            (first, *rest), after = self._skeleton
+            self._skeleton = [first[:common]], [first[common:], *rest, *after]
+            first, *rest = self._split("prompt.branch")[0]
+            self._opening = [first[common:], *rest]
         self.gap = self._fill(self._turns["document_gap"])
         # The end tokens of the tokenizer, the template's turns and the model's files.
         stops = {int(i) for i in (*stop_ids, tokenizer.eos_token_id) if i is not None}
@@ -384,21 +394,15 @@ class PromptBook:
         """The prompt for an outline: the half that prompts of parts share, and the rest. The shared
         half ends with the question, with documents right before it. Under a template with examples,
         which only outlines have, it is the beginning of the chat format."""
-        before, after = self._split("skeleton")
-        if self._repeats_question:
-            first, *rest = before
-            before = [first[: self._common]]
-            after = [first[self._common :], *rest, *after]
-        question_ids = documents + self._question(question)
-        return self._fill(before, question=question_ids), self._fill(after, question=question_ids)
+        value = documents + self._question(question)
+        first, rest = self._skeleton
+        return self._fill(first, question=value), self._fill(rest, question=value)
 
     def opening(self, question: str, documents: PromptTokens = NOTHING) -> PromptTokens:
         """The ids between the first half of `skeleton` and the prompts of the parts."""
-        if not self._repeats_question:
+        if not self._opening:
             return NOTHING
-        first, *rest = self._split("prompt.branch")[0]
-        turn = [first[self._common :], *rest]
-        return self._fill(turn, question=documents + self._question(question))
+        return self._fill(self._opening, question=documents + self._question(question))
 
     def branch(
         self,
@@ -509,18 +513,6 @@ class PromptBook:
     def _question(self, question: str) -> Ids:
         check_question(question)
         return self._encoder.text(question)
-
-    @property
-    def _repeats_question(self) -> bool:
-        """Whether prompts of parts repeat the question: examples came before it."""
-        return self.share == "prompt" and bool(self._template.examples)
-
-    @property
-    def _common(self) -> int:
-        """Length of the common prefix of the prompts of outline and parts."""
-        firsts = (self._turns[name][0] for name in ("skeleton", "prompt.branch"))
-        length = len(self._turns["prompt.branch"][0])
-        return next((i for i, (a, b) in enumerate(zip_longest(*firsts)) if a != b), length)
 
     def _split(self, name: str) -> tuple[Turn, Turn]:
         """A turn cut after its question."""

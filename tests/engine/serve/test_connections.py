@@ -15,15 +15,21 @@ from typing import Any
 import pytest
 
 from specsot.engine.prepare.options import ServeOptions
-from specsot.engine.serve.connections import MAX_CONNECTIONS, BoundedServer, most_connections
 from specsot.engine.serve.metrics import ServerMetrics
-from specsot.engine.serve.server import AdmissionMiddleware, config_of, listen
+from specsot.engine.serve.server import (
+    MAX_CONNECTIONS,
+    AdmissionMiddleware,
+    BoundedServer,
+    config_of,
+    listen,
+    most_connections,
+)
 
 LARGE = 4 << 20
 GET = b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FEW_FILES = """
 from resource import RLIMIT_NOFILE, setrlimit
-from specsot.engine.serve.connections import most_connections
+from specsot.engine.serve.server import most_connections
 for most in (1024, 64, 16):
     setrlimit(RLIMIT_NOFILE, (most, most))
     print(most_connections())

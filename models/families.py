@@ -1,15 +1,13 @@
-"""Families of decoders, a file each: what differs between them over one `Decoder`; without torch.
+"""Families of decoders: what differs between them over one `Decoder`; without torch.
 
-A new family is a subclass of `Family` in a file here, or in any module that is imported before."""
+A new family is a subclass of `Family` here, or in any module that is imported before."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import ClassVar
 
-from ..config import DecoderConfig, check_supported, layer_types, shape_fields
-from ..files import Fields, inside, read_fields, read_json
+from .config import DecoderConfig, check_supported, layer_types, shape_fields
+from .files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
@@ -22,8 +20,9 @@ class Family:
     name: `model_type` in config.json. max_positions, head_dim: where config.json is silent; a
     head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
-    these projections have a bias, or the key of config.json that says so. window_switch: the key
-    that turns on windows. renamed: keys with other names than Llama's -> Llama's names."""
+    these projections have a bias, or the key of config.json that says so. window_switch: the same
+    of windows; where it is no key, all layers have one. renamed: keys with other names than
+    Llama's -> Llama's names."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -33,13 +32,19 @@ class Family:
     qkv_bias: ClassVar[str | bool] = False
     o_bias: ClassVar[str | bool] = False
     mlp_bias: ClassVar[str | bool] = False
-    window_switch: ClassVar[str] = ""
+    window_switch: ClassVar[str | bool] = False
     renamed: ClassVar[Mapping[str, str]] = {}
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
-        """The sliding window, and for each layer whether it has one, as transformers reads them."""
-        window = window_size(fields) if fields.flag(self.window_switch) else 0
-        return window, layer_types(fields, layers) if window else (False,) * layers
+        """The sliding window, by default Hugging Face's 4096, and for each layer whether it has
+        one, as transformers reads them."""
+        by_key = isinstance(self.window_switch, str)
+        on = fields.flag(str(self.window_switch)) if by_key else self.window_switch
+        is_null = "sliding_window" in fields.values and fields.get("sliding_window") is None
+        if is_null or not on:
+            return 0, (False,) * layers
+        window = fields.integer("sliding_window", 4096)
+        return window, layer_types(fields, layers) if by_key else (True,) * layers
 
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
@@ -74,17 +79,47 @@ class Family:
         )
 
 
-def window_size(fields: Fields) -> int:
-    """`sliding_window`, by default Hugging Face's 4096; 0 where it is null."""
-    if "sliding_window" in fields.values and fields.get("sliding_window") is None:
-        return 0
-    return fields.integer("sliding_window", 4096)
+class Llama(Family):
+    """Llama, and what is published in its format: all projections may have biases."""
+
+    name = "llama"
+    max_positions = 2048
+    qkv_bias = ATTENTION
+    o_bias = ATTENTION
+    mlp_bias = "mlp_bias"
+
+
+class Mistral(Family):
+    """Llama without biases, all layers with one sliding window."""
+
+    name = "mistral"
+    max_positions = 131072
+    window_switch = True
+
+
+class Qwen2(Family):
+    """Biases of queries, keys and values; sliding windows by a switch, for some layers."""
+
+    name = "qwen2"
+    max_positions = 32768
+    qkv_bias = True
+    window_switch = "use_sliding_window"
+
+
+class Qwen3(Family):
+    """Qwen2 with norms of queries and keys instead of biases, and wider heads."""
+
+    name = "qwen3"
+    max_positions = 32768
+    head_dim = 128
+    qk_norm = True
+    qkv_bias = ATTENTION
+    o_bias = ATTENTION
+    window_switch = "use_sliding_window"
 
 
 def families() -> dict[str, type[Family]]:
-    """All families by name: those of this package, and other subclasses of `Family`."""
-    for module in iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
+    """All families by name: those of this module, and other subclasses of `Family`."""
     classes = sorted(Family.__subclasses__(), key=lambda family: family.name)
     return {family.name: family for family in classes}
 
@@ -93,15 +128,12 @@ def decoder_config(folder: Path) -> DecoderConfig:
     """The target's config.json, checked; ModelError names the key that is wrong."""
     fields = read_fields(folder)
     name = fields.get("model_type")
-    if any(module.name == name for module in iter_modules(__path__)):
-        import_module(f"{__name__}.{name}")  # the other families stay unread
-    loaded = {family.name: family for family in Family.__subclasses__()}
-    by_name = loaded if isinstance(name, str) and name in loaded else families()
+    by_name = families()
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if not isinstance(name, str) or name not in by_name or custom:
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
         raise fields.wrong(
-            f"{what} is not supported ({', '.join(families())}); remote code is never executed"
+            f"{what} is not supported ({', '.join(by_name)}); remote code is never executed"
         )
     return by_name[name]().config(fields)
 
