@@ -20,9 +20,8 @@ class Family:
     name: `model_type` in config.json. max_positions, head_dim: where config.json is silent; a
     head_dim of 0 is hidden size / heads. activation: of the MLP's gate, a function of
     torch.nn.functional. qk_norm: queries and keys have norms. qkv_bias, o_bias, mlp_bias: whether
-    these projections have a bias, or the key of config.json that says so. window_switch: the same
-    of windows; where it is no key, all layers have one. renamed: keys with other names than
-    Llama's -> Llama's names."""
+    these projections have a bias, or the key of config.json that says so. window_switch: the key
+    that turns on windows. renamed: keys with other names than Llama's -> Llama's names."""
 
     name: ClassVar[str]
     max_positions: ClassVar[int]
@@ -32,19 +31,13 @@ class Family:
     qkv_bias: ClassVar[str | bool] = False
     o_bias: ClassVar[str | bool] = False
     mlp_bias: ClassVar[str | bool] = False
-    window_switch: ClassVar[str | bool] = False
+    window_switch: ClassVar[str] = ""
     renamed: ClassVar[Mapping[str, str]] = {}
 
     def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
-        """The sliding window, by default Hugging Face's 4096, and for each layer whether it has
-        one, as transformers reads them."""
-        by_key = isinstance(self.window_switch, str)
-        on = fields.flag(str(self.window_switch)) if by_key else self.window_switch
-        is_null = "sliding_window" in fields.values and fields.get("sliding_window") is None
-        if is_null or not on:
-            return 0, (False,) * layers
-        window = fields.integer("sliding_window", 4096)
-        return window, layer_types(fields, layers) if by_key else (True,) * layers
+        """The sliding window, and for each layer whether it has one, as transformers reads them."""
+        window = window_size(fields) if fields.flag(self.window_switch) else 0
+        return window, layer_types(fields, layers) if window else (False,) * layers
 
     def config(self, fields: Fields) -> DecoderConfig:
         """A config.json of this family, checked; ModelError names the key that is wrong."""
@@ -79,6 +72,13 @@ class Family:
         )
 
 
+def window_size(fields: Fields) -> int:
+    """`sliding_window`, by default Hugging Face's 4096; 0 where it is null."""
+    if "sliding_window" in fields.values and fields.get("sliding_window") is None:
+        return 0
+    return fields.integer("sliding_window", 4096)
+
+
 class Llama(Family):
     """Llama, and what is published in its format: all projections may have biases."""
 
@@ -94,7 +94,10 @@ class Mistral(Family):
 
     name = "mistral"
     max_positions = 131072
-    window_switch = True
+
+    def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
+        window = window_size(fields)
+        return window, (window > 0,) * layers
 
 
 class Qwen2(Family):
