@@ -1,4 +1,4 @@
-"""One lean decoder for all families (`families.py`): the target whose output counts."""
+"""One lean decoder for all families (`families/`): the target whose output counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -42,7 +42,8 @@ MAY_IMPORT = {
     "ops/draft": "ops ops/kv ops/sampling ops/attention",
     "models": "ops ops/kv ops/attention",
     "models/drafters": "models ops/kv ops/attention",
-    "models/load": "models models/drafters",
+    "models/families": "models",
+    "models/load": "models models/drafters models/families",
     "states": "states/graph states/text ops ops/* models/load",
     "states/yaml": "",
     "states/graph": "states/yaml ops ops/sampling",
@@ -67,7 +68,9 @@ MAY_IMPORT = {
         "engine engine/prepare engine/record engine/run engine/bench engine/workers "
         "states states/* models models/load ops ops/*"
     ),
-    "engine/simulate": ("engine engine/record engine/workers states states/* ops/kv models"),
+    "engine/simulate": (
+        "engine engine/record engine/workers states states/* ops/kv models models/families"
+    ),
     "engine/train": "engine engine/prepare engine/run states states/text models models/*",
     "engine/workers": (
         "engine engine/prepare engine/run engine/record states states/* models models/load ops"

@@ -1,13 +1,15 @@
-"""Families of decoders: what differs between them over one `Decoder`; without torch.
+"""Families of decoders, a file each: what differs between them over one `Decoder`; without torch.
 
-A new family is a subclass of `Family` here, or in any module that is imported before."""
+A new family is a subclass of `Family` in a file here, or in any module that is imported before."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import ClassVar
 
-from .config import DecoderConfig, check_supported, layer_types, shape_fields
-from .files import Fields, inside, read_fields, read_json
+from ..config import DecoderConfig, check_supported, layer_types, shape_fields
+from ..files import Fields, inside, read_fields, read_json
 
 DTYPES = ("", "float32", "bfloat16", "float16", "float64")
 CUSTOM_CODE = {"AutoConfig", "AutoModel", "AutoModelForCausalLM"}
@@ -79,50 +81,10 @@ def window_size(fields: Fields) -> int:
     return fields.integer("sliding_window", 4096)
 
 
-class Llama(Family):
-    """Llama, and what is published in its format: all projections may have biases."""
-
-    name = "llama"
-    max_positions = 2048
-    qkv_bias = ATTENTION
-    o_bias = ATTENTION
-    mlp_bias = "mlp_bias"
-
-
-class Mistral(Family):
-    """Llama without biases, all layers with one sliding window."""
-
-    name = "mistral"
-    max_positions = 131072
-
-    def windows(self, fields: Fields, layers: int) -> tuple[int, tuple[bool, ...]]:
-        window = window_size(fields)
-        return window, (window > 0,) * layers
-
-
-class Qwen2(Family):
-    """Biases of queries, keys and values; sliding windows by a switch, for some layers."""
-
-    name = "qwen2"
-    max_positions = 32768
-    qkv_bias = True
-    window_switch = "use_sliding_window"
-
-
-class Qwen3(Family):
-    """Qwen2 with norms of queries and keys instead of biases, and wider heads."""
-
-    name = "qwen3"
-    max_positions = 32768
-    head_dim = 128
-    qk_norm = True
-    qkv_bias = ATTENTION
-    o_bias = ATTENTION
-    window_switch = "use_sliding_window"
-
-
 def families() -> dict[str, type[Family]]:
-    """All families by name: those of this module, and other subclasses of `Family`."""
+    """All families by name: those of this package, and other subclasses of `Family`."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
     classes = sorted(Family.__subclasses__(), key=lambda family: family.name)
     return {family.name: family for family in classes}
 
@@ -131,12 +93,15 @@ def decoder_config(folder: Path) -> DecoderConfig:
     """The target's config.json, checked; ModelError names the key that is wrong."""
     fields = read_fields(folder)
     name = fields.get("model_type")
-    by_name = families()
+    if any(module.name == name for module in iter_modules(__path__)):
+        import_module(f"{__name__}.{name}")  # the other families stay unread
+    loaded = {family.name: family for family in Family.__subclasses__()}
+    by_name = loaded if isinstance(name, str) and name in loaded else families()
     custom = sorted(CUSTOM_CODE & set(fields.section("auto_map").values))
     if not isinstance(name, str) or name not in by_name or custom:
         what = f"`auto_map` for {', '.join(custom)}" if custom else f"model_type {name!r}"
         raise fields.wrong(
-            f"{what} is not supported ({', '.join(by_name)}); remote code is never executed"
+            f"{what} is not supported ({', '.join(families())}); remote code is never executed"
         )
     return by_name[name]().config(fields)
 
