@@ -44,7 +44,7 @@ class Recorder:
         self.start_time = perf_counter_ns()
         self._run: Run | None = None
         self._streams: dict[int, TextStream] = {}
-        self._texts = token_texts(decode)
+        self.text_of = token_texts(decode)
         self._tokens: set[int] = set()
         self._pending: list[tuple[int, Recordable, int]] = []
 
@@ -70,7 +70,7 @@ class Recorder:
         if isinstance(event, Moved):
             self.view.moved(event, at)
         else:
-            self.view.op_ran(event)
+            self.meter.op_ran(event)
             if self._run is not None:
                 if "step" in event.results:
                     self._planned(at, self._run.board)
@@ -83,21 +83,23 @@ class Recorder:
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
         step: StepPlan = board["step"]
-        starts: list[str] = []
-        chunks: dict[str, int] = {}
-        if self.write is not None or self.view.preempted:
-            resumed = [r.first_branch for r in step.requests if r.first_branch is not None]
-            starts = [branch.name for branch in step.starting]
-            starts += [request.key for request in step.requests]
-            starts += [branch.name for branch in resumed]
-            chunks = {request.key: count for request, count in step.chunks}
-        self.view.planned(step.preempted, (*starts, *chunks))
+        self.meter.preempted += len(step.preempted)
         if self.write is not None:
-            plan = {"step": step.number, "does": action_of(step), "why": step.why}
-            starting = {"starts": starts, "chunks": chunks}
-            counts = {"running": step.running, "waiting": step.waiting, "held": step.blocked}
-            preempted = list(step.preempted)
-            self._record(at, {"kind": "step", **plan, **starting, **counts, "preempted": preempted})
+            resumed = (request.first_branch for request in step.requests)
+            record = {
+                "kind": "step",
+                "step": step.number,
+                "does": action_of(step),
+                "why": step.why,
+                "starts": [item.name for item in (*step.starting, *step.requests)]
+                + [branch.name for branch in resumed if branch is not None],
+                "chunks": {request.key: count for request, count in step.chunks},
+                "running": step.running,
+                "waiting": step.waiting,
+                "held": step.blocked,
+                "preempted": list(step.preempted),
+            }
+            self._record(at, record)
 
     def _round_done(self, at: int, board: Mapping[str, Any]) -> None:
         summary: RoundSummary = board["committed"]
@@ -136,7 +138,7 @@ class Recorder:
                 for branch in request.all_branches():
                     self._tokens.update(branch.tokens)
             tokens = sorted(token for token in self._tokens if token >= 0)
-            texts = {str(token): self._texts(token) for token in tokens}
+            texts = {str(token): self.text_of(token) for token in tokens}
             self.write_record({"kind": "texts", "texts": texts})
         self.flush()
 
@@ -166,7 +168,7 @@ class Recorder:
             [request_view(request) for request in requests],
             pool_view(board),
             seconds=self.now / NS,
-            text=self._texts,
+            text=self.text_of,
         )
 
     def _text(self, branch: Branch) -> str:
