@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...states.machine import Event, Moved, OpRan, Run, Sink
-from ...states.request import Branch
+from ...states.request import Branch, Request
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
 from ..events import Decode, TextStream, token_texts
@@ -61,7 +61,6 @@ class Recorder:
         """Before the first transition."""
         self._run = run
         self.start_time = perf_counter_ns()
-        self.take_snapshot()
 
     def __call__(self, event: Event) -> None:
         at = self.now
@@ -79,20 +78,20 @@ class Recorder:
         for listener in self.listeners:
             listener(event)
         if self.snapshot_requested:
-            self.serve_snapshot()
+            self.take_snapshot()
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
         step: StepPlan = board["step"]
         self.meter.preempted += len(step.preempted)
         if self.write is not None:
-            resumed = (request.first_branch for request in step.requests)
+            starting: list[Branch | Request] = [*step.starting, *step.requests]
+            starting += [r.first_branch for r in step.requests if r.first_branch is not None]
             record = {
                 "kind": "step",
                 "step": step.number,
                 "does": action_of(step),
                 "why": step.why,
-                "starts": [item.name for item in (*step.starting, *step.requests)]
-                + [branch.name for branch in resumed if branch is not None],
+                "starts": [item.name for item in starting],
                 "chunks": {request.key: count for request, count in step.chunks},
                 "running": step.running,
                 "waiting": step.waiting,
@@ -151,16 +150,11 @@ class Recorder:
         if self._run is not None and self._run.moved_at:
             self._run.moved_at += nanos
 
-    def serve_snapshot(self) -> None:
-        """Only on the run's own thread."""
-        if self.snapshot_requested:
-            self.snapshot_requested = False
-            self.take_snapshot()
-
     def take_snapshot(self) -> None:
         """Only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
+        self.snapshot_requested = False
         board = self._run.board
         requests = board["branches"].requests
         self.snapshot = self.view.snapshot(

@@ -109,8 +109,8 @@ class ReplayedBranch:
 
     def view(self, run: ReplayedView) -> BranchView:
         stage = self.stage(run)
-        request = self.name.rpartition("/")[0]
         tokens = run.tokens[self.name] if self.rounds else len(self.ids)
+        request = self.name.rpartition("/")[0]
         if stage == "running" and {self.name, request} & run.preempted:
             stage = "preempted"
         return BranchView(
@@ -222,6 +222,7 @@ class Replay:
         if len(self.records) == len(records):
             self.missing.append("the texts of single tokens")
         self.requests = self._read_requests()
+        self.branches = {b.name: b for request in self.requests for b in request.branches}
         self._sizes = self._read_sizes()
         self._view = ReplayedView()
         self._position = 0  # records that `_view` has folded
@@ -330,7 +331,7 @@ class Replay:
         capacity, slot_bytes, draft_capacity = self._sizes
         kinds = [PREFIX]
         counts: list[int] = []
-        for branch in (branch for request in self.requests for branch in request.branches):
+        for branch in self.branches.values():
             # A cancelled branch keeps its slots to the end of the trace.
             cancelled = branch.finish == "cancelled" and view.rounds[branch.name] > 0
             if cancelled or branch.stage(view) == "running":
@@ -342,7 +343,6 @@ class Replay:
         return PoolView(
             codes=codes,
             used=used,
-            capacity=len(codes),
             bytes=used * slot_bytes,
             draft_used=draft_used,
             draft_capacity=draft_capacity,
@@ -472,7 +472,7 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
             "events": list(_events(replay, number, parsed)),
             "runs": runs_of(pool.codes),
             "used": pool.used,
-            "capacity": pool.capacity,
+            "capacity": pool.codes.size,
         }
 
     ways = [[source, to, ""] for source, targets in scene.ways.items() for to in targets]
@@ -499,7 +499,6 @@ def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]
     """[request, name, branch, details] of each event of a frame, as a live page gets it; parsed:
     keys of the requests whose outline was yielded."""
     view = replay.view(frame)
-    branches = {b.name: (r.key, b) for r in replay.requests for b in r.branches}
     for record in replay.records_of(frame):
         if record["kind"] == "op" and record["op"] == PARSE_OP:
             for request in replay.requests:
@@ -513,7 +512,8 @@ def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]
             forced = {tree.branch for tree in trees_of(record) if tree.forced}
             columns = (record[name] for name in ("branches", "committed", "accepted"))
             for name, count, accepted in zip(*columns, strict=True):
-                key, branch = branches[name]
+                branch = replay.branches[name]
+                key = name.rpartition("/")[0]
                 if view.rounds[name] == 1:
                     yield [key, "opened", branch.index, branch.title]
                 first = view.tokens[name] - count

@@ -109,17 +109,6 @@ def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A transition: milliseconds in `source`, tokens committed there."""
-
-    source: str
-    target: str
-    guard: str | None
-    millis: float
-    committed: int
-
-
-@dataclass(frozen=True, slots=True)
 class BranchView:
     """One branch; `index` -1 is the root branch, which writes the outline."""
 
@@ -151,7 +140,6 @@ class PoolView:
 
     codes: Codes
     used: int
-    capacity: int
     bytes: int
     draft_used: int
     draft_capacity: int
@@ -175,11 +163,11 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at one moment; meter: a copy without requests and marks."""
+    """A run at one moment; moves: the last transitions, each with the tokens committed in its
+    source; meter: a copy without requests and marks."""
 
     state: str
-    before: str
-    moves: tuple[Move, ...]
+    moves: tuple[tuple[Moved, int], ...]
     branches: tuple[BranchView, ...]
     pool: PoolView
     meter: Meter
@@ -195,17 +183,14 @@ class RunView:
     branch, the latest last."""
 
     state: str = "start"
-    before: str = ""
     meter: Meter = field(default_factory=Meter)
-    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
+    moves: deque[tuple[Moved, int]] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
     trees: dict[str, tuple[int, VerifiedTree]] = field(default_factory=dict)
     committed: int = 0  # tokens committed in the present state
 
     def moved(self, event: Moved, at: int) -> None:
         self.meter.moved(event, at)
-        edge = (event.source, event.target, event.guard)
-        self.moves.append(Move(*edge, event.nanos / 1e6, self.committed))
-        self.before = event.source
+        self.moves.append((event, self.committed))
         self.state = event.target
         self.committed = 0
 
@@ -231,7 +216,6 @@ class RunView:
         meter.add(self.meter)
         return Snapshot(
             state=self.state,
-            before=self.before,
             moves=tuple(self.moves),
             branches=tuple(branches),
             pool=pool,
@@ -302,7 +286,6 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
     return PoolView(
         codes=slot_codes(kv, table.requests, table.reused, segments),
         used=kv.needed_length,
-        capacity=kv.slots,
         bytes=kv.needed_length * kv.slot_bytes,
         draft_used=draft.needed_length if draft is not None else 0,
         draft_capacity=draft.slots if draft is not None else 0,

@@ -157,9 +157,7 @@ class Inspector:
             yield Text("+ offered, not verified yet", style="dim")
         else:
             snap = self.recorder.snapshot
-            branches = visible_branches(self.run.board["branches"].requests)
-            parted = {branch.request.key for branch in branches if not branch.is_root}
-            shown = without_outlines(snap.trees if snap is not None else (), parted)
+            shown = [] if snap is None else without_outlines(snap.trees, snap.branches)
             words = f"last rounds  {drafts_legend(99)}" if shown else "no drafts so far"
             yield Text(words, style="dim")
         for tree in shown:
