@@ -118,8 +118,10 @@ class Recorder:
 
     def _record(self, at: int, item: Recordable, number: int = 0) -> None:
         if self.write is not None:
-            stored = item.described() if isinstance(item, OpRan) else item
-            self._pending.append((at, stored, number or self.view.committed))
+            number = number or self.view.committed
+            # An op's results must not stay alive until its record is encoded.
+            stored = trace_record(at, item, number) if isinstance(item, OpRan) else item
+            self._pending.append((at, stored, number))
             if len(self._pending) >= BATCH_SIZE:
                 self.flush()
 

@@ -258,7 +258,7 @@ def picture(program: Program, run: Run) -> str:
         lines.append(f"  {mark} {target}{f'  when {guard}' if guard else ''}")
     width = max(map(len, run.board))
     for key, value in run.board.items():
-        text = str(describe(value))
+        text = describe(value)
         if isinstance(value, BranchStateManager):
             waiting = sum(b.waits for r in value.requests for b in r.branches)
             text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"
