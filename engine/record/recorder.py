@@ -22,7 +22,6 @@ from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, v
 
 Record = dict[str, Any]
 Write = Callable[[Record], None]
-Recordable = Event | RoundSummary | Record
 
 ROUND_FIELDS = ("branches", "committed", "accepted", "drafted", "rows", "padding")
 MAX_TREE_NODES = 512  # of all trees of a round together, in its record
@@ -46,7 +45,7 @@ class Recorder:
         self._streams: dict[int, TextStream] = {}
         self.text_of = token_texts(decode)
         self._tokens: set[int] = set()
-        self._pending: list[tuple[int, Recordable, int]] = []
+        self._pending: list[tuple[int, RoundSummary | Record, int]] = []
 
     @property
     def meter(self) -> Meter:
@@ -64,8 +63,8 @@ class Recorder:
 
     def __call__(self, event: Event) -> None:
         at = self.now
-        if self.write is not None:
-            self._record(at, event)
+        if self.write is not None:  # at once: an op's results must not stay alive
+            self._record(at, trace_record(at, event, self.view.committed))
         if isinstance(event, Moved):
             self.view.moved(event, at)
         else:
@@ -116,12 +115,9 @@ class Recorder:
     def write_record(self, record: Record) -> None:
         self._record(self.now, record)
 
-    def _record(self, at: int, item: Recordable, number: int = 0) -> None:
+    def _record(self, at: int, item: RoundSummary | Record, number: int = 0) -> None:
         if self.write is not None:
-            number = number or self.view.committed
-            # An op's results must not stay alive until its record is encoded.
-            stored = trace_record(at, item, number) if isinstance(item, OpRan) else item
-            self._pending.append((at, stored, number))
+            self._pending.append((at, item, number))
             if len(self._pending) >= BATCH_SIZE:
                 self.flush()
 
@@ -173,7 +169,7 @@ class Recorder:
         return stream.text
 
 
-def trace_record(at: int, item: Recordable, number: int) -> Record:
+def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> Record:
     """At nanoseconds since the start; number: of a move, the tokens committed in its source; of a
     round, its own."""
     match item:

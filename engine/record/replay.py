@@ -249,14 +249,12 @@ class Replay:
             saved |= {f"{key}/{part['index'] + 1}": part for part in line.get("parts", ())}
             if line.get("combined") is not None:
                 saved[f"{key}/combined"] = line["combined"]
-        numbers: dict[str, list[int]] = {}  # of each branch's forwards
-        for record in rounds:
-            for name in record["branches"]:
-                numbers.setdefault(name, []).append(record["round"])
+        counts = Counter(name for record in rounds for name in record["branches"])
+        last = {name: record["round"] for record in rounds for name in record["branches"]}
         budget = self.run.manifest.get("max_new_tokens") or self._graph["limits"]["max_new_tokens"]
         outline_budget = (self._graph.get("skeleton") or {}).get("max_tokens", 0)
         requests = {k: ReplayedRequest(k, line.get("question", "")) for k, line in outputs.items()}
-        for name in {**saved, **numbers}:
+        for name in {**saved, **counts}:
             key, _, title = name.rpartition("/")
             request = requests.setdefault(key, ReplayedRequest(key, ""))
             values = saved.get(name, {**UNSAVED, "title": title})
@@ -269,8 +267,8 @@ class Replay:
                 ids=values["token_ids"],
                 text=values["text"],
                 texts=self._texts,
-                rounds=len(numbers.get(name, ())),
-                last_round=max(numbers.get(name, ()), default=0),
+                rounds=counts[name],
+                last_round=last.get(name, 0),
             )
             if title == "outline":
                 request.outline = branch
