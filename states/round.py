@@ -206,9 +206,9 @@ class VerifiedTree:
     """A verified tree of one branch in one round.
 
     position, root: of the round's root token. tokens, parents: of each node, the root first; a
-    negative token is padding. path: the accepted nodes, the root first. final: the token after
-    them. num_committed: how many of these tokens were appended. forced: the tree is the only
-    continuation of a grammar instead of a draft."""
+    negative token is padding. path: the accepted nodes, the root first; empty if the tree is not
+    verified yet. final: the token after them. num_committed: how many of these tokens were
+    appended. forced: the tree is the only continuation of a grammar instead of a draft."""
 
     branch: str
     position: int

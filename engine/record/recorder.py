@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...states.machine import Event, Moved, OpRan, Run, Sink
-from ...states.request import Branch
+from ...states.request import Branch, Request
 from ...states.round import RoundSummary, VerifiedTree
 from ...states.scheduler import StepPlan
 from ..events import Decode, TextStream, token_texts
@@ -22,7 +22,6 @@ from .run_view import RunView, Snapshot, branch_view, pool_view, request_view, v
 
 Record = dict[str, Any]
 Write = Callable[[Record], None]
-Recordable = Event | RoundSummary | Record
 
 ROUND_FIELDS = ("branches", "committed", "accepted", "drafted", "rows", "padding")
 MAX_TREE_NODES = 512  # of all trees of a round together, in its record
@@ -44,9 +43,9 @@ class Recorder:
         self.start_time = perf_counter_ns()
         self._run: Run | None = None
         self._streams: dict[int, TextStream] = {}
-        self._texts = token_texts(decode)
+        self.text_of = token_texts(decode)
         self._tokens: set[int] = set()
-        self._pending: list[tuple[int, Recordable, int]] = []
+        self._pending: list[tuple[int, RoundSummary | Record, int]] = []
 
     @property
     def meter(self) -> Meter:
@@ -61,16 +60,15 @@ class Recorder:
         """Before the first transition."""
         self._run = run
         self.start_time = perf_counter_ns()
-        self.take_snapshot()
 
     def __call__(self, event: Event) -> None:
         at = self.now
-        if self.write is not None:
-            self._record(at, event)
+        if self.write is not None:  # at once: an op's results must not stay alive
+            self._record(at, trace_record(at, event, self.view.committed))
         if isinstance(event, Moved):
             self.view.moved(event, at)
         else:
-            self.view.op_ran(event)
+            self.meter.op_ran(event)
             if self._run is not None:
                 if "step" in event.results:
                     self._planned(at, self._run.board)
@@ -79,25 +77,27 @@ class Recorder:
         for listener in self.listeners:
             listener(event)
         if self.snapshot_requested:
-            self.serve_snapshot()
+            self.take_snapshot()
 
     def _planned(self, at: int, board: Mapping[str, Any]) -> None:
         step: StepPlan = board["step"]
-        starts: list[str] = []
-        chunks: dict[str, int] = {}
-        if self.write is not None or self.view.preempted:
-            resumed = [r.first_branch for r in step.requests if r.first_branch is not None]
-            starts = [branch.name for branch in step.starting]
-            starts += [request.key for request in step.requests]
-            starts += [branch.name for branch in resumed]
-            chunks = {request.key: count for request, count in step.chunks}
-        self.view.planned(step.preempted, (*starts, *chunks))
+        self.meter.preempted += len(step.preempted)
         if self.write is not None:
-            plan = {"step": step.number, "does": action_of(step), "why": step.why}
-            starting = {"starts": starts, "chunks": chunks}
-            counts = {"running": step.running, "waiting": step.waiting, "held": step.blocked}
-            preempted = list(step.preempted)
-            self._record(at, {"kind": "step", **plan, **starting, **counts, "preempted": preempted})
+            starting: list[Branch | Request] = [*step.starting, *step.requests]
+            starting += [r.first_branch for r in step.requests if r.first_branch is not None]
+            record = {
+                "kind": "step",
+                "step": step.number,
+                "does": action_of(step),
+                "why": step.why,
+                "starts": [item.name for item in starting],
+                "chunks": {request.key: count for request, count in step.chunks},
+                "running": step.running,
+                "waiting": step.waiting,
+                "held": step.blocked,
+                "preempted": list(step.preempted),
+            }
+            self._record(at, record)
 
     def _round_done(self, at: int, board: Mapping[str, Any]) -> None:
         summary: RoundSummary = board["committed"]
@@ -115,10 +115,9 @@ class Recorder:
     def write_record(self, record: Record) -> None:
         self._record(self.now, record)
 
-    def _record(self, at: int, item: Recordable, number: int = 0) -> None:
+    def _record(self, at: int, item: RoundSummary | Record, number: int = 0) -> None:
         if self.write is not None:
-            stored = item.described() if isinstance(item, OpRan) else item
-            self._pending.append((at, stored, number or self.view.committed))
+            self._pending.append((at, item, number))
             if len(self._pending) >= BATCH_SIZE:
                 self.flush()
 
@@ -136,7 +135,7 @@ class Recorder:
                 for branch in request.all_branches():
                     self._tokens.update(branch.tokens)
             tokens = sorted(token for token in self._tokens if token >= 0)
-            texts = {str(token): self._texts(token) for token in tokens}
+            texts = {str(token): self.text_of(token) for token in tokens}
             self.write_record({"kind": "texts", "texts": texts})
         self.flush()
 
@@ -149,16 +148,11 @@ class Recorder:
         if self._run is not None and self._run.moved_at:
             self._run.moved_at += nanos
 
-    def serve_snapshot(self) -> None:
-        """Only on the run's own thread."""
-        if self.snapshot_requested:
-            self.snapshot_requested = False
-            self.take_snapshot()
-
     def take_snapshot(self) -> None:
         """Only on the run's own thread."""
         if self._run is None or not self._run.board:
             return
+        self.snapshot_requested = False
         board = self._run.board
         requests = board["branches"].requests
         self.snapshot = self.view.snapshot(
@@ -166,7 +160,7 @@ class Recorder:
             [request_view(request) for request in requests],
             pool_view(board),
             seconds=self.now / NS,
-            text=self._texts,
+            text=self.text_of,
         )
 
     def _text(self, branch: Branch) -> str:
@@ -175,7 +169,7 @@ class Recorder:
         return stream.text
 
 
-def trace_record(at: int, item: Recordable, number: int) -> Record:
+def trace_record(at: int, item: Event | RoundSummary | Record, number: int) -> Record:
     """At nanoseconds since the start; number: of a move, the tokens committed in its source; of a
     round, its own."""
     match item:

@@ -8,6 +8,7 @@ import csv
 import io
 import json
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -27,7 +28,6 @@ from .run_folder import TRACE, SavedRun, valid
 from .run_view import (
     BRANCH,
     OUTLINE,
-    PARSE_OP,
     PREFIX,
     BranchView,
     PoolView,
@@ -42,6 +42,53 @@ UNSAVED: Mapping[str, Any] = {"finish_reason": "", "token_ids": [], "text": None
 MAX_FRAMES = 20_000  # that a page plays
 MAX_BYTES = 128 << 20  # of a trace that a page plays
 CHECKPOINT_INTERVAL = 256  # records between two states that are retained for going back
+PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
+
+
+@dataclass
+class ReplayedView(RunView):
+    """The view of a run after the records so far. kv: slots in use in both pools. parsed: forwards
+    at the last parse of outlines. rounds, tokens: of each branch. preempted: names; `starting`
+    resume with the next forward."""
+
+    kv: tuple[int, int] = (0, 0)
+    parsed: int = 0
+    rounds: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+    preempted: set[str] = field(default_factory=set)
+    starting: frozenset[str] = frozenset()
+
+    def fold(self, record: Record) -> None:
+        """Fold a trace record, as the live run folded its event."""
+        match record["kind"]:
+            case "move":
+                edge = (record["from"], record["to"], record["guard"])
+                self.committed = record["committed"]
+                self.moved(Moved(*edge, record["step"], record["ns"]), record["t"])
+            case "op":
+                self.meter.op_ran(OpRan(record["state"], record["op"], record["ns"], {}))
+                if record["op"] == PARSE_OP:
+                    self.parsed = self.meter.forwards
+            case "step":
+                preempted = record.get("preempted", ())  # older traces have none
+                self.meter.preempted += len(preempted)
+                self.preempted.update(preempted)
+                self.starting = frozenset((*record["starts"], *record["chunks"]))
+            case "round":
+                values = (record.get("blend") or {}).items()
+                blend: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in values}
+                summary = RoundSummary(
+                    **{name: record[name] for name in ROUND_FIELDS},
+                    target_length=record["kv"],
+                    draft_length=record["kv_draft"],
+                    trees=tuple(trees_of(record)),
+                    blend=BlendSummary(**blend) if blend else None,
+                )
+                self.round_done(summary, record["t"])
+                self.preempted -= self.starting
+                self.kv = (summary.target_length, summary.draft_length)
+                self.rounds.update(summary.branches)
+                self.tokens.update(dict(zip(summary.branches, summary.committed, strict=True)))
 
 
 @dataclass(eq=False)
@@ -60,10 +107,10 @@ class ReplayedBranch:
     rounds: int = 0
     last_round: int = 0
 
-    def view(self, run: RunView) -> BranchView:
+    def view(self, run: ReplayedView) -> BranchView:
         stage = self.stage(run)
-        request = self.name.rpartition("/")[0]
         tokens = run.tokens[self.name] if self.rounds else len(self.ids)
+        request = self.name.rpartition("/")[0]
         if stage == "running" and {self.name, request} & run.preempted:
             stage = "preempted"
         return BranchView(
@@ -77,7 +124,7 @@ class ReplayedBranch:
             text=self.text_at(tokens),
         )
 
-    def stage(self, run: RunView) -> str:
+    def stage(self, run: ReplayedView) -> str:
         rounds = run.rounds[self.name]
         if not rounds:
             before = not self.rounds and self.ids  # decoded before the run was resumed
@@ -115,7 +162,7 @@ class ReplayedRequest:
             yield self.outline
         yield from self.parts
 
-    def visible(self, run: RunView) -> list[ReplayedBranch]:
+    def visible(self, run: ReplayedView) -> list[ReplayedBranch]:
         """The parts once they exist, before that the outline."""
         root = self.outline
         if root is None or root.last_round <= run.parsed:
@@ -124,7 +171,7 @@ class ReplayedRequest:
             return self.parts
         return [root] if run.rounds[root.name] else []
 
-    def view(self, run: RunView) -> RequestView:
+    def view(self, run: ReplayedView) -> RequestView:
         parts = self.parts if self.visible(run) is self.parts else []
         done = sum(part.stage(run) == "done" for part in parts)
         if parts and done == len(parts):
@@ -175,10 +222,11 @@ class Replay:
         if len(self.records) == len(records):
             self.missing.append("the texts of single tokens")
         self.requests = self._read_requests()
+        self.branches = {b.name: b for request in self.requests for b in request.branches}
         self._sizes = self._read_sizes()
-        self._view = RunView()
+        self._view = ReplayedView()
         self._position = 0  # records that `_view` has folded
-        self._checkpoints = {0: RunView()}
+        self._checkpoints = {0: ReplayedView()}
         self.snapshot(0)
 
     def _read_requests(self) -> list[ReplayedRequest]:
@@ -201,14 +249,12 @@ class Replay:
             saved |= {f"{key}/{part['index'] + 1}": part for part in line.get("parts", ())}
             if line.get("combined") is not None:
                 saved[f"{key}/combined"] = line["combined"]
-        numbers: dict[str, list[int]] = {}  # of each branch's forwards
-        for record in rounds:
-            for name in record["branches"]:
-                numbers.setdefault(name, []).append(record["round"])
+        counts = Counter(name for record in rounds for name in record["branches"])
+        last = {name: record["round"] for record in rounds for name in record["branches"]}
         budget = self.run.manifest.get("max_new_tokens") or self._graph["limits"]["max_new_tokens"]
         outline_budget = (self._graph.get("skeleton") or {}).get("max_tokens", 0)
         requests = {k: ReplayedRequest(k, line.get("question", "")) for k, line in outputs.items()}
-        for name in {**saved, **numbers}:
+        for name in {**saved, **counts}:
             key, _, title = name.rpartition("/")
             request = requests.setdefault(key, ReplayedRequest(key, ""))
             values = saved.get(name, {**UNSAVED, "title": title})
@@ -221,8 +267,8 @@ class Replay:
                 ids=values["token_ids"],
                 text=values["text"],
                 texts=self._texts,
-                rounds=len(numbers.get(name, ())),
-                last_round=max(numbers.get(name, ()), default=0),
+                rounds=counts[name],
+                last_round=last.get(name, 0),
             )
             if title == "outline":
                 request.outline = branch
@@ -264,7 +310,7 @@ class Replay:
             text=self.text_of,
         )
 
-    def view(self, frame: int) -> RunView:
+    def view(self, frame: int) -> ReplayedView:
         """The view at the end of a frame, folded from the nearest one before it; not a copy."""
         end = self._ends[frame]
         if end < self._position:
@@ -272,18 +318,18 @@ class Replay:
             self._view = deepcopy(self._checkpoints[self._position])
         with valid(self.run):
             while self._position < end:
-                fold_record(self._view, self.records[self._position])
+                self._view.fold(self.records[self._position])
                 self._position += 1
                 if self._position % CHECKPOINT_INTERVAL == 0:
                     self._checkpoints.setdefault(self._position, deepcopy(self._view))
         return self._view
 
-    def pool(self, view: RunView) -> PoolView:
+    def pool(self, view: ReplayedView) -> PoolView:
         used, draft_used = view.kv
         capacity, slot_bytes, draft_capacity = self._sizes
         kinds = [PREFIX]
         counts: list[int] = []
-        for branch in (branch for request in self.requests for branch in request.branches):
+        for branch in self.branches.values():
             # A cancelled branch keeps its slots to the end of the trace.
             cancelled = branch.finish == "cancelled" and view.rounds[branch.name] > 0
             if cancelled or branch.stage(view) == "running":
@@ -295,42 +341,11 @@ class Replay:
         return PoolView(
             codes=codes,
             used=used,
-            capacity=len(codes),
             bytes=used * slot_bytes,
             draft_used=draft_used,
             draft_capacity=draft_capacity,
             moved=None,
         )
-
-
-def fold_record(view: RunView, record: Record) -> None:
-    """Fold a trace record into a view, as the live run folded its event."""
-    match record["kind"]:
-        case "move":
-            event = Moved(
-                source=record["from"],
-                target=record["to"],
-                guard=record["guard"],
-                step=record["step"],
-                nanos=record["ns"],
-            )
-            view.committed = record["committed"]
-            view.moved(event, record["t"])
-        case "op":
-            view.op_ran(OpRan(record["state"], record["op"], record["ns"], {}))
-        case "step":  # older traces have no preemptions
-            view.planned(record.get("preempted", ()), (*record["starts"], *record["chunks"]))
-        case "round":
-            values = (record.get("blend") or {}).items()
-            blend: Any = {name: tuple(v) if isinstance(v, list) else v for name, v in values}
-            summary = RoundSummary(
-                **{name: record[name] for name in ROUND_FIELDS},
-                target_length=record["kv"],
-                draft_length=record["kv_draft"],
-                trees=tuple(trees_of(record)),
-                blend=BlendSummary(**blend) if blend else None,
-            )
-            view.round_done(summary, record["t"])
 
 
 def records_of(run: SavedRun) -> Iterator[Record]:
@@ -455,7 +470,7 @@ def playback_of(run: SavedRun) -> dict[str, Any]:
             "events": list(_events(replay, number, parsed)),
             "runs": runs_of(pool.codes),
             "used": pool.used,
-            "capacity": pool.capacity,
+            "capacity": pool.codes.size,
         }
 
     ways = [[source, to, ""] for source, targets in scene.ways.items() for to in targets]
@@ -482,7 +497,6 @@ def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]
     """[request, name, branch, details] of each event of a frame, as a live page gets it; parsed:
     keys of the requests whose outline was yielded."""
     view = replay.view(frame)
-    branches = {b.name: (r.key, b) for r in replay.requests for b in r.branches}
     for record in replay.records_of(frame):
         if record["kind"] == "op" and record["op"] == PARSE_OP:
             for request in replay.requests:
@@ -496,7 +510,8 @@ def _events(replay: Replay, frame: int, parsed: set[str]) -> Iterator[list[Any]]
             forced = {tree.branch for tree in trees_of(record) if tree.forced}
             columns = (record[name] for name in ("branches", "committed", "accepted"))
             for name, count, accepted in zip(*columns, strict=True):
-                key, branch = branches[name]
+                branch = replay.branches[name]
+                key = name.rpartition("/")[0]
                 if view.rounds[name] == 1:
                     yield [key, "opened", branch.index, branch.title]
                 first = view.tokens[name] - count

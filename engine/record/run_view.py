@@ -3,8 +3,8 @@
 `RunView` is the one state behind the live view, the step view, the replay player and the page's
 playback; its immutable copies are `Snapshot`s."""
 
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...states.blend import Reused
-from ...states.machine import Moved, OpRan
+from ...states.machine import Moved
 from ...states.prefix_cache import CachedSegment
 from ...states.request import Branch, Finish, Request
 from ...states.round import BlendSummary, RoundSummary, VerifiedTree
@@ -25,7 +25,6 @@ Codes = npt.NDArray[np.int16]
 # What a slot of the pool holds; the code of a branch is BRANCH + its index.
 FREE, PREFIX, TREE, OUTLINE, PADDING, REUSED, PICKED, RETAINED, BRANCH = range(9)
 MAX_ENTRIES = 64  # moves, and branches with their last trees, that a view retains
-PARSE_OP = "outline.parse_"  # the op that turns outlines into branches
 
 
 class Mark(StrEnum):
@@ -65,10 +64,12 @@ class DraftTree:
 
 
 def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> DraftTree:
+    """number: of the target forward. text: of a token; if empty, its id in angle brackets."""
     request, _, name = tree.branch.rpartition("/")
     drafts = [node for node in range(1, len(tree.tokens)) if tree.tokens[node] >= 0]
     final = len(tree.tokens)  # the final token is a node below the path
-    order = [*tree.path, final, *(node for node in drafts if node not in tree.path)]
+    first = [*tree.path, final] if tree.path else [0]
+    order = [*first, *(node for node in drafts if node not in tree.path)]
     place = {node: at for at, node in enumerate(order)}
     nodes = []
     for node in order:
@@ -76,7 +77,8 @@ def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> D
         parent = -1
         if node:
             parent = place[tree.path[-1] if node == final else tree.parents[node]]
-        nodes.append(DraftNode(token_text(token, text), parent, _mark(tree, node, drafts)))
+        shown = text(token) or f"<{token}>"
+        nodes.append(DraftNode(shown, parent, _mark(tree, node, drafts)))
     return DraftTree(
         request=request,
         name=name,
@@ -84,12 +86,14 @@ def draft_tree(number: int, tree: VerifiedTree, text: Callable[[int], str]) -> D
         position=tree.position,
         nodes=tuple(nodes),
         drafted=len(drafts),
-        accepted=len(tree.path) - 1,
+        accepted=max(len(tree.path) - 1, 0),
     )
 
 
 def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
     accepted = len(tree.path) - 1
+    if not tree.path:
+        return Mark.OFFERED if node else Mark.ROOT
     if node == len(tree.tokens):  # the final token
         if accepted > tree.num_committed:
             return Mark.UNREACHED
@@ -102,22 +106,6 @@ def _mark(tree: VerifiedTree, node: int, drafts: Sequence[int]) -> Mark:
     if tree.path.index(node) - 1 > tree.num_committed:  # the stop token is not committed either
         return Mark.UNREACHED
     return Mark.FORCED if tree.forced else Mark.ACCEPTED
-
-
-def token_text(token: int, text: Callable[[int], str]) -> str:
-    """Its id in angle brackets if the text is empty."""
-    return text(token) or f"<{token}>"
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """A transition: milliseconds in `source`, tokens committed there."""
-
-    source: str
-    target: str
-    guard: str | None
-    millis: float
-    committed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +140,6 @@ class PoolView:
 
     codes: Codes
     used: int
-    capacity: int
     bytes: int
     draft_used: int
     draft_capacity: int
@@ -176,11 +163,11 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at one moment; meter: a copy without requests and marks."""
+    """A run at one moment; moves: the last transitions, each with the tokens committed in its
+    source; meter: a copy without requests and marks."""
 
     state: str
-    before: str
-    moves: tuple[Move, ...]
+    moves: tuple[tuple[Moved, int], ...]
     branches: tuple[BranchView, ...]
     pool: PoolView
     meter: Meter
@@ -192,50 +179,24 @@ class Snapshot:
 
 @dataclass
 class RunView:
-    """The state of a run after its events so far.
-
-    kv: slots in use in both pools. parsed: forwards at the last parse of outlines. rounds, tokens:
-    of each branch. trees: (round, tree) of the last round of each branch, the latest last.
-    preempted: names; `starting` resume with the next forward."""
+    """The state of a run after its events so far. trees: (round, tree) of the last round of each
+    branch, the latest last."""
 
     state: str = "start"
-    before: str = ""
     meter: Meter = field(default_factory=Meter)
-    kv: tuple[int, int] = (0, 0)
-    parsed: int = 0
-    moves: deque[Move] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
-    rounds: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
+    moves: deque[tuple[Moved, int]] = field(default_factory=lambda: deque(maxlen=MAX_ENTRIES))
     trees: dict[str, tuple[int, VerifiedTree]] = field(default_factory=dict)
-    preempted: set[str] = field(default_factory=set)
-    starting: frozenset[str] = frozenset()
     committed: int = 0  # tokens committed in the present state
-
-    def op_ran(self, event: OpRan) -> None:
-        self.meter.op_ran(event)
-        if event.op == PARSE_OP:
-            self.parsed = self.meter.forwards
 
     def moved(self, event: Moved, at: int) -> None:
         self.meter.moved(event, at)
-        edge = (event.source, event.target, event.guard)
-        self.moves.append(Move(*edge, event.nanos / 1e6, self.committed))
-        self.before = event.source
+        self.moves.append((event, self.committed))
         self.state = event.target
         self.committed = 0
 
-    def planned(self, preempted: Collection[str], starting: Iterable[str]) -> None:
-        self.meter.preempted += len(preempted)
-        self.preempted.update(preempted)
-        self.starting = frozenset(starting)
-
     def round_done(self, summary: RoundSummary, at: int) -> None:
-        self.preempted -= self.starting
         self.meter.forward_done(summary, at)
         self.committed += sum(summary.committed)
-        self.kv = (summary.target_length, summary.draft_length)
-        self.rounds.update(summary.branches)
-        self.tokens.update(dict(zip(summary.branches, summary.committed, strict=True)))
         for tree in summary.trees:
             self.trees.pop(tree.branch, None)  # the latest tree is the last entry
             self.trees[tree.branch] = (self.meter.forwards, tree)
@@ -255,7 +216,6 @@ class RunView:
         meter.add(self.meter)
         return Snapshot(
             state=self.state,
-            before=self.before,
             moves=tuple(self.moves),
             branches=tuple(branches),
             pool=pool,
@@ -326,7 +286,6 @@ def pool_view(board: Mapping[str, Any]) -> PoolView:
     return PoolView(
         codes=slot_codes(kv, table.requests, table.reused, segments),
         used=kv.needed_length,
-        capacity=kv.slots,
         bytes=kv.needed_length * kv.slot_bytes,
         draft_used=draft.needed_length if draft is not None else 0,
         draft_capacity=draft.slots if draft is not None else 0,

@@ -142,7 +142,8 @@ def delay(seconds: float, recorder: Recorder, stop: StopSignal) -> Pause:
         until = monotonic() + seconds
         recorder.snapshot_requested = True
         while (remaining := until - monotonic()) > 0 and stop.status is None:
-            recorder.serve_snapshot()
+            if recorder.snapshot_requested:
+                recorder.take_snapshot()
             sleep(min(remaining, POLL_SECONDS))
         return True
 

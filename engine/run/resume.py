@@ -17,6 +17,10 @@ from .core import Status
 
 UNFINISHED = "unfinished"  # a key of the line of an answer that is not finished
 ENDS = ("ended", "digest", "error")  # keys of a manifest that a run gets at its end
+PART_KEYS = {  # of a part of an answer in outputs.jsonl: its field of `Section`
+    **{name: name for name in ("index", "title", "text")},
+    **{"finish_reason": "finish", "note": "note"},
+}
 RESUMED = (Status.RUNNING, Status.FAILED, Status.INTERRUPTED, Status.TERMINATED)
 
 
@@ -109,11 +113,5 @@ def answer_from(line: Mapping[str, Any]) -> Answer:
 
 
 def _section(part: Mapping[str, Any]) -> Section:
-    return Section(
-        index=part["index"],
-        title=part["title"],
-        text=part["text"],
-        tokens=tuple(part["token_ids"]),
-        finish=part["finish_reason"],
-        note=part["note"],
-    )
+    values = {name: part[key] for key, name in PART_KEYS.items()}
+    return Section(**values, tokens=tuple(part["token_ids"]))

@@ -22,7 +22,7 @@ from ..record.metrics import NS, Marks, Meter
 from ..record.recorder import Recorder
 from ..record.run_folder import MANIFEST_SETTINGS, OUTPUTS, RunFolder
 from .core import EngineCore, Status
-from .resume import UNFINISHED, EarlierRun
+from .resume import PART_KEYS, UNFINISHED, EarlierRun
 from .scoring import context_segments, contexts
 
 SCHEMA = 1
@@ -276,15 +276,9 @@ def _outline(outline: Outline) -> dict[str, Any]:
 
 
 def _section(section: Section, contexts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
-    return {
-        "index": section.index,
-        "title": section.title,
-        "text": section.text,
-        "finish_reason": section.finish,
-        "note": section.note,
-        "context_ids": list(contexts.get(section.index, ())),
-        "token_ids": list(section.tokens),
-    }
+    part = {key: getattr(section, name) for key, name in PART_KEYS.items()}
+    ids = {"context_ids": contexts.get(section.index, ()), "token_ids": section.tokens}
+    return part | {name: list(tokens) for name, tokens in ids.items()}
 
 
 def answer_text(answers: Sequence[Answer]) -> str:

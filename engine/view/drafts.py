@@ -34,7 +34,7 @@ def drafts_text(
     trees: Sequence[DraftTree], branches: Sequence[BranchView], width: int, height: int
 ) -> Text:
     """The trees that fit; those of running branches first, in their order."""
-    trees = without_outlines(trees, {branch.request for branch in branches if branch.index >= 0})
+    trees = without_outlines(trees, branches)
     if not trees:
         return Text("no drafts so far", style="dim")
     names = [(b.request, "outline" if b.index < 0 else str(b.index + 1)) for b in branches]
@@ -61,8 +61,9 @@ def drafts_text(
     return Text("\n", no_wrap=True).join(lines)
 
 
-def without_outlines(trees: Sequence[DraftTree], parted: set[str]) -> list[DraftTree]:
+def without_outlines(trees: Sequence[DraftTree], branches: Sequence[BranchView]) -> list[DraftTree]:
     """The trees but those of outlines of requests that have parts."""
+    parted = {branch.request for branch in branches if branch.index >= 0}
     return [tree for tree in trees if tree.name != "outline" or tree.request not in parted]
 
 

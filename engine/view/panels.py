@@ -11,10 +11,11 @@ from rich.style import Style
 from rich.text import Text
 
 from ...ops.layer_plan import LayerStatus
+from ...states.machine import Moved
 from ...states.round import BlendSummary
 from ..events import printable
 from ..record import run_view
-from ..record.run_view import BranchView, Codes, Move, PoolView, RequestView, Scene, Snapshot
+from ..record.run_view import BranchView, Codes, PoolView, RequestView, Scene, Snapshot
 
 Item = TypeVar("Item")
 PALETTE = ["cyan", "magenta", "green", "dodger_blue2"]
@@ -74,7 +75,8 @@ def _first_ranked(
 def states_text(scene: Scene, snap: Snapshot, *, times: bool) -> Text:
     """The graph as a column of states: an arrow for the last transition, a mark for open ones."""
     ways = scene.ways.get(snap.state, ())
-    arrow = _arrow(scene.states, snap.before, snap.state)
+    before = snap.moves[-1][0].source if snap.moves else ""
+    arrow = _arrow(scene.states, before, snap.state)
     lines = []
     for name in scene.states:
         lit = name == snap.state
@@ -106,12 +108,12 @@ def _arrow(states: Sequence[str], source: str, target: str) -> Mapping[str, str]
     return {**marks, source: "╭╴" if down else "╰╴", target: "╰▶" if down else "╭▶"}
 
 
-def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
+def trace_text(moves: Sequence[tuple[Moved, int]], width: int, height: int) -> Text:
     """The last transitions, newest at the bottom: from > to, guard, ms in `from`, tokens."""
     lines = []
-    for move in moves[-height:]:
-        millis = f"{move.millis:>6.1f} "
-        tokens = f"{f'+{move.committed}' if move.committed else '':>4}"
+    for move, committed in moves[-height:]:
+        millis = f"{move.nanos / 1e6:>6.1f} "
+        tokens = f"{f'+{committed}' if committed else '':>4}"
         guard = f" {move.guard}" if move.guard else ""
         line = Text.assemble((move.source, "dim"), (" → ", "bright_green"), move.target)
         line.append(guard, style="italic yellow")
@@ -123,8 +125,8 @@ def trace_text(moves: Sequence[Move], width: int, height: int) -> Text:
 def last_move(snap: Snapshot, width: int) -> str:
     if not snap.moves:
         return ""
-    move = snap.moves[-1]
-    cost = f"{move.millis:.1f} ms" + (f" +{move.committed}" if move.committed else "")
+    move, committed = snap.moves[-1]
+    cost = f"{move.nanos / 1e6:.1f} ms" + (f" +{committed}" if committed else "")
     states = f"{move.source} → {move.target}"
     texts = (f"{states} {move.guard or ''}".rstrip() + f"  {cost}", f"{states}  {cost}", cost)
     return next((text for text in texts if len(text) <= width), "")
@@ -285,7 +287,7 @@ def strip_text(pool: PoolView, width: int, rows: int) -> tuple[Text, int]:
         step = max(1, -(-extent // each))
         lines = list(codes_RC)
     else:
-        step = max(1, -(-min(extent + extent // 8 + 1, pool.capacity) // (width * rows)))
+        step = max(1, -(-min(extent + extent // 8 + 1, pool.codes.size) // (width * rows)))
         lines = [pool.codes[each * step * row :] for row in range(rows)]
     for number, codes in enumerate(lines):
         if number:
@@ -392,7 +394,7 @@ def figures_line(snap: Snapshot, width: int) -> Text:
     meter = snap.meter
     speed = meter.tokens / snap.seconds if snap.seconds else 0.0
     parts = [
-        ("KV ", f"{pool.used}/{pool.capacity} {100 * pool.used / pool.capacity:.0f} %"),
+        ("KV ", f"{pool.used}/{pool.codes.size} {100 * pool.used / pool.codes.size:.0f} %"),
         ("", f"{speed:.0f} tok/s"),
         ("", f"{meter.per_forward:.2f} tok/forward"),
         ("preempted ", f"{meter.preempted}" if meter.preempted else ""),

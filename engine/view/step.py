@@ -20,9 +20,10 @@ from ...ops.kv.pool import KVCache
 from ...states.graph.graph import Program
 from ...states.machine import START, Event, OpRan, Run, describe
 from ...states.manager import BranchStateManager
-from ..events import printable, token_texts
+from ...states.round import VerifiedTree
+from ..events import printable
 from ..record.recorder import Recorder
-from ..record.run_view import DraftNode, DraftTree, Mark, Snapshot, token_text, visible_branches
+from ..record.run_view import DraftTree, Snapshot, draft_tree, visible_branches
 from .drafts import drafts_legend, tree_lines, without_outlines
 from .panels import LIT, color_named, cut, header_line, wrapped
 from .tui import Keys, LiveView, column, frame, panel, with_bar
@@ -73,7 +74,6 @@ class Inspector:
         self.program = program
         self.recorder = recorder
         self.run = run
-        self._texts = token_texts(recorder.decode)
         self.forward: ForwardView | None = None
         recorder.listeners.append(self)
 
@@ -93,27 +93,20 @@ class Inspector:
         pages = map(list, (*texts, _row_lines(self.forward, width)))
         return dict(zip(PAGES, pages, strict=True))
 
-    def _text(self, token: int) -> str:
-        return token_text(token, self._texts)
-
     def offered(self) -> Iterator[DraftTree]:
         """The trees of the proposal on the blackboard, which are not verified yet."""
         board = self.run.board
         proposal = board.get("proposal")
         if proposal is None:
             return
-        names = ("tokens_SN", "parents_SN", "valid_SN")
-        columns = [getattr(proposal, name).tolist() for name in names]
-        for branch, *drafts in zip(board["branches"].active, *columns, strict=False):
-            place = {-1: 0}
-            nodes = [DraftNode(self._text(branch.tokens[-1]), -1, Mark.ROOT)]
-            for at, (token, parent, valid) in enumerate(zip(*drafts, strict=True)):
-                if valid:
-                    place[at] = len(nodes)
-                    nodes.append(DraftNode(self._text(token), place[parent], Mark.OFFERED))
-            request, _, name = branch.name.rpartition("/")
-            counts = {"drafted": len(nodes) - 1, "accepted": 0}
-            yield DraftTree(request, name, 0, branch.length, nodes=tuple(nodes), **counts)
+        tokens_SN = proposal.tokens_SN.where(proposal.valid_SN, -1).tolist()
+        parents_SN = (proposal.parents_SN + 1).tolist()
+        rows = zip(board["branches"].active, tokens_SN, parents_SN, strict=False)
+        for branch, tokens, parents in rows:
+            nodes: Any = {"tokens": (-1, *tokens), "parents": (0, *parents), "path": ()}
+            place = (branch.name, branch.length, branch.tokens[-1])
+            tree = VerifiedTree(*place, **nodes, final=-1, num_committed=0)
+            yield draft_tree(0, tree, self.recorder.text_of)
 
     def _read(self, state: str, board: Mapping[str, Any]) -> ForwardView:
         rows = board["rows"]
@@ -136,7 +129,8 @@ class Inspector:
         for n, (name, node) in owners.items():
             place: Any = {"position": positions[n], "slot": slots_N[n]}
             place["visible_K"] = np.isin(slots, list(visible[n]))
-            views.append(ForwardRow(name, node, self._text(tokens[n]), **place))
+            text = self.recorder.text_of(tokens[n]) or f"<{tokens[n]}>"
+            views.append(ForwardRow(name, node, text, **place))
         return ForwardView(state, self.recorder.meter.forwards + 1, views, slots, fresh=len(fresh))
 
     def _text_lines(self, width: int) -> Iterator[Text]:
@@ -163,9 +157,7 @@ class Inspector:
             yield Text("+ offered, not verified yet", style="dim")
         else:
             snap = self.recorder.snapshot
-            branches = visible_branches(self.run.board["branches"].requests)
-            parted = {branch.request.key for branch in branches if not branch.is_root}
-            shown = without_outlines(snap.trees if snap is not None else (), parted)
+            shown = [] if snap is None else without_outlines(snap.trees, snap.branches)
             words = f"last rounds  {drafts_legend(99)}" if shown else "no drafts so far"
             yield Text(words, style="dim")
         for tree in shown:
@@ -266,7 +258,7 @@ def picture(program: Program, run: Run) -> str:
         lines.append(f"  {mark} {target}{f'  when {guard}' if guard else ''}")
     width = max(map(len, run.board))
     for key, value in run.board.items():
-        text = str(describe(value))
+        text = describe(value)
         if isinstance(value, BranchStateManager):
             waiting = sum(b.waits for r in value.requests for b in r.branches)
             text = f"{len(value.requests)} requests, {len(value.active)} active, {waiting} waiting"

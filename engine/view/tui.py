@@ -67,6 +67,7 @@ class LiveView(Live):
         super().__init__(console=console, screen=True, get_renderable=self._frame, **no)
 
     def start(self, refresh: bool = False) -> None:
+        self.recorder.take_snapshot()
         super().start(refresh)
         self._painter.start()
 

@@ -424,9 +424,6 @@ def all_ended(cluster: Director) -> bool:
 class ClusterRecorder(Recorder):
     """Records the events of the director's machine, and what happens to workers."""
 
-    def take_snapshot(self) -> None:
-        """No pictures: the director has no pool."""
-
     def report(self, record: Mapping[str, Any]) -> None:
         """Record something that is not an event of the machine."""
         if record["event"] not in ("tokens", "outline"):

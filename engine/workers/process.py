@@ -359,7 +359,7 @@ class ServedGraph(WorkerEngine):
             state=self.engine.core.state,
             runs=runs_of(pool.codes),
             used=pool.used,
-            capacity=pool.capacity,
+            capacity=pool.codes.size,
             moves=moves,
             running=stats.running,
             waiting=stats.waiting,

@@ -241,7 +241,7 @@ def test_a_slow_run_has_the_figures_of_a_fast_one(
 
 def test_a_halt_ends_the_wait() -> None:
     class Asked(SimpleNamespace):
-        def serve_snapshot(self) -> None:
+        def take_snapshot(self) -> None:
             self.looks += 1
             if self.looks == 2:
                 halt.status = Status.INTERRUPTED

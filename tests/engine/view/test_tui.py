@@ -30,7 +30,6 @@ from specsot.engine.record.run_view import (
     BranchView,
     DraftTree,
     Mark,
-    Move,
     PoolView,
     RequestView,
     Scene,
@@ -46,6 +45,7 @@ from specsot.engine.view.tui import FRAMES, Keys, LiveView, Player, play
 from specsot.ops.kv.pool import KVCache
 from specsot.ops.layer_plan import LayerStatus
 from specsot.states.blend import Reused
+from specsot.states.machine import Moved
 from specsot.states.request import Branch, Request
 from specsot.states.round import BlendSummary, VerifiedTree
 
@@ -69,9 +69,9 @@ def picture(branches: int = 5) -> Snapshot:
     used = [PREFIX] * 60 + [BRANCH + i for i in range(5) for _ in range(20)] + [TREE] * 20
     codes = np.array(used + [FREE] * 3916, np.int16)
     moves = [
-        Move("parse", "parallel_prefill", "branches_ready", 0.4, 0),
-        Move("continuous_decode", "parallel_prefill", "none_running", 12.3, 14),
-        Move("verify", "expand_root", None, 8.1, 9),
+        (Moved("parse", "parallel_prefill", "branches_ready", 1, 400_000), 0),
+        (Moved("continuous_decode", "parallel_prefill", "none_running", 2, 12_300_000), 14),
+        (Moved("verify", "expand_root", None, 3, 8_100_000), 9),
     ] * 5
     meter = Meter(forwards=42, rounds=34, tokens=412, drafted=100, accepted=34)
     meter.lengths.update({1: 8, 2: 20, 3: 30, 4: 16, 5: 6})
@@ -79,10 +79,9 @@ def picture(branches: int = 5) -> Snapshot:
         meter.visits[name], meter.nanos[name] = i * 3, i * 10_000_000
     return Snapshot(
         "expand_root",
-        "verify",
         tuple(moves),
         tuple(branch(i) for i in range(branches)),
-        PoolView(codes, 180, 4096, 1_200_000, 150, 4200),
+        PoolView(codes, 180, 1_200_000, 150, 4200),
         meter,
         3.25,
         requests=(RequestView("1", "How do bees make honey?", "running", 5, 0, 412),),
