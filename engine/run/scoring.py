@@ -20,6 +20,7 @@ from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Sampler, columns, process, take_in_
 from ...ops.types import Rows
+from ...states.drafter import TextRows
 from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.plugins import drafter_class
 from ...states.machine import Event, OpRan
@@ -291,7 +292,8 @@ def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> Rou
 
     def drafter_logits(kv: KVCache, start: int, count: int) -> Tensor:
         slots_1Q, attention = _causal(start, count, kv.data.device)
-        logits: Tensor = kind.logits(drafter, torch.ones_like(slots_1Q), slots_1Q, attention, kv=kv)
+        text = TextRows(torch.ones_like(slots_1Q), slots_1Q, attention, kv)
+        logits: Tensor = kind.logits(drafter, text)
         return logits
 
     target_costs = _measured(models, target, target_logits)
