@@ -432,8 +432,7 @@ def limit_to_part_(request: Request, part: MigratedRequest) -> None:
     request.arrival = part.arrival
     if not part.branches:
         request.budget = 0
-        if part.outline:
-            request.root = _first_branch(request, -1, part.outline, request.outline_budget)
+        resume_(request, {-1: part.outline})
         return
     request.prefix = PromptTokens(part.prefix)
     request.tail = PromptTokens()
@@ -450,15 +449,10 @@ def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
     outlined = request.outline_budget > 0
     index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)
     if ids := request.resumed_tokens.pop(index, ())[: budget - 1]:
-        first = _first_branch(request, index, ids, budget)
+        first = MigratedBranch(index, request.tail.ids, ids, budget).of(request)
+        if request.new_matcher is not None:
+            first.matcher = request.new_matcher()
+            for token in ids:
+                first.matcher.advance(token)
         request.root = first if outlined else None
         request.branches = [] if outlined else [first]
-
-
-def _first_branch(request: Request, index: int, tokens: tuple[int, ...], budget: int) -> Branch:
-    branch = MigratedBranch(index, request.tail.ids, tokens, budget).of(request)
-    if request.new_matcher is not None:
-        branch.matcher = request.new_matcher()
-        for token in tokens:
-            branch.matcher.advance(token)
-    return branch
