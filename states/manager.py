@@ -116,15 +116,6 @@ class BranchStateManager:
         return self.table.requests
 
     @property
-    def unfinished(self) -> list[Request]:
-        return self.table.unfinished
-
-    @property
-    def ended(self) -> int:
-        """Number of requests that have ended."""
-        return self.table.ended
-
-    @property
     def active(self) -> list[Branch]:
         """The running branches, in the order of every [S, ...] tensor."""
         return self.table.active

@@ -165,10 +165,6 @@ class RequestTable:
         """Requests that wait or run, in the order of their submission."""
         return sorted((*self.open.values(), *self.waiting.values()), key=ARRIVAL)
 
-    @property
-    def any_unfinished(self) -> bool:
-        return bool(self.open or self.waiting)
-
     def add(self, request: Request) -> None:
         request.prefix_owner = self.segments.add()
         for branch in request.all_branches():

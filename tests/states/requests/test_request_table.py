@@ -74,7 +74,7 @@ def test_a_request_that_is_cancelled_before_it_starts_never_does() -> None:
     made.table.cancel("unknown")
     made.lifecycle.release_and_prepare_()
     assert late.finished and [b.finish for b in late.branches] == [Finish.CANCELLED]
-    assert made.unfinished == made.requests[:1]
+    assert made.table.unfinished == made.requests[:1]
 
 
 def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
@@ -86,7 +86,7 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
         "needs 18 slots, the pool has 16",
         "prompt of 1002 tokens, the model takes 1000",
     ]
-    assert not made.unfinished and len(made.table.segments) == 0
+    assert not made.table.unfinished and len(made.table.segments) == 0
 
 
 ROOT = Path(__file__).parents[3]
