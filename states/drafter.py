@@ -80,9 +80,11 @@ class Drafter:
         self.kv: Any = context.kv
         self._num_nodes: dict[int, int] = {}  # by number of branches
         self.inbox: list[PendingRows] = []
-        self.memory: tuple[dict[int, Any], ...] = ()
         self.columns_F: Tensor | None = None
         self.chooser = _chooser(settings, context.costs)
+        self.memory: tuple[dict[int, Any], ...] = ()
+        if self.chooser is not None:
+            self.memory = (self.chooser.by_owner,)
 
     @classmethod
     def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -225,8 +227,6 @@ class Drafter:
         for kept in self.memory:
             for owner in owners:
                 kept.pop(owner, None)
-        if self.chooser is not None:
-            self.chooser.forget_(owners)
 
     def close(self, request: Request) -> None:
         """A request has ended."""

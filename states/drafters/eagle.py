@@ -78,7 +78,7 @@ class EagleDrafter(Drafter):
     def __init__(self, settings: DrafterSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
         self.last: dict[int, tuple[int, Tensor]] = {}
-        self.memory = (self.last,)
+        self.memory = (*self.memory, self.last)
 
     @classmethod
     def logits(cls, model: Any, text: TextRows) -> Tensor:

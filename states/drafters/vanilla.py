@@ -97,7 +97,7 @@ class VanillaDrafter(Drafter):
         super().__init__(settings, context)
         self.planned: list[GammaRecord] = []
         self.lengths: dict[int, GammaState] = {}
-        self.memory = (self.lengths,)
+        self.memory = (*self.memory, self.lengths)
 
     @classmethod
     def logits(cls, model: Any, text: TextRows) -> Tensor:

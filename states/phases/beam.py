@@ -47,11 +47,7 @@ def gather_beams(branches: BranchStateManager, batch: Batch) -> Searches:
     stops = [sorted(branch.request.stop_ids) for branch in batch.branches]
     most = max(map(len, stops), default=0)
     return Searches(
-        Beams(
-            torch.cat([part.running_SW for part in parts]),
-            torch.cat([part.kept_SW for part in parts]),
-            torch.cat([part.ended_SW for part in parts]),
-        ),
+        Beams(*map(torch.cat, zip(*parts, strict=True))),
         tensor([search.length + 1 for search in searches], device)[:, None],
         tensor([branch.budget for branch in batch.branches], device)[:, None],
         tensor([[*s, *[-1] * (most - len(s))] for s in stops], device).view(len(stops), most),
@@ -105,4 +101,4 @@ def commit_beams_(
 
 
 def _part(beams: Beams, which: slice) -> Beams:
-    return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])
+    return Beams(*[value_SW[which] for value_SW in beams])
