@@ -116,7 +116,8 @@ class Drafter:
         steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
         attention = AttentionPlan.causal(rows, tokens_1Q.device)
         read_1Q = tokens_1Q[:, self.lookback : self.lookback + rows]
-        self.logits(self.model, TextRows(read_1Q, steps_1Q, attention, kv, features_QF))
+        text = TextRows(read_1Q, steps_1Q, attention, kv=kv, features_QF=features_QF)
+        self.logits(self.model, text)
 
     # -- a round ----------------------------------------------------------------------------------
 
