@@ -5,6 +5,7 @@ sums of log-probabilities, divided by length ** `length_penalty` once a hypothes
 
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +16,7 @@ from .types import Rows
 NONE = -1.0e9  # added to the sum of what must not live on
 
 
-@dataclass(frozen=True, slots=True)
-class Beams:
+class Beams(NamedTuple):
     """The state of each search before a step; W beams, best first: float32, the live beams' sums of
     log-probabilities, the best hypotheses' scores (-inf for none); bool, whether there is one."""
 

@@ -325,8 +325,7 @@ class Intake:
         if isinstance(item, Request):
             if item.stage is Stage.PREFILL and not self.capacity.rows:
                 return 0  # a request that is read in chunks has reserved all its slots
-            slots = request_slots(item, self.capacity.beams, self.lengths) - item.shared
-            return slots if item.combine is None else self._with_parts(item, slots)
+            return self._of_new(item)
         slots = len(item.prompt) + self.lengths.of(item)
         if self.capacity.rows:
             return request.prefix_length + len(request.common_prompt) + slots
@@ -342,22 +341,26 @@ class Intake:
             slots = retained_slots(request) if request.exclusive else attended_slots(request)
             return slots - request.shared
         if request.stage is Stage.PREFILL:
-            slots = request_slots(request, self.capacity.beams, self.lengths) - request.shared
-        else:
-            slots = request.prefix_length - request.shared + len(request.common_prompt)
-            running = running_branches(request)
-            for branch in running:
-                cached = max(branch.first_own_row - branch.start, 0)
-                slots += len(branch.prompt) + self.capacity.beams * self.lengths.of(branch) - cached
-            outlines = request.root is not None and request.stage is Stage.OUTLINE
-            waits = any(branch.waits for branch in request.all_branches())
-            if outlines or (waits and not running):
-                slots += self.lengths.of_first(request)
-        return slots if request.combine is None else self._with_parts(request, slots)
+            return self._of_new(request)
+        slots = request.prefix_length - request.shared + len(request.common_prompt)
+        running = running_branches(request)
+        for branch in running:
+            cached = max(branch.first_own_row - branch.start, 0)
+            slots += len(branch.prompt) + self.capacity.beams * self.lengths.of(branch) - cached
+        outlines = request.root is not None and request.stage is Stage.OUTLINE
+        waits = any(branch.waits for branch in request.all_branches())
+        if outlines or (waits and not running):
+            slots += self.lengths.of_first(request)
+        return self._with_parts(request, slots)
+
+    def _of_new(self, request: Request) -> int:
+        """Slots that a request without running branches reserves until its outline is parsed."""
+        slots = request_slots(request, self.capacity.beams, self.lengths) - request.shared
+        return self._with_parts(request, slots)
 
     def _with_parts(self, request: Request, slots: int) -> int:
         """Slots with those of the parts of an outline that is not parsed yet, if all parts stay."""
-        if request.branches:
+        if request.combine is None or request.branches:
             return slots
         most = self.capacity.max_request_slots - request.shared
         parts = request.most_parts * (PROMPT_ESTIMATE + request.budget)

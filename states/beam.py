@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from ..ops.beam import Beams, first_beams
 from ..ops.kv.pool import NO_SEGMENT, Ints, KVCache
@@ -94,9 +92,6 @@ class BeamState:
         """Remove searches; returns the segments that their beams did not share."""
         removed = [self.searches.pop(owner) for owner in owners if owner in self.searches]
         return [int(owner) for search in removed for owner in np.unique(search.owners_Wm)]
-
-    def ids(self, values: npt.ArrayLike) -> Tensor:
-        return torch.as_tensor(np.asarray(values, np.int64), device=self.kv.data.device)
 
     def trees(self, proposal: Proposal) -> Trees:
         pairs = [(branch, self.searches[branch.owner]) for branch in self.table.active]

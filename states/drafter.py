@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from .graph.drafter_settings import DrafterSettings, largest, nodes_for
 
@@ -45,6 +45,17 @@ class DraftContext:
     outlines: bool | None = None
 
 
+class TextRows(NamedTuple):
+    """Rows of one text, whose slots in `kv` are their positions; features_QF: those of the target
+    that they read, zeros if not given."""
+
+    tokens_1Q: Tensor
+    slots_1Q: Tensor
+    attention: AttentionPlan
+    kv: KVCache
+    features_QF: Tensor | None = None
+
+
 class Drafter:
     """Base of all drafters. A kind overrides `grow`, and what it needs of the rest.
 
@@ -54,6 +65,7 @@ class Drafter:
         lookback: how many tokens after a row determine it besides those before (`PrefixCache`).
         reads_root: whether the root token has a row before the round, besides all before it.
         inbox: committed rows that the drafter's next forward reads.
+        memory: what a kind keeps by segment; it follows and ends with the segment's rows.
         columns_F: int64, which columns of the target's features are its own; None for all."""
 
     Settings: ClassVar[type[DrafterSettings]]
@@ -70,6 +82,9 @@ class Drafter:
         self.inbox: list[PendingRows] = []
         self.columns_F: Tensor | None = None
         self.chooser = _chooser(settings, context.costs)
+        self.memory: tuple[dict[int, Any], ...] = ()
+        if self.chooser is not None:
+            self.memory = (self.chooser.by_owner,)
 
     @classmethod
     def load(cls, folder: Path, target: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -86,17 +101,23 @@ class Drafter:
         return settings
 
     @classmethod
-    def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
-    ) -> Tensor:
-        """float32 [Q, V]: one forward over rows of one text, whose slots are their positions."""
+    def logits(cls, model: Any, text: TextRows) -> Tensor:
+        """float32 [Q, V]: one forward over rows of one text."""
         raise NotImplementedError(f"{cls.__name__} has a model, but no method `logits`")
 
     def write_rows_(
         self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
     ) -> None:
         """Write the first rows of a longer text into an empty pool, as the rounds of a run do."""
-        raise NotImplementedError(f"{type(self).__name__} keeps rows, but has no `write_rows_`")
+        import torch
+
+        from ..ops.attention.backends import AttentionPlan
+
+        steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
+        attention = AttentionPlan.causal(rows, tokens_1Q.device)
+        read_1Q = tokens_1Q[:, self.lookback : self.lookback + rows]
+        text = TextRows(read_1Q, steps_1Q, attention, kv=kv, features_QF=features_QF)
+        self.logits(self.model, text)
 
     # -- a round ----------------------------------------------------------------------------------
 
@@ -191,16 +212,22 @@ class Drafter:
         self.inbox = [
             replace(rows, owner=prefix) if rows.owner == root.owner else rows for rows in self.inbox
         ]
+        for kept in self.memory:
+            if root.owner in kept:
+                kept[prefix] = kept.pop(root.owner)
 
     def truncate(self, owner: int, length: int) -> None:
         """A segment ends at position `length`."""
         self.inbox = [rows if rows.owner != owner else rows.before(length) for rows in self.inbox]
+        for kept in self.memory:
+            kept.pop(owner, None)
 
     def forget(self, owners: Sequence[int]) -> None:
         """The rows of these segments are freed."""
         self.inbox = [rows for rows in self.inbox if rows.owner not in owners]
-        if self.chooser is not None:
-            self.chooser.forget_(owners)
+        for kept in self.memory:
+            for owner in owners:
+                kept.pop(owner, None)
 
     def close(self, request: Request) -> None:
         """A request has ended."""

@@ -19,13 +19,12 @@ from .sampling import Samplers
 @dataclass(eq=False, slots=True)
 class PrefixCacheManager:
     """Gives rows of requests to the prefix cache: the prompt while a request runs, the rest when it
-    ends; and cached rows to requests (`borrowers`, by prefix owner)."""
+    ends; and cached rows to requests."""
 
     table: RequestTable
     cache: PrefixCache
     drafter: Drafter
     layout: Layout
-    borrowers: dict[int, Request] = field(default_factory=dict)
     _prompts: dict[int, Ints] = field(default_factory=dict)
     _counted: set[int] = field(default_factory=set)
 
@@ -79,7 +78,6 @@ class PrefixCacheManager:
         if request.stage is Stage.WAITING:
             request.reused = length
         if length:
-            self.borrowers[owner] = request
             request.shared = length
             request.extend_prefix(ids[:length].tolist())
         if (more := length - request.body_size) > 0:
@@ -189,20 +187,20 @@ class PrefixCacheManager:
             pool.truncate_(owner, 0)
         self.cache.detach_(owner)
         self.cache.segments.set_parent(owner, self.cache.segments.parent[root.owner])
-        self.borrowers[owner] = request
         request.shared = root.first_own_row
         root.first_own_row = 0
 
     def return_borrowed_(self) -> bool:
         """Detach waiting requests from cached rows; returns whether there were any."""
-        waiting = [request for request in self.borrowers.values() if request.waits]
+        waiting = [request for request in self.table.waiting.values() if request.shared]
         for request in waiting:
             self._detach_(request)
+            self._counted.discard(request.prefix_owner)
             request.prefix_length = 0
         return bool(waiting)
 
     def _detach_(self, request: Request) -> None:
-        self.close_(request)
+        self.cache.detach_(request.prefix_owner)
         self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
         request.shared = 0
 
@@ -252,7 +250,6 @@ class PrefixCacheManager:
         if request.prefix_length and not failed:
             self._publish_(request, request.prefix_length)
         self.cache.detach_(request.prefix_owner, drop=failed)
-        self.borrowers.pop(request.prefix_owner, None)
         self._prompts.pop(request.prefix_owner, None)
         self._counted.discard(request.prefix_owner)
 
@@ -281,12 +278,6 @@ class CopyingPrefixCacheManager(PrefixCacheManager):
                 pool.copy_from_(cached, slots, owner, self.layout.rows_of(owner)[0])
                 pool.ledger.add("prefix", slots.size * pool.slot_bytes)
             self._detach_(request)
-
-    def _detach_(self, request: Request) -> None:
-        self.cache.detach_(request.prefix_owner)
-        self.cache.segments.set_parent(request.prefix_owner, NO_SEGMENT)
-        self.borrowers.pop(request.prefix_owner, None)
-        request.shared = 0
 
     def _publish_(self, request: Request, end: int, more: Sequence[int] = ()) -> None:
         if request.shared:

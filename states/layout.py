@@ -3,13 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from ..ops.attention.metadata import QuerySequence, tensor
 from ..ops.kv.pool import UNKNOWN, Ints, KVCache
@@ -237,7 +235,7 @@ class Layout:
             prompt_slots=packed.all_slots[sum(packed.sizes[:num_trees]) :],
             nodes_ST=nodes_ST,
             ancestors_STT=ancestors_STT,
-            tips_R=self._ids(tips),
+            tips_R=tensor(tips, self.device),
         )
 
     def sequences(self, packed: PackedQueries, num_trees: int) -> tuple[QuerySequence, ...]:
@@ -284,7 +282,7 @@ class Layout:
             packed_trees = PackedTrees.of(proposal.valid_SN, shared)
             part = slice(len(packed_trees.tree_R))
             ids = rows.visibility.ids_S.tolist()
-            number_S = self._ids([ids.index(owner) for owner in trees.owners])
+            number_S = tensor([ids.index(owner) for owner in trees.owners], self.device)
             rows.tokens_BQ[0, part] = packed_trees.pick(tokens_ST, 0)
             rows.positions_BQ[0, part] = packed_trees.pick(positions_ST, 0)
             segment_R = packed_trees.pick(number_S[:, None].expand(tokens_ST.shape), len(ids))
@@ -339,21 +337,18 @@ class Layout:
         present = [features[i] for i in order if features[i] is not None]
         rows = self._plain_rows(kv, packed, tips=[last[owner] for owner, _, _ in active])
         ids = rows.visibility.ids_S.tolist()
-        active_S3 = self._ids(active).view(-1, 3)
+        active_S3 = tensor(active, self.device).view(-1, 3)
         tensor_rows = [self.tensor_rows_of(owner)[0] for owner, _, _ in active]
         return DraftRows(
             rows=rows,
             features_NF=torch.cat(present) if present else None,
-            index_N=self._ids(np.concatenate([packed.flat[i] for i in order])),
+            index_N=tensor(np.concatenate([packed.flat[i] for i in order]), self.device),
             segment_S=np.array([ids.index(owner) for owner, _, _ in active], np.int32),
             start_S=np.array([position for _, position, _ in active], np.int32),
             position_S=active_S3[:, 1],
             root_S=active_S3[:, 2],
             frame=PaddedLayout(tensor_rows, self.packed, self.device),
         )
-
-    def _ids(self, values: Any) -> Tensor:
-        return torch.from_numpy(np.array(values, np.int64)).to(self.device)
 
 
 class RowPerBranch(Layout):

@@ -66,6 +66,10 @@ class BranchStateManager:
         # Blended rows are not the rows of a plain prompt, and beams are not a text.
         if pools and blend is None and beam is None and limits.graph.scheduler.prefix_cache:
             self.prefixes = PrefixCache(pools, self.table.segments, self.drafter.lookback)
+        prefix_manager = None
+        if self.prefixes is not None:
+            manager = CopyingPrefixCacheManager if row_per_branch else PrefixCacheManager
+            prefix_manager = manager(self.table, self.prefixes, self.drafter, self.layout)
         cache = None if row_per_branch else self.prefixes
         self.admission = Admission(capacity=self.capacity, limits=limits, cache=cache)
         self.kv_cache = KVCacheManager(
@@ -77,7 +81,7 @@ class BranchStateManager:
             blend=blend,
             beams=None if beam is None else BeamState(beam.num_beams, self.table, kv),
             fold=fold,
-            prefixes=self._prefix_manager(),
+            prefixes=prefix_manager,
         )
         self.beams = self.kv_cache.beams
         self.lifecycle = Lifecycle(self.kv_cache, self.admission, build_prompt)
@@ -107,25 +111,9 @@ class BranchStateManager:
         )
         return TwoDrafters(main, drafter_class(second.kind)(second, context))
 
-    def _prefix_manager(self) -> PrefixCacheManager | None:
-        if self.prefixes is None:
-            return None
-        copies = isinstance(self.layout, BatchingLayout)
-        kind = CopyingPrefixCacheManager if copies else PrefixCacheManager
-        return kind(self.table, self.prefixes, self.drafter, self.layout)
-
     @property
     def requests(self) -> list[Request]:
         return self.table.requests
-
-    @property
-    def unfinished(self) -> list[Request]:
-        return self.table.unfinished
-
-    @property
-    def ended(self) -> int:
-        """Number of requests that have ended."""
-        return self.table.ended
 
     @property
     def active(self) -> list[Branch]:

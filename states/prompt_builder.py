@@ -22,21 +22,6 @@ def chunks_of(
         yield document.title if len(parts) == 1 else f"{document.title} {number}/{len(parts)}", ids
 
 
-def in_front(documents: Iterable[Document], prompts: PromptBook, most: int) -> PromptTokens:
-    """Documents before a text: each with the gap behind it."""
-    return sum((_one(d, prompts, most) + prompts.gap for d in documents), PromptTokens())
-
-
-def behind(documents: Iterable[Document], prompts: PromptBook, most: int) -> PromptTokens:
-    """Documents after a text: each with the gap before it."""
-    return sum((prompts.gap + _one(d, prompts, most) for d in documents), PromptTokens())
-
-
-def _one(document: Document, prompts: PromptBook, most: int) -> PromptTokens:
-    chunks = chunks_of(document, prompts, most)
-    return sum((PromptTokens.chunk(ids, name) for name, ids in chunks), PromptTokens())
-
-
 def search_all(
     points: Sequence[Point], documents: Sequence[Document], limit: int
 ) -> tuple[tuple[Document, ...], list[tuple[Document, ...]]]:
@@ -70,14 +55,22 @@ class PromptBuilder:
             self.prompts.document(document.title, document.text)
 
     def in_front(self, documents: Iterable[Document]) -> PromptTokens:
-        return in_front(documents, self.prompts, self.most)
+        """Documents before a text: each with the gap behind it."""
+        return sum((self._one(d) + self.prompts.gap for d in documents), PromptTokens())
+
+    def behind(self, documents: Iterable[Document]) -> PromptTokens:
+        """Documents after a text: each with the gap before it."""
+        return sum((self.prompts.gap + self._one(d) for d in documents), PromptTokens())
+
+    def _one(self, document: Document) -> PromptTokens:
+        chunks = chunks_of(document, self.prompts, self.most)
+        return sum((PromptTokens.chunk(ids, name) for name, ids in chunks), PromptTokens())
 
     def shared(self, request: Request) -> tuple[PromptTokens, list[tuple[Document, ...]]]:
         """What all branches' prompts begin with, and the documents that each has for itself."""
         assert request.outline is not None
         together, own = search_all(request.outline.points, request.documents, self.found)
-        place = in_front if self.prompts.share == "outline" else behind
-        front = place(together, self.prompts, self.most)
+        front = (self.in_front if self.prompts.share == "outline" else self.behind)(together)
         return self.prompts.branch(request.outline.points[0], request.outline, (), front)[0], own
 
     def branch(self, branch: Branch) -> PromptTokens:
@@ -86,9 +79,9 @@ class PromptBuilder:
         assert point is not None and request.outline is not None
         done = {b.point.id: b.tokens for b in request.branches if b.point is not None}
         quoted = [(dep, done[dep]) for dep in point.deps]
-        own = behind(branch.documents, self.prompts, self.most)
+        own = self.behind(branch.documents)
         return self.prompts.branch(point, request.outline, quoted, own=own)[1]
 
     def direct(self, request: Request) -> PromptTokens:
         hits = search_question(request.question, request.documents, self.found)
-        return self.prompts.direct(documents=behind(hits, self.prompts, self.most))
+        return self.prompts.direct(documents=self.behind(hits))

@@ -3,22 +3,17 @@
 `move` sets the `stage` of a request or a branch by one table of transitions. A transition that is
 not in the table is a defect of the engine. None is taken per token or per round."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ..ops.sampling.settings import SamplingRules
 from .text.documents import Document
 from .text.outline import Outline, Point
 from .text.tokens import PromptTokens
-
-# At level INFO the library logs every transition, which costs more than the transition.
-logging.getLogger("transitions").setLevel(logging.WARNING)
 
 
 class Stage(StrEnum):
@@ -97,25 +92,19 @@ ENDING_OF = {  # the transition of each finish reason
 COMPLETE = (Finish.STOP, Finish.LENGTH)  # the branch decoded to its end
 
 
-@cache
-def _events(kind: str) -> dict[str, Any]:
-    from transitions import Machine  # light commands do without it
+_BY_NAME = {kind: {row.name: row for row in rows} for kind, rows in LIFECYCLES.items()}
 
-    machine = Machine(
-        model=None,
-        states=list(Stage),
-        transitions=[[row.name, list(row.sources), row.target] for row in LIFECYCLES[kind]],
-        initial=Stage.WAITING,
-        auto_transitions=False,
-        model_attribute="stage",
-    )
-    return dict(machine.events)
+
+class StageError(RuntimeError):
+    """A transition that the stage of a request or a branch does not have: a defect."""
 
 
 def move(item: "Request | Branch", transition: str) -> None:
-    """Take a transition of the item's lifecycle; MachineError if its stage has no such one."""
-    kind = "branch" if isinstance(item, Branch) else "request"
-    _events(kind)[transition].trigger(item)
+    """Take a transition of the item's lifecycle; StageError if its stage has no such one."""
+    row = _BY_NAME["branch" if isinstance(item, Branch) else "request"][transition]
+    if item.stage not in row.sources:
+        raise StageError(f"{item.name} is {item.stage}, where it cannot {transition}")
+    item.stage = row.target
 
 
 class Matcher(Protocol):
@@ -443,8 +432,7 @@ def limit_to_part_(request: Request, part: MigratedRequest) -> None:
     request.arrival = part.arrival
     if not part.branches:
         request.budget = 0
-        if part.outline:
-            request.root = _first_branch(request, -1, part.outline, request.outline_budget)
+        resume_(request, {-1: part.outline})
         return
     request.prefix = PromptTokens(part.prefix)
     request.tail = PromptTokens()
@@ -461,15 +449,10 @@ def resume_(request: Request, tokens: Mapping[int, Sequence[int]]) -> None:
     outlined = request.outline_budget > 0
     index, budget = (-1, request.outline_budget) if outlined else (0, request.budget)
     if ids := request.resumed_tokens.pop(index, ())[: budget - 1]:
-        first = _first_branch(request, index, ids, budget)
+        first = MigratedBranch(index, request.tail.ids, ids, budget).of(request)
+        if request.new_matcher is not None:
+            first.matcher = request.new_matcher()
+            for token in ids:
+                first.matcher.advance(token)
         request.root = first if outlined else None
         request.branches = [] if outlined else [first]
-
-
-def _first_branch(request: Request, index: int, tokens: tuple[int, ...], budget: int) -> Branch:
-    branch = MigratedBranch(index, request.tail.ids, tokens, budget).of(request)
-    if request.new_matcher is not None:
-        branch.matcher = request.new_matcher()
-        for token in tokens:
-            branch.matcher.advance(token)
-    return branch

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import count
+from operator import attrgetter
 from time import monotonic
 
 import numpy as np
@@ -115,6 +116,7 @@ class SegmentTree:
 
 
 SPARE_DEADLINES = 64  # deadlines of ended requests that stay in the heap
+ARRIVAL = attrgetter("arrival")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,6 @@ class RequestTable:
         self.active: list[Branch] = []
         self.ended = 0
         self._arrivals = count()
-        self._requests: dict[int, Request] = {}
         self.arrived: list[Request] = []
         self.cancelled: list[Request] = []
         self.deadlines: list[tuple[float, int, Request]] = []
@@ -156,17 +157,13 @@ class RequestTable:
 
     @property
     def requests(self) -> list[Request]:
-        return list(self._requests.values())
+        """All that were not forgotten, in the order of their submission."""
+        return sorted((*self.open.values(), *self.waiting.values(), *self._finished), key=ARRIVAL)
 
     @property
     def unfinished(self) -> list[Request]:
         """Requests that wait or run, in the order of their submission."""
-        unfinished = (*self.open.values(), *self.waiting.values())
-        return sorted(unfinished, key=lambda request: request.arrival)
-
-    @property
-    def any_unfinished(self) -> bool:
-        return bool(self.open or self.waiting)
+        return sorted((*self.open.values(), *self.waiting.values()), key=ARRIVAL)
 
     def add(self, request: Request) -> None:
         request.prefix_owner = self.segments.add()
@@ -176,7 +173,6 @@ class RequestTable:
             request.arrival = next(self._arrivals)
         if request.deadline is not None:
             heappush(self.deadlines, (request.deadline, id(request), request))
-        self._requests[request.prefix_owner] = request
         self.waiting[request.prefix_owner] = request
         self.arrived.append(request)
         request.budget = min(request.budget, self.limits.max_positions)
@@ -209,9 +205,7 @@ class RequestTable:
         """Return the ended requests and remove them from the table."""
         ended = self.finished
         self._finished = []
-        for request in ended:
-            del self._requests[request.prefix_owner]
-        if len(self.deadlines) > 2 * len(self._requests) + SPARE_DEADLINES:
+        if len(self.deadlines) > 2 * (len(self.open) + len(self.waiting)) + SPARE_DEADLINES:
             self.deadlines = [entry for entry in self.deadlines if not entry[2].finished]
             heapify(self.deadlines)
         return ended
@@ -219,14 +213,13 @@ class RequestTable:
     @property
     def finished(self) -> list[Request]:
         """Ended requests that were not forgotten, in the order of their submission."""
-        return sorted(self._finished, key=lambda request: request.arrival)
+        return sorted(self._finished, key=ARRIVAL)
 
     def drop(self, request: Request) -> None:
         """Remove a request without an answer."""
         self.active = [branch for branch in self.active if branch.request is not request]
         move(request, "cancel")
         self._remove(request)
-        del self._requests[request.prefix_owner]
 
     def new_branch(self, request: Request, index: int, budget: int) -> Branch:
         """A new branch, with the tokens that were decoded elsewhere, if any."""

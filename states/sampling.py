@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..ops.attention.metadata import tensor
 from ..ops.sampling.coins import branch_key
 from ..ops.sampling.processors import Sampler, SamplingColumns, columns, take_in_
 from ..ops.sampling.settings import SamplingRules
@@ -47,7 +48,7 @@ class Samplers:
         else:
             seen_SV = torch.zeros(len(branches), 0, dtype=torch.bool, device=self.device)
             counts_SV = seen_SV.int()
-        return Sampler(rules, key_S, seen_SV, counts_SV, answered_S=self._ids(answered))
+        return Sampler(rules, key_S, seen_SV, counts_SV, answered_S=tensor(answered, self.device))
 
     def forget(self, owners: Iterable[int]) -> None:
         for owner in owners:
@@ -60,23 +61,20 @@ class Samplers:
             rules = [rules_of(branch) for branch in branches]
             merged = columns(rules, stops, self.vocabulary, self.device)
             keys = [branch_key(branch.request.seed, branch.index) for branch in branches]
-            self._columns = owners, merged, self._ids(keys)
+            self._columns = owners, merged, tensor(keys, self.device)
         return self._columns[1:]
 
     def _catch_up_(self, branch: Branch) -> TokenCounts:
         if branch.owner not in self._counts:
             seen_V = torch.zeros(self.vocabulary, dtype=torch.bool, device=self.device)
-            seen_V[self._ids(branch.before)] = True
+            seen_V[tensor(branch.before, self.device)] = True
             counts_V = torch.zeros_like(seen_V, dtype=torch.int32)
             self._counts[branch.owner] = TokenCounts(seen_V, counts_V)
         counts = self._counts[branch.owner]
-        ids_C = self._ids(branch.tokens[counts.counted : branch.num_cached_tokens])
+        ids_C = tensor(branch.tokens[counts.counted : branch.num_cached_tokens], self.device)
         take_in_(counts.seen_V[None], counts.counts_V[None], torch.zeros_like(ids_C), ids_C)
         counts.counted = branch.num_cached_tokens
         return counts
-
-    def _ids(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
 
 
 def rules_of(branch: Branch) -> SamplingRules:

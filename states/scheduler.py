@@ -194,7 +194,8 @@ class Scheduler:
         if outlines:
             plan = self._plan(f"outlines are complete: {_names(outlines)}")
             return replace(plan, outlines=tuple(request.key for request in outlines))
-        if self.table.ended > self._answered and (serves or not self.table.any_unfinished):
+        all_ended = not (self.table.open or self.table.waiting)
+        if self.table.ended > self._answered and (serves or all_ended):
             count = self.table.ended - self._answered
             self._answered = self.table.ended
             return replace(self._plan(f"{count} ended"), answers=count)

@@ -1,15 +1,14 @@
 """The step loop: one machine of one graph over one set of pools, and what ends it."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from enum import StrEnum
 from time import monotonic, perf_counter_ns, sleep
 from types import FrameType
-from typing import Any, Self, cast
+from typing import Self, cast
 
-from ...states.graph.graph import Program
-from ...states.machine import Run, Sink
+from ...states.machine import Run
 from ...states.manager import BranchStateManager
 from ...states.phases.merge import Answer
 from ...states.request import Branch, Request
@@ -24,10 +23,6 @@ class EngineCore(Run):
     """A graph's machine with the blackboard of `Session.board`; every run, server, trainer and
     worker calls `step`."""
 
-    def __init__(self, program: Program, board: Mapping[str, Any], sink: Sink) -> None:
-        super().__init__(program, board, sink)
-        self._initial = program.graph.initial
-
     def step(self, before_phase: Callable[[], bool] | None = None) -> bool:
         """One pass from `schedule` to `schedule`: at most one forward of the target; raises what
         `advance` raises. before_phase: is called before every transition; False ends the step
@@ -37,7 +32,7 @@ class EngineCore(Run):
             if before_phase is not None and not before_phase():
                 return False
             self.advance()
-            if self.state == self._initial:
+            if self.state == self.initial:
                 return not self.finished
         return False
 

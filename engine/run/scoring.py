@@ -20,6 +20,7 @@ from ...ops.layer_plan import LayerStatus
 from ...ops.sampling.coins import branch_key, perturbed, token_keys
 from ...ops.sampling.processors import Sampler, columns, process, take_in_
 from ...ops.types import Rows
+from ...states.drafter import TextRows
 from ...states.graph.drafter_settings import DrafterSettings
 from ...states.graph.plugins import drafter_class
 from ...states.machine import Event, OpRan
@@ -134,8 +135,8 @@ def prefill(
     computed from this row of `ids` on. taps: as for the target's `forward`. segments: visibility of
     a whole context (`start` is 0); by default causal."""
     device = kv.data.device
-    slots_1Q, attention = _causal(start, len(ids), device)
-    positions_1Q = slots_1Q
+    slots_1Q = positions_1Q = torch.arange(start, start + len(ids), device=device)[None]
+    attention = AttentionPlan.causal(len(ids), device, start)
     if segments:
         positions_Q, mask_QQ = visible(segments, start + len(ids))
         positions_1Q = positions_Q.to(device)[None]
@@ -152,13 +153,6 @@ def prefill(
             taps=tuple(taps),
         )
     return output
-
-
-def _causal(start: int, count: int, device: torch.device) -> tuple[Tensor, AttentionPlan]:
-    """Slots int64 [1, Q] of `count` rows after `start` rows, and their attention."""
-    slots_1Q = torch.arange(start, start + count, device=device)[None]
-    slots_1K = torch.arange(start + count, device=device)[None]
-    return slots_1Q, AttentionPlan.dense(slots_1Q[:, :, None] >= slots_1K[:, None], slots_1K)
 
 
 def full_prefill(
@@ -290,8 +284,10 @@ def costs_of(models: Models, block: DrafterSettings | None, drafter: Any) -> Rou
         return prefill(target, [1] * count, kv, start=start).logits_RV
 
     def drafter_logits(kv: KVCache, start: int, count: int) -> Tensor:
-        slots_1Q, attention = _causal(start, count, kv.data.device)
-        logits: Tensor = kind.logits(drafter, torch.ones_like(slots_1Q), slots_1Q, attention, kv=kv)
+        slots_1Q = torch.arange(start, start + count, device=kv.data.device)[None]
+        attention = AttentionPlan.causal(count, kv.data.device, start)
+        text = TextRows(torch.ones_like(slots_1Q), slots_1Q, attention, kv)
+        logits: Tensor = kind.logits(drafter, text)
         return logits
 
     target_costs = _measured(models, target, target_logits)

@@ -64,9 +64,9 @@ class Answering:
         title = f"{self.out.name}: {{}} of {len(conversations)} answers"
         with self.out.open("a", encoding="utf-8") as file, working(title.format(count)) as tell:
             while True:
-                for number in islice(waiting, limit - len(manager.unfinished)):
+                for number in islice(waiting, limit - len(manager.table.unfinished)):
                     self._submit(number, conversations[number], 0, [])
-                if not manager.unfinished:
+                if not manager.table.unfinished:
                     break
                 self.run.step()
                 for request in manager.table.forget_finished():

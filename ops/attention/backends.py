@@ -67,10 +67,13 @@ class AttentionPlan:
         return cls(GroupedBackend(), (group,))
 
     @classmethod
-    def causal(cls, rows: int, device: torch.device | str = "cpu") -> "AttentionPlan":
-        """Rows of one sequence in the first slots of a pool; each sees those up to itself."""
-        steps_1Q = torch.arange(rows, device=device)[None]
-        return cls.dense(steps_1Q[:, :, None] >= steps_1Q[:, None], steps_1Q)
+    def causal(
+        cls, rows: int, device: torch.device | str = "cpu", start: int = 0
+    ) -> "AttentionPlan":
+        """Rows of one sequence in the slots of a pool from `start` on; each sees those up to
+        itself, from slot 0 on."""
+        steps_1K = torch.arange(start + rows, device=device)[None]
+        return cls.dense(steps_1K[:, start:, None] >= steps_1K[:, None], steps_1K)
 
     def for_layers(
         self,

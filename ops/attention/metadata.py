@@ -35,10 +35,11 @@ class SlotRun:
         return starts_G[:, None] + steps_K
 
 
-def tensor(values: npt.NDArray[np.generic], device: torch.device) -> Tensor:
+def tensor(values: npt.ArrayLike, device: torch.device) -> Tensor:
     """An array on a device; integers as int64."""
-    is_bool = values.dtype == np.bool_
-    wide = np.ascontiguousarray(values) if is_bool else values.astype(np.int64, order="C")
+    array = np.asarray(values)
+    is_bool = array.dtype == np.bool_
+    wide = np.ascontiguousarray(array) if is_bool else array.astype(np.int64, order="C")
     return torch.from_numpy(wide).to(device)
 
 

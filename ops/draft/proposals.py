@@ -125,12 +125,10 @@ def join(proposals: Sequence[Proposal | None], places: Sequence[Sequence[int]]) 
     )
 
 
-def share(proposal: Proposal, rows_per_round: int | None) -> Proposal:
+def share(proposal: Proposal, rows_per_round: int) -> Proposal:
     """The nodes that are most probable over all trees together, of equals the earlier branch's,
-    then the earlier node; None keeps every tree. No child scores above its parent, so that the
-    kept nodes are trees. Raises ValueError for drawn drafts, whose distribution would change."""
-    if rows_per_round is None:
-        return proposal
+    then the earlier node. No child scores above its parent, so that the kept nodes are trees.
+    Raises ValueError for drawn drafts, whose distribution would change."""
     if proposal.draft_probs_STV is not None:
         raise ValueError("drawn drafts are not ranked by their probability")
     nodes = proposal.tokens_SN.shape[1]

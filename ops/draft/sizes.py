@@ -68,7 +68,8 @@ class RoundCosts:
 class Chooser:
     """The size (`choice`) of each round's drafts: `choose_` starts a round, by the most drafts
     that each branch can use and the rows not read yet; `learn_` gets each branch's accepted
-    nodes. plain, drafted: milliseconds outside the forwards of the last rounds."""
+    nodes. plain, drafted: milliseconds outside the forwards of the last rounds. by_owner: counts
+    of accepted and of tested drafts, of choosers that count by branch; the drafter drops them."""
 
     def __init__(self, costs: RoundCosts) -> None:
         self.costs = costs
@@ -81,9 +82,7 @@ class Chooser:
         self._share = 1.0  # its overhead relative to the smallest tree's; 0 without drafts
         self._without = 0  # rounds without drafts in the current pause
         self._pause = 0
-
-    def forget_(self, owners: Sequence[int]) -> None:
-        """Drop the counts of ended branches."""
+        self.by_owner: dict[int, tuple[float, float]] = {}
 
     @property
     def overhead(self) -> float:
@@ -142,7 +141,6 @@ class ChainChooser(Chooser):
         self.longest = longest
         self._hits_D = np.zeros(longest)
         self._tries_D = np.zeros(longest)
-        self._by_owner: dict[int, tuple[float, float]] = {}  # hits and tries
 
     def choose_(self, owners: Sequence[int], limits: Sequence[int], unread: int = 0) -> DraftSize:
         branches = len(owners)
@@ -182,7 +180,7 @@ class ChainChooser(Chooser):
         overall = (self._hits_D.sum() + PRIOR_WEIGHT * PRIOR) / (tries + PRIOR_WEIGHT)
         overall += OPTIMISM * math.sqrt(overall * (1 - overall) / (tries + PRIOR_WEIGHT))
         rate_D = (self._hits_D + SHRINKAGE * overall) / (self._tries_D + SHRINKAGE)
-        counts = [self._by_owner.get(owner, (0.0, 0.0)) for owner in owners]
+        counts = [self.by_owner.get(owner, (0.0, 0.0)) for owner in owners]
         factors = [(h + SHRINKAGE * overall) / (t + SHRINKAGE) / overall for h, t in counts]
         chance_SD = np.minimum(np.asarray(factors)[:, None] * rate_D, MAX_CHANCE)
         survives_SD: Floats = chance_SD.cumprod(1)
@@ -198,12 +196,8 @@ class ChainChooser(Chooser):
             tried = min(accepted + 1, length)
             self._hits_D[:accepted] += 1
             self._tries_D[:tried] += 1
-            hits, tries = self._by_owner.get(owner, (0.0, 0.0))
-            self._by_owner[owner] = DECAY * hits + accepted, DECAY * tries + tried
-
-    def forget_(self, owners: Sequence[int]) -> None:
-        for owner in owners:
-            self._by_owner.pop(owner, None)
+            hits, tries = self.by_owner.get(owner, (0.0, 0.0))
+            self.by_owner[owner] = DECAY * hits + accepted, DECAY * tries + tried
 
 
 ForwardRows = Callable[[int, int], Sequence[int]]

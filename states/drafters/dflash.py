@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from ...ops.sampling.settings import Draws
-from ..drafter import Drafter, committed_features
+from ..drafter import Drafter, TextRows, committed_features
 from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...ops.attention.backends import AttentionPlan
     from ...ops.kv.pool import KVCache
     from ...ops.types import DraftRows, Proposal
     from ..request import Branch
@@ -89,10 +88,9 @@ class DFlashDrafter(Drafter):
         return settings.model_copy(update={"block_size": model.block_size})
 
     @classmethod
-    def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
-    ) -> Tensor:
-        out_1QH = model.forward(tokens_1Q, slots_1Q, slots_1Q, attention, kv=kv)
+    def logits(cls, model: Any, text: TextRows) -> Tensor:
+        slots_1Q = text.slots_1Q
+        out_1QH = model.forward(text.tokens_1Q, slots_1Q, slots_1Q, text.attention, kv=text.kv)
         logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
         return logits_QV
 

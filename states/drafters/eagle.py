@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ..drafter import DraftContext, Drafter, committed_features
+from ..drafter import DraftContext, Drafter, TextRows, committed_features
 from ..graph.drafter_settings import DrafterSettings, Nodes, TreeSettings
 from ..yaml.spec import Int, Text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...ops.attention.backends import AttentionPlan
     from ...ops.draft.eagle import Frontier
-    from ...ops.kv.pool import KVCache
     from ...ops.types import DraftRows, Proposal
     from ..request import Branch
     from ..round import CommittedRows
@@ -80,30 +78,19 @@ class EagleDrafter(Drafter):
     def __init__(self, settings: DrafterSettings, context: DraftContext) -> None:
         super().__init__(settings, context)
         self.last: dict[int, tuple[int, Tensor]] = {}
+        self.memory = (*self.memory, self.last)
 
     @classmethod
-    def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
-    ) -> Tensor:
+    def logits(cls, model: Any, text: TextRows) -> Tensor:
         embedding = model.embed_tokens.weight
-        hidden_1QH = embedding.new_zeros(*tokens_1Q.shape, embedding.shape[1]).to(kv.data.dtype)
-        inputs = tokens_1Q, hidden_1QH, slots_1Q, slots_1Q
-        out_1QH = model.forward(*inputs, attention=attention, kv=kv)
+        hidden_QH = embedding.new_zeros(text.tokens_1Q.shape[1], embedding.shape[1])
+        hidden_QH = hidden_QH.to(text.kv.data.dtype)
+        if text.features_QF is not None:
+            hidden_QH = model.fuse(text.features_QF)
+        inputs = text.tokens_1Q, hidden_QH[None], text.slots_1Q, text.slots_1Q
+        out_1QH = model.forward(*inputs, attention=text.attention, kv=text.kv)
         logits_QV: Tensor = model.logits(out_1QH.flatten(0, 1))
         return logits_QV
-
-    def write_rows_(
-        self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
-    ) -> None:
-        import torch
-
-        from ...ops.attention.backends import AttentionPlan
-
-        steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
-        hidden_1QH = self.model.fuse(features_QF)[None]
-        attention = AttentionPlan.causal(rows, tokens_1Q.device)
-        next_1Q = tokens_1Q[:, 1 : rows + 1]
-        self.model.forward(next_1Q, hidden_1QH, steps_1Q, steps_1Q, attention=attention, kv=kv)
 
     def observe(self, rows: CommittedRows) -> None:
         features_RF = committed_features(rows, self.columns_F)
@@ -114,20 +101,6 @@ class EagleDrafter(Drafter):
             self.queue(rows.owner, position - 1, rows.tokens[:1], last[1][None])
         self.queue(rows.owner, position, [*rows.tokens[1:], *rows.following], features_RF)
         self.last[rows.owner] = position + len(rows.tokens) - 1, features_RF[-1]
-
-    def promote(self, root: Branch) -> None:
-        super().promote(root)
-        if root.owner in self.last:
-            self.last[root.request.prefix_owner] = self.last.pop(root.owner)
-
-    def truncate(self, owner: int, length: int) -> None:
-        super().truncate(owner, length)
-        self.last.pop(owner, None)
-
-    def forget(self, owners: Sequence[int]) -> None:
-        super().forget(owners)
-        for owner in owners:
-            self.last.pop(owner, None)
 
     def root(self, batch: DraftRows | tuple[Branch, ...]) -> Frontier | tuple[Branch, ...]:
         from ...ops.draft.eagle import first_level

@@ -20,16 +20,14 @@ from ...ops.draft.gamma import (
     next_state,
     plan,
 )
-from ..drafter import DraftContext, Drafter
+from ..drafter import DraftContext, Drafter, TextRows
 from ..graph.drafter_settings import ChoosingSettings
 from ..yaml.spec import Count, Int, Text
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...ops.attention.backends import AttentionPlan
     from ...ops.draft.vanilla import ChainStart
-    from ...ops.kv.pool import KVCache
     from ...ops.types import DraftRows, Proposal
     from ..request import Branch
     from ..round import CommittedRows, RoundResult
@@ -99,38 +97,15 @@ class VanillaDrafter(Drafter):
         super().__init__(settings, context)
         self.planned: list[GammaRecord] = []
         self.lengths: dict[int, GammaState] = {}
+        self.memory = (*self.memory, self.lengths)
 
     @classmethod
-    def logits(
-        cls, model: Any, tokens_1Q: Tensor, slots_1Q: Tensor, attention: AttentionPlan, kv: KVCache
-    ) -> Tensor:
+    def logits(cls, model: Any, text: TextRows) -> Tensor:
         from ...ops.draft.vanilla import logits_of
 
-        every_Q = slots_1Q[0] - slots_1Q[0, 0]
-        return logits_of(
-            model, tokens_1Q, slots_1Q, slots_1Q, attention=attention, kv=kv, rows_R=every_Q
-        )
-
-    def write_rows_(
-        self, tokens_1Q: Tensor, rows: int, features_QF: Tensor | None, kv: KVCache
-    ) -> None:
-        import torch
-
-        from ...ops.attention.backends import AttentionPlan
-        from ...ops.draft.vanilla import logits_of
-
-        steps_1Q = torch.arange(rows, device=tokens_1Q.device)[None]
-        attention = AttentionPlan.causal(rows, tokens_1Q.device)
-        last_R = steps_1Q[0, -1:]
-        logits_of(
-            self.model,
-            tokens_1Q[:, :rows],
-            steps_1Q,
-            steps_1Q,
-            attention=attention,
-            kv=kv,
-            rows_R=last_R,
-        )
+        every_Q = text.slots_1Q[0] - text.slots_1Q[0, 0]
+        inputs = text.tokens_1Q, text.slots_1Q, text.slots_1Q, text.attention
+        return logits_of(model, *inputs, kv=text.kv, rows_R=every_Q)
 
     def observe(self, rows: CommittedRows) -> None:
         first = 1 if rows.is_path else 0  # the root was read when it was drawn
@@ -197,8 +172,3 @@ class VanillaDrafter(Drafter):
             )
             records.append(replace(length, accepted=accepted))
         return tuple(records)
-
-    def forget(self, owners: Sequence[int]) -> None:
-        super().forget(owners)
-        for owner in owners:
-            self.lengths.pop(owner, None)

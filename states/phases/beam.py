@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from ...ops.attention.metadata import tensor
 from ...ops.beam import Beams, Chosen, Searches, first_beams
 from ...ops.forward import HostReader
 from ...ops.registry import op
@@ -21,8 +22,9 @@ def _beams(branches: BranchStateManager) -> BeamState:
 def expand_beams(branches: BranchStateManager) -> Proposal:
     """The last token of every live beam: a tree without levels, its nodes side by side."""
     beams = _beams(branches)
+    device = branches.kv.data.device
     tokens = [beams.searches[branch.owner].tokens_Wn[1:, -1] for branch in branches.active]
-    tokens_SN = beams.ids(np.array(tokens).reshape(len(tokens), beams.width - 1))
+    tokens_SN = tensor(np.array(tokens).reshape(len(tokens), beams.width - 1), device)
     none_SN = torch.zeros_like(tokens_SN)
     return Proposal(
         tokens_SN=tokens_SN,
@@ -38,20 +40,17 @@ def expand_beams(branches: BranchStateManager) -> Proposal:
 def gather_beams(branches: BranchStateManager, batch: Batch) -> Searches:
     """The state of every search in these rows, on the device; new searches have one beam."""
     beams = _beams(branches)
+    device = branches.kv.data.device
     searches = [beams.search(branch) for branch in batch.branches]
-    none = _part(first_beams(beams.width, branches.kv.data.device), slice(0, 0))
+    none = _part(first_beams(beams.width, device), slice(0, 0))
     parts = [none, *(search.beams for search in searches)]
     stops = [sorted(branch.request.stop_ids) for branch in batch.branches]
     most = max(map(len, stops), default=0)
     return Searches(
-        Beams(
-            torch.cat([part.running_SW for part in parts]),
-            torch.cat([part.kept_SW for part in parts]),
-            torch.cat([part.ended_SW for part in parts]),
-        ),
-        beams.ids([search.length + 1 for search in searches])[:, None],
-        beams.ids([branch.budget for branch in batch.branches])[:, None],
-        beams.ids([[*s, *[-1] * (most - len(s))] for s in stops]).view(len(stops), most),
+        Beams(*map(torch.cat, zip(*parts, strict=True))),
+        tensor([search.length + 1 for search in searches], device)[:, None],
+        tensor([branch.budget for branch in batch.branches], device)[:, None],
+        tensor([[*s, *[-1] * (most - len(s))] for s in stops], device).view(len(stops), most),
     )
 
 
@@ -102,4 +101,4 @@ def commit_beams_(
 
 
 def _part(beams: Beams, which: slice) -> Beams:
-    return Beams(beams.running_SW[which], beams.kept_SW[which], beams.ended_SW[which])
+    return Beams(*[value_SW[which] for value_SW in beams])

@@ -67,7 +67,7 @@ def branches_running(step: StepPlan) -> bool:
 @op("schedule.wait", commits=True)
 def wait(branches: BranchStateManager, inbox: Inbox) -> None:
     """Block until a request comes or the inbox is closed; return at once if a request waits."""
-    if not branches.table.any_unfinished:
+    if not (branches.table.open or branches.table.waiting):
         inbox.wait()
 
 

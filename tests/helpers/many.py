@@ -98,7 +98,7 @@ def serve(session: Session, texts: Sequence[str], blocks: int) -> Served:
             key = f"{number}/{at}"
             branches.lifecycle.submit(session.request(Prompt(key, text, seed=at)))
         with Calls() if number in counted else nullcontext(Calls()) as calls:
-            while branches.unfinished:
+            while branches.table.unfinished:
                 run.advance()
         if number in counted:
             served.calls[number] = calls.count

@@ -326,7 +326,7 @@ def _check_keys(run: EngineCore) -> None:
         owners, first = np.unique(pool.owner[by_owner], return_index=True)
         own = dict(zip(owners.tolist(), np.split(by_owner, first)[1:], strict=True))
         read = np.zeros(pool.slots, np.bool_)
-        for request in book.unfinished:
+        for request in book.table.unfinished:
             for owner in (request.prefix_owner, *(b.owner for b in _in_pools(request))):
                 keys = pool.keys_of(segments.homes(owner))
                 seen = slice(keys[0], sum(keys)) if isinstance(keys, tuple) else keys

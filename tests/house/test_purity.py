@@ -23,7 +23,6 @@ from specsot.ops.kv.pool import KVCache
 from specsot.ops.registry import OpEntry, OpTable
 from specsot.states import machine
 from specsot.states.graph.graph import OpStep
-from specsot.states.machine import BoundOp
 from specsot.states.manager import BranchStateManager
 from specsot.states.request import Request
 from specsot.states.scheduler import Inbox
@@ -99,7 +98,7 @@ class Watch:
     all guards after every step."""
 
     def __init__(self, table: OpTable) -> None:
-        self.bind = machine.bind
+        self.bound = machine.bound
         entries = [one for one in table.guards.values() if "cluster" not in one.reads]
         self.guards = [(entry.name, entry.load(), entry.reads) for entry in entries]
         self.said: dict[str, set[bool]] = {name: set() for name, *_ in self.guards}
@@ -107,12 +106,12 @@ class Watch:
         self.changed: set[str] = set()
         self.broken: list[str] = []
 
-    def __call__(self, step: OpStep) -> BoundOp:
-        op, entry = self.bind(step), step.entry
+    def __call__(self, step: OpStep) -> tuple[OpStep, str, Callable[..., Any]]:
+        (_, place, function), entry = self.bound(step), step.entry
 
         def watched(*values: Any) -> Any:
             before = [snapshot(value) for value in values]
-            result = op.function(*values)
+            result = function(*values)
             after = [snapshot(value) for value in values]
             self.called.add((entry.module, entry.function))
             triples = zip(entry.reads, before, after, strict=True)
@@ -123,7 +122,7 @@ class Watch:
                 self.broken.append(f"{entry.name} changed {', '.join(changed)}")
             return result
 
-        return op._replace(function=watched)
+        return step, place, watched
 
     def drive(self, run: EngineCore) -> None:
         run.board["inbox"] = inbox = Inbox(stays=True, sleeps=False)
@@ -175,7 +174,7 @@ def runs(graphs: Graphs, tiny: Make) -> Iterator[EngineCore]:
 def watched(graphs: Graphs, tiny: Make) -> Watch:
     watch = Watch(graphs.table)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(machine, "bind", watch)
+        patch.setattr(machine, "bound", watch)
         for run in runs(graphs, tiny):
             watch.drive(run)
     return watch

@@ -145,7 +145,7 @@ def test_other_salts_share_nothing(
 
     def looked(run: EngineCore) -> bool:
         tops.append({salt: len(shelf) for salt, shelf in cache._roots.items()})
-        for request in run.manager.unfinished:
+        for request in run.manager.table.unfinished:
             path = run.manager.table.segments.path(request.prefix_owner)
             assert all(cache.nodes[s].salt == request.cache_salt for s in path if s in cache.nodes)
         return False

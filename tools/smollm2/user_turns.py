@@ -36,7 +36,7 @@ def turns(session: Session) -> Iterator[str]:
     run = session.start([], lambda event: None)
     manager, most = run.board["branches"], session.program.graph.layout.max_num_branches
     for number in count():
-        if len(manager.unfinished) < 2 * most:
+        if len(manager.table.unfinished) < 2 * most:
             one = session.request(Prompt(str(number), "?"))
             manager.lifecycle.submit(replace(one, prefix=PromptTokens(), tail=tail))
             continue

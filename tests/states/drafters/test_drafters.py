@@ -1,5 +1,6 @@
 """What each kind of drafter has yet to take in after every step of a branch's life."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from helpers.managers import request
 
+from specsot.ops.draft.sizes import Curve, RoundCosts
 from specsot.ops.kv.pool import Ints
 from specsot.states.commit import _is_read_later, committed_rows
 from specsot.states.drafter import DraftContext, Drafter
@@ -188,6 +190,15 @@ def test_nothing_of_segments_that_are_given_back_stays(kind: str) -> None:
     state.forget([PREFIX])
     assert not state.inbox
     assert not getattr(state, "last", None) and not getattr(state, "lengths", None)
+
+
+def test_what_is_counted_of_a_branch_ends_with_its_rows() -> None:
+    state = new_drafter("vanilla", gamma_policy="cost")
+    costs = RoundCosts(Curve.of({1: 1.0}), Curve.of({1: 0.1}))
+    state = type(state)(state.settings, replace(state.context, costs=costs))
+    state.chooser.by_owner.update({PREFIX: (1.0, 2.0), OWNER: (3.0, 4.0)})
+    state.forget([OWNER])
+    assert state.chooser.by_owner == {PREFIX: (1.0, 2.0)}
 
 
 # -- n-grams -------------------------------------------------------------------------------------

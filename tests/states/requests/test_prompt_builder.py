@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from specsot.engine.prepare.job import embedded_folder
-from specsot.states.prompt_builder import behind, in_front, search_all, search_question
+from specsot.states.prompt_builder import PromptBuilder, search_all, search_question
 from specsot.states.text.documents import Document
 from specsot.states.text.outline import Outline, Point
 from specsot.states.text.prompts import PromptBook, load_template
@@ -49,11 +49,11 @@ class InPieces(Random):
 
 def test_the_embedded_model_reads_documents_as_it_learned_to() -> None:
     book, texts = book_of(), [BEES.text, RAIN.text]
-    front = in_front((BEES, RAIN), book, 512)
+    front = PromptBuilder(book).in_front((BEES, RAIN))
     asked = book.plain("Who?", front)
     learned = opening(InPieces(), texts) + given("Who?", ANSWER)
     assert list(asked.ids) == ids_of(learned)
-    own = behind((BEES, RAIN), book, 512)
+    own = PromptBuilder(book).behind((BEES, RAIN))
     hoist, rest = book.branch(POINTS[0], OUTLINE, (), PromptTokens(), own)
     head = branch_turn(1, POINTS[0].title)[:-1]
     for text in texts:
@@ -67,13 +67,14 @@ def test_the_embedded_model_reads_documents_as_it_learned_to() -> None:
 @pytest.mark.parametrize("share", ["outline", "prompt"])
 def test_chunks_stand_where_they_are_said_to(share: str, template: str) -> None:
     book = book_of(template, share)
+    builder = PromptBuilder(book, most=4)
     written = [
-        book.plain("Who?", in_front((BEES, RAIN), book, 4)),
-        book.skeleton("Who?", in_front((BEES,), book, 4))[0],
-        book.direct(documents=behind((TEA,), book, 4)),
+        book.plain("Who?", builder.in_front((BEES, RAIN))),
+        book.skeleton("Who?", builder.in_front((BEES,)))[0],
+        book.direct(documents=builder.behind((TEA,))),
     ]
-    shared = (in_front if share == "outline" else behind)((TEA,), book, 4)
-    own = behind((RAIN,), book, 4)
+    shared = (builder.in_front if share == "outline" else builder.behind)((TEA,))
+    own = builder.behind((RAIN,))
     written += book.branch(POINTS[1], OUTLINE, [(1, [20, 21])], shared, own)
     found = [[book.decode(c.ids) for c in one.chunks] for one in written]
     wanted = [(BEES, RAIN), (BEES,), (TEA,), (TEA,), (RAIN,)]
@@ -88,7 +89,7 @@ def test_chunks_stand_where_they_are_said_to(share: str, template: str) -> None:
 
 def test_shared_documents_come_before_what_the_turn_says() -> None:
     book = book_of()
-    shared = in_front((TEA,), book, 512)
+    shared = PromptBuilder(book).in_front((TEA,))
     hoist, rest = book.branch(POINTS[0], OUTLINE, (), shared)
     assert rest.ids == book.branch(POINTS[0], OUTLINE, ())[1].ids
     assert book.decode(hoist.ids).endswith("user\nDocument: Tea grows in Assam.\nWrite part ")
