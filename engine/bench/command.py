@@ -17,7 +17,7 @@ import yaml
 
 from ..errors import Code, UsageError
 from ..limits import disturbance
-from ..prepare.options import SESSION, RunOptions
+from ..prepare.options import SESSION, BenchOptions, RunOptions
 from ..record.run_folder import RunFolder
 from ..shell import complain, deliver, json_text
 from .experiment import (
@@ -25,7 +25,6 @@ from .experiment import (
     COMPARED,
     FIGURES,
     PARTS,
-    BenchOptions,
     Figure,
     Prepared,
     axis_of,
@@ -38,7 +37,7 @@ MOST_GRAPHS = 26
 MOST_POINTS = 256
 MOST_SHOWN = 20  # problems and changes of an experiment
 REQUEST_FILE = "asked.json"  # what an interrupted experiment goes on with
-OF_THIS_CALL = ("out", "baseline", "plot")  # options that are not in it
+OF_THIS_CALL = ("out", "resume", "baseline", "plot", "tune", "listed")  # not in it
 LEAST = 0.05  # of a figure from clocks: less is not called a change, however sure it is
 EXACT = 0.01  # of one that only what is computed decides
 
@@ -75,12 +74,10 @@ def grid_of(vary: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return axes
 
 
-def bench_command(
-    bench_options: BenchOptions, options: RunOptions, resume: Path | None = None
-) -> int:
-    """Measure an experiment; resume: the folder of an interrupted one."""
-    if resume is not None:
-        bench_options, options = _resumed(resume, bench_options, options)
+def bench_command(bench_options: BenchOptions, options: RunOptions) -> int:
+    """Measure an experiment, or go on with an interrupted one."""
+    if bench_options.resume is not None:
+        bench_options, options = _resumed(bench_options.resume, bench_options, options)
     baseline = None if bench_options.baseline is None else _read_baseline(bench_options.baseline)
     if bench_options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot needs matplotlib: pip install 'specsot[plot]'")
@@ -165,8 +162,8 @@ def _report(
 def _resumed(
     folder: Path, bench_options: BenchOptions, options: RunOptions
 ) -> tuple[BenchOptions, RunOptions]:
-    now: dict[str, Any] = {"baseline": bench_options.baseline, "plot": bench_options.plot}
-    if bench_options != BenchOptions((), **now):
+    now: dict[str, Any] = {n: getattr(bench_options, n) for n in ("resume", "baseline", "plot")}
+    if bench_options != BenchOptions(**now):
         raise UsageError("--resume DIR continues with the original options and accepts no others")
     try:
         saved = json.loads((folder / REQUEST_FILE).read_text(encoding="utf-8"))

@@ -20,7 +20,16 @@ from ..errors import LacksDrafterError, UsageError
 from ..prepare.files import FOLDER, SHIPPED, graph_names, is_graph, read_source
 from ..prepare.inputs import Prompts, read_file
 from ..prepare.job import Job, prepare
-from ..prepare.options import Budget, Device, Dtype, RunOptions, Seed, Threads, WeightFormat
+from ..prepare.options import (
+    BenchOptions,
+    Budget,
+    Device,
+    Dtype,
+    RunOptions,
+    Seed,
+    Threads,
+    WeightFormat,
+)
 
 if TYPE_CHECKING:
     from .sides import SideRun
@@ -236,20 +245,6 @@ def references_of(experiment: Experiment, entries: Sequence[Entry]) -> list[int]
 def text_of(value: Any) -> str:
     """As `--set` takes it; JSON is YAML."""
     return value if isinstance(value, str) else json.dumps(value)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchOptions:
-    """The options of `specsot bench` alone; refs: an experiment, or graphs and peers."""
-
-    refs: Sequence[str]
-    against: str | None = None
-    vary: Sequence[str] = ()
-    repeats: int | None = None
-    count: int | None = None
-    out: Path | None = None
-    baseline: Path | None = None
-    plot: bool = False
 
 
 def experiment_of_sides(name: str, sides: Sequence[str], **values: Any) -> Experiment:

@@ -2,7 +2,6 @@
 on use."""
 
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -11,16 +10,15 @@ from typer import Exit
 
 from ..errors import UsageError
 from ..prepare.files import open_graph
-from ..prepare.options import JSONL, OPTIONS, SESSION, RunOptions
+from ..prepare.options import AXIS, JSONL, SESSION, VALUES, BenchOptions, RunOptions
 from ..record.run_folder import find_run
 from ..shell import complain, print_json, put
-from .completing import benched_of, peers_of, settings_of
+from .completing import settings_of
 from .options import (
     JSON,
     RUN,
     RUNS_DIR,
     SETS,
-    argument,
     flag,
     graph_argument,
     option,
@@ -29,13 +27,9 @@ from .options import (
 )
 
 WIDTH = 96  # of the list of experiments
-PROMPTS = replace(
-    OPTIONS["prompts"], help=f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
-)
+PROMPTS = f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
 OUT = option("Folder for tables; an interrupted command continues there.", "--out", metavar="DIR")
 SIDES = "Shipped graphs or graph files; GRAPH@PATH=VALUE,... with settings of its own."
-VALUES = "Values of a setting; may be repeated."
-VARY = {"metavar": "PATH=VALUE,...", "autocompletion": settings_of}
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
@@ -58,7 +52,7 @@ def compare(
 def sweep(
     options: RunOptions,
     graph: str = graph_argument("A shipped graph or a graph file.", ..., metavar="GRAPH"),
-    vary: list[str] = option(VALUES, default=..., **VARY),
+    vary: list[str] = option(VALUES, default=..., metavar=AXIS, autocompletion=settings_of),
     out: Path | None = OUT,
 ) -> None:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
@@ -72,59 +66,19 @@ def sweep(
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def bench(
-    options: RunOptions,
-    refs: list[str] | None = argument(
-        "A shipped experiment or its file; or graphs (GRAPH@PATH=VALUE,...), hf, hf-assisted.",
-        metavar="EXPERIMENT | GRAPH...",
-        autocompletion=benched_of,
-    ),
-    against: str | None = option(
-        "Sides that do not vary: graphs, hf, hf-assisted, hf-lookup. Ratios are to the first.",
-        metavar="SIDE,...",
-        autocompletion=peers_of,
-    ),
-    vary: list[str] | None = option(f"{VALUES} parts=1,2,4: parts of a given outline.", **VARY),
-    repeats: int | None = option("Of every prompt [3].", min=1, max=1000),
-    count: int | None = option("Only the first N prompts.", min=1, max=1024),
-    out: Path | None = option("Folder for rounds, tables and pictures.", metavar="DIR"),
-    resume: Path | None = option("Continue an interrupted experiment.", metavar="DIR"),
-    baseline: Path | None = option(
-        "An earlier result.json; exit 6 if a figure got worse.", metavar="FILE"
-    ),
-    plot: bool = flag("Pictures too, SVG and PNG, into --out.", "--plot"),
-    tune: bool = flag(
-        "Instead: find the fastest tree sizes, draft lengths or blocks of GRAPH here, and"
-        " print a profile (profile.yaml in --out).",
-        "--tune",
-    ),
-    listed: bool = flag("Instead: the shipped experiments.", "--list"),
-) -> None:
+def bench(options: RunOptions, experiment: BenchOptions) -> None:
     """Measure experiments: paired, repeated, with intervals, beside transformers.
 
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
     `specsot bench eagle dflash --against hf,hf-assisted --repeats 5`,
     `specsot bench drafters --baseline docs/benchmarks/drafters.json`,
     `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
-    if listed:
+    if experiment.listed:
         _list_experiments(options.as_json)
         return
     from ..bench.command import bench_command, tune_command
-    from ..bench.experiment import BenchOptions
 
-    bench_options = BenchOptions(
-        refs=tuple(refs or ()),
-        against=against,
-        vary=tuple(vary or ()),
-        repeats=repeats,
-        count=count,
-        out=out,
-        baseline=baseline,
-        plot=plot,
-    )
-    if tune:
-        raise Exit(tune_command(bench_options, options))
-    raise Exit(bench_command(bench_options, options, resume))
+    raise Exit((tune_command if experiment.tune else bench_command)(experiment, options))
 
 
 def _list_experiments(as_json: bool) -> None:

@@ -16,7 +16,7 @@ from ..errors import Code, UsageError
 from ..hub import DEFAULT, KNOWN, VARIABLE, ModelCache, find_model, get_model, shipped
 from ..hub import convert as convert_model
 from ..prepare.files import graph_names, open_graph
-from ..prepare.options import OptionText, RunOptions
+from ..prepare.options import RunOptions
 from ..shell import complain
 from ..view.diagram import aligned
 from .options import JSON, argument, flag, option, show_result, takes
@@ -140,7 +140,7 @@ CACHE_DIR = option(
 @takes(
     *("profile", "model", "drafter_model", "device", "dtype", "weights", "threads", "sets"),
     "as_json",
-    graph=OptionText("The graph whose models read them [specsot.yaml's]."),
+    graph="The graph whose models read them [specsot.yaml's].",
 )
 def add(
     options: RunOptions,

@@ -15,7 +15,7 @@ from typer import Exit
 
 from ..errors import ClusterError, UsageError
 from ..prepare.job import prepare, prepare_graphs, read_cluster
-from ..prepare.options import LOCAL, MODELS, SESSION, OptionText, RunOptions, ServeOptions
+from ..prepare.options import LOCAL, MODELS, SESSION, RunOptions, ServeOptions
 from ..record.run_folder import find_run
 from ..shell import complain, put
 from ..workers import ray_head, ray_workers
@@ -27,8 +27,8 @@ from .options import RUN, RUNS_DIR, argument, graph_argument, option, takes
 GRAPHS = "Shipped graphs or graph files [specsot.yaml's]; a request's `model` picks one."
 PACKAGES = ("fastapi", "h11", "sse_starlette", "uvicorn")
 LACKS = "the server needs more packages: pip install 'specsot[serve]'"
-WORKERS = OptionText("Replicas on a Ray cluster; without it one engine, and no Ray.")
-PLACE = OptionText("HOST:PORT of a Ray cluster that runs [one is started here].", metavar="ADDRESS")
+WORKERS = "Replicas on a Ray cluster; without it one engine, and no Ray."
+PLACE = "HOST:PORT of a Ray cluster that runs [one is started here]."
 
 
 @takes(*MODELS, workers=WORKERS, cluster=PLACE)
