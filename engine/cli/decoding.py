@@ -1,5 +1,4 @@
-"""`specsot compare | sweep | bench | certify | verify-run | simulate`; their modules are imported
-on use."""
+"""`specsot compare | sweep | bench | certify | simulate`; their modules are imported on use."""
 
 import re
 from functools import partial
@@ -14,17 +13,7 @@ from ..prepare.options import AXIS, JSONL, SESSION, VALUES, BenchOptions, RunOpt
 from ..record.run_folder import find_run
 from ..shell import complain, print_json, put
 from .completing import settings_of
-from .options import (
-    JSON,
-    RUN,
-    RUNS_DIR,
-    SETS,
-    flag,
-    graph_argument,
-    option,
-    show_result,
-    takes,
-)
+from .options import RUNS_DIR, SETS, flag, graph_argument, option, show_result, takes
 
 WIDTH = 96  # of the list of experiments
 PROMPTS = f".txt (one per line) or .jsonl {JSONL} [ten packaged ones]."
@@ -118,20 +107,6 @@ def certify(
 
     names = tuple(graphs or ())
     raise Exit(certify_command(names, options, quick=quick, out=out, every=every))
-
-
-def verify_run(
-    run: str = RUN,
-    runs_dir: Path = RUNS_DIR,
-    as_json: bool = JSON,
-    threads: int | None = option("CPU threads [the run's].", envvar="SPECSOT_THREADS"),
-) -> None:
-    """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
-
-    Example: `specsot run bim_eagle`, then `specsot verify-run latest`."""
-    from ..certify.verify_run import verify_command
-
-    raise Exit(verify_command(run, runs_dir, as_json, threads))
 
 
 # -- without a model ------------------------------------------------------------------------------

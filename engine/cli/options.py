@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from typer import Argument, Option
 
-from ..prepare.options import OPTIONS, OptionText, RunOptions, options_of
+from ..prepare.options import OPTIONS, OptionText, RunOptions, ServeOptions, options_of
 from ..record.run_folder import LATEST
 from ..shell import print_json
 from .completing import BY_OPTION, runs_of, sides_of
@@ -56,9 +56,7 @@ def declared(name: str, text: OptionText, default: Any) -> Any:
 
 WHICH = "A folder, `latest`, a graph (its newest run), or the beginning or end of a name."
 RUN = argument(WHICH, LATEST, metavar="RUN", autocompletion=runs_of)
-RUNS_DIR = option(
-    "Where run folders are.", "--runs-dir", default=Path("runs"), envvar="SPECSOT_RUNS_DIR"
-)
+RUNS_DIR = declared("runs_dir", options_of(ServeOptions)["runs_dir"], Path("runs"))
 JSON = declared("as_json", OPTIONS["as_json"], False)
 SETS = declared("sets", OPTIONS["sets"], None)
 

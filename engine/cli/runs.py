@@ -1,5 +1,5 @@
-"""`specsot runs list | show | diff | clean`, `specsot trace export`, `specsot replay`: saved runs.
-Nothing here needs a model; torch is imported only where a trace is read."""
+"""`specsot runs list | show | diff | clean`, `trace export`, `replay`, `verify-run`: saved runs.
+Only `verify-run` needs a model; torch is imported only there, and where a trace is read."""
 
 import os
 import re
@@ -185,3 +185,17 @@ def replay(
     height = console.size.height - 1
     last = frame(replayed.scene, replayed.snapshot(player.frame), console.size.width, height)
     console.print(last, height=height)
+
+
+def verify_run(
+    run: str = RUN,
+    runs_dir: Path = RUNS_DIR,
+    as_json: bool = JSON,
+    threads: int | None = option("CPU threads [the run's].", envvar="SPECSOT_THREADS"),
+) -> None:
+    """Hold the tokens of a finished run to plain transformers, and to nothing of specsot's.
+
+    Example: `specsot run bim_eagle`, then `specsot verify-run latest`."""
+    from ..certify.verify_run import verify_command
+
+    raise Exit(verify_command(run, runs_dir, as_json, threads))

@@ -281,7 +281,7 @@ class ClusterBlock(Spec):
 
 
 KEY = "profiles"
-OPTION_KEYS = ("model", "dtype", "weights", "stop_ids")  # what is an option too
+OPTION_KEYS = {"model", "dtype", "weights", "stop_ids"}  # what is an option too
 LONG_FORM = BeforeValidator(lambda ref: {"model": ref} if isinstance(ref, str) else ref)
 OPTIONAL = [name for name, field in Graph.model_fields.items() if field.default is None]
 
@@ -298,6 +298,20 @@ class Profile(Spec):
     set: dict[Text, Any] = Field(default_factory=dict)
 
 
+class ExperimentOptions(Spec):
+    """Options of `specsot run`, for all sides; those of the command line win."""
+
+    profile: Text | None = None
+    model: Text | None = None
+    drafter_model: Text | None = None
+    seed: Seed | None = None
+    device: Device | None = None
+    dtype: Dtype | None = None
+    weights: WeightFormat | None = None
+    threads: Threads | None = None
+    max_new_tokens: Budget | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ChosenProfile:
     """A profile by its name, with the places of its values in `sources`, the user's file first."""
@@ -307,8 +321,7 @@ class ChosenProfile:
     sources: Sequence[Source]
 
     def options(self) -> dict[str, Any]:
-        values = {key: getattr(self.profile, key) for key in OPTION_KEYS}
-        return {key: value for key, value in values.items() if value is not None}
+        return self.profile.model_dump(include=OPTION_KEYS, exclude_none=True)
 
     def changes(self, source: Source, sets: Sequence[Change]) -> Iterator[Change]:
         """Its changes of a graph to which ``sets`` are applied afterwards: of drafters only those
