@@ -5,9 +5,7 @@ from functools import partial
 from pathlib import Path
 from textwrap import fill
 
-from typer import Exit
-
-from ..errors import UsageError
+from ..errors import Code, UsageError
 from ..prepare.files import open_graph
 from ..prepare.options import AXIS, JSONL, SESSION, VALUES, BenchOptions, RunOptions
 from ..record.run_folder import find_run
@@ -26,7 +24,7 @@ def compare(
     options: RunOptions,
     sides: list[str] = graph_argument(SIDES, ..., metavar="GRAPH GRAPH..."),
     out: Path | None = OUT,
-) -> None:
+) -> int:
     """Compare the tokens and the cost of graphs.
 
     Examples: `specsot compare bim_plain bim_eagle`,
@@ -34,7 +32,7 @@ def compare(
     `specsot compare graphs/bim_eagle.yaml mine.yaml --prompts questions.txt --json`."""
     from ..bench.command import compare_command
 
-    raise Exit(compare_command(tuple(sides), options, out))
+    return compare_command(tuple(sides), options, out)
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
@@ -43,7 +41,7 @@ def sweep(
     graph: str = graph_argument("A shipped graph or a graph file.", ..., metavar="GRAPH"),
     vary: list[str] = option(VALUES, default=..., metavar=AXIS, autocompletion=settings_of),
     out: Path | None = OUT,
-) -> None:
+) -> int:
     """Vary settings of a graph: every combination, compared as `specsot compare` does.
 
     Examples: `specsot sweep bim_eagle --vary drafter.num_draft_tokens=4,8,16`,
@@ -51,11 +49,11 @@ def sweep(
     """
     from ..bench.command import sweep_command
 
-    raise Exit(sweep_command(graph, tuple(vary), options, out))
+    return sweep_command(graph, tuple(vary), options, out)
 
 
 @takes("as_json", *SESSION, prompts=PROMPTS)
-def bench(options: RunOptions, experiment: BenchOptions) -> None:
+def bench(options: RunOptions, experiment: BenchOptions) -> int:
     """Measure experiments: paired, repeated, with intervals, beside transformers.
 
     Examples: `specsot bench --list`, `specsot bench drafters --out drafters --plot`,
@@ -64,10 +62,10 @@ def bench(options: RunOptions, experiment: BenchOptions) -> None:
     `specsot bench --tune bim_eagle --profile smollm2 --out tuned`."""
     if experiment.listed:
         _list_experiments(options.as_json)
-        return
+        return Code.OK
     from ..bench.command import bench_command, tune_command
 
-    raise Exit((tune_command if experiment.tune else bench_command)(experiment, options))
+    return (tune_command if experiment.tune else bench_command)(experiment, options)
 
 
 def _list_experiments(as_json: bool) -> None:
@@ -97,7 +95,7 @@ def certify(
     quick: bool = flag("Fewer prompts, seeds and tokens.", "--quick", envvar="SPECSOT_QUICK"),
     every: bool = flag("All shipped graphs.", "--all"),
     out: Path | None = option("Write DIR/GRAPH.md and .json, print no page.", metavar="DIR"),
-) -> None:
+) -> int:
     """Certify graphs: whether their text is the target's own, compared with transformers.
 
     Examples: `specsot certify bim_eagle --quick`,
@@ -106,7 +104,7 @@ def certify(
     from ..certify.certificate import certify_command
 
     names = tuple(graphs or ())
-    raise Exit(certify_command(names, options, quick=quick, out=out, every=every))
+    return certify_command(names, options, quick=quick, out=out, every=every)
 
 
 # -- without a model ------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ EXIT_CODES = (
 
 
 class Commands(TyperGroup):
-    """Every command ends with one message and an exit code after an error of the user; click would
-    end an interruption without a word."""
+    """Every command ends with the exit code that it returns, and with one message after an error of
+    the user; click would end an interruption without a word."""
 
     def make_context(self, *args: Any, **more: Any) -> Any:
         with user_errors():
@@ -73,7 +73,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with user_errors():
-            return super().invoke(ctx)
+            if code := super().invoke(ctx):
+                raise Exit(code)
 
 
 def build(names: Sequence[str]) -> typer.Typer:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import typer
-from typer import Exit
 
 from ...states.graph.load import op_table
 from ...states.text.documents import CHUNK_TOKENS
@@ -105,7 +104,7 @@ def convert(
 @models.command()
 def inspect(
     model: str = argument("A folder, a file, a known name or a Hub id.", ...), as_json: bool = JSON
-) -> None:
+) -> int:
     """What a checkpoint is, which graphs can use it, and what was assumed; exit 4 if none can."""
     from ...models.load.inspect import inspect_model
 
@@ -120,7 +119,7 @@ def inspect(
     show_result(as_json, aligned(rows), **asdict(report), graphs=graphs)
     for problem in report.problems if not as_json else ():
         complain(problem)
-    raise Exit(Code.MODEL if report.problems else Code.OK)
+    return Code.MODEL if report.problems else Code.OK
 
 
 def _size(count: int) -> str:

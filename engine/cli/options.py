@@ -15,6 +15,7 @@ from ..record.run_folder import LATEST
 from ..shell import print_json
 from .completing import BY_OPTION, runs_of, sides_of
 
+Function = Callable[..., int | None]  # of a command; returns its exit code
 KEYWORD = Parameter.KEYWORD_ONLY
 LISTS: dict[Any, Any] = {  # as typer wants them
     Sequence[str]: list[str],
@@ -82,7 +83,7 @@ def parameters_of(kind: Any, offered: Mapping[str, OptionText] | None = None) ->
     return parameters
 
 
-def takes(*names: str, **helps: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(*names: str, **helps: str) -> Callable[[Function], Function]:
     """Let a command take these options of a run; it is called with them before its own parameters,
     of which a dataclass offers its options. helps: of options that mean something of its own to
     this command."""
@@ -91,19 +92,19 @@ def takes(*names: str, **helps: str) -> Callable[[Callable[..., None]], Callable
     }
     offered |= {name: OPTIONS[name] for name in names}
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+    def decorate(function: Function) -> Function:
         first, *own = signature(function).parameters.values()
         blocks = {p.name: parameters_of(p.annotation) for p in own if is_dataclass(p.annotation)}
         blocks[first.name] = parameters_of(RunOptions, offered)
 
         @wraps(function)
-        def command(**values: Any) -> None:
+        def command(**values: Any) -> int | None:
             for name, block in blocks.items():
                 given = {each.name: values.pop(each.name) for each in block}
                 given = {key: value for key, value in given.items() if value not in (None, [])}
                 values[name] = function.__annotations__[name](**given)
             values[first.name] = replace(values[first.name], argv=tuple(sys.argv))
-            function(**values)
+            return function(**values)
 
         keywords = [p for each in (*own, first) for p in blocks.get(each.name, [each])]
         keywords = [each.replace(kind=KEYWORD) for each in keywords]
