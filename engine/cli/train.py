@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from ..prepare.options import RunOptions
+from ..shell import user_errors
 from ..train import settings
 from .options import option, takes
 
@@ -37,8 +38,9 @@ def _add(kind: type[settings.DrafterTraining], trainer: str, help: str) -> None:
         from ..train.dataset import conversation_dataset
         from ..train.loop import train_drafter
 
-        made = getattr(import_module(f"..train.{module}", __package__), class_name)
-        typer.echo(train_drafter(made, training, partial(conversation_dataset, file)))
+        with user_errors():
+            made = getattr(import_module(f"..train.{module}", __package__), class_name)
+            typer.echo(train_drafter(made, training, partial(conversation_dataset, file)))
 
     command.__annotations__["training"] = kind
     text = f"{help} The defaults are the shape of the embedded one."
